@@ -1,0 +1,8 @@
+"""``python -m rlplug`` is the console script ``rlplug``."""
+
+import sys
+
+from rlplug.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

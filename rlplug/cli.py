@@ -1,0 +1,121 @@
+"""The command line: ``rlplug fit | validate | plugins | report``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from rlplug.errors import ConfigError, RLPlugError
+from rlplug.plugin_manager import BLOCK_VARIABLE, PluginManager, describe, use_plugins
+
+EXIT_ERROR: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+DESCRIPTION: Final = """reinforcement-learning post-training of language models as PyTorch Lightning plugins
+
+  rlplug fit -c configs/quickstart.yaml          train; later -c files and --key value override earlier ones
+  rlplug fit --resume runs/quickstart/001        go on with a run that was stopped, from its newest checkpoint
+  rlplug validate -c CONFIG --ckpt_path PATH     score held-out prompts
+  rlplug plugins                                 what is installed, loaded, blocked, failed
+  rlplug report runs/quickstart/001              write report.html from a run folder
+
+Every key of a configuration: rlplug fit --help; of one class: rlplug fit --model.algorithm.help GRPO
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit status; errors print as one message unless ``--debug``."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = _take_flag(arguments, "--debug")
+    try:
+        blocked = _take_values(arguments, "--block")
+        return _run(arguments, blocked)
+    except RLPlugError as error:
+        if debug:
+            traceback.print_exc()
+        else:
+            print(f"rlplug: {error}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_ERROR
+
+
+def _run(arguments: list[str], blocked: list[str]) -> int:
+    command = arguments[0] if arguments else "--help"
+    if command in ("-h", "--help"):
+        print(f"usage: rlplug [--debug] [--block PLUGIN] {{fit,validate,plugins,report}} ...\n\n{DESCRIPTION}")
+        return 0 if arguments else EXIT_USAGE
+    if command == "plugins":
+        return _plugins_command(arguments[1:], blocked)
+    if command == "report":
+        return _report_command(arguments[1:])
+    if command not in ("fit", "validate"):
+        raise ConfigError(f"there is no command {command!r}: use fit, validate, plugins or report.")
+    _quieten()
+    sys.path.insert(0, os.getcwd())  # so that a reward function next to the configuration can be named
+    manager = use_plugins(PluginManager(blocked))
+    os.environ[BLOCK_VARIABLE] = ",".join(manager.blocked)  # for the ranks that Lightning starts
+    from rlplug.lightning_cli import run_lightning
+
+    interrupted = run_lightning(arguments)
+    return EXIT_INTERRUPTED if interrupted else 0
+
+
+def _plugins_command(arguments: list[str], blocked: list[str]) -> int:
+    parser = argparse.ArgumentParser("rlplug plugins", description="Show the installed plugins and their state.")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON, for machines")
+    options = parser.parse_args(arguments)
+    records = PluginManager(blocked, strict=False).records
+    if options.json:
+        print(json.dumps(describe(records), indent=2))
+    else:
+        table = Table("plugin", "distribution", "version", "API", "registers", "hooks", "state")
+        for record in records:
+            state = record.state if not record.reason else f"{record.state}: {record.reason}"
+            registers, hooks = "\n".join(record.registers), "\n".join(record.hooks)
+            table.add_row(record.name, record.distribution, record.version, record.api_range, registers, hooks, state)
+        Console().print(table if records else "no plugins are installed: pip install rlplug-algos")
+    return EXIT_ERROR if any(record.state == "failed" for record in records) else 0
+
+
+def _report_command(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser("rlplug report", description="Write report.html from the folder of a run.")
+    parser.add_argument("run_dir", type=Path, help="a run's folder, such as runs/quickstart/001")
+    from rlplug.report import write_report
+
+    print(write_report(parser.parse_args(arguments).run_dir))
+    return 0
+
+
+def _take_flag(arguments: list[str], flag: str) -> bool:
+    if flag not in arguments:
+        return False
+    arguments.remove(flag)
+    return True
+
+
+def _take_values(arguments: list[str], option: str) -> list[str]:
+    """Remove every ``option VALUE`` from ``arguments`` and return the values."""
+    values = []
+    while option in arguments:
+        index = arguments.index(option)
+        if index + 1 == len(arguments):
+            raise ConfigError(f"{option} needs the name of a plugin.")
+        values.append(arguments[index + 1])
+        del arguments[index : index + 2]
+    return values
+
+
+def _quieten() -> None:
+    """Silence what libraries say on every run and no user can act on."""
+    warnings.filterwarnings("ignore", message=".*is not a known Lightning.*")
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)

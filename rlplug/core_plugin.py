@@ -1,0 +1,62 @@
+"""What the core itself brings, through the same hooks as any plugin; asked last, after all plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from rlplug.rewards import ExactMatch, FunctionReward, MathVerify, ReasoningGymReward, RegexFormat
+from rlplug.rollout.hf import HFRollout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
+
+    from rlplug.interfaces import Algorithm, Bucket, Denominators, LossOutput, RolloutEngine, SyncReport
+    from rlplug.registry import Registry
+    from rlplug.types import Batch
+
+hookimpl = pluggy.HookimplMarker("rlplug")
+
+
+@hookimpl
+def rlplug_register_rollouts(registry: Registry) -> None:
+    registry.add("rollouts", HFRollout)
+
+
+@hookimpl
+def rlplug_register_rewards(registry: Registry) -> None:
+    for reward in (ExactMatch, FunctionReward, MathVerify, ReasoningGymReward, RegexFormat):
+        registry.add("rewards", reward)
+
+
+@hookimpl
+def rlplug_sync_weights(engine: RolloutEngine, buckets: Iterable[Bucket], version: int) -> SyncReport:
+    return engine.update_weights(buckets, version)
+
+
+@hookimpl
+def rlplug_prepare_batch(batch: Batch) -> Batch:
+    return batch
+
+
+@hookimpl
+def rlplug_compute_loss(
+    algorithm: Algorithm,
+    micro_batch: Batch,
+    logprobs: Tensor,
+    entropy: Tensor,
+    values: Tensor | None,
+    denominators: Denominators,
+) -> LossOutput:
+    return algorithm.loss(micro_batch, logprobs, entropy, values, denominators)
+
+
+@hookimpl
+def rlplug_make_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    return tokenizer  # type: ignore[no-any-return]

@@ -1,0 +1,274 @@
+"""``PromptDataModule``: renders and tokenises the prompts once, and hands them to the RL loop."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import jinja2
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from rlplug.errors import ConfigError
+from rlplug.prompt_stream import PromptStream
+from rlplug.prompts import PromptRow, PromptSource
+from rlplug.types import Prompt
+
+
+class PromptDataModule(LightningDataModule):
+    """Prompts of training and validation.
+
+    Which special tokens a prompt gets: with ``chat``, exactly those that the chat template writes, because templates
+    write the BOS token themselves. Without, those that the tokenizer puts in front of a text (Llama's and Gemma's BOS,
+    nothing for Qwen and GPT-2), because that is how base models were pre-trained; never those that it puts behind, such
+    as T5's EOS, because the completion goes on from there.
+
+    Args:
+        train: Source of the training prompts.
+        val: Source of the validation prompts.
+        chat: Render prompts with the tokenizer's chat template; plain text becomes one user message. By default, when
+            the rows are messages.
+        system_prompt: System message in front of every prompt; only with ``chat``.
+        max_prompt_tokens: Longest prompt, in tokens. In any case prompt and completion must fit the policy's context.
+        too_long: ``refuse`` stops when a prompt is longer; ``filter`` leaves such prompts out and says how many.
+        shuffle: Draw a new order of the training prompts for each epoch.
+        seed: Determines these orders.
+    """
+
+    def __init__(
+        self,
+        train: PromptSource,
+        val: PromptSource | None = None,
+        chat: bool | None = None,
+        system_prompt: str | None = None,
+        max_prompt_tokens: int | None = None,
+        too_long: Literal["filter", "refuse"] = "refuse",
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if max_prompt_tokens is not None and max_prompt_tokens < 1:
+            raise ConfigError(f"data.max_prompt_tokens is {max_prompt_tokens}: give at least 1, or null for no limit.")
+        if system_prompt is not None and chat is False:
+            raise ConfigError("data.system_prompt needs a chat template, and data.chat is false: drop one of them.")
+        self.train = train
+        self.val = val
+        self.chat = chat
+        self.system_prompt = system_prompt
+        self.max_prompt_tokens = max_prompt_tokens
+        self.too_long = too_long
+        self.shuffle = shuffle
+        self.seed = seed
+        self.train_stream: PromptStream
+        """Where the RL loop takes its prompts; there after ``setup("fit")``, at the start."""
+        self.val_prompts: list[Prompt] = []
+        self.num_filtered: dict[str, int] = {}
+        """Prompts left out because they were too long, by ``train`` and ``val``."""
+        self._stage: str | None = None
+        self._early_state: Mapping[str, Any] = {}
+
+    def setup(self, stage: str) -> None:
+        """Read, render and tokenise the prompts that ``stage`` needs: all for fit, those of ``val`` for validate.
+
+        The trainer's module must have ``tokenizer``, ``max_context`` and ``sampling`` by then, which is before its own
+        ``setup``.
+
+        Raises:
+            ConfigError: The prompts cannot be used as configured; the message names the key and the fix.
+        """
+        sources = {"train": self.train} if stage == "fit" else {}
+        if self.val is not None:
+            sources["val"] = self.val
+        elif stage == "validate":
+            raise ConfigError("data.val is not set, and validate needs prompts: set it to a source, as in data.train.")
+        rows = {split: _read(split, source) for split, source in sources.items()}
+        chat = self._wants_chat([row for part in rows.values() for row in part])
+        prompts = {split: self._prompts(split, part, chat) for split, part in rows.items()}
+        self.val_prompts = prompts.get("val", [])
+        if "train" in prompts:
+            _warn_of_overlap(prompts["train"], self.val_prompts)
+            self.train_stream = PromptStream(prompts["train"], self.shuffle, self.seed)
+            if self._early_state:
+                self.train_stream.load_state_dict(self._early_state)
+        self._stage, self._early_state = stage, {}
+
+    def train_dataloader(self) -> Ticks:
+        """Return endless ticks: the RL loop takes its prompts from ``train_stream`` and stops by itself."""
+        return Ticks(None)
+
+    def val_dataloader(self) -> Ticks | list[Any]:
+        """Return one tick, on which ``validation_step`` runs all of ``val_prompts``; during fit nothing.
+
+        While fitting, the RL loop validates by itself, because Lightning counts batches and not RL steps.
+        """
+        if self._stage != "fit":
+            return Ticks(1)
+        # Lightning warns of a loader without batches, which here is meant
+        warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place in the training prompts; nothing when there are none, as in validate."""
+        return self.train_stream.state_dict() if hasattr(self, "train_stream") else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to a saved place in the training prompts, at once or as soon as ``setup`` has read them.
+
+        Lightning calls this after ``setup``, in validate too, where there are no training prompts to resume.
+
+        Raises:
+            ConfigError: The place was saved over other prompts or in another order.
+        """
+        if hasattr(self, "train_stream"):
+            self.train_stream.load_state_dict(state_dict)
+        elif self._stage is None:
+            self._early_state = state_dict
+
+    def _wants_chat(self, rows: Sequence[PromptRow]) -> bool:
+        """Return whether prompts are rendered with the chat template: as asked, or as the rows are."""
+        messages = next((row for row in rows if not isinstance(row.prompt, str)), None)
+        text = next((row for row in rows if isinstance(row.prompt, str)), None)
+        if self.chat is None and messages and text:
+            raise ConfigError(
+                f"Some prompts are messages ({messages.uid!r}) and some are plain text ({text.uid!r}): set data.chat "
+                "to true to make a user message of each text, or give all of them in one form."
+            )
+        if self.chat is False and messages:
+            raise ConfigError(
+                f"data.chat is false, and the prompt {messages.uid!r} is a list of messages: set data.chat to true, or "
+                "give plain text."
+            )
+        chat = messages is not None if self.chat is None else self.chat
+        if self.system_prompt is not None and not chat:
+            raise ConfigError("data.system_prompt needs a chat template: set data.chat to true.")
+        if chat and self._tokenizer.chat_template is None:
+            asked = "data.chat is true" if self.chat else f"the prompt {rows[0].uid!r} is a list of messages"
+            raise ConfigError(
+                f"{asked}, and the tokenizer of model.policy.path {self._tokenizer.name_or_path!r} has no chat "
+                "template: set data.chat to false and give plain text, or name an instruction-tuned model."
+            )
+        return chat
+
+    def _prompts(self, split: str, rows: Sequence[PromptRow], chat: bool) -> list[Prompt]:
+        """Render and tokenise ``rows``, and see to those that are too long."""
+        texts = [render(row, self._tokenizer, self.system_prompt) if chat else str(row.prompt) for row in rows]
+        token_ids = tokenize(texts, self._tokenizer, leading_special_tokens=not chat)
+        prompts = [
+            Prompt(row.uid, ids, text, row.answer, row.metadata)
+            for row, text, ids in zip(rows, texts, token_ids, strict=True)
+        ]
+        if empty := [prompt for prompt in prompts if not prompt.token_ids]:
+            raise ConfigError(f"data.{split}: the prompt {empty[0].uid!r} has no tokens: give it text, or remove it.")
+        limit, reason = self._limit()
+        kept = [prompt for prompt in prompts if len(prompt.token_ids) <= limit]
+        self.num_filtered[split] = len(prompts) - len(kept)
+        if len(kept) == len(prompts):
+            return prompts
+        longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
+        count = f"data.{split}: {self.num_filtered[split]} of {len(prompts)} prompts are longer than {limit} tokens"
+        details = f"{reason}; the longest, {longest.uid!r}, has {len(longest.token_ids)}."
+        if self.too_long == "refuse":
+            raise ConfigError(f"{count}, {details} Or set data.too_long to filter, which leaves such prompts out.")
+        if not kept:
+            raise ConfigError(f"{count}, so data.too_long: filter leaves none. The limit is {details}")
+        rank_zero_info(f"{count} and were left out")
+        return kept
+
+    def _limit(self) -> tuple[int, str]:
+        """Return the longest allowed prompt, in tokens, and where that comes from and how to change it."""
+        max_context, max_new_tokens = self._module.max_context, self._module.sampling.max_new_tokens
+        room = max_context - max_new_tokens
+        if room < 1:
+            raise ConfigError(
+                f"model.sampling.max_new_tokens is {max_new_tokens}, which leaves no room for a prompt in the policy's "
+                f"context of {max_context} tokens: give less."
+            )
+        if self.max_prompt_tokens is not None and self.max_prompt_tokens <= room:
+            return self.max_prompt_tokens, "data.max_prompt_tokens (raise it to allow them)"
+        return room, (
+            f"what the policy's context of {max_context} leaves beside model.sampling.max_new_tokens {max_new_tokens} "
+            "(lower that to allow them)"
+        )
+
+    @property
+    def _module(self) -> Any:
+        assert self.trainer is not None
+        return self.trainer.lightning_module
+
+    @property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        tokenizer: PreTrainedTokenizerBase = self._module.tokenizer
+        return tokenizer
+
+
+class Ticks:
+    """What Lightning iterates over instead of batches: numbers that mean nothing, without a length.
+
+    They are tensors because Lightning reads a batch size from each batch when something is logged per epoch.
+
+    Args:
+        num_ticks: ``None`` for no end.
+    """
+
+    def __init__(self, num_ticks: int | None) -> None:
+        self.num_ticks = num_ticks
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return map(torch.tensor, itertools.count() if self.num_ticks is None else range(self.num_ticks))
+
+
+def render(row: PromptRow, tokenizer: PreTrainedTokenizerBase, system_prompt: str | None) -> str:
+    """Return the row's chat as text, up to where the assistant begins to speak."""
+    messages = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
+    if system_prompt is not None:
+        if any(message["role"] == "system" for message in messages):
+            raise ConfigError(
+                f"The prompt {row.uid!r} has its own system message, and data.system_prompt is set: drop one of them."
+            )
+        messages = [{"role": "system", "content": system_prompt}, *messages]
+    try:
+        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    except jinja2.TemplateError as error:
+        raise ConfigError(
+            f"The chat template of model.policy.path {tokenizer.name_or_path!r} refuses the prompt {row.uid!r}, whose "
+            f"roles are {', '.join(message['role'] for message in messages)}: {error}"
+        ) from error
+
+
+def tokenize(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, leading_special_tokens: bool
+) -> list[tuple[int, ...]]:
+    """Return the token ids of each text; an empty text has none.
+
+    Args:
+        leading_special_tokens: Put in front what the tokenizer itself puts there (its BOS token, if it uses one), once.
+    """
+    bare: list[list[int]] = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+    prefix = []
+    if leading_special_tokens and (probe := next((i for i, ids in enumerate(bare) if ids), None)) is not None:
+        full: list[int] = tokenizer(texts[probe], verbose=False)["input_ids"]
+        body = bare[probe]
+        prefix = full[: next(start for start in range(len(full)) if full[start : start + len(body)] == body)]
+    return [tuple(ids if not ids or ids[: len(prefix)] == prefix else prefix + ids) for ids in bare]
+
+
+def _read(split: str, source: PromptSource) -> list[PromptRow]:
+    try:
+        rows = list(source.rows())
+    except ConfigError as error:
+        raise ConfigError(f"data.{split}: {error}") from error
+    if not rows:
+        raise ConfigError(f"data.{split}: {type(source).__name__} has no prompts: give it at least one.")
+    return rows
+
+
+def _warn_of_overlap(train: Sequence[Prompt], val: Sequence[Prompt]) -> None:
+    trained_on = {prompt.token_ids for prompt in train}
+    num_shared = sum(prompt.token_ids in trained_on for prompt in val)
+    if num_shared:
+        rank_zero_warn(f"data.val: {num_shared} of {len(val)} prompts are also in data.train, and will be trained on.")

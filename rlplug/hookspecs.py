@@ -1,0 +1,114 @@
+"""Every hook that a plugin can implement, and nothing else.
+
+A plugin is a module behind an entry point in the group ``rlplug.plugins``. It declares the hook API that it was
+written for, ``RLPLUG_API_VERSION = ">=1,<2"``, and implements any of the functions below, marked with
+``rlplug.plugin_manager.hookimpl``. Arguments are passed by keyword: take only those that you use.
+
+Four forms:
+    registration   called once at start; add classes to the registry
+    observation    called on every rank at the end of a phase; a returned mapping is added to the step's metrics
+    wrapper        must be ``@hookimpl(wrapper=True)``: runs around what the core does
+    resolver       the first plugin that returns something other than None decides
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+import pluggy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
+
+    from rlplug.interfaces import Algorithm, Bucket, Denominators, LossOutput, RolloutEngine, SyncReport
+    from rlplug.registry import Registry
+    from rlplug.types import Batch, Rollout
+
+API_VERSION: Final = "1.0"
+"""Rises in the second place when a hook or argument is added, in the first when one changes its meaning."""
+
+ENTRY_POINT_GROUP: Final = "rlplug.plugins"
+
+WRAPPER_ONLY: Final = frozenset({"rlplug_sync_weights", "rlplug_prepare_batch", "rlplug_compute_loss"})
+"""Hooks that the core implements; a plugin may only wrap them."""
+
+hookspec = pluggy.HookspecMarker("rlplug")
+
+
+# ---- registration -------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def rlplug_register_rollouts(registry: Registry) -> None:
+    """Add rollout engines: ``registry.add("rollouts", MyEngine)``. Do not import the engine's library here."""
+
+
+@hookspec
+def rlplug_register_algorithms(registry: Registry) -> None:
+    """Add algorithms: ``registry.add("algorithms", MyAlgorithm)``."""
+
+
+@hookspec
+def rlplug_register_rewards(registry: Registry) -> None:
+    """Add rewards: ``registry.add("rewards", MyReward)``."""
+
+
+@hookspec
+def rlplug_register_optimizations(registry: Registry) -> None:
+    """Add optimisations: ``registry.add("optimizations", MyOptimization)``."""
+
+
+# ---- observation --------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def rlplug_after_rollout(rollout: Rollout, step: int) -> Mapping[str, float] | None:
+    """See the scored samples that train in ``step``, from all ranks; return metrics or None."""
+
+
+@hookspec
+def rlplug_after_update(metrics: Mapping[str, float], step: int) -> Mapping[str, float] | None:
+    """See the metrics of ``step``; return more metrics or None."""
+
+
+# ---- wrapper ------------------------------------------------------------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def rlplug_sync_weights(
+    engine: RolloutEngine, buckets: Iterable[Bucket], version: int
+) -> SyncReport | Generator[None, SyncReport, SyncReport]:
+    """Wrap the weight sync; the core's implementation is ``engine.update_weights(buckets, version)``.
+
+    ``buckets`` can be iterated once, and only by the engine.
+    """
+
+
+@hookspec(firstresult=True)
+def rlplug_prepare_batch(batch: Batch, step: int) -> Batch | Generator[None, Batch, Batch]:
+    """Wrap the hand-over of the batch, advantages included, to the update: ``edited = (yield).replace(...)``.
+
+    Called on every rank with the same batch, and every rank must return the same. Edits nest in plugin order.
+    """
+
+
+@hookspec(firstresult=True)
+def rlplug_compute_loss(
+    algorithm: Algorithm,
+    micro_batch: Batch,
+    logprobs: Tensor,
+    entropy: Tensor,
+    values: Tensor | None,
+    denominators: Denominators,
+) -> LossOutput | Generator[None, LossOutput, LossOutput]:
+    """Wrap the loss of one micro-batch; the core's implementation calls ``algorithm.loss``."""
+
+
+# ---- resolver -----------------------------------------------------------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def rlplug_make_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
+    """Make the tokenizer of a policy that ``AutoTokenizer`` cannot; the core's implementation is asked last."""

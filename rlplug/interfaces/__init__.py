@@ -1,0 +1,24 @@
+"""The seams: one small abstract base class per file. Plugins import from here and from ``rlplug.types``."""
+
+from rlplug.interfaces.algorithm import Advantages, Algorithm, Denominators, LossOutput, Needs
+from rlplug.interfaces.optimization import Effect, Optimization
+from rlplug.interfaces.reward import Reward
+from rlplug.interfaces.rollout import EngineCapabilities, Placement, PolicySpec, RolloutEngine
+from rlplug.interfaces.weight_sync import Bucket, SyncReport
+
+__all__ = [
+    "Advantages",
+    "Algorithm",
+    "Bucket",
+    "Denominators",
+    "Effect",
+    "EngineCapabilities",
+    "LossOutput",
+    "Needs",
+    "Optimization",
+    "Placement",
+    "PolicySpec",
+    "Reward",
+    "RolloutEngine",
+    "SyncReport",
+]

@@ -1,0 +1,33 @@
+"""The reward seam: a score for a sample, or the reason why there is none."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Sequence
+
+from rlplug.types import RewardError, Sample
+
+
+class Reward(ABC):
+    """Scores samples.
+
+    Args:
+        weight: Factor of this reward in the sum that trains.
+        name: Key in metrics (``reward/<name>``); the class name in lower case by default.
+    """
+
+    batch_size: int = 1
+    """Samples of one :meth:`score` call. Each call has its own deadline, so 1 confines a failure to its sample; a
+    reward model that gains from batches sets more."""
+
+    def __init__(self, weight: float = 1.0, name: str | None = None) -> None:
+        self.weight = weight
+        self.name = name or type(self).__name__.lower()
+
+    @abstractmethod
+    def score(self, samples: Sequence[Sample]) -> list[float | RewardError] | Awaitable[list[float | RewardError]]:
+        """Return a finite number, or a :class:`RewardError`, for each sample; may be ``async``.
+
+        Runs beside other calls, in a thread (or on an event loop when ``async``). An exception, a NaN or a missed
+        deadline becomes a :class:`RewardError` for every sample of the call.
+        """

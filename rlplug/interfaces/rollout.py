@@ -1,0 +1,137 @@
+"""The rollout seam: an engine takes token ids and weights, and returns token ids with its own logprobs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import torch
+
+from rlplug.errors import ConfigError
+from rlplug.interfaces.weight_sync import Bucket, SyncReport
+from rlplug.types import Completion, Request, SamplingParams
+
+
+@dataclass(frozen=True)
+class EngineCapabilities:
+    """What an engine can do. Asking for more stops the run at start and names the engines that can."""
+
+    colocated: bool = True
+    """Runs on the trainer's devices."""
+    disaggregated: bool = False
+    """Runs on devices of its own."""
+    sleep: bool = False
+    """Gives device memory back between rollouts."""
+    streaming: bool = False
+    """``submit``, ``collect`` and ``abort``."""
+    in_flight_update: bool = False
+    """Takes weights while requests run."""
+    fp8_refit: bool = False
+    """Takes FP8 weights with block scales."""
+    multi_turn: bool = False
+    """Keeps a conversation's cache between turns."""
+    tensor_parallel: bool = False
+    """Splits one model over several devices."""
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """What an engine must know to build the policy. Weights follow with the first ``update_weights``."""
+
+    path: str
+    """Hugging Face folder or hub name: configuration and tokenizer."""
+    dtype: torch.dtype
+    """Of the weights that ``update_weights`` brings."""
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int
+    max_context: int
+    """Prompt and completion together, in tokens."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where an engine runs."""
+
+    device: torch.device
+    rank: int
+    world_size: int
+
+
+class RolloutEngine(ABC):
+    """Generates completions with the policy's newest weights. One engine per trainer rank."""
+
+    capabilities: ClassVar[EngineCapabilities] = EngineCapabilities()
+
+    @abstractmethod
+    def start(self, policy: PolicySpec, placement: Placement) -> None:
+        """Build the engine. Imports of the engine's library belong here, not at the top of the plugin."""
+
+    @abstractmethod
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
+        """Return one completion per request, in the order of the requests.
+
+        Raises:
+            RunError: A prompt leaves no room for a token in ``max_context``, or no sync was completed.
+        """
+
+    @abstractmethod
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
+        """Take every weight of the policy; completions from now on carry ``version``.
+
+        Every bucket must be consumed on every rank: producing one is a collective operation.
+
+        Raises:
+            RunError: A name is unknown to the engine, or one that it has was not sent. The engine then refuses to
+                generate until a sync is complete.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release devices and processes; safe to call twice."""
+
+    def stats(self) -> dict[str, float]:
+        """Return counters since the last call, logged as ``rollout/<key>``."""
+        return {}
+
+    def sleep(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
+        """Give the tagged device memory back."""
+        raise self._cannot("sleep")
+
+    def wake(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
+        """Take the tagged device memory again; weights are stale until the next ``update_weights``."""
+        raise self._cannot("sleep")
+
+    def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
+        """Start requests without waiting for them."""
+        raise self._cannot("streaming")
+
+    def collect(self, timeout_s: float) -> list[Completion]:
+        """Return the completions that are ready, waiting at most ``timeout_s`` for the first."""
+        raise self._cannot("streaming")
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Stop requests; what they have so far comes back with finish reason ``abort``."""
+        raise self._cannot("streaming")
+
+    def _cannot(self, capability: str) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__} does not have the capability {capability!r}")
+
+
+def require_capability(engine: RolloutEngine, capability: str, key: str, others: Iterable[type]) -> None:
+    """Stop the run at start when ``engine`` lacks what configuration key ``key`` asks for.
+
+    Args:
+        capability: A field of :class:`EngineCapabilities`.
+        others: The registered engine classes, among which the message names those that have the capability.
+
+    Raises:
+        ConfigError: The engine lacks it.
+    """
+    assert capability in {field.name for field in fields(EngineCapabilities)}, capability
+    if getattr(engine.capabilities, capability):
+        return
+    able = [other.__name__ for other in others if getattr(other.capabilities, capability, False)]  # type: ignore[attr-defined]
+    remedy = f"Engines here that can: {', '.join(able)}." if able else "No installed engine can."
+    raise ConfigError(f"{key} needs an engine with {capability!r}, which {type(engine).__name__} lacks. {remedy}")

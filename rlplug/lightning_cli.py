@@ -1,0 +1,78 @@
+"""LightningCLI for RL: the parser of ``fit`` and ``validate``, short names of plugins' classes, and plain errors."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from rlplug.checkpoint import RLCheckpoint, newest_checkpoint
+from rlplug.datamodule import PromptDataModule
+from rlplug.errors import ConfigError
+from rlplug.module import RLModule
+from rlplug.progress import RLProgressBar
+from rlplug.run_folder import RunFolder
+
+
+class RLCLI(LightningCLI):
+    """``model``: the loop and its parts; ``data``: prompts; ``run`` and ``checkpoint``: what is kept."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_lightning_class_args(RunFolder, "run")
+        parser.add_lightning_class_args(RLCheckpoint, "checkpoint")
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        return {
+            "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
+            "validate": {"model", "dataloaders", "datamodule"},
+        }
+
+    def instantiate_classes(self) -> None:
+        super().instantiate_classes()
+        run_folder: RunFolder = self._get(self.config_init, "run")
+        config = self.config[self.config.subcommand]
+        run_folder.config_yaml = self._parser(self.subcommand).dump(config, skip_none=False)
+
+
+def run_lightning(arguments: list[str]) -> bool:
+    """Run ``fit`` or ``validate``; return whether Ctrl-C ended it."""
+    sys.argv[1:] = _with_resume(arguments)  # where LightningCLI reads, and with which Lightning starts other ranks
+    cli = RLCLI(
+        RLModule,
+        PromptDataModule,
+        save_config_callback=None,
+        seed_everything_default=0,
+        trainer_defaults={
+            "strategy": {"class_path": "rlplug.strategy.RLFSDP2Strategy"},
+            "accelerator": "auto",
+            "devices": 1,
+            "max_epochs": -1,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_model_summary": False,
+            "use_distributed_sampler": False,
+            "callbacks": [RLProgressBar()],
+        },
+        auto_configure_optimizers=False,
+        parser_kwargs={name: {"exit_on_error": False} for name in ("fit", "validate")},
+    )
+    return bool(cli.model.stop_signal.is_set)
+
+
+def _with_resume(arguments: list[str]) -> list[str]:
+    """Replace ``--resume RUN`` by the run's own configuration and newest checkpoint; what follows still overrides."""
+    if "--resume" not in arguments:
+        return arguments
+    index = arguments.index("--resume")
+    if index + 1 == len(arguments):
+        raise ConfigError("--resume needs the folder of a run, such as runs/quickstart/001.")
+    run_dir = Path(arguments[index + 1])
+    checkpoint = newest_checkpoint(run_dir)
+    return [
+        arguments[0],
+        *("--config", str(run_dir / "config.yaml"), "--ckpt_path", str(checkpoint)),
+        *arguments[1:index],
+        *arguments[index + 2 :],
+    ]

@@ -1,0 +1,28 @@
+"""Metrics of a rollout, under the names that loggers and the report use."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from rlplug.types import RewardError, Sample
+
+
+def rollout_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Summarise scored samples: rewards (failed ones left out and counted), lengths in tokens, how they ended."""
+    lengths = [sample.num_response_tokens for sample in samples]
+    scored = [sample.reward for sample in samples if not sample.errors]
+    metrics = {
+        "reward/error_share": 1 - len(scored) / len(samples),
+        "completion/length_mean": statistics.fmean(lengths),
+        "completion/length_max": float(max(lengths)),
+        "completion/truncated_share": sum(s.finish_reason == "length" for s in samples) / len(samples),
+    }
+    if scored:
+        metrics["reward/mean"] = statistics.fmean(scored)
+        metrics["reward/std"] = statistics.pstdev(scored)
+    for name in samples[0].rewards:
+        values = [value for s in samples if not isinstance(value := s.rewards[name], RewardError)]
+        if values:
+            metrics[f"reward/{name}"] = statistics.fmean(values)
+    return metrics

@@ -1,0 +1,70 @@
+"""``metrics.csv``: one row per RL step, whatever other loggers there are."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+
+class MetricsCSV(Logger):
+    """Appends a row per logged step, and rewrites the file when a metric appears for the first time.
+
+    Lightning's own CSVLogger starts a new file at each resume; here a resumed run goes on in the same one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self._columns: list[str] = []
+        if path.is_file():
+            with path.open(newline="") as file:
+                self._columns = list(csv.DictReader(file).fieldnames or [])
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the resolved configuration lies beside the file."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        row: dict[str, Any] = {"step": step, **metrics}
+        if new := [name for name in row if name not in self._columns]:
+            rows = self.read()
+            self._columns = ["step", *sorted({*self._columns, *new} - {"step"})]
+            self._write([*rows, row])
+            return
+        with self.path.open("a", newline="") as file:
+            csv.DictWriter(file, self._columns).writerow(row)
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the rows so far, as text."""
+        if not self.path.is_file():
+            return []
+        with self.path.open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    @rank_zero_only
+    def drop_after(self, step: int) -> None:
+        """Forget rows past ``step``: a run resumed from there will write them again."""
+        rows = self.read()
+        kept = [row for row in rows if int(row["step"]) <= step]
+        if len(kept) < len(rows):
+            self._write(kept)
+
+    def _write(self, rows: list[dict[str, Any]]) -> None:
+        partial = self.path.with_suffix(".partial")
+        with partial.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        partial.replace(self.path)

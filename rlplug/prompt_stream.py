@@ -1,0 +1,107 @@
+"""``PromptStream``: an endless, exactly resumable walk through a list of prompts."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from rlplug.errors import ConfigError
+from rlplug.types import Prompt
+
+_CHANGES: Final = {
+    "num_prompts": "the number of prompts (data.train, or what data.too_long leaves of it)",
+    "uids": "the names or the order of the prompts (data.train)",
+    "token_ids": "the tokens of the prompts (their text, data.chat, data.system_prompt or the tokenizer)",
+    "shuffle": "data.shuffle",
+    "seed": "data.seed",
+}
+"""What a user changed when this part of the fingerprint differs."""
+
+
+class PromptStream:
+    """Walks through the prompts epoch after epoch; it depends on nothing but its arguments, so every rank agrees.
+
+    Args:
+        prompts: At least one.
+        shuffle: Draw a new order for each epoch; otherwise keep the order of ``prompts``.
+        seed: With the number of the epoch, determines that epoch's order.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], shuffle: bool = True, seed: int = 0) -> None:
+        assert prompts, "a stream without prompts would never return from take"
+        self.epoch = 0
+        """Epoch of the next prompt."""
+        self.position = 0
+        """Place of the next prompt within its epoch, always below the number of prompts."""
+        self._prompts = tuple(prompts)
+        self._shuffle = shuffle
+        self._seed = seed
+        self._order = self._epoch_order()
+        self._fingerprint = fingerprint(self._prompts) | {"shuffle": shuffle, "seed": seed if shuffle else None}
+
+    def __len__(self) -> int:
+        """Return the number of prompts in an epoch."""
+        return len(self._prompts)
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(len(prompt.token_ids) for prompt in self._prompts)
+
+    def take(self, num_prompts: int) -> list[Prompt]:
+        """Return the next ``num_prompts`` prompts; they may span epochs, so a prompt can occur twice."""
+        taken: list[Prompt] = []
+        while len(taken) < num_prompts:
+            end = min(len(self), self.position + num_prompts - len(taken))
+            taken += [self._prompts[index] for index in self._order[self.position : end]]
+            self.position = end
+            if end == len(self):
+                self.epoch, self.position = self.epoch + 1, 0
+                self._order = self._epoch_order()
+        return taken
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place in the walk, and what the walk depends on; plain numbers and strings only."""
+        return {"epoch": self.epoch, "position": self.position, "fingerprint": dict(self._fingerprint)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved place.
+
+        Raises:
+            ConfigError: The place was saved over other prompts or in another order, and means nothing here.
+        """
+        saved = state["fingerprint"]
+        changed = [key for key, value in self._fingerprint.items() if saved[key] != value]
+        if changed:
+            # the first one is the cause: another number of prompts always changes the hashes too
+            first = changed[0]
+            is_hash = first in ("uids", "token_ids")
+            values = "" if is_hash else f": {saved[first]} then, {self._fingerprint[first]} now"
+            raise ConfigError(
+                f"The checkpoint cannot be resumed on these prompts. What changed is {_CHANGES[first]}{values}. "
+                "Restore what the checkpoint was trained with, or start a new run from its weights."
+            )
+        self.epoch, self.position = state["epoch"], state["position"]
+        self._order = self._epoch_order()
+
+    def _epoch_order(self) -> list[int]:
+        if not self._shuffle:
+            return list(range(len(self._prompts)))
+        # hashed together, so that epoch 1 of seed 0 is not epoch 0 of seed 1
+        digest = hashlib.sha256(f"{self._seed}:{self.epoch}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big"))
+        order: list[int] = torch.randperm(len(self._prompts), generator=generator).tolist()
+        return order
+
+
+def fingerprint(prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """Return the number of prompts, and hashes of their uids and of their token ids."""
+    uids, token_ids = hashlib.sha256(), hashlib.sha256()
+    for prompt in prompts:
+        uids.update(prompt.uid.encode() + b"\n")
+        token_ids.update(array("q", (len(prompt.token_ids), *prompt.token_ids)).tobytes())
+    return {"num_prompts": len(prompts), "uids": uids.hexdigest(), "token_ids": token_ids.hexdigest()}

@@ -1,0 +1,308 @@
+"""Where prompts come from: files, Hugging Face datasets, and tasks that reasoning-gym generates.
+
+A source yields plain rows and knows nothing of tokenizers; ``PromptDataModule`` renders and tokenises them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import itertools
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlplug.errors import ConfigError, did_you_mean
+
+DEFAULT_ANSWER_KEY: Final = "answer"
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """One task before tokenisation."""
+
+    uid: str
+    """Stable name within its source, such as ``train.jsonl:17``."""
+    prompt: str | list[dict[str, str]]
+    """Plain text, or chat messages with ``role`` and ``content``."""
+    answer: Any
+    """Reference answer for verifiers; ``None`` when the task has none."""
+    metadata: Mapping[str, Any]
+
+
+class PromptSource(ABC):
+    """A finite, ordered collection of tasks."""
+
+    @abstractmethod
+    def rows(self) -> Iterator[PromptRow]:
+        """Yield every row, in the same order and with the same uids each time and on every rank.
+
+        Raises:
+            ConfigError: The source cannot be read; the message says what to write instead.
+        """
+
+
+class FileSource(PromptSource):
+    """Prompts from a JSONL or parquet file; fields other than prompt and answer become the row's metadata.
+
+    Rows are named ``train.jsonl:17``, where 17 is the line (of parquet: the row), counted from 1.
+
+    Args:
+        path: File that ends in ``.jsonl`` (one JSON object a line) or ``.parquet``.
+        prompt_key: Field with the prompt: text, or a list of messages with ``role`` and ``content``.
+        answer_key: Field with the reference answer. The default may be absent from a row, whose answer is then
+            ``None``; a field that you name must be there.
+        limit: Read only this many rows from the start; by default all.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        prompt_key: str = "prompt",
+        answer_key: str = DEFAULT_ANSWER_KEY,
+        limit: int | None = None,
+    ) -> None:
+        _check_limit(limit)
+        self.path = path
+        self.prompt_key = prompt_key
+        self.answer_key = answer_key
+        self.limit = limit
+
+    def rows(self) -> Iterator[PromptRow]:
+        path = Path(self.path).expanduser()
+        readers = {".jsonl": _read_jsonl, ".parquet": _read_parquet}
+        if path.suffix not in readers:
+            raise ConfigError(
+                f"data source path {self.path!r} ends in {path.suffix!r}: give a .jsonl file (one JSON object a line) "
+                "or a .parquet file."
+            )
+        if not path.is_file():
+            raise ConfigError(f"data source path {self.path!r} is no file: give the path of a file that exists.")
+        is_empty = True
+        for number, fields in itertools.islice(readers[path.suffix](path), self.limit):
+            is_empty = False
+            yield _row(fields, f"{path.name}:{number}", f"{path}:{number}", self.prompt_key, self.answer_key)
+        if is_empty:
+            raise ConfigError(f"data source path {self.path!r} is empty: give a file with at least one prompt.")
+
+
+class HFDatasetSource(PromptSource):
+    """Prompts from a Hugging Face dataset; columns other than prompt and answer become the row's metadata.
+
+    Rows are named ``gsm8k/main/train:17``, where 17 is the index in that split, counted from 0.
+
+    Args:
+        path: Name on the hub, a folder written by ``save_to_disk``, or a folder of data files.
+        name: Configuration of the dataset, such as ``main`` of ``openai/gsm8k``.
+        split: Which split to read.
+        prompt_key: Column with the prompt: text, or a list of messages with ``role`` and ``content``.
+        answer_key: Column with the reference answer. The default may be absent, and answers are then ``None``; a
+            column that you name must be there.
+        limit: Read only this many rows from the start; by default all.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        name: str | None = None,
+        split: str = "train",
+        prompt_key: str = "prompt",
+        answer_key: str = DEFAULT_ANSWER_KEY,
+        limit: int | None = None,
+    ) -> None:
+        _check_limit(limit)
+        self.path = path
+        self.name = name
+        self.split = split
+        self.prompt_key = prompt_key
+        self.answer_key = answer_key
+        self.limit = limit
+
+    def rows(self) -> Iterator[PromptRow]:
+        dataset = self._load()
+        folder = Path(self.path).expanduser()
+        title = folder.name if folder.is_dir() else self.path
+        prefix = "/".join(part for part in (title, self.name, self.split) if part)
+        for index, fields in enumerate(itertools.islice(dataset, self.limit)):
+            uid = f"{prefix}:{index}"
+            yield _row(fields, uid, f"data source {uid}", self.prompt_key, self.answer_key)
+
+    def _load(self) -> Any:
+        datasets = _optional_import("datasets", "datasets", "HFDatasetSource")
+        folder = Path(self.path).expanduser()
+        try:
+            if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+                return self._split_of_saved(datasets.load_from_disk(str(folder)))
+            path = str(folder) if folder.is_dir() else self.path
+            return datasets.load_dataset(path, self.name, split=self.split)
+        except ConfigError:
+            raise
+        # RuntimeError: a script-based data set, which datasets no longer runs; IndexError: a saved one without rows
+        except (OSError, ValueError, RuntimeError, IndexError, datasets.exceptions.DatasetsError) as error:
+            asked = f"path {self.path!r}, name {self.name!r}, split {self.split!r}"
+            cause = f" ({error.__cause__})" if error.__cause__ else ""
+            raise ConfigError(f"data source {asked} cannot be loaded by datasets: {error}{cause}") from error
+
+    def _split_of_saved(self, saved: Any) -> Any:
+        """Return the wanted split of what ``save_to_disk`` wrote: one data set, or a dictionary of splits."""
+        if self.name is not None:
+            raise ConfigError(
+                f"data source path {self.path!r} is a folder written by save_to_disk, which has no configurations: "
+                f"leave out name (now {self.name!r})."
+            )
+        # a data set that never was part of a dictionary knows no split, and "train" is our default for it
+        splits = list(saved) if isinstance(saved, dict) else [str(saved.split or "train")]
+        if self.split not in splits:
+            raise ConfigError(
+                f"data source path {self.path!r} has no split {self.split!r}, only {', '.join(splits)}."
+                f"{did_you_mean(self.split, splits)} To read a part of a split, use limit."
+            )
+        return saved[self.split] if isinstance(saved, dict) else saved
+
+
+class ReasoningGymSource(PromptSource):
+    """Verifiable puzzles that reasoning-gym generates, the same ones for the same task, size, seed and options.
+
+    The row's metadata has ``task`` and the whole reasoning-gym ``entry``, which its scorers need.
+
+    Args:
+        task: Name of a reasoning-gym data set, such as ``chain_sum``.
+        size: How many puzzles to generate.
+        seed: Puzzle ``i`` is drawn with seed + i. So seeds of training and validation must be at least ``size`` apart,
+            or both get the same puzzles.
+        config: Options of the task, such as ``{min_terms: 2, max_terms: 3}``.
+        instruction: Text that follows each question on a line of its own, such as how to mark the final answer.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        size: int = 1000,
+        seed: int = 0,
+        config: dict[str, Any] | None = None,
+        instruction: str | None = None,
+    ) -> None:
+        if size < 1:
+            raise ConfigError(f"data source size is {size}: give at least 1.")
+        self.task = task
+        self.size = size
+        self.seed = seed
+        self.config = dict(config or {})
+        self.instruction = instruction
+
+    def rows(self) -> Iterator[PromptRow]:
+        dataset = self._create()
+        for index in range(self.size):
+            entry = dataset[index]
+            question = entry["question"]
+            yield PromptRow(
+                uid=f"{self.task}/seed={self.seed}:{index}",
+                prompt=question if self.instruction is None else f"{question}\n{self.instruction}",
+                answer=entry["answer"],
+                metadata={"task": self.task, "entry": entry},
+            )
+
+    def _create(self) -> Any:
+        reasoning_gym = _optional_import("reasoning_gym", "'rlplug[reasoning]'", "ReasoningGymSource")
+        registered: Mapping[str, tuple[type, type]] = reasoning_gym.factory.DATASETS
+        if self.task not in registered:
+            raise ConfigError(
+                f"data source task {self.task!r} is no reasoning-gym task.{did_you_mean(self.task, registered)} "
+                f"There are {', '.join(sorted(registered))}."
+            )
+        options = {field.name for field in dataclasses.fields(registered[self.task][1])} - {"size", "seed"}
+        for option in self.config:
+            if option in ("size", "seed"):
+                raise ConfigError(f"data source config of {self.task!r} has {option!r}: write it beside config.")
+            if option not in options:
+                raise ConfigError(
+                    f"data source config of {self.task!r} has no option {option!r}.{did_you_mean(option, options)} "
+                    f"Its options are {', '.join(sorted(options))}."
+                )
+        try:
+            return reasoning_gym.create_dataset(self.task, size=self.size, seed=self.seed, **self.config)
+        # the tasks validate their options with assert, or fail in the middle of a comparison
+        except (AssertionError, AttributeError, TypeError, ValueError) as error:
+            raise ConfigError(f"data source config of {self.task!r}, {self.config}, is refused: {error}") from error
+
+
+def _check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise ConfigError(f"data source limit is {limit}: give at least 1, or null to read all rows.")
+
+
+def _optional_import(module: str, requirement: str, needed_by: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"{needed_by} needs {module} ({error}): run pip install {requirement}") from error
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield line numbers and objects; blank lines are passed over."""
+    # in binary, so that a line that is no UTF-8 can be named
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                fields = json.loads(line)
+            except ValueError as error:
+                raise ConfigError(f"{path}:{number} is no valid JSON: {error}") from error
+            if not isinstance(fields, dict):
+                raise ConfigError(
+                    f"{path}:{number} is a JSON {type(fields).__name__}: each line must be an object, such as "
+                    '{"prompt": "1 + 1 =", "answer": "2"}.'
+                )
+            yield number, fields
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield row numbers, from 1, and rows."""
+    parquet = _optional_import("pyarrow.parquet", "pyarrow", f"data source path {str(path)!r}")
+    try:
+        file = parquet.ParquetFile(path)
+    # pyarrow's ArrowInvalid is a ValueError
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"data source path {str(path)!r} is no valid parquet file: {error}") from error
+    with file:
+        rows = itertools.chain.from_iterable(batch.to_pylist() for batch in file.iter_batches())
+        yield from enumerate(rows, start=1)
+
+
+def _row(fields: Mapping[str, Any], uid: str, where: str, prompt_key: str, answer_key: str) -> PromptRow:
+    """Split the fields of one record into prompt, answer and metadata; ``where`` names the record in errors."""
+    needed = {"prompt_key": prompt_key} | ({} if answer_key == DEFAULT_ANSWER_KEY else {"answer_key": answer_key})
+    for argument, key in needed.items():
+        if key not in fields:
+            there = ", ".join(fields) or "none"
+            raise ConfigError(
+                f"{where} has no field {key!r}; its fields are {there}.{did_you_mean(key, fields)} "
+                f"Set {argument} to the right one."
+            )
+    return PromptRow(
+        uid=uid,
+        prompt=_prompt(fields[prompt_key], where, prompt_key),
+        answer=fields.get(answer_key),
+        metadata={key: value for key, value in fields.items() if key not in (prompt_key, answer_key)},
+    )
+
+
+def _prompt(value: Any, where: str, prompt_key: str) -> str | list[dict[str, str]]:
+    """Return ``value`` when it is text or a list of messages."""
+    if isinstance(value, str):
+        return value
+    expected = 'text, or a list of messages such as [{"role": "user", "content": "1 + 1 ="}]'
+    if not isinstance(value, list) or not value:
+        raise ConfigError(f"{where}: {prompt_key!r} is {value!r}: give {expected}.")
+    messages = []
+    for message in value:
+        # columnar formats fill the keys that only some messages have with None
+        present = {key: text for key, text in message.items() if text is not None} if isinstance(message, dict) else {}
+        if not {"role", "content"} <= present.keys() or not all(isinstance(text, str) for text in present.values()):
+            raise ConfigError(f"{where}: {prompt_key!r} has the message {message!r}: give {expected}.")
+        messages.append(present)
+    return messages

@@ -1,0 +1,98 @@
+"""What plugins bring: kind -> name -> class. A name is the class's own name, and that is what a YAML file says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from rlplug.errors import ConfigError, PluginError, did_you_mean
+from rlplug.interfaces.algorithm import Algorithm
+from rlplug.interfaces.optimization import Optimization
+from rlplug.interfaces.reward import Reward
+from rlplug.interfaces.rollout import RolloutEngine
+
+KINDS: Final[Mapping[str, type]] = MappingProxyType(
+    {"rollouts": RolloutEngine, "algorithms": Algorithm, "rewards": Reward, "optimizations": Optimization}
+)
+"""The base class that a registered class of each kind must have."""
+
+KNOWN_DISTRIBUTIONS: Final[Mapping[str, str]] = MappingProxyType({"GRPO": "rlplug-algos"})
+"""Class names of published plugins, so that an error can name the package to install."""
+
+
+@dataclass(frozen=True)
+class Registration:
+    """One registered class and where it came from."""
+
+    kind: str
+    name: str
+    factory: type
+    distribution: str
+
+
+class Registry:
+    """Classes by kind and name. A collision raises and names both owners."""
+
+    def __init__(self) -> None:
+        self._registrations: dict[tuple[str, str], Registration] = {}
+        self._distribution = "rlplug"
+
+    def set_owner(self, distribution: str) -> None:
+        """Attribute what is added from now on to ``distribution``; called by the plugin manager."""
+        self._distribution = distribution
+
+    def add(self, kind: str, factory: type) -> None:
+        """Register ``factory`` under its class name.
+
+        Raises:
+            PluginError: Unknown kind, a class without the kind's base class, or a name that is taken.
+        """
+        if kind not in KINDS:
+            raise PluginError(f"{self._distribution} registers a {kind!r}; the kinds are {', '.join(KINDS)}.")
+        if not (isinstance(factory, type) and issubclass(factory, KINDS[kind])):
+            raise PluginError(
+                f"{self._distribution} registers {factory!r} as one of {kind}: make it a subclass of "
+                f"rlplug.interfaces' {KINDS[kind].__name__}."
+            )
+        key = (kind, factory.__name__)
+        if taken := self._registrations.get(key):
+            raise PluginError(
+                f"{self._distribution} and {taken.distribution} both register {factory.__name__!r} in {kind}: "
+                f"rename one class, or block one plugin (--block NAME or RLPLUG_BLOCK)."
+            )
+        self._registrations[key] = Registration(kind, factory.__name__, factory, self._distribution)
+
+    def names(self, kind: str) -> list[str]:
+        """Return the registered names of ``kind``, sorted."""
+        return sorted(name for registered_kind, name in self._registrations if registered_kind == kind)
+
+    def get(self, kind: str, name: str) -> type:
+        """Return the class registered as ``name``.
+
+        Raises:
+            ConfigError: Nothing is registered under that name; the message lists what is, and what to install.
+        """
+        if registration := self._registrations.get((kind, name)):
+            return registration.factory
+        raise ConfigError(self.explain_unknown(kind, name))
+
+    def explain_unknown(self, kind: str, name: str) -> str:
+        """Return the message for a ``name`` that nothing registers."""
+        installed = ", ".join(self.names(kind)) or "none"
+        message = f"{name!r} is not a known {kind.removesuffix('s')}."
+        if package := KNOWN_DISTRIBUTIONS.get(name):
+            return f"{message} It comes with {package}: pip install {package}. Registered {kind}: {installed}."
+        return f"{message}{did_you_mean(name, self.names(kind))} Registered {kind}: {installed}."
+
+    def by_distribution(self) -> dict[str, list[Registration]]:
+        """Return every registration under the distribution that brought it."""
+        result: dict[str, list[Registration]] = {}
+        for registration in self._registrations.values():
+            result.setdefault(registration.distribution, []).append(registration)
+        return result
+
+    def classes(self, kind: str) -> dict[str, Any]:
+        """Return name -> class for ``kind``."""
+        return {name: self._registrations[kind, name].factory for name in self.names(kind)}

@@ -1,0 +1,187 @@
+"""One chart as plotly's JSON. Plotly itself draws it in the browser; nothing here imports it.
+
+Colours are names of CSS variables (``var(--blue)``): report.css defines them for light and for dark, and
+report.js resolves them, so that a chart follows the reader's theme.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Final, Literal, TypeAlias
+
+from rlplug.report.series import MIN_SMOOTHED, Series, bucket_means, keep_extremes, smooth
+
+Section: TypeAlias = Literal["Learning", "Stability", "Speed and memory"]
+Mark: TypeAlias = Literal["line", "dot", "area", "band"]
+
+HUES: Final = ("blue", "orange", "green", "purple", "sky", "vermillion", "yellow", "grey")
+"""Okabe and Ito's palette, which readers of all colour visions tell apart."""
+FEW_POINTS: Final = 40
+"""A line with at most this many points also marks them: a single step would be invisible otherwise."""
+MANY_MARKS: Final = 60
+"""More large marks than this would cover each other."""
+MANY_DECADES: Final = 30
+"""A positive line whose highest value is this many times its median is easier to read on a logarithmic axis."""
+
+
+@dataclass(frozen=True)
+class LegendEntry:
+    """One name in a legend, and the traces that it shows or hides."""
+
+    label: str
+    hue: str
+    traces: tuple[int, ...]
+    mark: Mark
+
+
+@dataclass
+class Figure:
+    """A chart under construction."""
+
+    section: Section
+    title: str
+    unit: str = ""
+    note: str = ""
+    wide: bool = False
+    y_axis: Mapping[str, Any] = field(default_factory=dict)
+    """Properties of plotly's ``layout.yaxis``."""
+    legend: list[LegendEntry] = field(default_factory=list)
+    traces: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What ``Plotly.newPlot`` takes."""
+        return {"data": self.traces, "layout": _layout(_x_range(self.traces), self.y_axis)}
+
+    def add(self, label: str, hue: str, traces: Iterable[dict[str, Any]], mark: Mark = "line") -> None:
+        """Add ``traces`` under one name of the legend."""
+        first = len(self.traces)
+        self.traces += traces
+        self.legend.append(LegendEntry(label, hue, tuple(range(first, len(self.traces))), mark))
+
+    def add_line(self, label: str, hue: str, series: Series, *, smoothed: bool = True) -> None:
+        """Add one line; where it is long enough to be noisy, the raw values are faint and their mean is bold."""
+        if smoothed and len(series) >= MIN_SMOOTHED:
+            raw = _line(label, hue, keep_extremes(series), width=1) | {"opacity": 0.4}
+            mean = _line(f"{label}, smoothed", hue, smooth(series), width=2.25) | {"mode": "lines"}
+            self.add(label, hue, [raw, mean])
+        else:
+            self.add(label, hue, [_line(label, hue, keep_extremes(series), width=2)])
+
+    def add_band(self, label: str, hue: str, middle: Series, spread: Series) -> None:
+        """Add the area of ``middle`` ± ``spread`` at the steps that have both; nothing when no step has."""
+        spread_at = dict(zip(spread.steps, spread.values, strict=True))
+        both = [(step, value, spread_at[step]) for step, value in _points(middle) if step in spread_at]
+        if len(both) < 2:
+            return
+        steps = tuple(step for step, _, _ in both)
+        edges = [Series(steps, tuple(value + sign * width for _, value, width in both)) for sign in (-1, 1)]
+        low, high = (smooth(edge) if len(edge) >= MIN_SMOOTHED else edge for edge in edges)
+        hidden = {"mode": "lines", "hoverinfo": "skip", "line": {"width": 0, "color": f"var(--{hue})"}}
+        filled = hidden | {"fill": "tonexty", "fillcolor": f"var(--{hue}-soft)"}
+        self.add(label, hue, [_trace(label, low) | hidden, _trace(label, high) | filled], "band")
+
+    def add_points(self, label: str, hue: str, series: Series, symbol: str) -> None:
+        """Add rare values, such as those of a validation, as large marks that a thin line joins."""
+        marker = {
+            "size": 8,
+            "symbol": symbol,
+            "color": f"var(--{hue})",
+            "line": {"width": 1, "color": "var(--surface)"},
+        }
+        line = {"width": 1.25, "dash": "dot", "color": f"var(--{hue})"}
+        marked = {"mode": "lines+markers", "marker": marker, "line": line, "cliponaxis": False}
+        if len(series) > MANY_MARKS:
+            marked = {"mode": "lines", "line": {"width": 1.25, "color": f"var(--{hue})"}}
+        self.add(label, hue, [_trace(label, keep_extremes(series)) | marked], "dot")
+
+    def add_stacked(self, label: str, hue: str, series: Series) -> None:
+        """Add one layer of a stack; all layers of a stack have the same steps."""
+        colour = f"var(--{hue})"
+        if len(series) == 1:
+            self.add(label, hue, [_trace(label, series) | {"type": "bar", "marker": {"color": colour}}], "area")
+            return
+        line = {"width": 0.5, "color": colour}
+        layer = {"mode": "lines", "stackgroup": "all", "fillcolor": colour, "line": line}
+        self.add(label, hue, [_trace(label, bucket_means(series)) | layer], "area")
+
+
+def prefers_log(series: Iterable[Series]) -> bool:
+    """Return whether a logarithmic axis shows ``series`` better: all positive, with a peak that flattens the rest."""
+    values = [value for one in series for value in one.values]
+    return bool(values) and min(values) > 0 and max(values) > MANY_DECADES * median(values)
+
+
+def _points(series: Series) -> Iterable[tuple[int, float]]:
+    return zip(series.steps, series.values, strict=True)
+
+
+def _trace(label: str, series: Series) -> dict[str, Any]:
+    # Plotly reads names as a small HTML; a reward function's name is anyone's text.
+    return {
+        "type": "scatter",
+        "name": html.escape(label),
+        "x": list(series.steps),
+        "y": [_short(value) for value in series.values],
+    }
+
+
+def _line(label: str, hue: str, series: Series, width: float) -> dict[str, Any]:
+    colour = f"var(--{hue})"
+    mode = "lines+markers" if len(series) <= FEW_POINTS else "lines"
+    return _trace(label, series) | {
+        "mode": mode,
+        "line": {"width": width, "color": colour},
+        "marker": {"size": 5, "color": colour},
+    }
+
+
+def _short(value: float) -> float | None:
+    """Return five significant digits of ``value``: more cannot be seen, and they would double the file's data."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def _x_range(traces: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one range for charts of one run: plotly would leave more room beside marks than beside lines."""
+    steps = [step for trace in traces for step in trace["x"]]
+    margin = 0.012 * (max(steps) - min(steps))
+    return {"range": [min(steps) - margin, max(steps) + margin]} if margin else {"nticks": 1}
+
+
+def _layout(x_range: Mapping[str, Any], y_axis: Mapping[str, Any]) -> dict[str, Any]:
+    font = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12, "color": "var(--ink-2)"}
+    axis = {"automargin": True, "zeroline": False, "gridcolor": "var(--grid)", "linecolor": "var(--line)"}
+    return {
+        "autosize": True,
+        "font": font,
+        "paper_bgcolor": "var(--surface)",
+        "plot_bgcolor": "var(--surface)",
+        "margin": {"l": 44, "r": 14, "t": 8, "b": 40},
+        "showlegend": False,
+        "barmode": "stack",
+        "bargap": 0.7,
+        "hovermode": "x unified",
+        "hoverlabel": {
+            "namelength": -1,
+            "bgcolor": "var(--surface)",
+            "bordercolor": "var(--line)",
+            "font": {"color": "var(--ink)"},
+        },
+        "xaxis": axis
+        | {
+            "showgrid": False,
+            "showline": True,
+            "title": {"text": "step", "standoff": 6},
+            "hoverformat": ",d",
+            "spikecolor": "var(--grey)",
+            "spikethickness": 1,
+            "spikedash": "solid",
+            "unifiedhovertitle": {"text": "step %{x}"},
+        }
+        | dict(x_range),
+        "yaxis": axis | {"nticks": 6, "exponentformat": "e", "minexponent": 4, "hoverformat": ".4~g"} | dict(y_axis),
+    }

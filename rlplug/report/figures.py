@@ -1,0 +1,230 @@
+"""Which figures a run has: each is built when the run recorded what it shows, and named as absent otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rlplug.report.figure import HUES, Figure, Section, prefers_log
+from rlplug.report.run_data import Metrics
+from rlplug.report.series import MIN_SMOOTHED, Series
+
+SECTIONS: Final[tuple[Section, ...]] = ("Learning", "Stability", "Speed and memory")
+
+FROM_ZERO: Final[Mapping[str, Any]] = {"rangemode": "tozero"}
+SHARE: Final[Mapping[str, Any]] = {"rangemode": "tozero", "tickformat": "~%", "hoverformat": ".2~%"}
+LOG: Final[Mapping[str, Any]] = {"type": "log", "dtick": 1, "exponentformat": "power"}
+
+PHASE_HUES: Final[Mapping[str, str]] = {
+    "prompts": "brown",
+    "rollout": "sky",
+    "rewards": "orange",
+    "filter": "yellow",
+    "logprobs": "blue",
+    "advantages": "purple",
+    "update": "green",
+    "publish": "vermillion",
+    "validate": "grey",
+}
+"""The phases of a step in their order; the phases that plugins add follow them."""
+
+SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "cross")
+
+
+@dataclass(frozen=True)
+class LineChart:
+    """A chart of plain lines."""
+
+    section: Section
+    title: str
+    unit: str
+    lines: tuple[tuple[str, str, str], ...]
+    """Label, column and hue of each."""
+    note: str = ""
+    axis: Mapping[str, Any] = field(default_factory=lambda: FROM_ZERO)
+    may_be_log: bool = False
+
+
+LINE_CHARTS: Final = (
+    LineChart(
+        "Learning",
+        "Completion length",
+        "tokens",
+        (("mean", "completion/length_mean", "blue"), ("longest", "completion/length_max", "orange")),
+    ),
+    LineChart(
+        "Learning",
+        "Truncated and failed",
+        "share of completions",
+        (
+            ("cut at max_new_tokens", "completion/truncated_share", "purple"),
+            ("reward failed", "reward/error_share", "vermillion"),
+        ),
+        axis=SHARE,
+    ),
+    LineChart(
+        "Stability",
+        "Engine and trainer mismatch",
+        "nats, absolute",
+        (("mean", "mismatch/mean", "blue"), ("worst token", "mismatch/max", "orange")),
+        note="How far the engine's logprobs of the sampled tokens are from the trainer's.",
+        may_be_log=True,
+    ),
+    LineChart("Stability", "KL to the reference policy", "nats per token, k3", (("KL", "policy/kl", "green"),)),
+    LineChart("Stability", "Entropy", "nats per token", (("entropy", "policy/entropy", "purple"),)),
+    LineChart("Stability", "Gradient norm", "", (("norm", "policy/grad_norm", "blue"),), may_be_log=True),
+    LineChart(
+        "Stability", "Clip fraction", "share of tokens", (("clipped", "policy/clip_fraction", "orange"),), axis=SHARE
+    ),
+    LineChart(
+        "Speed and memory",
+        "Throughput",
+        "tokens per second",
+        (("tokens/s", "throughput/tokens_per_s", "green"),),
+        axis={**FROM_ZERO, "tickformat": "~s", "hoverformat": ",.0f"},
+    ),
+)
+
+
+def build_figures(metrics: Metrics) -> tuple[list[Figure], list[str]]:
+    """Return the figures that ``metrics`` has values for, and the names of those that it has none for."""
+    wanted = [
+        ("Reward (reward/mean)", _reward(metrics)),
+        *(
+            (f"{chart.title} ({', '.join(line[1] for line in chart.lines)})", _lines(metrics, chart))
+            for chart in LINE_CHARTS
+        ),
+        ("Time of each phase (time/...)", _phase_times(metrics)),
+        ("Memory of each phase (memory/...)", _phase_memory(metrics)),
+    ]
+    figures = [figure for _, figure in wanted if figure is not None]
+    figures += _optional(metrics)
+    return figures, [name for name, figure in wanted if figure is None]
+
+
+def by_section(figures: Sequence[Figure]) -> list[tuple[Section, list[Figure]]]:
+    """Return the sections that have figures; in each, wide figures first and an even number of narrow ones."""
+    sections = []
+    for section in SECTIONS:
+        members = sorted((f for f in figures if f.section == section), key=lambda figure: not figure.wide)
+        narrow = [figure for figure in members if not figure.wide]
+        if len(narrow) % 2:
+            narrow[0].wide = True
+        if members:
+            sections.append((section, members))
+    return sections
+
+
+def _optional(metrics: Metrics) -> list[Figure]:
+    """Return the figures that only some runs call for; no reader misses them in the others."""
+    figures = []
+    functions = reward_functions(metrics)
+    if len(functions) > 1:
+        figure = Figure("Learning", "Reward functions", "unweighted mean of each")
+        for name, hue in zip(functions, _hues(len(functions)), strict=True):
+            figure.add_line(name.removeprefix("reward/"), hue, metrics.series(name))
+        figures.append(figure)
+    rates = [name for name in _validation_columns(metrics) if "pass@" in name]
+    if rates and not _is_unit_scale(metrics):
+        figure = Figure("Learning", "Validation", "share of prompts solved", y_axis=SHARE)
+        _add_validation(figure, metrics, rates)
+        figures.append(figure)
+    return figures
+
+
+def _reward(metrics: Metrics) -> Figure | None:
+    mean = metrics.series("reward/mean")
+    validation = _validation_columns(metrics)
+    if not mean and not validation:
+        return None
+    figure = Figure("Learning", "Reward", wide=True)
+    if mean:
+        figure.add_band("± one standard deviation", "blue", mean, metrics.series("reward/std"))
+        figure.add_line("training mean", "blue", mean)
+        # The band is painted first, beneath the line; the line is what a reader looks for first.
+        figure.legend.reverse()
+        if len(mean) >= MIN_SMOOTHED:
+            figure.note = "Faint: each step. Bold: centred mean."
+    # A share of solved prompts reads well beside rewards, unless those live on another scale altogether.
+    shared = _is_unit_scale(metrics)
+    _add_validation(figure, metrics, [name for name in validation if shared or "pass@" not in name])
+    return figure
+
+
+def reward_functions(metrics: Metrics) -> list[str]:
+    """Return the columns that hold one reward function each."""
+    summary = {f"reward/{name}" for name in RESERVED_NAMES}
+    return [name for name in metrics.starting_with("reward/") if name not in summary]
+
+
+def _validation_columns(metrics: Metrics) -> list[str]:
+    names = metrics.starting_with("validate/")
+    return [name for name in names if name == "validate/reward_mean" or name.startswith("validate/pass@")]
+
+
+def _is_unit_scale(metrics: Metrics) -> bool:
+    return max((abs(value) for value in metrics.series("reward/mean").values), default=0.0) <= 2
+
+
+def _add_validation(figure: Figure, metrics: Metrics, columns: Sequence[str]) -> None:
+    hues = ("vermillion", "green", "purple", "orange", "sky")
+    for index, column in enumerate(columns):
+        label = "validation " + column.removeprefix("validate/").replace("_", " ")
+        hue, symbol = hues[index % len(hues)], SYMBOLS[index % len(SYMBOLS)]
+        figure.add_points(label, hue, metrics.series(column), symbol)
+
+
+def _lines(metrics: Metrics, chart: LineChart) -> Figure | None:
+    lines = [(label, hue, metrics.series(column)) for label, column, hue in chart.lines]
+    lines = [line for line in lines if line[2]]
+    if not lines:
+        return None
+    is_log = chart.may_be_log and prefers_log(series for _, _, series in lines)
+    figure = Figure(chart.section, chart.title, chart.unit, chart.note, y_axis=LOG if is_log else chart.axis)
+    for label, hue, series in lines:
+        figure.add_line(label, hue, series)
+    return figure
+
+
+def _phases(metrics: Metrics, prefix: str) -> dict[str, str]:
+    """Return the phases that have a column under ``prefix``, in the order of a step, with the hue of each."""
+    found = [name.removeprefix(prefix) for name in metrics.starting_with(prefix)]
+    added = [phase for phase in found if phase not in PHASE_HUES and phase != "step"]
+    hues = {phase: hue for phase, hue in PHASE_HUES.items() if phase in found}
+    return hues | dict(zip(added, _hues(len(added)), strict=True))
+
+
+def _phase_times(metrics: Metrics) -> Figure | None:
+    phases = _phases(metrics, "time/")
+    if not phases:
+        return None
+    figure = Figure("Speed and memory", "Where the time goes", "seconds per step", wide=True, y_axis=FROM_ZERO)
+    cells = list(zip(*(metrics.columns[f"time/{phase}"] for phase in phases), strict=True))
+    timed = [index for index, row in enumerate(cells) if any(cell is not None for cell in row)]
+    steps = tuple(metrics.steps[index] for index in timed)
+    # Layers of a stack need a value everywhere: a phase that did not run took no time.
+    layers = list(zip(*([cell or 0.0 for cell in cells[index]] for index in timed), strict=True))
+    for (phase, hue), layer in zip(phases.items(), layers, strict=True):
+        figure.add_stacked(phase, hue, Series(steps, layer))
+    whole = metrics.columns.get("time/step", (None,) * len(cells))
+    rest = tuple(
+        max(0.0, (whole[index] or 0.0) - sum(row)) for index, row in zip(timed, zip(*layers, strict=True), strict=True)
+    )
+    if sum(rest) > 0.01 * sum(map(sum, layers)):
+        figure.add_stacked("outside the phases", "line", Series(steps, rest))
+    return figure
+
+
+def _phase_memory(metrics: Metrics) -> Figure | None:
+    phases = _phases(metrics, "memory/")
+    if not phases:
+        return None
+    figure = Figure("Speed and memory", "Peak memory of each phase", "GiB", y_axis=FROM_ZERO)
+    for phase, hue in phases.items():
+        figure.add_line(phase, hue, metrics.series(f"memory/{phase}"), smoothed=False)
+    return figure
+
+
+def _hues(count: int) -> list[str]:
+    return [HUES[index % len(HUES)] for index in range(count)]

@@ -1,0 +1,15 @@
+"""Rewards that ship with the core, and the runner that calls any reward with a deadline."""
+
+from rlplug.rewards.function import FunctionReward
+from rlplug.rewards.runner import RewardRunner
+from rlplug.rewards.text import ExactMatch, RegexFormat
+from rlplug.rewards.verifiers import MathVerify, ReasoningGymReward
+
+__all__ = [
+    "ExactMatch",
+    "FunctionReward",
+    "MathVerify",
+    "ReasoningGymReward",
+    "RegexFormat",
+    "RewardRunner",
+]

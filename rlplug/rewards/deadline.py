@@ -1,0 +1,255 @@
+"""Runs calls of user code side by side, each with its own deadline, and never waits for one that hangs.
+
+Calls run on daemon threads: those of ``concurrent.futures`` are joined at exit, so that one hung call would keep the
+process alive for ever. A call that returns an awaitable goes on on an event loop, in one more daemon thread. A call
+past its deadline is given up: its thread is abandoned, a fresh one takes its place, and a late result is dropped.
+
+A call that holds the interpreter's lock throughout (a regular expression that backtracks, a power with a billion
+digits) stops these deadlines as well; such code belongs in a process, see :mod:`rlplug.rewards.isolation`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+class DeadlineError(Exception):
+    """A call took longer than its deadline."""
+
+
+@dataclass(eq=False)
+class Call:
+    """One call, and how it ended: with a ``value``, or with an ``error``."""
+
+    function: Callable[[], Any]
+    value: Any = None
+    error: BaseException | None = None
+    settled: bool = False
+    worker: threading.Thread | None = None
+    """The thread that runs it; ``None`` while it waits, and on an event loop."""
+    started: float = 0.0
+    """``time.monotonic()`` at the start in ``worker``."""
+    loop: _EventLoop | None = None
+    """The event loop that it goes on on."""
+
+
+class DeadlineRunner:
+    """Runs batches of calls.
+
+    Args:
+        deadline_s: Longest time for one call, from when it starts to run.
+        max_concurrency: At most this many calls on threads at a time, and as many on the event loop.
+    """
+
+    def __init__(self, deadline_s: float, max_concurrency: int) -> None:
+        self.deadline_s = deadline_s
+        self.max_concurrency = max_concurrency
+        self._tick_s = min(deadline_s / 10, 0.25)
+        self._lock = threading.RLock()
+        self._loop: _EventLoop | None = None
+        self._abandoned: list[threading.Thread] = []
+
+    @property
+    def num_abandoned(self) -> int:
+        """Threads that were given up and still run."""
+        self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
+        return len(self._abandoned)
+
+    def run(self, functions: Sequence[Callable[[], Any]]) -> list[Call]:
+        """Call all functions and return how each ended, in the same order. Every call is settled."""
+        batch = _Batch(functions)
+        try:
+            for _ in range(min(self.max_concurrency, len(functions))):
+                if not batch.waiting:
+                    break  # quick calls: the first threads have done them all
+                self._start_worker(batch)
+            while not batch.all_settled.wait(self._tick_s):
+                self._give_up_overdue(batch)
+        finally:
+            batch.drop_waiting()  # after a KeyboardInterrupt the workers shall stop
+        return batch.calls
+
+    def _start_worker(self, batch: _Batch) -> None:
+        threading.Thread(target=self._work, args=(batch,), name="rlplug-reward", daemon=True).start()
+
+    def _work(self, batch: _Batch) -> None:
+        while (call := batch.take()) is not None:
+            try:
+                value = call.function()
+            except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to this call alone
+                in_time = batch.settle(call, error=error)
+            else:
+                if inspect.isawaitable(value):
+                    in_time = self._hand_to_loop(batch, call, value)
+                else:
+                    in_time = batch.settle(call, value=value)
+            if not in_time:
+                return  # given up: another worker has this one's place
+
+    def _hand_to_loop(self, batch: _Batch, call: Call, awaitable: Awaitable[Any]) -> bool:
+        with self._lock:
+            if self._loop is not None and self._loop.is_blocked:
+                self._abandon(self._loop)
+            if self._loop is None or self._loop.abandoned:
+                self._loop = _EventLoop(self.deadline_s, self.max_concurrency)
+            if batch.move_to_loop(call, self._loop):
+                self._loop.submit(batch, call, awaitable)
+                return True
+        if inspect.iscoroutine(awaitable):
+            awaitable.close()  # or Python warns that it was never awaited
+        return False
+
+    def _give_up_overdue(self, batch: _Batch) -> None:
+        abandoned = batch.give_up_overdue(self.deadline_s)
+        self._abandoned += abandoned
+        for _ in abandoned:
+            self._start_worker(batch)
+        for call in batch.unsettled_on_loop():
+            assert call.loop is not None
+            call.loop.ping()
+            if call.loop.is_blocked:
+                text = f"took longer than {self.deadline_s:g} s on an event loop that an async reward blocks"
+                batch.settle(call, error=DeadlineError(f"{text}: await in it, instead of waiting"))
+                self._abandon(call.loop)
+
+    def _abandon(self, loop: _EventLoop) -> None:
+        with self._lock:
+            if not loop.abandoned:
+                loop.abandon()
+                self._abandoned.append(loop.thread)
+
+
+class _Batch:
+    """The calls of one :meth:`DeadlineRunner.run`, which its threads share."""
+
+    def __init__(self, functions: Sequence[Callable[[], Any]]) -> None:
+        self.calls = [Call(function) for function in functions]
+        self.waiting = deque(self.calls)
+        self.all_settled = threading.Event()
+        self._lock = threading.Lock()
+        self._num_unsettled = len(self.calls)
+        if not self.calls:
+            self.all_settled.set()
+
+    def take(self) -> Call | None:
+        """Return the next call for this thread, its clock started; ``None`` when none waits."""
+        with self._lock:
+            if not self.waiting:
+                return None
+            call = self.waiting.popleft()
+            call.worker, call.started = threading.current_thread(), time.monotonic()
+            return call
+
+    def drop_waiting(self) -> None:
+        with self._lock:
+            self.waiting.clear()
+
+    def move_to_loop(self, call: Call, loop: _EventLoop) -> bool:
+        """Take a call off its thread; false when it was given up before."""
+        with self._lock:
+            if not call.settled:
+                call.worker, call.loop = None, loop
+            return not call.settled
+
+    def unsettled_on_loop(self) -> list[Call]:
+        with self._lock:
+            return [call for call in self.calls if call.loop is not None and not call.settled]
+
+    def settle(self, call: Call, value: Any = None, error: BaseException | None = None) -> bool:
+        """Record how a call ended; false when it was given up before."""
+        with self._lock:
+            return self._settle(call, value, error)
+
+    def give_up_overdue(self, deadline_s: float) -> list[threading.Thread]:
+        """Settle the calls that are past their deadline, and return the threads that still run them."""
+        latest_start = time.monotonic() - deadline_s
+        with self._lock:
+            overdue = [call for call in self.calls if call.worker is not None and call.started < latest_start]
+            late = DeadlineError(f"took longer than {deadline_s:g} s")
+            return [call.worker for call in overdue if call.worker is not None and self._settle(call, None, late)]
+
+    def _settle(self, call: Call, value: Any, error: BaseException | None) -> bool:
+        if call.settled:
+            return False
+        call.value, call.error, call.settled = value, error, True
+        self._num_unsettled -= 1
+        if self._num_unsettled == 0:
+            self.all_settled.set()
+        return True
+
+
+class _EventLoop:
+    """An event loop on a daemon thread, which notices when a coroutine blocks it."""
+
+    def __init__(self, deadline_s: float, max_concurrency: int) -> None:
+        self.abandoned = False
+        self._deadline_s = deadline_s
+        self._slots = asyncio.Semaphore(max_concurrency)
+        self._pinged: float | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self._run, name="rlplug-reward-loop", daemon=True)
+        self.thread.start()
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a ping has gone unanswered for the length of a deadline."""
+        pinged = self._pinged
+        return self.abandoned or (pinged is not None and time.monotonic() - pinged > self._deadline_s)
+
+    def ping(self) -> None:
+        """Ask the loop for a sign of life, unless one is asked for already."""
+        if self._pinged is None and not self.abandoned:
+            self._pinged = time.monotonic()
+            self._loop.call_soon_threadsafe(self._pong)
+
+    def submit(self, batch: _Batch, call: Call, awaitable: Awaitable[Any]) -> None:
+        """Run a call here, as soon as a slot is free."""
+        self._loop.call_soon_threadsafe(self._start, self._run_call(batch, call, awaitable))
+        self.ping()
+
+    def abandon(self) -> None:
+        """Let the loop end when what blocks it returns."""
+        self.abandoned = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)  # the loop itself holds tasks weakly
+        task.add_done_callback(self._tasks.discard)
+
+    def _pong(self) -> None:
+        self._pinged = None
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(asyncio.gather(*asyncio.all_tasks(self._loop), return_exceptions=True))
+        self._loop.close()
+
+    async def _run_call(self, batch: _Batch, call: Call, awaitable: Awaitable[Any]) -> None:
+        async with self._slots:
+            task = asyncio.ensure_future(_settle_with(batch, call, awaitable))
+            # asyncio.timeout would wait on for a call that ignores its cancellation
+            await asyncio.wait({task}, timeout=self._deadline_s)
+            batch.settle(call, error=DeadlineError(f"took longer than {self._deadline_s:g} s"))
+            task.cancel()
+
+
+async def _settle_with(batch: _Batch, call: Call, awaitable: Awaitable[Any]) -> None:
+    try:
+        value = await awaitable
+    except BaseException as error:  # noqa: BLE001 - a SystemExit would end the loop under all other calls
+        batch.settle(call, error=error)
+    else:
+        batch.settle(call, value=value)

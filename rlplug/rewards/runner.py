@@ -1,0 +1,166 @@
+"""The rewards phase: every reward on every sample, side by side, each call with a deadline."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rlplug.errors import ConfigError, RunError
+from rlplug.interfaces.reward import Reward
+from rlplug.rewards.deadline import Call, DeadlineError, DeadlineRunner
+from rlplug.types import RewardError, Sample
+
+RESERVED_NAMES: Final = ("mean", "std", "min", "max", "error_share", "abandoned_threads")
+"""Metrics under ``reward/`` that speak of all rewards together."""
+
+
+class RewardRunner:
+    """Scores samples with several rewards. What cannot be scored becomes a :class:`RewardError`, never a 0.
+
+    Args:
+        rewards: At least one; their names are different.
+        deadline_s: Longest time for one :meth:`Reward.score` call, from when it starts to run.
+        max_concurrency: At most this many calls at a time.
+        max_error_share: :meth:`check` stops the run when a larger share of the samples has an error.
+
+    Raises:
+        ConfigError: One of these is out of range, or two rewards have one name.
+    """
+
+    def __init__(
+        self,
+        rewards: Sequence[Reward],
+        deadline_s: float = 30.0,
+        max_concurrency: int = 64,
+        max_error_share: float = 0.1,
+    ) -> None:
+        _check_rewards(rewards)
+        if not deadline_s > 0:
+            raise ConfigError(f"model.reward_deadline_s is {deadline_s}: give a positive number of seconds.")
+        if max_concurrency < 1:
+            raise ConfigError(f"the rewards' max_concurrency is {max_concurrency}: give at least 1.")
+        if not 0 <= max_error_share <= 1:
+            raise ConfigError(
+                f"model.max_reward_error_share is {max_error_share}: give a share from 0 (stop at the first error) "
+                "to 1 (never stop)."
+            )
+        self.rewards = tuple(rewards)
+        self.max_error_share = max_error_share
+        self._calls = DeadlineRunner(deadline_s, max_concurrency)
+
+    def score(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return the samples with ``rewards`` and ``reward`` filled in; ``reward`` is NaN beside an error."""
+        tasks = [
+            (reward, start, samples[start : start + reward.batch_size])
+            for reward in self.rewards
+            for start in range(0, len(samples), reward.batch_size)
+        ]
+        calls = self._calls.run([functools.partial(reward.score, part) for reward, _, part in tasks])
+        values: list[dict[str, float | RewardError]] = [{} for _ in samples]
+        for (reward, start, part), call in zip(tasks, calls, strict=True):
+            for index, value in enumerate(_values_of(call, len(part)), start):
+                values[index][reward.name] = value
+        return [
+            dataclasses.replace(sample, rewards=by_name, reward=self._weighted_sum(by_name))
+            for sample, by_name in zip(samples, values, strict=True)
+        ]
+
+    def check(self, samples: Sequence[Sample]) -> None:
+        """Stop the run when too many samples have no reward.
+
+        Args:
+            samples: The scored samples of all ranks, so that all stop together.
+
+        Raises:
+            RunError: The share of samples with an error is above ``max_error_share``.
+        """
+        failed = [sample for sample in samples if sample.errors]
+        if not failed or len(failed) <= self.max_error_share * len(samples):
+            return
+        name, error = next(iter(failed[0].errors.items()))
+        raise RunError(
+            f"{len(failed)} of {len(samples)} samples ({len(failed) / len(samples):.0%}) have no reward; "
+            f"model.max_reward_error_share allows {self.max_error_share:.0%}. First error, of reward {name!r} on "
+            f"prompt {failed[0].prompt.uid!r}: {error.message}. Correct that reward in model.rewards or its data, "
+            "raise model.reward_deadline_s if it needs longer, or raise model.max_reward_error_share."
+        )
+
+    def stats(self) -> dict[str, float]:
+        """Return metrics of the runner itself."""
+        return {"reward/abandoned_threads": float(self._calls.num_abandoned)}
+
+    def _weighted_sum(self, by_name: dict[str, float | RewardError]) -> float:
+        total = 0.0
+        for reward in self.rewards:
+            value = by_name[reward.name]
+            if isinstance(value, RewardError):
+                return math.nan  # so that no one can take it for a reward
+            total += reward.weight * value
+        return total
+
+
+def _check_rewards(rewards: Sequence[Reward]) -> None:
+    if not rewards:
+        raise ConfigError("model.rewards is empty: name at least one reward.")
+    name, count = Counter(reward.name for reward in rewards).most_common(1)[0]
+    if count > 1:
+        raise ConfigError(
+            f"model.rewards has {count} rewards named {name!r}: give each its own init_args.name, "
+            "since it is their key in the metrics."
+        )
+    for reward in rewards:
+        if reward.name in RESERVED_NAMES:
+            raise ConfigError(
+                f"model.rewards has a reward named {reward.name!r}, and reward/{reward.name} is a metric of all "
+                "rewards together: give it another init_args.name."
+            )
+        if reward.batch_size < 1:
+            raise ConfigError(
+                f"model.rewards: reward {reward.name!r} has batch_size {reward.batch_size}: give at least 1."
+            )
+
+
+def _values_of(call: Call, num_samples: int) -> list[float | RewardError]:
+    """Return a finite number or an error for each of the call's samples."""
+    if call.error is not None:
+        return [RewardError(_text_of(call.error))] * num_samples
+    try:
+        values = list(call.value)
+    except TypeError:
+        values = None
+    if values is None or isinstance(call.value, str | bytes | dict):
+        return [RewardError(f"returned {_short(call.value)}, not a list of numbers")] * num_samples
+    if len(values) != num_samples:
+        return [RewardError(f"returned {len(values)} values for {num_samples} samples")] * num_samples
+    return [_number_or_error(value) for value in values]
+
+
+def _number_or_error(value: Any) -> float | RewardError:
+    if isinstance(value, RewardError):
+        return value
+    if not hasattr(value, "__float__"):  # float() itself would take the string "1.0"
+        return RewardError(f"returned {_short(value)}, which is no number")
+    try:
+        number = float(value)
+    except Exception as error:  # noqa: BLE001 - a tensor of several elements, an integer beyond all floats
+        return RewardError(f"returned {_short(value)}, which is no number: {error}")
+    return number if math.isfinite(number) else RewardError(f"returned {number}, which is not finite")
+
+
+def _text_of(error: BaseException) -> str:
+    if isinstance(error, DeadlineError):
+        return str(error)
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    where = f" (at {os.path.basename(place.tb_frame.f_code.co_filename)}:{place.tb_lineno})" if place else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _short(value: Any) -> str:
+    return f"{type(value).__name__} {repr(value)[:60]}"

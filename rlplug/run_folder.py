@@ -1,0 +1,229 @@
+"""The folder that a run leaves: configuration, versions, metrics, samples, policy, report."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+import statistics
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from rich.console import Console
+from rich.table import Table
+
+from rlplug.checkpoint import newest_checkpoint, run_dir_of
+from rlplug.metrics_csv import MetricsCSV
+from rlplug.plugin_manager import describe, plugins
+from rlplug.policy import export_policy
+from rlplug.types import RewardError, Sample
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule
+
+
+class RunFolder(Callback):
+    """Writes the run's folder, ``<dir>/001``, ``<dir>/002``, ...; a resumed run goes on in its own.
+
+    Args:
+        dir: Where runs of this name go.
+        samples_per_step: Completions written to ``samples.jsonl`` per step: the best, the worst and others between.
+        export_policy: Write the trained policy as a Hugging Face folder, ``policy/``, when the run ends.
+        report: Write ``report.html`` when the run ends; needs the extra ``rlplug[report]``.
+    """
+
+    def __init__(
+        self, dir: str = "runs/default", samples_per_step: int = 4, export_policy: bool = True, report: bool = True
+    ) -> None:
+        self.dir = dir
+        self.samples_per_step = samples_per_step
+        self.export_policy = export_policy
+        self.report = report
+        self.config_yaml: str | None = None
+        """The resolved configuration; the command line sets it."""
+        self._console = Console()
+        self._record: dict[str, Any] = {}
+
+    # ---- the beginning --------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        module: Any = pl_module
+        folder = self._choose_folder(trainer) if trainer.is_global_zero else Path()
+        self.path: Path = trainer.strategy.broadcast(folder)
+        module.run_dir = self.path
+        self._csv = MetricsCSV(self.path / "metrics.csv")
+        trainer.loggers = [self._csv, *trainer.loggers]
+        if importlib.util.find_spec("tensorboard"):
+            trainer.loggers = [*trainer.loggers, TensorBoardLogger(self.path, name="", version="tensorboard")]
+        if trainer.is_global_zero:
+            if self.config_yaml is not None:
+                (self.path / "config.yaml").write_text(self.config_yaml)
+            self._record = {
+                "status": "running",
+                "command": stage,
+                "started": _now(),
+                "finished": None,
+                "versions": {"python": platform.python_version(), **{d.name: d.version for d in distributions()}},
+                "plugins": describe(plugins().records),
+                "device": str(trainer.strategy.root_device),
+                "world_size": trainer.world_size,
+                "batch_plan": [],
+                "effects": [],
+                "message": None,
+            }
+            self._save_record()
+
+    def _choose_folder(self, trainer: Trainer) -> Path:
+        if trainer.ckpt_path and (folder := run_dir_of(trainer.ckpt_path)):
+            return folder
+        base = Path(self.dir)
+        base.mkdir(parents=True, exist_ok=True)
+        number = max((int(path.name) for path in base.iterdir() if path.name.isdigit()), default=0) + 1
+        folder = base / f"{number:03d}"
+        folder.mkdir()
+        return folder
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module: Any = pl_module
+        if not trainer.is_global_zero:
+            return
+        self._csv.drop_after(module.rollout_step)
+        self._drop_samples_after(module.rollout_step)
+        self._record["batch_plan"] = module.plan.rows()
+        self._record["effects"] = [effect.description for effect in module.effects]
+        self._save_record()
+        table = Table("size", "value", "meaning", title=f"batch plan, {module.total_steps} steps", title_justify="left")
+        for row in module.plan.rows():
+            table.add_row(*row)
+        self._console.print(table)
+        for effect in module.effects:
+            self._console.print(f"took effect: {effect.description}")
+        self._console.print(f"run folder: {self.path}")
+
+    # ---- each step ------------------------------------------------------------------------------------------------
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._log_samples(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._log_samples(trainer, pl_module)
+        if trainer.is_global_zero:
+            table = Table("metric", "value", title=f"validation, run folder {self.path}", title_justify="left")
+            for name, value in trainer.callback_metrics.items():
+                table.add_row(name, f"{float(value):.4g}")
+            self._console.print(table)
+            self._finish("finished")
+
+    def _log_samples(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module: Any = pl_module
+        taken, module.logged_samples = module.logged_samples, {}
+        if not trainer.is_global_zero:
+            return
+        for phase, samples in taken.items():
+            chosen = _spread(samples, self.samples_per_step)
+            with (self.path / "samples.jsonl").open("a") as file:
+                for sample in chosen:
+                    file.write(json.dumps(_sample_record(sample, module.rollout_step, phase), default=str) + "\n")
+            if phase == "validate":
+                self._console.print(_samples_table(chosen, module.rollout_step))
+                for logger in trainer.loggers:
+                    if isinstance(logger, TensorBoardLogger):
+                        text = "\n\n".join(f"{s.prompt.text} **{s.completion}** ({s.reward:g})" for s in chosen)
+                        logger.experiment.add_text("validate/samples", text, module.rollout_step)
+
+    def _drop_samples_after(self, step: int) -> None:
+        path = self.path / "samples.jsonl"
+        if path.is_file():
+            lines = path.read_text().splitlines(keepends=True)
+            path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
+
+    # ---- the end --------------------------------------------------------------------------------------------------
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module: Any = pl_module
+        if module.stop_signal.is_set:
+            if trainer.is_global_zero:
+                self._finish("interrupted", f"stopped by Ctrl-C after step {module.rollout_step}")
+                self._console.print(
+                    f"\nStopped after step {module.rollout_step} of {module.total_steps}; saved as "
+                    f"{newest_checkpoint(self.path)}.\nGo on with: rlplug fit --resume {self.path}"
+                )
+            return
+        if self.export_policy:
+            export_policy(module.policy, module.tokenizer, module.spec.dtype, self.path / "policy", trainer.global_rank)
+        if trainer.is_global_zero:
+            self._finish("finished")
+            self._print_summary()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self._record:
+            self._finish("failed", f"{type(exception).__name__}: {exception}")
+
+    def _finish(self, status: str, message: str | None = None) -> None:
+        self._record |= {"status": status, "message": message, "finished": _now()}
+        self._save_record()
+
+    def _save_record(self) -> None:
+        (self.path / "run.json").write_text(json.dumps(self._record, indent=2))
+
+    def _print_summary(self) -> None:
+        rewards = [float(row["reward/mean"]) for row in self._csv.read() if row.get("reward/mean")]
+        if rewards:
+            last = statistics.fmean(rewards[-5:])
+            self._console.print(f"\nmean reward {rewards[0]:.3f} -> {last:.3f} (last 5 of {len(rewards)} steps)")
+        if self.export_policy:
+            self._console.print(f"policy: {self.path / 'policy'} (opens with AutoModelForCausalLM.from_pretrained)")
+        if not self.report:
+            return
+        if importlib.util.find_spec("plotly") is None:
+            self._console.print("no report.html: pip install 'rlplug[report]', then rlplug report " + str(self.path))
+            return
+        from rlplug.report import write_report
+
+        self._console.print(f"report: {write_report(self.path)}")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _spread(samples: Sequence[Sample], count: int) -> list[Sample]:
+    """Take ``count`` samples evenly from worst to best, failed rewards first."""
+    ordered = sorted(samples, key=lambda sample: (not sample.errors, sample.reward))
+    if len(ordered) <= count:
+        return ordered
+    return [ordered[round(index * (len(ordered) - 1) / max(count - 1, 1))] for index in range(count)]
+
+
+def _sample_record(sample: Sample, step: int, phase: str) -> dict[str, Any]:
+    rewards = {
+        name: {"error": value.message} if isinstance(value, RewardError) else value
+        for name, value in sample.rewards.items()
+    }
+    return {
+        "step": step,
+        "phase": phase,
+        "prompt_uid": sample.prompt.uid,
+        "prompt": sample.prompt.text,
+        "completion": sample.completion,
+        "answer": sample.prompt.answer,
+        "reward": None if sample.errors else sample.reward,
+        "rewards": rewards,
+        "finish_reason": sample.finish_reason,
+        "num_tokens": sample.num_response_tokens,
+    }
+
+
+def _samples_table(samples: Sequence[Sample], step: int) -> Table:
+    table = Table("reward", "prompt", "completion", "answer", title=f"validation, step {step}", title_justify="left")
+    for sample in samples:
+        reward = "error" if sample.errors else f"{sample.reward:.2f}"
+        table.add_row(reward, sample.prompt.text[-80:], sample.completion[:200], str(sample.prompt.answer)[:80])
+    return table

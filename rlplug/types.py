@@ -1,0 +1,254 @@
+"""The vocabulary of rlplug: frozen records that pass between the phases of a step.
+
+Shape legend, used in every docstring:
+    B  sequences (completions) in a batch
+    T  tokens of the longest sequence in that batch, prompt included
+    K  positions for which logits are computed
+    V  vocabulary
+
+Per-token tensors are aligned with ``input_ids``: entry ``[b, t]`` speaks of token ``t``, so ``logprobs[b, t]`` is
+``log p(input_ids[b, t] | input_ids[b, :t])`` and ``logprobs[:, 0]`` is 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rlplug.errors import ConfigError
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort"]
+"""``stop``: an end token was sampled; ``length``: ``max_new_tokens`` was reached; ``abort``: the engine was told to."""
+
+FINISH_REASONS: Final = ("stop", "length", "abort")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One task for the policy, tokenised once; what follows works on ``token_ids``."""
+
+    uid: str
+    """Stable name within its source, such as ``train.jsonl:17``."""
+    token_ids: tuple[int, ...]
+    text: str
+    """What the tokens spell: the rendered chat template, or the plain prompt."""
+    answer: Any = None
+    """Reference answer for verifiers; ``None`` when the task has none."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How completions are drawn. The defaults sample from the policy as it is.
+
+    Args:
+        max_new_tokens: Longest completion, in tokens.
+        temperature: Divides the logits before sampling; 0 means greedy.
+        top_p: Keep the smallest set of tokens whose probability reaches this; 1 keeps all.
+        top_k: Keep this many tokens; 0 keeps all.
+    """
+
+    max_new_tokens: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ConfigError(f"sampling.max_new_tokens is {self.max_new_tokens}: give at least 1.")
+        if self.temperature < 0:
+            raise ConfigError(f"sampling.temperature is {self.temperature}: give 0 for greedy, or a positive number.")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"sampling.top_p is {self.top_p}: give a share above 0, up to 1 (1 keeps all tokens).")
+        if self.top_k < 0:
+            raise ConfigError(f"sampling.top_k is {self.top_k}: give 0 to keep all tokens, or a positive count.")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether some tokens can not be sampled at all (top-p, top-k or greedy)."""
+        return self.is_greedy or self.top_p < 1 or self.top_k > 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One completion asked of a rollout engine: token ids in, token ids out."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    seed: int
+    """Seeds this request alone, so that its tokens do not depend on what else is in the batch."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What an engine returns for one request.
+
+    ``logprobs[i]`` is the log-probability of ``token_ids[i]`` under the distribution that was *sampled*: after
+    temperature, top-k and top-p (for greedy: under the untempered distribution, since the sampled one is a point).
+    A completion that stopped includes its end token.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    policy_version: int
+
+
+@dataclass(frozen=True)
+class RewardError:
+    """A reward that could not be computed. It is counted and excluded from the advantage, never read as 0."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One trajectory: a growing list of token ids, of which the policy produced those under ``response_mask``."""
+
+    prompt: Prompt
+    group: int
+    """Samples of one prompt in one step share this number."""
+    token_ids: tuple[int, ...]
+    """Prompt and completion."""
+    response_mask: tuple[bool, ...]
+    """True where the policy produced the token; as long as ``token_ids``."""
+    rollout_logprobs: tuple[float, ...]
+    """The engine's logprobs, 0 where ``response_mask`` is false; as long as ``token_ids``."""
+    completion: str
+    """The completion as text, for rewards and logs only."""
+    finish_reason: FinishReason
+    policy_version: int
+    rewards: Mapping[str, float | RewardError] = field(default_factory=dict)
+    """Each reward's value, unweighted, by name; empty before the rewards phase."""
+    reward: float = 0.0
+    """Weighted sum of ``rewards``; meaningless when ``errors`` is not empty."""
+
+    @property
+    def errors(self) -> dict[str, RewardError]:
+        return {name: value for name, value in self.rewards.items() if isinstance(value, RewardError)}
+
+    @property
+    def num_response_tokens(self) -> int:
+        return sum(self.response_mask)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The scored samples of a step, the same on every rank; groups are contiguous."""
+
+    samples: tuple[Sample, ...]
+
+    def groups(self) -> list[tuple[Sample, ...]]:
+        """Return the samples of each prompt, in order."""
+        by_group: dict[int, list[Sample]] = {}
+        for sample in self.samples:
+            by_group.setdefault(sample.group, []).append(sample)
+        return [tuple(group) for group in by_group.values()]
+
+    @property
+    def num_groups(self) -> int:
+        return len({sample.group for sample in self.samples})
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The tensors of a step or of a micro-batch, right-padded to ``[B, T]``.
+
+    Every rank holds the whole step's batch on the CPU and moves its own micro-batches to the device, so that
+    advantages, denominators and selections never depend on how the work is split.
+    """
+
+    input_ids: Tensor
+    """int64 [B, T]"""
+    attention_mask: Tensor
+    """bool [B, T]: real tokens"""
+    response_mask: Tensor
+    """bool [B, T]: tokens that train; false throughout a row whose reward failed"""
+    rollout_logprobs: Tensor
+    """float32 [B, T]: the engine's"""
+    rewards: Tensor
+    """float32 [B]: 0 where ``reward_valid`` is false"""
+    reward_valid: Tensor
+    """bool [B]"""
+    group_index: Tensor
+    """int64 [B]: equal for completions of one prompt"""
+    old_logprobs: Tensor | None = None
+    """float32 [B, T]: the trainer's, at the start of the update; ``None`` for a step that is exactly on-policy"""
+    ref_logprobs: Tensor | None = None
+    """float32 [B, T]: the reference policy's"""
+    values: Tensor | None = None
+    """float32 [B, T]: the critic's"""
+    advantages: Tensor | None = None
+    """float32 [B, T]"""
+    returns: Tensor | None = None
+    """float32 [B, T]: what the critic learns to predict"""
+
+    @staticmethod
+    def from_samples(samples: Sequence[Sample], pad_token_id: int) -> Batch:
+        """Pad samples on the right. Raises nothing: a sample of length 1 or with an empty completion is legal."""
+        longest = max(len(sample.token_ids) for sample in samples)
+
+        def padded(rows: Sequence[Sequence[Any]], value: Any, dtype: torch.dtype) -> Tensor:
+            out = torch.full((len(rows), longest), value, dtype=dtype)
+            for index, row in enumerate(rows):
+                out[index, : len(row)] = torch.tensor(row, dtype=dtype)
+            return out
+
+        valid = torch.tensor([not sample.errors for sample in samples])
+        return Batch(
+            input_ids=padded([s.token_ids for s in samples], pad_token_id, torch.int64),
+            attention_mask=padded([[True] * len(s.token_ids) for s in samples], False, torch.bool),
+            response_mask=padded([s.response_mask for s in samples], False, torch.bool) & valid[:, None],
+            rollout_logprobs=padded([s.rollout_logprobs for s in samples], 0.0, torch.float32),
+            rewards=torch.tensor([0.0 if s.errors else s.reward for s in samples], dtype=torch.float32),
+            reward_valid=valid,
+            group_index=torch.tensor([s.group for s in samples], dtype=torch.int64),
+        )
+
+    @property
+    def num_sequences(self) -> int:
+        return self.input_ids.shape[0]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence, prompt included."""
+        lengths: list[int] = self.attention_mask.sum(dim=1).tolist()
+        return lengths
+
+    def replace(self, **changes: Tensor | None) -> Batch:
+        """Return a copy with the named tensors exchanged."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def select(self, indices: Sequence[int]) -> Batch:
+        """Return the rows ``indices``, cut to the longest of them."""
+        rows = torch.tensor(indices, dtype=torch.int64)
+        longest = int(self.attention_mask[rows].sum(dim=1).max())
+
+        def take(tensor: Tensor | None) -> Tensor | None:
+            if tensor is None:
+                return None
+            return tensor[rows, :longest] if tensor.dim() == 2 else tensor[rows]
+
+        return self._map(take)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """Return the batch on ``device``."""
+        return self._map(lambda tensor: None if tensor is None else tensor.to(device, non_blocking=True))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that are present, by name."""
+        named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def _map(self, function: Any) -> Batch:
+        return Batch(**{f.name: function(getattr(self, f.name)) for f in dataclasses.fields(self)})

@@ -1,0 +1,86 @@
+"""Scores on held-out prompts: mean reward and pass@k."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlplug.errors import ConfigError
+from rlplug.types import Rollout, Sample, SamplingParams
+
+
+@dataclass
+class ValidationConfig:
+    """How held-out prompts are scored.
+
+    Args:
+        every_n_steps: Validate after every so many steps of ``fit``; never by default.
+        at_start: Validate also before the first step.
+        num_samples: Completions per prompt; metrics are ``pass@k`` for k = 1, 2, 4, ... up to it.
+        temperature: 0 is greedy, which goes with one sample.
+        top_p: As in ``sampling``.
+        top_k: As in ``sampling``.
+        pass_threshold: A completion passes when its reward is at least this.
+    """
+
+    every_n_steps: int | None = None
+    at_start: bool = False
+    num_samples: int = 1
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    pass_threshold: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.num_samples > 1 and self.temperature == 0:
+            raise ConfigError(
+                f"model.validation.num_samples is {self.num_samples} and model.validation.temperature 0: greedy "
+                "completions of a prompt are all the same. Set temperature above 0, or num_samples to 1."
+            )
+        if self.every_n_steps is not None and self.every_n_steps < 1:
+            raise ConfigError(f"model.validation.every_n_steps is {self.every_n_steps}: give at least 1, or null.")
+
+    def is_due(self, step: int) -> bool:
+        """Return whether to validate after ``step`` steps."""
+        if step == 0:
+            return self.at_start
+        return self.every_n_steps is not None and step % self.every_n_steps == 0
+
+    def sampling(self, max_new_tokens: int) -> SamplingParams:
+        """Return how validation completions are drawn."""
+        return SamplingParams(max_new_tokens, self.temperature, self.top_p, self.top_k)
+
+
+def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
+    """Estimate without bias the chance that one of ``k`` samples passes, ``1 - C(n - c, k) / C(n, k)``.
+
+    Chen et al., "Evaluating Large Language Models Trained on Code", arXiv:2107.03374, equation 1.
+    """
+    return 1.0 - math.comb(num_samples - num_passed, k) / math.comb(num_samples, k)
+
+
+def validation_metrics(samples: Sequence[Sample], pass_threshold: float) -> dict[str, float]:
+    """Return mean reward over the samples that have one, and pass@k over prompts; a failed reward is no pass.
+
+    Returns:
+        ``validate/reward_mean``, ``validate/error_share``, ``validate/length_mean`` in tokens, ``validate/pass@k``
+        for k = 1, 2, 4, ... up to the samples of a prompt.
+    """
+    scored = [sample.reward for sample in samples if not sample.errors]
+    metrics = {
+        "validate/reward_mean": sum(scored) / len(scored) if scored else math.nan,
+        "validate/error_share": 1 - len(scored) / len(samples),
+        "validate/length_mean": sum(sample.num_response_tokens for sample in samples) / len(samples),
+    }
+    groups = Rollout(tuple(samples)).groups()
+    k = 1
+    while k <= len(groups[0]):
+        chances = [pass_at_k(len(group), sum(_passes(s, pass_threshold) for s in group), k) for group in groups]
+        metrics[f"validate/pass@{k}"] = sum(chances) / len(chances)
+        k *= 2
+    return metrics
+
+
+def _passes(sample: Sample, threshold: float) -> bool:
+    return not sample.errors and sample.reward >= threshold

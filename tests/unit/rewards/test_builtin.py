@@ -1,0 +1,159 @@
+"""ExactMatch, RegexFormat and FunctionReward, called as the runner calls them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+from jsonargparse import ArgumentParser
+
+from rlplug.errors import ConfigError
+from rlplug.interfaces.reward import Reward
+from rlplug.rewards import ExactMatch, FunctionReward, RegexFormat
+from rlplug.types import RewardError
+
+
+@pytest.mark.parametrize(
+    ("options", "completion", "answer", "expected"),
+    [
+        ({}, " 4\n", "4", 1.0),
+        ({}, "5", "4", 0.0),
+        ({}, "4", 4, 1.0),
+        ({"strip": False}, " 4", "4", 0.0),
+        ({}, "Yes", "yes", 0.0),
+        ({"ignore_case": True}, "Yes", "yes", 1.0),
+        ({"answer_pattern": r"####\s*(\S+)"}, "#### 3 no, wait #### 4", "4", 1.0),
+        ({"answer_pattern": r"####\s*(\S+)"}, "#### 4 no, wait #### 3", "4", 0.0),
+        ({"answer_pattern": r"####\s*(\S+)"}, "4", "4", 0.0),
+    ],
+)
+def test_exact_match(make_sample, options, completion, answer, expected):
+    assert ExactMatch(**options).score([make_sample(completion, answer)]) == [expected]
+
+
+def test_exact_match_without_an_answer_is_an_error(make_sample):
+    (value,) = ExactMatch().score([make_sample(answer=None)])
+    assert isinstance(value, RewardError)
+    assert "no answer" in value.message
+
+
+@pytest.mark.parametrize(
+    ("pattern", "full_match", "completion", "expected"),
+    [
+        (r"<answer>\d+</answer>", True, "<answer>4</answer>", 1.0),
+        (r"<answer>\d+</answer>", True, "so: <answer>4</answer>", 0.0),
+        (r"<answer>\d+</answer>", False, "so: <answer>4</answer>", 1.0),
+        (r"<think>.*</think>4", True, "<think>\n</think>4", 0.0),
+        (r"(?s)<think>.*</think>4", True, "<think>\n</think>4", 1.0),
+    ],
+)
+def test_regex_format(make_sample, pattern, full_match, completion, expected):
+    assert RegexFormat(pattern, full_match).score([make_sample(completion)]) == [expected]
+
+
+def test_patterns_are_checked_at_construction():
+    with pytest.raises(ConfigError, match=r"RegexFormat.pattern is '\(a'.*at position 0"):
+        RegexFormat("(a")
+    with pytest.raises(ConfigError, match=r"ExactMatch.answer_pattern is '\[a'"):
+        ExactMatch(answer_pattern="[a")
+    with pytest.raises(ConfigError, match="no capture group"):
+        ExactMatch(answer_pattern="a")
+
+
+def test_rewards_take_weight_and_name():
+    reward = ExactMatch(weight=0.5, name="correct")
+    assert (reward.weight, reward.name) == (0.5, "correct")
+    assert RegexFormat("a", weight=2.0).name == "regexformat"
+
+
+def by_sample(s):
+    return len(s.completion)
+
+
+def by_keywords(completion, answer, *, metadata, tolerance=0.5):
+    return float(completion == answer) + metadata["bonus"] + tolerance
+
+
+def by_everything(**fields):
+    return float(sorted(fields) == ["answer", "completion", "metadata", "prompt", "sample"])
+
+
+def by_known_name(completion):
+    return float(completion.startswith("f"))
+
+
+def by_prompt(prompt, sample):
+    return float(prompt == sample.prompt.text)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (by_sample, 4),
+        (by_keywords, 11.5),
+        (by_everything, 1.0),
+        (by_known_name, 1.0),
+        (by_prompt, 1.0),
+        (lambda completion: 7.0, 7.0),
+        (functools.partial(by_keywords, tolerance=0.25), 11.25),
+    ],
+)
+def test_function_gets_what_its_parameters_name(make_sample, function, expected):
+    assert FunctionReward(function).score([make_sample("four", "four", bonus=10)]) == [expected]
+
+
+def test_async_function(make_sample):
+    async def score(completion):
+        await asyncio.sleep(0)
+        return float(len(completion))
+
+    awaitable = FunctionReward(score).score([make_sample("four"), make_sample("by")])
+    assert inspect.isawaitable(awaitable)
+    assert asyncio.run(awaitable) == [4.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda completion, truth: 0.0, "parameter 'truth' nothing fills.*prompt, completion, answer, metadata"),
+        (lambda completions, **kwargs: 0.0, "parameter 'completions' nothing fills. Did you mean 'completion'"),
+        (lambda completion, anwser=None: 0.0, "parameter 'anwser' nothing fills. Did you mean 'answer'"),
+        (lambda first, second: 0.0, "parameter 'first' nothing fills"),
+        (lambda tolerance=0.1: 0.0, "takes nothing of the sample"),
+        (3, "parameters cannot be read"),
+    ],
+)
+def test_function_with_a_parameter_that_nothing_fills(function, message):
+    with pytest.raises(ConfigError, match=message):
+        FunctionReward(function)
+
+
+def test_function_names():
+    assert FunctionReward(by_sample).name == "by_sample"
+    assert FunctionReward(functools.partial(by_keywords, tolerance=1)).name == "by_keywords"
+    assert FunctionReward(lambda completion: 0.0).name == "lambda"
+    assert FunctionReward(by_sample, name="length").name == "length"
+
+
+def test_function_is_an_import_path_in_yaml(tmp_path, monkeypatch, make_sample):
+    (tmp_path / "my_rewards.py").write_text("async def score(completion):\n    return len(completion)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--rewards", type=list[Reward])
+    spec = {"class_path": "rlplug.rewards.FunctionReward", "init_args": {"function": "my_rewards.score", "weight": 2}}
+    dumped = parser.dump(parser.parse_args([f"--rewards={json.dumps([spec])}"]))
+    assert "function: my_rewards.score" in dumped
+    (reward,) = parser.instantiate(parser.parse_string(dumped)).rewards
+    assert (reward.name, reward.weight) == ("score", 2.0)
+    assert asyncio.run(reward.score([make_sample("four")])) == [4]
+
+
+def test_import_is_cheap():
+    code = "import sys, rlplug.rewards; print([m for m in ('math_verify', 'reasoning_gym') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,408 @@
+import logging
+import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from rlplug.datamodule import PromptDataModule
+from rlplug.errors import ConfigError
+from rlplug.prompts import FileSource, PromptRow, PromptSource
+from rlplug.types import Prompt
+
+SPECIAL = ["<bos>", "<eos>", "<|system|>", "<|user|>", "<|assistant|>"]
+BOS, EOS, SYSTEM, USER, ASSISTANT = range(len(SPECIAL))
+CHARACTERS = [chr(code) for code in range(32, 127)] + ["\n"]
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'tool' %}"
+    "{{ raise_exception('No tools here.') }}{% endif %}<|{{ message['role'] }}|>{{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+USER_MESSAGE = {"role": "user", "content": "Hi"}
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(len(SPECIAL) + CHARACTERS.index(character) for character in text)
+
+
+def build_tokenizer(chat_template: str | None = CHAT_TEMPLATE, wrap: str = "<bos> $A <eos>") -> PreTrainedTokenizerFast:
+    """One token a character; by itself it writes ``wrap`` around a text."""
+    vocabulary = {token: index for index, token in enumerate(SPECIAL + CHARACTERS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=" "))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=wrap, special_tokens=[("<bos>", BOS), ("<eos>", EOS)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        extra_special_tokens=SPECIAL[2:],
+        chat_template=chat_template,
+        name_or_path="models/small",
+    )
+
+
+class ListSource(PromptSource):
+    """Prompts as given, named p0, p1, ..."""
+
+    def __init__(self, *prompts: str | list[dict[str, str]]) -> None:
+        self.prompts = prompts
+        self.num_reads = 0
+
+    def rows(self) -> Iterator[PromptRow]:
+        self.num_reads += 1
+        for index, prompt in enumerate(self.prompts):
+            yield PromptRow(f"p{index}", prompt, f"answer {index}", {"index": index})
+
+
+class Policy(LightningModule):
+    """Draws two prompts a step, as the RL loop does."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, max_context: int = 100, max_new_tokens: int = 20) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+        self.max_context = max_context
+        self.sampling = SimpleNamespace(max_new_tokens=max_new_tokens)
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.drawn: list[str] = []
+        self.num_validation_steps = 0
+
+    def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+        self.drawn += [prompt.uid for prompt in self.trainer.datamodule.train_stream.take(2)]
+        self.log("loss", self.weight, on_epoch=True)
+        return self.weight * 1.0
+
+    def validation_step(self, batch: torch.Tensor) -> None:
+        self.num_validation_steps += 1
+        self.log("num_prompts", float(len(self.trainer.datamodule.val_prompts)))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def set_up(
+    data: PromptDataModule,
+    stage: str = "fit",
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    max_context: int = 100,
+    max_new_tokens: int = 20,
+) -> PromptDataModule:
+    policy = Policy(tokenizer or build_tokenizer(), max_context, max_new_tokens)
+    data.trainer = SimpleNamespace(lightning_module=policy)
+    data.setup(stage)
+    return data
+
+
+def train_prompts(data: PromptDataModule) -> list[Prompt]:
+    """Return one epoch in the order of the source."""
+    return sorted(data.train_stream.take(len(data.train_stream)), key=lambda prompt: prompt.uid)
+
+
+def setup_error(data: PromptDataModule, **options) -> str:
+    with pytest.raises(ConfigError) as caught:
+        set_up(data, **options)
+    return str(caught.value)
+
+
+def build_trainer(folder, max_steps: int = -1, **options) -> Trainer:
+    return Trainer(
+        accelerator="cpu",
+        max_steps=max_steps,
+        default_root_dir=folder,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+
+
+# rendering
+
+
+def test_plain_text_gets_the_tokens_that_the_tokenizer_puts_in_front_but_not_those_behind():
+    (prompt,) = train_prompts(set_up(PromptDataModule(ListSource("Hi"))))
+    assert prompt == Prompt("p0", (BOS, *ids("Hi")), "Hi", "answer 0", {"index": 0})
+
+
+def test_plain_text_gets_no_bos_from_a_tokenizer_that_puts_none():
+    (prompt,) = train_prompts(set_up(PromptDataModule(ListSource("Hi")), tokenizer=build_tokenizer(wrap="$A")))
+    assert prompt.token_ids == ids("Hi")
+
+
+def test_plain_text_that_spells_the_bos_keeps_one():
+    first, second = train_prompts(set_up(PromptDataModule(ListSource("<bos>Hi", "Hi"))))
+    assert first.token_ids == second.token_ids == (BOS, *ids("Hi"))
+
+
+def test_messages_are_rendered_with_the_special_tokens_of_the_template_alone():
+    messages = [{"role": "system", "content": "S"}, USER_MESSAGE]
+    (prompt,) = train_prompts(set_up(PromptDataModule(ListSource(messages))))
+    assert prompt.text == "<bos><|system|>S<|user|>Hi<|assistant|>"
+    assert prompt.token_ids == (BOS, SYSTEM, *ids("S"), USER, *ids("Hi"), ASSISTANT)
+
+
+def test_template_without_bos_gets_none():
+    tokenizer = build_tokenizer(CHAT_TEMPLATE.removeprefix("{{ bos_token }}"))
+    (prompt,) = train_prompts(set_up(PromptDataModule(ListSource([USER_MESSAGE])), tokenizer=tokenizer))
+    assert prompt.token_ids == (USER, *ids("Hi"), ASSISTANT)
+
+
+def test_plain_text_becomes_a_user_message_with_chat():
+    (prompt,) = train_prompts(set_up(PromptDataModule(ListSource("Hi"), chat=True)))
+    assert prompt.text == "<bos><|user|>Hi<|assistant|>"
+
+
+@pytest.mark.parametrize("row", ["Hi", [USER_MESSAGE]])
+def test_system_prompt_stands_in_front(row):
+    (prompt,) = train_prompts(set_up(PromptDataModule(ListSource(row), chat=True, system_prompt="S")))
+    assert prompt.text == "<bos><|system|>S<|user|>Hi<|assistant|>"
+
+
+def test_text_and_messages_together_need_chat():
+    message = setup_error(PromptDataModule(ListSource("Hi", [USER_MESSAGE])))
+    assert "'p1'" in message
+    assert "'p0'" in message
+    assert "set data.chat to true" in message
+    first, second = train_prompts(set_up(PromptDataModule(ListSource("Hi", [USER_MESSAGE]), chat=True)))
+    assert first.text == second.text
+
+
+def test_train_and_val_agree_on_chat():
+    assert "set data.chat" in setup_error(PromptDataModule(ListSource("Hi"), val=ListSource([USER_MESSAGE])))
+
+
+def test_messages_without_chat():
+    message = setup_error(PromptDataModule(ListSource([USER_MESSAGE]), chat=False))
+    assert "data.chat is false, and the prompt 'p0' is a list of messages" in message
+
+
+@pytest.mark.parametrize(
+    ("row", "chat", "start"),
+    [("Hi", True, "data.chat is true"), ([USER_MESSAGE], None, "the prompt 'p0' is a list of messages")],
+)
+def test_chat_without_a_template(row, chat, start):
+    message = setup_error(PromptDataModule(ListSource(row), chat=chat), tokenizer=build_tokenizer(chat_template=None))
+    assert message.startswith(f"{start}, and the tokenizer of model.policy.path 'models/small' has no chat template")
+    assert "set data.chat to false" in message
+
+
+def test_no_template_is_needed_for_plain_text():
+    data = set_up(PromptDataModule(ListSource("Hi")), tokenizer=build_tokenizer(chat_template=None))
+    assert train_prompts(data)[0].text == "Hi"
+
+
+def test_template_that_refuses_a_prompt():
+    message = setup_error(PromptDataModule(ListSource([{"role": "tool", "content": "a"}])))
+    assert "refuses the prompt 'p0', whose roles are tool: No tools here." in message
+    assert "model.policy.path 'models/small'" in message
+
+
+def test_two_system_messages():
+    source = ListSource([{"role": "system", "content": "S"}, USER_MESSAGE])
+    message = setup_error(PromptDataModule(source, system_prompt="T"))
+    assert "'p0' has its own system message, and data.system_prompt is set" in message
+
+
+def test_system_prompt_without_chat():
+    with pytest.raises(ConfigError, match=r"data\.system_prompt needs a chat template, and data\.chat is false"):
+        PromptDataModule(ListSource("Hi"), chat=False, system_prompt="S")
+    message = setup_error(PromptDataModule(ListSource("Hi"), system_prompt="S"))
+    assert message == "data.system_prompt needs a chat template: set data.chat to true."
+
+
+def test_empty_prompt():
+    assert setup_error(PromptDataModule(ListSource("Hi", ""))).startswith("data.train: the prompt 'p1' has no tokens")
+    assert "data.val: the prompt 'p0'" in setup_error(PromptDataModule(ListSource("Hi"), val=ListSource("")))
+
+
+def test_source_without_rows():
+    assert setup_error(PromptDataModule(ListSource())).startswith("data.train: ListSource has no prompts")
+
+
+def test_errors_of_sources_name_the_key(tmp_path):
+    message = setup_error(PromptDataModule(FileSource(str(tmp_path / "gone.jsonl"))))
+    assert message.startswith("data.train: data source path")
+
+
+def test_data_module_from_yaml(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"prompt": "Hi"}')
+    (tmp_path / "a.yaml").write_text(
+        f"data:\n  train:\n    class_path: FileSource\n    init_args: {{path: {tmp_path}/train.jsonl}}\n"
+        "  val:\n    class_path: ReasoningGymSource\n    init_args: {task: chain_sum, size: 2}\n"
+        "  max_prompt_tokens: 200\n  too_long: filter\n  chat: true\n"
+    )
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(PromptDataModule, "data")
+    parser.add_argument("--config", action="config")
+    data = parser.instantiate(parser.parse_args(["--config", str(tmp_path / "a.yaml")])).data
+    set_up(data, max_context=300)
+    assert train_prompts(data)[0].text == "<bos><|user|>Hi<|assistant|>"
+    assert [prompt.uid for prompt in data.val_prompts] == ["chain_sum/seed=0:0", "chain_sum/seed=0:1"]
+
+
+# length
+
+
+def test_refuse_names_prompt_length_limit_and_keys():
+    data = PromptDataModule(ListSource("abc", "abcdefg", "abcdef"), max_prompt_tokens=5)
+    message = setup_error(data)
+    assert message.startswith("data.train: 2 of 3 prompts are longer than 5 tokens, data.max_prompt_tokens (raise it")
+    assert "the longest, 'p1', has 8." in message
+    assert "data.too_long to filter" in message
+
+
+def test_context_limits_prompts():
+    data = PromptDataModule(ListSource("abc", "abcdefg"), max_prompt_tokens=50)
+    message = setup_error(data, max_context=25, max_new_tokens=20)
+    assert "1 of 2 prompts are longer than 5 tokens" in message
+    assert "context of 25" in message
+    assert "model.sampling.max_new_tokens 20" in message
+
+
+def test_prompt_as_long_as_the_limit_is_kept():
+    data = set_up(PromptDataModule(ListSource("abcd"), max_prompt_tokens=5))
+    assert len(train_prompts(data)[0].token_ids) == 5
+    assert data.num_filtered == {"train": 0}
+
+
+def test_filter_leaves_out_and_says_so(caplog, monkeypatch):
+    # Lightning's logger does not hand records to the root logger
+    monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "propagate", True)
+    source, val = ListSource("abc", "abcdefg", "ab"), ListSource("abcdefgh", "x")
+    with caplog.at_level(logging.INFO):
+        data = set_up(PromptDataModule(source, val=val, max_prompt_tokens=5, too_long="filter"))
+    assert [prompt.uid for prompt in train_prompts(data)] == ["p0", "p2"]
+    assert [prompt.uid for prompt in data.val_prompts] == ["p1"]
+    assert data.num_filtered == {"train": 1, "val": 1}
+    assert "data.train: 1 of 3 prompts are longer than 5 tokens and were left out" in caplog.messages
+    assert "data.val: 1 of 2 prompts are longer than 5 tokens and were left out" in caplog.messages
+
+
+def test_filter_that_leaves_none():
+    data = PromptDataModule(ListSource("abcdefg"), max_prompt_tokens=5, too_long="filter")
+    assert "data.too_long: filter leaves none" in setup_error(data)
+
+
+def test_no_room_for_prompts():
+    message = setup_error(PromptDataModule(ListSource("a")), max_context=20, max_new_tokens=20)
+    assert "model.sampling.max_new_tokens is 20, which leaves no room" in message
+    assert "20 tokens" in message
+
+
+def test_max_prompt_tokens_below_one():
+    with pytest.raises(ConfigError, match=r"data\.max_prompt_tokens is 0"):
+        PromptDataModule(ListSource("a"), max_prompt_tokens=0)
+
+
+# splits and stages
+
+
+def test_fit_reads_each_source_once():
+    train, val = ListSource("a", "b"), ListSource("c")
+    data = set_up(PromptDataModule(train, val=val))
+    assert [prompt.text for prompt in data.val_prompts] == ["c"]
+    assert (train.num_reads, val.num_reads) == (1, 1)
+
+
+def test_validate_does_not_read_training_prompts():
+    train = ListSource("a")
+    data = set_up(PromptDataModule(train, val=ListSource("c")), stage="validate")
+    assert [prompt.text for prompt in data.val_prompts] == ["c"]
+    assert train.num_reads == 0
+    assert data.state_dict() == {}
+
+
+def test_validate_without_val():
+    assert "data.val is not set" in setup_error(PromptDataModule(ListSource("a")), stage="validate")
+
+
+def test_overlap_of_train_and_val_is_reported():
+    with pytest.warns(UserWarning, match=r"data\.val: 2 of 3 prompts are also in data\.train"):
+        set_up(PromptDataModule(ListSource("a", "b"), val=ListSource("b", "c", "a")))
+
+
+# the stream
+
+
+def test_stream_of_data_module_uses_its_seed_and_shuffle():
+    source = ListSource(*"abcdefghijkl")
+    orders = [
+        [prompt.text for prompt in set_up(PromptDataModule(source, seed=seed, shuffle=shuffle)).train_stream.take(12)]
+        for seed, shuffle in ((0, True), (1, True), (0, False))
+    ]
+    assert orders[0] != orders[1]
+    assert orders[2] == list("abcdefghijkl")
+
+
+def test_state_loaded_before_setup_is_applied_then_and_only_once():
+    source = ListSource(*"abcdefgh")
+    data = set_up(PromptDataModule(source))
+    data.train_stream.take(11)
+    state, expected = data.state_dict(), data.train_stream.take(8)
+    early = PromptDataModule(source)
+    early.load_state_dict(state)
+    assert set_up(early).train_stream.take(8) == expected
+    assert set_up(early).train_stream.position == 0
+
+
+# with Lightning
+
+
+def test_fit_draws_prompts_resumes_exactly_and_does_not_validate(tmp_path):
+    source, val = ListSource(*"abcdefg"), ListSource("x", "y")
+    undisturbed = Policy(build_tokenizer())
+    build_trainer(tmp_path, 9, enable_checkpointing=False).fit(undisturbed, PromptDataModule(source, val=val))
+    assert len(undisturbed.drawn) == 18
+    assert undisturbed.num_validation_steps == 0
+
+    first, second = Policy(build_tokenizer()), Policy(build_tokenizer())
+    checkpoint = ModelCheckpoint(tmp_path, filename="last", every_n_train_steps=5)
+    build_trainer(tmp_path, 5, callbacks=[checkpoint]).fit(first, PromptDataModule(source, val=val))
+    trainer = build_trainer(tmp_path, 9, enable_checkpointing=False)
+    trainer.fit(second, PromptDataModule(source, val=val), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    assert first.drawn + second.drawn == undisturbed.drawn
+
+
+def test_resuming_fit_on_other_prompts_is_refused(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path, filename="last", every_n_train_steps=1)
+    trainer = build_trainer(tmp_path, 1, callbacks=[checkpoint])
+    trainer.fit(Policy(build_tokenizer()), PromptDataModule(ListSource("a", "b")))
+    trainer = build_trainer(tmp_path, 2, enable_checkpointing=False)
+    with pytest.raises(ConfigError, match="number of prompts"):
+        trainer.fit(Policy(build_tokenizer()), PromptDataModule(ListSource("a")), ckpt_path=tmp_path / "last.ckpt")
+
+
+def test_validate_runs_one_step_also_from_a_checkpoint_of_other_training_prompts(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path, filename="last", every_n_train_steps=1)
+    build_trainer(tmp_path, 1, callbacks=[checkpoint]).fit(Policy(build_tokenizer()), PromptDataModule(ListSource("a")))
+    policy, data = Policy(build_tokenizer()), PromptDataModule(ListSource("b"), val=ListSource("x", "y", "z"))
+    trainer = build_trainer(tmp_path, 1, enable_checkpointing=False)
+    (metrics,) = trainer.validate(policy, data, ckpt_path=tmp_path / "last.ckpt", verbose=False)
+    assert policy.num_validation_steps == 1
+    assert metrics == {"num_prompts": 3.0}
+    trainer.fit(policy, data)
+    assert data.train_stream.epoch == 2, "a new run starts at the first prompt, whatever was validated before"
+
+
+def test_validate_without_val_stops_in_lightning_too(tmp_path):
+    trainer = build_trainer(tmp_path, enable_checkpointing=False)
+    with pytest.raises(ConfigError, match=r"data\.val is not set"):
+        trainer.validate(Policy(build_tokenizer()), PromptDataModule(ListSource("a")), verbose=False)
+
+
+def test_lightning_does_not_warn_of_the_data(tmp_path):
+    policy, data = Policy(build_tokenizer()), PromptDataModule(ListSource("a", "b"), val=ListSource("x"))
+    trainer = build_trainer(tmp_path, 2, enable_checkpointing=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(policy, data)
+        trainer.validate(policy, data, verbose=False)
+    # what is left: torch's deprecations, which speak of Lightning's own code
+    assert [str(w.message) for w in caught if not issubclass(w.category, FutureWarning | DeprecationWarning)] == []

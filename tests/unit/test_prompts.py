@@ -1,0 +1,334 @@
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow
+import pytest
+import reasoning_gym
+from jsonargparse import ArgumentParser
+from pyarrow import parquet
+
+from rlplug.errors import ConfigError
+from rlplug.prompts import FileSource, HFDatasetSource, PromptRow, PromptSource, ReasoningGymSource
+
+RECORDS = [
+    {"prompt": "1 + 1 =", "answer": "2", "level": 1},
+    {"prompt": "2 + 3 =", "answer": "5", "level": 2},
+    {"prompt": "4 + 4 =", "answer": "8", "level": 3},
+]
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1 ="}]
+
+
+def write_jsonl(path: Path, records: list[Any]) -> str:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def write_parquet(path: Path, records: list[Any]) -> str:
+    parquet.write_table(pyarrow.Table.from_pylist(records), path)
+    return str(path)
+
+
+def error_of(source: PromptSource) -> str:
+    with pytest.raises(ConfigError) as caught:
+        list(source.rows())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("write", "name"), [(write_jsonl, "train.jsonl"), (write_parquet, "train.parquet")])
+def test_file_rows(tmp_path, write, name):
+    rows = list(FileSource(write(tmp_path / name, RECORDS)).rows())
+    assert rows == [
+        PromptRow(f"{name}:1", "1 + 1 =", "2", {"level": 1}),
+        PromptRow(f"{name}:2", "2 + 3 =", "5", {"level": 2}),
+        PromptRow(f"{name}:3", "4 + 4 =", "8", {"level": 3}),
+    ]
+
+
+@pytest.mark.parametrize(("write", "name"), [(write_jsonl, "train.jsonl"), (write_parquet, "train.parquet")])
+def test_file_keys_and_limit(tmp_path, write, name):
+    records = [{"question": record["prompt"], "solution": record["answer"]} for record in RECORDS]
+    source = FileSource(write(tmp_path / name, records), prompt_key="question", answer_key="solution", limit=2)
+    assert [(row.prompt, row.answer) for row in source.rows()] == [("1 + 1 =", "2"), ("2 + 3 =", "5")]
+
+
+@pytest.mark.parametrize(("write", "name"), [(write_jsonl, "train.jsonl"), (write_parquet, "train.parquet")])
+def test_file_with_messages(tmp_path, write, name):
+    (row,) = FileSource(write(tmp_path / name, [{"prompt": CHAT, "answer": "2"}])).rows()
+    assert row.prompt == CHAT
+
+
+def test_parquet_fills_message_keys_with_none(tmp_path):
+    # parquet gives both messages the key "name", which only the second has
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi", "name": "Ada"}]
+    (row,) = FileSource(write_parquet(tmp_path / "a.parquet", [{"prompt": messages}])).rows()
+    assert row.prompt == messages
+
+
+def test_rows_can_be_read_again(tmp_path):
+    source = FileSource(write_jsonl(tmp_path / "a.jsonl", RECORDS))
+    assert list(source.rows()) == list(source.rows())
+
+
+def test_file_below_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_jsonl(tmp_path / "a.jsonl", RECORDS)
+    assert len(list(FileSource("~/a.jsonl").rows())) == 3
+
+
+def test_blank_lines_are_passed_over_and_counted(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "a"}\n\n{"prompt": "b"}')
+    assert [row.uid for row in FileSource(str(path)).rows()] == ["a.jsonl:1", "a.jsonl:3"]
+
+
+def test_a_line_separator_inside_text_is_no_line_end(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "a\u2028b"}\n', encoding="utf-8")
+    assert [row.prompt for row in FileSource(str(path)).rows()] == ["a\u2028b"]
+
+
+def test_default_answer_may_be_absent(tmp_path):
+    rows = FileSource(write_jsonl(tmp_path / "a.jsonl", [{"prompt": "a"}, {"prompt": "b", "answer": "c"}])).rows()
+    assert [row.answer for row in rows] == [None, "c"]
+
+
+def test_named_answer_must_be_there(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "a", "solution": "c"}])
+    message = error_of(FileSource(path, answer_key="solutoin"))
+    assert f"{path}:1 has no field 'solutoin'" in message
+    assert "Did you mean 'solution'?" in message
+    assert "Set answer_key" in message
+
+
+@pytest.mark.parametrize("name", ["gone.jsonl", "gone.parquet"])
+def test_missing_file(tmp_path, name):
+    assert error_of(FileSource(str(tmp_path / name))).startswith(
+        f"data source path {str(tmp_path / name)!r} is no file"
+    )
+
+
+@pytest.mark.parametrize("name", ["data.csv", "data.json", "data"])
+def test_unknown_suffix(tmp_path, name):
+    message = error_of(FileSource(str(tmp_path / name)))
+    assert name in message
+    assert ".jsonl" in message
+    assert ".parquet" in message
+
+
+@pytest.mark.parametrize("text", ["", "\n\n"])
+def test_empty_jsonl(tmp_path, text):
+    path = tmp_path / "a.jsonl"
+    path.write_text(text)
+    assert f"data source path {str(path)!r} is empty" in error_of(FileSource(str(path)))
+
+
+def test_empty_parquet(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"prompt": pyarrow.array([], pyarrow.string())}), path)
+    assert f"data source path {str(path)!r} is empty" in error_of(FileSource(str(path)))
+
+
+def test_malformed_json(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": "b",}\n')
+    with pytest.raises(json.JSONDecodeError) as parser_error:
+        json.loads('{"prompt": "b",}\n')
+    assert error_of(FileSource(str(path))) == f"{path}:2 is no valid JSON: {parser_error.value}"
+
+
+def test_line_that_is_no_utf8(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xe9"}\n')
+    message = error_of(FileSource(str(path)))
+    assert message.startswith(f"{path}:2 is no valid JSON")
+    assert "utf-8" in message
+
+
+@pytest.mark.parametrize(("line", "kind"), [('["a"]', "list"), ('"a"', "str"), ("3", "int")])
+def test_line_that_is_no_object(tmp_path, line, kind):
+    path = tmp_path / "a.jsonl"
+    path.write_text(line)
+    assert error_of(FileSource(str(path))).startswith(f"{path}:1 is a JSON {kind}: each line must be an object")
+
+
+@pytest.mark.parametrize(("write", "name"), [(write_jsonl, "a.jsonl"), (write_parquet, "a.parquet")])
+def test_missing_prompt_key(tmp_path, write, name):
+    path = write(tmp_path / name, [{"promt": "a", "answer": "b"}])
+    message = error_of(FileSource(path))
+    assert f"{path}:1 has no field 'prompt'; its fields are promt, answer." in message
+    assert "Did you mean 'promt'?" in message
+    assert "Set prompt_key" in message
+
+
+def test_empty_object_has_no_fields(tmp_path):
+    assert "its fields are none" in error_of(FileSource(write_jsonl(tmp_path / "a.jsonl", [{}])))
+
+
+@pytest.mark.parametrize("prompt", [None, 3, [], {"role": "user", "content": "a"}])
+def test_prompt_that_is_neither_text_nor_messages(tmp_path, prompt):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"prompt": prompt}])
+    assert error_of(FileSource(path)).startswith(f"{path}:1: 'prompt' is {prompt!r}: give text, or a list of messages")
+
+
+@pytest.mark.parametrize("message", ["a", {"content": "a"}, {"role": "user"}, {"role": "user", "content": ["a"]}])
+def test_malformed_message(tmp_path, message):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"prompt": [message]}])
+    assert f"{path}:1: 'prompt' has the message {message!r}" in error_of(FileSource(path))
+
+
+def test_broken_parquet(tmp_path):
+    path = tmp_path / "a.parquet"
+    path.write_text("not parquet at all")
+    assert f"data source path {str(path)!r} is no valid parquet file" in error_of(FileSource(str(path)))
+
+
+def test_parquet_without_pyarrow(tmp_path, monkeypatch):
+    path = write_parquet(tmp_path / "a.parquet", RECORDS)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    assert "pip install pyarrow" in error_of(FileSource(path))
+
+
+@pytest.mark.parametrize("source", [FileSource, HFDatasetSource])
+def test_limit_below_one(source):
+    with pytest.raises(ConfigError, match="data source limit is 0"):
+        source("a.jsonl", limit=0)
+
+
+def test_saved_dataset(tmp_path):
+    datasets.Dataset.from_list(RECORDS).save_to_disk(tmp_path / "sums")
+    rows = list(HFDatasetSource(str(tmp_path / "sums")).rows())
+    assert rows[0] == PromptRow("sums/train:0", "1 + 1 =", "2", {"level": 1})
+    assert [row.answer for row in rows] == ["2", "5", "8"]
+
+
+def test_saved_dataset_with_messages_and_limit(tmp_path):
+    datasets.Dataset.from_list([{"prompt": CHAT, "answer": "2"}] * 3).save_to_disk(tmp_path / "sums")
+    rows = list(HFDatasetSource(str(tmp_path / "sums"), limit=2).rows())
+    assert [row.prompt for row in rows] == [CHAT, CHAT]
+
+
+def test_saved_dictionary_of_splits(tmp_path):
+    splits = {"train": datasets.Dataset.from_list(RECORDS), "test": datasets.Dataset.from_list(RECORDS[:1])}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "sums")
+    assert [row.uid for row in HFDatasetSource(str(tmp_path / "sums"), split="test").rows()] == ["sums/test:0"]
+    message = error_of(HFDatasetSource(str(tmp_path / "sums"), split="tets"))
+    assert "has no split 'tets', only train, test. Did you mean 'test'?" in message
+
+
+def test_saved_dataset_has_one_split_and_no_configurations(tmp_path):
+    datasets.Dataset.from_list(RECORDS, split="test").save_to_disk(tmp_path / "sums")
+    assert "has no split 'train', only test" in error_of(HFDatasetSource(str(tmp_path / "sums")))
+    message = error_of(HFDatasetSource(str(tmp_path / "sums"), name="main", split="test"))
+    assert "leave out name (now 'main')" in message
+
+
+def test_folder_of_data_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "sums").mkdir()
+    write_jsonl(tmp_path / "sums" / "train.jsonl", RECORDS)
+    write_jsonl(tmp_path / "sums" / "test.jsonl", RECORDS[:1])
+    assert len(list(HFDatasetSource(str(tmp_path / "sums")).rows())) == 3
+    assert [row.uid for row in HFDatasetSource(str(tmp_path / "sums"), split="test").rows()] == ["sums/test:0"]
+    message = error_of(HFDatasetSource(str(tmp_path / "sums"), split="validation"))
+    assert "split 'validation' cannot be loaded by datasets" in message
+
+
+def test_dataset_that_does_not_exist(tmp_path):
+    message = error_of(HFDatasetSource(str(tmp_path / "gone")))
+    assert f"path {str(tmp_path / 'gone')!r}" in message
+    assert "cannot be loaded" in message
+
+
+def test_empty_dataset(tmp_path):
+    datasets.Dataset.from_dict({"prompt": []}).save_to_disk(tmp_path / "sums")
+    assert "cannot be loaded by datasets" in error_of(HFDatasetSource(str(tmp_path / "sums")))
+
+
+def test_cause_of_a_failed_build_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "sums").mkdir()
+    (tmp_path / "sums" / "train.jsonl").write_text("no json")
+    message = error_of(HFDatasetSource(str(tmp_path / "sums")))
+    assert "An error occurred while generating the dataset (" in message
+    assert "JSON parse error" in message
+
+
+def test_dataset_without_the_prompt_column(tmp_path):
+    datasets.Dataset.from_list(RECORDS).save_to_disk(tmp_path / "sums")
+    message = error_of(HFDatasetSource(str(tmp_path / "sums"), prompt_key="question"))
+    assert "sums/train:0 has no field 'question'; its fields are prompt, answer, level." in message
+
+
+def test_without_datasets(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert "pip install datasets" in error_of(HFDatasetSource("openai/gsm8k"))
+
+
+def test_reasoning_gym_rows():
+    options = {"min_terms": 2, "max_terms": 3}
+    expected = reasoning_gym.create_dataset("chain_sum", size=5, seed=7, **options)
+    rows = list(ReasoningGymSource("chain_sum", size=5, seed=7, config=options).rows())
+    assert [row.prompt for row in rows] == [entry["question"] for entry in expected]
+    assert [row.answer for row in rows] == [entry["answer"] for entry in expected]
+    assert rows[2].metadata == {"task": "chain_sum", "entry": expected[2]}
+    assert rows[2].uid == "chain_sum/seed=7:2"
+    assert expected.score_answer(rows[2].answer, rows[2].metadata["entry"]) == 1.0
+
+
+def test_reasoning_gym_seeds_one_apart_overlap():
+    # the docstring warns of this; should reasoning-gym change it, the warning can go
+    first, second = (list(ReasoningGymSource("chain_sum", size=5, seed=seed).rows()) for seed in (0, 1))
+    assert [row.prompt for row in first[1:]] == [row.prompt for row in second[:-1]]
+
+
+def test_reasoning_gym_instruction():
+    (plain,) = ReasoningGymSource("chain_sum", size=1).rows()
+    (asked,) = ReasoningGymSource("chain_sum", size=1, instruction="Answer with a number.").rows()
+    assert asked.prompt == f"{plain.prompt}\nAnswer with a number."
+
+
+def test_unknown_reasoning_gym_task():
+    message = error_of(ReasoningGymSource("chain_sums"))
+    assert "'chain_sums' is no reasoning-gym task. Did you mean 'chain_sum'?" in message
+    assert "word_sorting" in message
+
+
+def test_unknown_reasoning_gym_option():
+    message = error_of(ReasoningGymSource("chain_sum", config={"max_term": 3}))
+    assert "no option 'max_term'. Did you mean 'max_terms'?" in message
+    assert "Its options are allow_negation, max_digits, max_terms, min_digits, min_terms." in message
+
+
+@pytest.mark.parametrize("config", [{"min_terms": 5, "max_terms": 2}, {"min_terms": "two"}])
+def test_refused_reasoning_gym_option(config):
+    assert "is refused" in error_of(ReasoningGymSource("chain_sum", config=config))
+
+
+@pytest.mark.parametrize("option", ["size", "seed"])
+def test_reasoning_gym_size_and_seed_stand_beside_config(option):
+    assert f"has {option!r}: write it beside config" in error_of(ReasoningGymSource("chain_sum", config={option: 3}))
+
+
+def test_reasoning_gym_size_below_one():
+    with pytest.raises(ConfigError, match="data source size is 0"):
+        ReasoningGymSource("chain_sum", size=0)
+
+
+def test_without_reasoning_gym(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    assert "pip install 'rlplug[reasoning]'" in error_of(ReasoningGymSource("chain_sum"))
+
+
+def test_sources_from_yaml(tmp_path):
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(PromptSource, "source")
+    parser.add_argument("--config", action="config")
+    (tmp_path / "a.yaml").write_text(
+        "source:\n  class_path: ReasoningGymSource\n  init_args: {task: chain_sum, size: 2, config: {min_terms: 3}}\n"
+    )
+    source = parser.instantiate(parser.parse_args(["--config", str(tmp_path / "a.yaml")])).source
+    assert isinstance(source, ReasoningGymSource)
+    assert (source.task, source.size, source.config) == ("chain_sum", 2, {"min_terms": 3})
