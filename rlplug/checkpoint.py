@@ -64,7 +64,7 @@ class RLCheckpoint(Callback):
                 shutil.rmtree(partial, ignore_errors=True)
                 folder.mkdir(parents=True, exist_ok=True)
             trainer.strategy.barrier()
-            trainer.save_checkpoint(partial)
+            trainer.save_checkpoint(partial, weights_only=False)
         except (OSError, RuntimeError, CheckpointException) as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise RunError(_failure(folder, final, error)) from error

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import sys
 import traceback
-import warnings
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rlplug.errors import ConfigError, RLPlugError
-from rlplug.plugin_manager import BLOCK_VARIABLE, PluginManager, describe, use_plugins
+from rlplug.plugin_manager import BLOCK_VARIABLE, PluginManager, PluginRecord, describe, use_plugins
 
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
@@ -60,7 +59,6 @@ def _run(arguments: list[str], blocked: list[str]) -> int:
         return _report_command(arguments[1:])
     if command not in ("fit", "validate"):
         raise ConfigError(f"there is no command {command!r}: use fit, validate, plugins or report.")
-    _quieten()
     sys.path.insert(0, os.getcwd())  # so that a reward function next to the configuration can be named
     manager = use_plugins(PluginManager(blocked))
     os.environ[BLOCK_VARIABLE] = ",".join(manager.blocked)  # for the ranks that Lightning starts
@@ -78,13 +76,36 @@ def _plugins_command(arguments: list[str], blocked: list[str]) -> int:
     if options.json:
         print(json.dumps(describe(records), indent=2))
     else:
-        table = Table("plugin", "distribution", "version", "API", "registers", "hooks", "state")
         for record in records:
-            state = record.state if not record.reason else f"{record.state}: {record.reason}"
-            registers, hooks = "\n".join(record.registers), "\n".join(record.hooks)
-            table.add_row(record.name, record.distribution, record.version, record.api_range, registers, hooks, state)
-        Console().print(table if records else "no plugins are installed: pip install rlplug-algos")
+            _print_plugin(record)
+        if len(records) == 1:
+            print("no plugins are installed: pip install rlplug-algos")
     return EXIT_ERROR if any(record.state == "failed" for record in records) else 0
+
+
+def _print_plugin(record: PluginRecord) -> None:
+    """Print one plugin as a block; lines wrap between words, and nothing is cut however narrow the terminal."""
+    console = Console(highlight=False)
+    state = Text(record.state, {"loaded": "green", "blocked": "yellow", "failed": "red"}[record.state])
+    api = f", hook API {record.api_range}" if record.api_range else ""
+    title = Text.assemble((record.name, "bold"), " ", state, f" ({record.distribution} {record.version}{api})")
+    console.print(title, soft_wrap=True)
+    rows: dict[str, list[str]] = {}
+    for registered in record.registers:
+        kind, name = registered.split("/")
+        rows.setdefault(kind, []).append(name)
+    if record.hooks:
+        rows["hooks"] = [name.removeprefix("rlplug_") for name in record.hooks]
+    if record.state == "failed":
+        console.print(f"  file  {record.file or 'not found'}", soft_wrap=True, markup=False)
+        rows = {"reason": [record.reason]}
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, values in rows.items():
+        grid.add_row(f"  {label}", Text(", ".join(values)))
+    if rows:
+        console.print(grid)
 
 
 def _report_command(arguments: list[str]) -> int:
@@ -113,9 +134,3 @@ def _take_values(arguments: list[str], option: str) -> list[str]:
         values.append(arguments[index + 1])
         del arguments[index : index + 2]
     return values
-
-
-def _quieten() -> None:
-    """Silence what libraries say on every run and no user can act on."""
-    warnings.filterwarnings("ignore", message=".*is not a known Lightning.*")
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import warnings
 from pathlib import Path
 
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from transformers.utils import logging as transformers_logging
 
 from rlplug.checkpoint import RLCheckpoint, newest_checkpoint
 from rlplug.datamodule import PromptDataModule
 from rlplug.errors import ConfigError
 from rlplug.module import RLModule
+from rlplug.parser import RLArgumentParser
 from rlplug.progress import RLProgressBar
 from rlplug.run_folder import RunFolder
 
@@ -34,10 +38,12 @@ class RLCLI(LightningCLI):
         run_folder: RunFolder = self._get(self.config_init, "run")
         config = self.config[self.config.subcommand]
         run_folder.config_yaml = self._parser(self.subcommand).dump(config, skip_none=False)
+        run_folder.resumed_from = config.ckpt_path
 
 
 def run_lightning(arguments: list[str]) -> bool:
     """Run ``fit`` or ``validate``; return whether Ctrl-C ended it."""
+    _quieten()
     sys.argv[1:] = _with_resume(arguments)  # where LightningCLI reads, and with which Lightning starts other ranks
     cli = RLCLI(
         RLModule,
@@ -56,9 +62,18 @@ def run_lightning(arguments: list[str]) -> bool:
             "callbacks": [RLProgressBar()],
         },
         auto_configure_optimizers=False,
-        parser_kwargs={name: {"exit_on_error": False} for name in ("fit", "validate")},
+        parser_class=RLArgumentParser,
+        parser_kwargs={"allow_abbrev": False, **{name: {"allow_abbrev": False} for name in RLCLI.subcommands()}},
     )
     return bool(cli.model.stop_signal.is_set)
+
+
+def _quieten() -> None:
+    """Silence what the libraries say on every run and no user can act on."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")  # Lightning 2.6 with torch 2.13
+    transformers_logging.disable_progress_bar()
 
 
 def _with_resume(arguments: list[str]) -> list[str]:

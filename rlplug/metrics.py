@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 
-from rlplug.types import RewardError, Sample
+from rlplug.types import RewardError, Rollout
 
 
-def rollout_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Summarise scored samples: rewards (failed ones left out and counted), lengths in tokens, how they ended."""
+def rollout_metrics(rollout: Rollout) -> dict[str, float]:
+    """Summarise all scored samples of a step, selected or not.
+
+    Returns:
+        Rewards, with failed ones left out and counted; lengths in tokens; how completions ended; the share of samples
+        that were selected for training.
+    """
+    samples = rollout.samples + rollout.rejected
     lengths = [sample.num_response_tokens for sample in samples]
     scored = [sample.reward for sample in samples if not sample.errors]
     metrics = {
         "reward/error_share": 1 - len(scored) / len(samples),
+        "completion/num_tokens": float(sum(lengths)),
         "completion/length_mean": statistics.fmean(lengths),
         "completion/length_max": float(max(lengths)),
         "completion/truncated_share": sum(s.finish_reason == "length" for s in samples) / len(samples),
+        "filter/kept_share": len(rollout.samples) / len(samples),
     }
     if scored:
         metrics["reward/mean"] = statistics.fmean(scored)

@@ -117,8 +117,10 @@ class RLModule(LightningModule):
         """RL steps done; Lightning's ``global_step`` counts optimizer steps."""
         self.policy_version = 0
         self.step_metrics: dict[str, float] = {}
-        self.logged_samples: dict[str, Sequence[Sample]] = {}
-        """Newest samples by phase, ``train`` and ``validate``, for whoever logs them."""
+        self.newest_metrics: dict[str, float] = {}
+        """Of the last step that was logged, for the progress bar."""
+        self.newest_samples: list[tuple[str, int, Sequence[Sample]]] = []
+        """Phase (``train`` or ``validate``), step and samples, for whoever logs them."""
         self.effects: list[Effect] = []
         self.run_dir: Path | None = None
         self.stop_signal = StopSignal()
@@ -130,7 +132,7 @@ class RLModule(LightningModule):
     def training_step(self, tick: Any, batch_idx: int) -> None:
         """One RL step: eight phases. The data loader only drives the loop; prompts come from the stream."""
         with self.given_up_on_ctrl_c():
-            rollout = Rollout(())
+            rollout = Rollout()
             for refill in range(1 + self.algorithm.max_refills):
                 with self.phase("prompts"):
                     prompts = self.stream.take(self.plan.prompts_per_step - rollout.num_groups)
@@ -168,10 +170,12 @@ class RLModule(LightningModule):
     def keep_selected(self, rollout: Rollout, samples: list[Sample]) -> Rollout:
         """Add the groups that the algorithm wants to train on."""
         groups = Rollout(tuple(samples)).groups()
-        keep = self.algorithm.select(groups)
-        kept = [sample for group, wanted in zip(groups, keep, strict=True) if wanted for sample in group]
-        self.step_metrics |= {"filter/kept_share": sum(keep) / len(keep), **rollout_metrics(samples)}
-        return Rollout(rollout.samples + tuple(kept))
+        parts: dict[bool, list[Sample]] = {True: [], False: []}
+        for group, wanted in zip(groups, self.algorithm.select(groups), strict=True):
+            parts[wanted] += group
+        rollout = Rollout(rollout.samples + tuple(parts[True]), rollout.rejected + tuple(parts[False]))
+        self.step_metrics |= rollout_metrics(rollout)
+        return rollout
 
     def compute_logprobs(self, rollout: Rollout) -> Batch:
         """Make the batch, with the logprobs that the update needs; at a run's first step, compare with the engine's."""
@@ -180,8 +184,8 @@ class RLModule(LightningModule):
                 f"step {self.rollout_step}: {type(self.algorithm).__name__} accepted none of the groups, after "
                 f"{self.algorithm.max_refills} refills: every prompt is solved or hopeless. Use other prompts."
             )
-        self.logged_samples["train"] = rollout.samples
-        self._observe("rlplug_after_rollout", rollout=rollout)
+        self.newest_samples.append(("train", self.rollout_step + 1, rollout.samples))
+        self.step_metrics |= self._observe("rlplug_after_rollout", rollout=rollout)
         batch = Batch.from_samples(rollout.samples, self.spec.pad_token_id)
         if self._is_first_step or not self.plan.is_on_policy:
             old_logprobs, sampled = self.updater.forward_only(self.policy, batch)
@@ -235,14 +239,12 @@ class RLModule(LightningModule):
     def log_step(self) -> None:
         """Hand the step's metrics to plugins and loggers, and end the run after its last step or Ctrl-C."""
         metrics = {**self.step_metrics, **self.driver.drain_metrics(), **self.clock.drain()}
-        num_tokens = sum(sample.num_response_tokens for sample in self.logged_samples["train"])
-        metrics["throughput/tokens_per_s"] = num_tokens / metrics["time/step"]
-        self.step_metrics = metrics
-        self._observe("rlplug_after_update", metrics=MappingProxyType(metrics))
+        metrics["throughput/tokens_per_s"] = metrics["completion/num_tokens"] / metrics["time/step"]
+        metrics |= self._observe("rlplug_after_update", metrics=MappingProxyType(metrics))
         self._send_to_loggers(metrics)
         stop = self.strategy.any_rank(self.stop_signal.is_set)
         self.trainer.should_stop = stop or self.rollout_step >= self.total_steps
-        self.step_metrics = {}
+        self.newest_metrics, self.step_metrics = metrics, {}
 
     # ---- parts of phases ------------------------------------------------------------------------------------------
 
@@ -283,13 +285,13 @@ class RLModule(LightningModule):
         samples = self.score(
             self.driver.complete(self.val_prompts, self.validation.num_samples, sampling, key, self.policy_version)
         )
-        self.logged_samples["validate"] = samples
+        self.newest_samples.append(("validate", self.rollout_step, samples))
         return validation_metrics(samples, self.validation.pass_threshold)
 
-    def _observe(self, hook: str, **arguments: Any) -> None:
-        """Call an observation hook and keep the metrics that plugins return."""
-        for extra in getattr(plugins().hook, hook)(step=self.rollout_step, **arguments):
-            self.step_metrics |= extra or {}
+    def _observe(self, hook: str, **arguments: Any) -> dict[str, float]:
+        """Call an observation hook and return the metrics that plugins add."""
+        added = getattr(plugins().hook, hook)(step=self.rollout_step, **arguments)
+        return {name: value for extra in added for name, value in extra.items()}
 
     def _send_to_loggers(self, metrics: dict[str, float]) -> None:
         for logger in self.loggers:

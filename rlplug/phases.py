@@ -83,6 +83,7 @@ class StopSignal:
         self._former: Any = None
 
     def install(self) -> None:
+        self.is_set = False
         self._former = signal.getsignal(signal.SIGINT)
         signal.signal(signal.SIGINT, self._handle)
 

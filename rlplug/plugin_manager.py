@@ -8,51 +8,31 @@ that names the distribution, its version, the file and the fix, unless the plugi
 from __future__ import annotations
 
 import graphlib
-import itertools
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from importlib.metadata import Distribution, EntryPoint, entry_points
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points, version
 from types import ModuleType
-from typing import Any, Final, Literal
+from typing import Any, Final, TypeAlias
 
 import pluggy
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from rlplug import core_plugin, hookspecs
 from rlplug.errors import ConfigError, PluginError, did_you_mean
-from rlplug.hookspecs import API_VERSION, ENTRY_POINT_GROUP, WRAPPER_ONLY
-from rlplug.registry import Registry
+from rlplug.hookspecs import API_VERSION, ENTRY_POINT_GROUP
+from rlplug.plugin_checks import BLOCK_VARIABLE, REGISTRATION_PREFIX, PluginRecord, import_checked
+from rlplug.registry import Registration, Registry
+
+__all__ = ["BLOCK_VARIABLE", "PluginManager", "PluginRecord", "describe", "hookimpl", "plugins", "use_plugins"]
 
 hookimpl: Final = pluggy.HookimplMarker("rlplug")
 """Marks a plugin's implementation of a hook."""
 
-BLOCK_VARIABLE: Final = "RLPLUG_BLOCK"
-REGISTRATION_PREFIX: Final = "rlplug_register_"
+CORE: Final = "rlplug"
+"""Name of the core among the plugins."""
 
-
-@dataclass
-class PluginRecord:
-    """One plugin as ``rlplug plugins`` shows it."""
-
-    name: str
-    distribution: str
-    version: str
-    file: str = ""
-    api_range: str = ""
-    registers: list[str] = field(default_factory=list)
-    hooks: list[str] = field(default_factory=list)
-    state: Literal["loaded", "blocked", "failed"] = "loaded"
-    reason: str = ""
-
-    def fail(self, problem: str, fix: str) -> PluginError:
-        """Mark the plugin as failed and return the error that says so."""
-        self.state, self.reason = "failed", problem
-        where = f" in {self.file}" if self.file else ""
-        return PluginError(
-            f"plugin {self.name!r} (distribution {self.distribution} {self.version}){where}: {problem} {fix} "
-            f"Or leave the plugin out: --block {self.name}, or {BLOCK_VARIABLE}={self.name}."
-        )
+Modules: TypeAlias = dict[str, tuple[ModuleType, PluginRecord]]
+"""Plugins by name."""
 
 
 class PluginManager:
@@ -74,7 +54,8 @@ class PluginManager:
         self._strict = strict
         self._pluggy = pluggy.PluginManager("rlplug")
         self._pluggy.add_hookspecs(hookspecs)
-        self.blocked = sorted({*blocked, *filter(None, os.environ.get(BLOCK_VARIABLE, "").split(","))})
+        from_variable = (name.strip() for name in os.environ.get(BLOCK_VARIABLE, "").split(","))
+        self.blocked = sorted({*blocked, *filter(None, from_variable)})
         self._load()
 
     @property
@@ -83,147 +64,107 @@ class PluginManager:
         return self._pluggy.hook
 
     def _load(self) -> None:
-        modules: dict[str, tuple[ModuleType, PluginRecord]] = {}
+        modules: Modules = {CORE: (core_plugin, _core_record())}
+        self.records.append(modules[CORE][1])
         for entry_point in self._entry_points():
             record = _record_of(entry_point)
             self.records.append(record)
             if {record.name, record.distribution} & set(self.blocked):
                 record.state, record.reason = "blocked", "by name"
                 continue
-            try:
-                modules[record.name] = (_import_checked(entry_point, record), record)
-            except PluginError:
-                if self._strict:
-                    raise
-        self._pluggy.register(core_plugin, name="rlplug")
-        _call_registration(core_plugin, self.registry)
-        # pluggy calls the plugin that was registered last first
-        ordered = _ordered(modules)
-        for name in reversed(ordered):
-            self._register(*modules[name])
-        for name in ordered:
-            self._collect_registrations(*modules[name])
+            with self._failures():
+                if record.name in modules:
+                    raise _name_taken(record, modules[record.name][1])
+                module = import_checked(entry_point, record)
+                for other_module, other in modules.values():
+                    if module is other_module:
+                        raise record.fail(f"plugin {other.name!r} is this module too.", "Keep one of the entry points.")
+                modules[record.name] = (module, record)
+        order = self._ordered(modules)
+        # pluggy calls the plugin that was registered last first, and the core comes after all others
+        for name in [CORE, *reversed(order)]:
+            self._pluggy.register(modules[name][0], name=name)
+        for name in [CORE, *order]:
+            with self._failures():
+                self._collect_registrations(*modules[name])
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Stop at a plugin that is wrong when ``strict``; otherwise its record is enough."""
+        try:
+            yield
+        except PluginError:
+            if self._strict:
+                raise
 
     def _entry_points(self) -> list[EntryPoint]:
-        found = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda e: (e.name, e.value))
-        known = {e.name for e in found} | {e.dist.name for e in found if e.dist}
+        found = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda e: (e.name, _record_of(e).distribution))
+        known = {name for e in found for name in (e.name, _record_of(e).distribution)}
         for name in sorted(set(self.blocked) - known):
             raise ConfigError(
                 f"cannot block {name!r}: no plugin has that name.{did_you_mean(name, known)} "
                 f"Installed: {', '.join(sorted(known)) or 'none'}."
             )
-        for first, second in itertools.pairwise(found):
-            if first.name == second.name:
-                raise PluginError(
-                    f"the distributions {_distribution(first)} and {_distribution(second)} both have a plugin named "
-                    f"{first.name!r}: uninstall one."
-                )
         return found
 
-    def _register(self, module: ModuleType, record: PluginRecord) -> None:
-        try:
-            self._pluggy.register(module, name=record.name)
-        except pluggy.PluginValidationError as error:
-            failure = record.fail(f"{error}.", "Take only arguments that rlplug.hookspecs lists for the hook.")
-            if self._strict:
-                raise failure from error
-            self._pluggy.unregister(module)
+    def _ordered(self, modules: Modules) -> list[str]:
+        """Return the names in the order of calls, without the core's; plugins in a circle leave ``modules``."""
+        while True:
+            try:
+                return _sorted({name: module for name, (module, _) in modules.items() if name != CORE})
+            except graphlib.CycleError as error:
+                circle: list[str] = error.args[1]
+                described = " -> ".join(f"{name} ({modules[name][1].distribution})" for name in circle)
+                for name in circle[1:]:  # the first is the last again
+                    failure = modules.pop(name)[1].fail(
+                        f"each of these wants to run before the next: {described}.",
+                        "Drop one of their RLPLUG_BEFORE or RLPLUG_AFTER.",
+                    )
+                with self._failures():
+                    raise failure from error
 
     def _collect_registrations(self, module: ModuleType, record: PluginRecord) -> None:
-        if record.state != "loaded":
-            return
         self.registry.set_owner(record.distribution)
-        before = {r.name for r in self.registry.by_distribution().get(record.distribution, [])}
+        before = self._registered_by(record)
         try:
             _call_registration(module, self.registry)
         except Exception as error:
-            failure = record.fail(f"registering failed: {error}", "Fix the plugin, or install a version that works.")
-            if self._strict:
-                raise failure from error
-        registered = self.registry.by_distribution().get(record.distribution, [])
-        record.registers = [f"{r.kind}/{r.name}" for r in registered if r.name not in before]
+            problem = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}."
+            fix = f"Another version of {record.distribution} may fit."
+            raise record.fail(f"registering failed: {problem}", fix) from error
+        finally:
+            record.registers = [f"{r.kind}/{r.name}" for r in self._registered_by(record) if r not in before]
+
+    def _registered_by(self, record: PluginRecord) -> list[Registration]:
+        return list(self.registry.by_distribution().get(record.distribution, []))
+
+
+def _core_record() -> PluginRecord:
+    hooks = sorted(name for name in vars(core_plugin) if name.startswith("rlplug_"))
+    return PluginRecord(CORE, "rlplug", version("rlplug"), core_plugin.__file__, API_VERSION, hooks=hooks)
 
 
 def _record_of(entry_point: EntryPoint) -> PluginRecord:
-    distribution: Distribution | None = entry_point.dist
-    name = distribution.name if distribution else "unknown"
-    return PluginRecord(entry_point.name, name, distribution.version if distribution else "unknown")
+    assert entry_point.dist is not None  # only one that was made by hand has none
+    return PluginRecord(entry_point.name, entry_point.dist.name, entry_point.dist.version)
 
 
-def _distribution(entry_point: EntryPoint) -> str:
-    return f"{entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else "unknown"
+def _name_taken(record: PluginRecord, other: PluginRecord) -> PluginError:
+    return record.fail(
+        f"{other.distribution} {other.version} has a plugin of that name too.",
+        f"Rename an entry point, uninstall one, or block it by its distribution: --block {record.distribution}.",
+    )
 
 
-def _import_checked(entry_point: EntryPoint, record: PluginRecord) -> ModuleType:
-    """Import a plugin's module and check all that can be checked without calling it."""
-    try:
-        module = entry_point.load()
-    except Exception as error:
-        raise record.fail(
-            f"importing {entry_point.value!r} raised {type(error).__name__}: {error}.",
-            f"Install what it misses, or another version of {record.distribution}.",
-        ) from error
-    if not isinstance(module, ModuleType):
-        raise record.fail(f"{entry_point.value!r} is no module.", "Let the entry point name the module alone.")
-    record.file = getattr(module, "__file__", "") or ""
-    _check_api_range(module, record)
-    record.hooks = _checked_hooks(module, record)
-    return module
-
-
-def _check_api_range(module: ModuleType, record: PluginRecord) -> None:
-    declared = getattr(module, "RLPLUG_API_VERSION", None)
-    if declared is None:
-        raise record.fail("it declares no RLPLUG_API_VERSION.", 'Write RLPLUG_API_VERSION = ">=1,<2" in the module.')
-    record.api_range = str(declared)
-    try:
-        supported = SpecifierSet(record.api_range)
-    except InvalidSpecifier as error:
-        raise record.fail(
-            f"RLPLUG_API_VERSION = {declared!r} is no version range.", 'Write it like ">=1,<2".'
-        ) from error
-    if API_VERSION not in supported:
-        raise record.fail(
-            f"it supports hook API {declared}, and this rlplug has {API_VERSION}.",
-            f"Install a version of {record.distribution} for API {API_VERSION}, or another rlplug.",
-        )
-
-
-def _checked_hooks(module: ModuleType, record: PluginRecord) -> list[str]:
-    """Return the hooks that ``module`` implements; misspelled, unmarked and misused ones raise."""
-    specified = [name for name in vars(hookspecs) if name.startswith("rlplug_")]
-    implemented = []
-    for name, function in sorted(vars(module).items()):
-        options = getattr(function, "rlplug_impl", None)
-        if options is None and not (name.startswith("rlplug_") and callable(function)):
-            continue
-        if name not in specified:
-            raise record.fail(f"there is no hook {name!r}.{did_you_mean(name, specified)}", "Rename the function.")
-        if options is None:
-            raise record.fail(f"{name} is not marked.", "Put @rlplug.plugin_manager.hookimpl above it.")
-        if name in WRAPPER_ONLY and not options["wrapper"]:
-            raise record.fail(f"{name} would replace what the core does.", "Mark it @hookimpl(wrapper=True) and yield.")
-        implemented.append(name)
-    if not implemented:
-        raise record.fail("it implements no hook.", "Implement one of those in rlplug.hookspecs.")
-    return implemented
-
-
-def _ordered(modules: dict[str, tuple[ModuleType, PluginRecord]]) -> list[str]:
+def _sorted(modules: dict[str, ModuleType]) -> list[str]:
     """Sort by name, then by RLPLUG_BEFORE and RLPLUG_AFTER; names that are not installed are ignored."""
-    after: dict[str, set[str]] = {name: set() for name in sorted(modules)}
-    for name, (module, _) in modules.items():
-        after[name] |= set(getattr(module, "RLPLUG_AFTER", ())) & modules.keys()
+    earlier: dict[str, set[str]] = {name: set() for name in sorted(modules)}
+    for name, module in modules.items():
+        earlier[name] |= set(getattr(module, "RLPLUG_AFTER", ())) & modules.keys()
         for later in set(getattr(module, "RLPLUG_BEFORE", ())) & modules.keys():
-            after[later].add(name)
-    sorter = graphlib.TopologicalSorter(after)
-    try:
-        sorter.prepare()
-    except graphlib.CycleError as error:
-        raise PluginError(
-            f"plugins want to run before one another: {' -> '.join(error.args[1])}. "
-            "Drop one of their RLPLUG_BEFORE or RLPLUG_AFTER, or block one."
-        ) from error
+            earlier[later].add(name)
+    sorter = graphlib.TopologicalSorter(earlier)
+    sorter.prepare()
     order: list[str] = []
     ready: list[str] = []
     while sorter.is_active():

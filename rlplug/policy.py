@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
@@ -50,7 +54,7 @@ class PolicyConfig:
 
 @dataclass(frozen=True)
 class PolicyOutput:
-    """What one forward pass says of the tokens of a batch; 0 outside the positions that were computed."""
+    """What one forward pass says of the tokens of a batch; 0 where ``response_mask`` is false, however rows are cut."""
 
     logprobs: Tensor
     """float32 [B, T]: under the tempered distribution, which is what trains"""
@@ -63,10 +67,9 @@ class PolicyOutput:
 def load_tokenizer(config: PolicyConfig) -> PreTrainedTokenizerBase:
     """Load the tokenizer; padding, which masks always hide, uses the end token when the tokenizer has none."""
     _check_folder(config)
-    try:
-        tokenizer: PreTrainedTokenizerBase = plugins().hook.rlplug_make_tokenizer(path=config.path)
-    except (OSError, ValueError) as error:
-        raise _unloadable(config, "tokenizer", error) from error
+    tokenizer: PreTrainedTokenizerBase = _read(
+        config, "tokenizer", plugins().hook.rlplug_make_tokenizer, path=config.path
+    )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -117,22 +120,17 @@ def load_model(config: PolicyConfig) -> nn.Module:
     model_config = _model_config(config)
     for owner in (model_config, model_config.get_text_config()):
         for key, value in vars(owner).items():
-            if isinstance(value, float) and key.endswith(("dropout", "pdrop")):
+            if isinstance(value, float) and "drop" in key:  # attention_dropout, attn_pdrop, layerdrop, ...
                 setattr(owner, key, 0.0)
     options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": config.attn_implementation}
     model: Any
     if config.init == "random":
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
-            model = AutoModelForCausalLM.from_config(model_config, **options)
+            torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would move the GPUs' generators too
+            model = _read(config, "model", AutoModelForCausalLM.from_config, model_config, **options)
     else:
-        try:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                config.path, config=model_config, use_safetensors=True, output_loading_info=True, **options
-            )
-        except (OSError, ValueError) as error:
-            raise _unloadable(config, "weights", error) from error
-        model, info = loaded
+        options |= {"config": model_config, "use_safetensors": True, "output_loading_info": True}
+        model, info = _read(config, "weights", AutoModelForCausalLM.from_pretrained, config.path, **options)
         if missing := sorted(info["missing_keys"]):
             raise ConfigError(
                 f"model.policy.path {config.path!r} has no value for {len(missing)} weights, first {missing[0]!r}: "
@@ -157,7 +155,8 @@ def policy_forward(model: nn.Module, batch: Batch, sampling: SamplingParams, ent
     targets = batch.input_ids[:, start:]
 
     def aligned(values: Tensor) -> Tensor:
-        return torch.nn.functional.pad(values, (start, 0))
+        # what a masked position holds would depend on the split, and far from old_logprobs its ratio overflows
+        return torch.nn.functional.pad(values, (start, 0)).masked_fill(~batch.response_mask, 0.0)
 
     logprobs = aligned(token_logprobs(logits, targets))
     sampled = logprobs.detach()
@@ -177,15 +176,15 @@ def export_policy(model: Any, tokenizer: PreTrainedTokenizerBase, dtype: torch.d
     weights = {name: tensor.to(dtype) for name, tensor in full.items()}
     if rank == 0:
         model.save_pretrained(folder, state_dict=weights)
+        exported = copy.deepcopy(model.config)
+        exported.dtype = dtype  # save_pretrained wrote that of the float32 shards
+        exported.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
 
 def _model_config(config: PolicyConfig) -> Any:
     _check_folder(config)
-    try:
-        return AutoConfig.from_pretrained(config.path)
-    except (OSError, ValueError) as error:
-        raise _unloadable(config, "configuration", error) from error
+    return _read(config, "configuration", AutoConfig.from_pretrained, config.path)
 
 
 def _generation_config(config: PolicyConfig) -> GenerationConfig | None:
@@ -202,7 +201,11 @@ def _check_folder(config: PolicyConfig) -> None:
         raise ConfigError(f"model.policy.path: the folder {config.path!r} does not exist.")
 
 
-def _unloadable(config: PolicyConfig, what: str, error: Exception) -> ConfigError:
-    reason = str(error).strip().splitlines()[0]
-    place = "the folder" if Path(config.path).is_dir() else "no folder has that name, and as a hub name it"
-    return ConfigError(f"model.policy.path {config.path!r}: {place} gives no {what}: {reason}")
+def _read(config: PolicyConfig, what: str, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+    """Call ``function``, and turn what transformers raises over unusable files or options into a ConfigError."""
+    try:
+        return function(*args, **options)
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError, StrictDataclassError) as error:
+        reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
+        place = "the folder" if Path(config.path).is_dir() else "no folder has that name, and as a hub name it"
+        raise ConfigError(f"model.policy.path {config.path!r}: {place} gives no {what}: {reason}") from error

@@ -42,7 +42,7 @@ class RLProgressBar(ProgressBar):
         module: Any = pl_module
         if not self._enabled:
             return
-        status = status_line({name: float(value) for name, value in trainer.callback_metrics.items()})
+        status = status_line(module.newest_metrics)
         if self._bar is not None:
             self._bar.set_postfix_str(status, refresh=False)
             self._bar.update(module.rollout_step - self._bar.n)

@@ -46,6 +46,8 @@ class RunFolder(Callback):
         self.report = report
         self.config_yaml: str | None = None
         """The resolved configuration; the command line sets it."""
+        self.resumed_from: str | None = None
+        """The checkpoint that the run goes on from; the command line sets it."""
         self._console = Console()
         self._record: dict[str, Any] = {}
 
@@ -79,7 +81,8 @@ class RunFolder(Callback):
             self._save_record()
 
     def _choose_folder(self, trainer: Trainer) -> Path:
-        if trainer.ckpt_path and (folder := run_dir_of(trainer.ckpt_path)):
+        """Return the run's own folder when it is resumed, else a new one, numbered."""
+        if trainer.state.fn == "fit" and self.resumed_from and (folder := run_dir_of(self.resumed_from)):
             return folder
         base = Path(self.dir)
         base.mkdir(parents=True, exist_ok=True)
@@ -101,6 +104,9 @@ class RunFolder(Callback):
         for row in module.plan.rows():
             table.add_row(*row)
         self._console.print(table)
+        for split, count in trainer.datamodule.num_filtered.items():  # type: ignore[attr-defined]
+            if count:
+                self._console.print(f"data.{split}: {count} prompts are too long and were left out")
         for effect in module.effects:
             self._console.print(f"took effect: {effect.description}")
         self._console.print(f"run folder: {self.path}")
@@ -123,20 +129,20 @@ class RunFolder(Callback):
 
     def _log_samples(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module: Any = pl_module
-        taken, module.logged_samples = module.logged_samples, {}
+        taken, module.newest_samples = module.newest_samples, []
         if not trainer.is_global_zero:
             return
-        for phase, samples in taken.items():
+        for phase, step, samples in taken:
             chosen = _spread(samples, self.samples_per_step)
             with (self.path / "samples.jsonl").open("a") as file:
                 for sample in chosen:
-                    file.write(json.dumps(_sample_record(sample, module.rollout_step, phase), default=str) + "\n")
+                    file.write(json.dumps(_sample_record(sample, step, phase), default=str) + "\n")
             if phase == "validate":
-                self._console.print(_samples_table(chosen, module.rollout_step))
+                self._console.print(_samples_table(chosen, step))
                 for logger in trainer.loggers:
                     if isinstance(logger, TensorBoardLogger):
                         text = "\n\n".join(f"{s.prompt.text} **{s.completion}** ({s.reward:g})" for s in chosen)
-                        logger.experiment.add_text("validate/samples", text, module.rollout_step)
+                        logger.experiment.add_text("validate/samples", text, step)
 
     def _drop_samples_after(self, step: int) -> None:
         path = self.path / "samples.jsonl"

@@ -146,7 +146,10 @@ class Sample:
 class Rollout:
     """The scored samples of a step, the same on every rank; groups are contiguous."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[Sample, ...] = ()
+    """Those that train."""
+    rejected: tuple[Sample, ...] = ()
+    """Those of groups that the algorithm did not select."""
 
     def groups(self) -> list[tuple[Sample, ...]]:
         """Return the samples of each prompt, in order."""

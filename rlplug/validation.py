@@ -33,6 +33,12 @@ class ValidationConfig:
     pass_threshold: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise ConfigError(f"model.validation.num_samples is {self.num_samples}: give at least 1.")
+        try:
+            self.sampling(max_new_tokens=1)
+        except ConfigError as error:
+            raise ConfigError(f"model.validation: {error}") from None
         if self.num_samples > 1 and self.temperature == 0:
             raise ConfigError(
                 f"model.validation.num_samples is {self.num_samples} and model.validation.temperature 0: greedy "

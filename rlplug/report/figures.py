@@ -9,6 +9,7 @@ from typing import Any, Final
 from rlplug.report.figure import HUES, Figure, Section, prefers_log
 from rlplug.report.run_data import Metrics
 from rlplug.report.series import MIN_SMOOTHED, Series
+from rlplug.rewards.runner import RESERVED_NAMES
 
 SECTIONS: Final[tuple[Section, ...]] = ("Learning", "Stability", "Speed and memory")
 

@@ -57,24 +57,34 @@ class HFRollout(RolloutEngine):
         if self._version is None:
             raise RunError("HFRollout has no complete set of weights: call update_weights before generate.")
         began = time.perf_counter()
-        completions: list[Completion] = []
-        for start in range(0, len(requests), self.max_batch_size):
-            completions += self._generate_batch(requests[start : start + self.max_batch_size], sampling)
-        self._num_tokens += sum(len(completion.token_ids) for completion in completions)
+        # requests that the context cuts short run apart, so that they cut short no other
+        by_room: dict[int, list[int]] = {}
+        for index, request in enumerate(requests):
+            by_room.setdefault(min(sampling.max_new_tokens, self._room(request)), []).append(index)
+        completions: dict[int, Completion] = {}
+        for num_new, indices in by_room.items():
+            for start in range(0, len(indices), self.max_batch_size):
+                chosen = indices[start : start + self.max_batch_size]
+                batch = self._generate_batch([requests[index] for index in chosen], sampling, num_new)
+                completions |= zip(chosen, batch, strict=True)
+        self._num_tokens += sum(len(completion.token_ids) for completion in completions.values())
         self._seconds += time.perf_counter() - began
-        return completions
+        return [completions[index] for index in range(len(requests))]
+
+    def _room(self, request: Request) -> int:
+        """Return how many tokens the context leaves for a completion."""
+        room = self._policy.max_context - len(request.prompt_ids)
+        if room < 1:
+            raise RunError(
+                f"request {request.request_id}: its prompt has {len(request.prompt_ids)} tokens, and the context "
+                f"of {self._policy.path} ends at {self._policy.max_context}. Shorten it, or let "
+                "data.max_prompt_tokens filter it."
+            )
+        return room
 
     @torch.no_grad()
-    def _generate_batch(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        for request in requests:
-            if len(request.prompt_ids) >= self._policy.max_context:
-                raise RunError(
-                    f"request {request.request_id}: its prompt has {len(request.prompt_ids)} tokens, and the context "
-                    f"of {self._policy.path} ends at {self._policy.max_context}. Shorten it, or let "
-                    "data.max_prompt_tokens filter it."
-                )
+    def _generate_batch(self, requests: Sequence[Request], sampling: SamplingParams, num_new: int) -> list[Completion]:
         prompt_ids, attention_mask = self._left_pad([request.prompt_ids for request in requests])
-        num_new = min(sampling.max_new_tokens, self._policy.max_context - prompt_ids.shape[1])
         sampler = _SeededSampler([request.seed for request in requests], sampling, num_new, self._device)
         generated: Any = self._model.generate(
             prompt_ids,

@@ -1,0 +1,159 @@
+"""What a plugin must be before it is registered: a module for this hook API whose hooks mean what they say."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
+from types import ModuleType
+from typing import Any, Final, Literal
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from rlplug import hookspecs
+from rlplug.errors import PluginError, did_you_mean
+from rlplug.hookspecs import API_VERSION, WRAPPER_ONLY
+
+BLOCK_VARIABLE: Final = "RLPLUG_BLOCK"
+REGISTRATION_PREFIX: Final = "rlplug_register_"
+UNUSED_MARKS: Final = ("tryfirst", "trylast", "hookwrapper", "optionalhook", "specname")
+"""Options of pluggy that would void the declared order or the checks here."""
+
+SPECIFIED: Final = {
+    name: inspect.signature(hook).parameters for name, hook in vars(hookspecs).items() if name.startswith("rlplug_")
+}
+"""Arguments of every hook."""
+
+
+@dataclass
+class PluginRecord:
+    """One plugin as ``rlplug plugins`` shows it."""
+
+    name: str
+    distribution: str
+    version: str
+    file: str = ""
+    api_range: str = ""
+    registers: list[str] = field(default_factory=list)
+    hooks: list[str] = field(default_factory=list)
+    state: Literal["loaded", "blocked", "failed"] = "loaded"
+    reason: str = ""
+
+    def fail(self, problem: str, fix: str) -> PluginError:
+        """Mark the plugin as failed and return the error that says so."""
+        self.state, self.reason = "failed", f"{problem} {fix}"
+        where = f" in {self.file}" if self.file else ""
+        return PluginError(
+            f"plugin {self.name!r} (distribution {self.distribution} {self.version}){where}: {self.reason} "
+            f"Or leave the plugin out: --block {self.name}, or {BLOCK_VARIABLE}={self.name}."
+        )
+
+
+def import_checked(entry_point: EntryPoint, record: PluginRecord) -> ModuleType:
+    """Import a plugin's module and check all that can be checked without calling it.
+
+    Raises:
+        PluginError: What is wrong, and ``record`` says so too.
+    """
+    record.file = _file_of(entry_point)
+    try:
+        module = entry_point.load()
+    except Exception as error:
+        raise record.fail(
+            f"importing {entry_point.value!r} raised {type(error).__name__}: {error}.",
+            f"Install what it misses, or another version of {record.distribution}.",
+        ) from error
+    if not isinstance(module, ModuleType):
+        raise record.fail(f"{entry_point.value!r} is no module.", "Let the entry point name the module alone.")
+    _check_api_range(module, record)
+    _check_order(module, record)
+    _check_hooks(module, record)
+    return module
+
+
+def _file_of(entry_point: EntryPoint) -> str:
+    """Return the file of the plugin's module, or of its package when that is what does not import."""
+    module = entry_point.value.partition(":")[0].strip()
+    for name in (module, module.partition(".")[0]):
+        with contextlib.suppress(Exception):  # importing it again will say what is wrong
+            spec = importlib.util.find_spec(name)
+            if spec is not None and spec.origin:
+                return spec.origin
+    return ""
+
+
+def _check_api_range(module: ModuleType, record: PluginRecord) -> None:
+    declared = getattr(module, "RLPLUG_API_VERSION", None)
+    if declared is None:
+        raise record.fail("it declares no RLPLUG_API_VERSION.", 'Write RLPLUG_API_VERSION = ">=1,<2" in the module.')
+    record.api_range = str(declared)
+    try:
+        supported = SpecifierSet(record.api_range)
+    except InvalidSpecifier as error:
+        raise record.fail(
+            f"RLPLUG_API_VERSION = {declared!r} is no version range.", 'Write it like ">=1,<2".'
+        ) from error
+    if API_VERSION not in supported:
+        raise record.fail(
+            f"it supports hook API {declared}, and this rlplug has {API_VERSION}.",
+            f"Install a version of {record.distribution} for API {API_VERSION}, or another rlplug.",
+        )
+
+
+def _check_order(module: ModuleType, record: PluginRecord) -> None:
+    for key in ("RLPLUG_BEFORE", "RLPLUG_AFTER"):
+        declared = getattr(module, key, ())
+        if not isinstance(declared, tuple | list | set | frozenset):
+            raise record.fail(f"{key} = {declared!r} is no tuple.", f"Write {key} = ({str(declared)!r},).")
+
+
+def _check_hooks(module: ModuleType, record: PluginRecord) -> None:
+    """List the hooks that ``module`` implements; misspelled, unmarked and misused ones raise."""
+    for name, function in sorted(vars(module).items()):
+        marks = getattr(function, "rlplug_impl", None) if inspect.isroutine(function) else None
+        if marks is None and not (name.startswith("rlplug_") and callable(function)):
+            continue
+        if name not in SPECIFIED:
+            raise record.fail(f"there is no hook {name!r}.{did_you_mean(name, SPECIFIED)}", "Rename the function.")
+        if marks is None:
+            raise record.fail(f"{name} is not marked.", "Put @rlplug.plugin_manager.hookimpl above it.")
+        _check_marks(name, function, marks, record)
+        _check_arguments(name, function, record)
+        record.hooks.append(name)
+    if not record.hooks:
+        raise record.fail("it implements no hook.", "Implement one of those in rlplug.hookspecs.")
+
+
+def _check_marks(name: str, function: Callable[..., Any], marks: Mapping[str, Any], record: PluginRecord) -> None:
+    for mark in UNUSED_MARKS:
+        if marks.get(mark):
+            raise record.fail(
+                f"{name} is marked {mark}, which rlplug does not use.",
+                "Drop it: RLPLUG_BEFORE and RLPLUG_AFTER set the order, and wrapper=True makes a wrapper.",
+            )
+    if name in WRAPPER_ONLY and not marks["wrapper"]:
+        raise record.fail(f"{name} would replace what the core does.", "Mark it @hookimpl(wrapper=True) and yield.")
+    if name.startswith(REGISTRATION_PREFIX) and marks["wrapper"]:
+        raise record.fail(f"{name} can not be wrapped.", "Mark it @hookimpl, and add the plugin's own classes.")
+    if marks["wrapper"] and not inspect.isgeneratorfunction(function):
+        raise record.fail(f"{name} is a wrapper and does not yield.", "Write result = yield, and return a result.")
+    if not marks["wrapper"] and inspect.isgeneratorfunction(function):
+        raise record.fail(f"{name} yields and is no wrapper.", "Return instead, or mark it @hookimpl(wrapper=True).")
+
+
+def _check_arguments(name: str, function: Callable[..., Any], record: PluginRecord) -> None:
+    for argument in inspect.signature(function).parameters.values():
+        if argument.name not in SPECIFIED[name]:
+            raise record.fail(
+                f"{name} takes {argument.name!r}, which the hook does not have."
+                f"{did_you_mean(argument.name, SPECIFIED[name])}",
+                f"Its arguments are {', '.join(SPECIFIED[name])}: take those that you use.",
+            )
+        if argument.default is not argument.empty:
+            raise record.fail(
+                f"{name} has a default for {argument.name!r}, and pluggy passes no argument that has one.",
+                "Drop the default.",
+            )

@@ -1,0 +1,89 @@
+"""An environment as a user has it: rlplug and plugins from wheels, and the quickstart in a folder of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+DISTRIBUTIONS = (REPOSITORY, REPOSITORY / "plugins/algos", REPOSITORY / "tests/plugins/rlplug_probe")
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+HIDDEN_VARIABLES = ("PYTHON", "RLPLUG", "VIRTUAL_ENV", "PYTEST", "COV")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment, and the folder in which its commands run."""
+
+    root: Path
+    folder: Path
+
+    def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        variables = {name: value for name, value in os.environ.items() if not name.startswith(HIDDEN_VARIABLES)}
+        return subprocess.run(
+            [self.root / "bin" / program, *arguments],
+            cwd=self.folder,
+            env={**variables, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Wheels of rlplug, rlplug-algos and rlplug_probe in a new virtual environment that does not see the sources."""
+    tmp = tmp_path_factory.mktemp("environment")
+    wheels = _build_wheels(tmp)
+    root = tmp / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root], check=True)
+    into_root = [*PIP, "--python", root / "bin/python", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*into_root, *wheels], check=True)
+    (site,) = root.glob("lib/python*/site-packages")
+    (site / "dependencies.pth").write_text(f"{_dependencies(tmp / 'dependencies')}\n")
+    return Environment(root, _user_folder(tmp / "user"))
+
+
+def _build_wheels(tmp: Path) -> list[Path]:
+    """Build from copies, so that no build folder lands in the repository."""
+    copies = []
+    for source in DISTRIBUTIONS:
+        copy = tmp / "sources" / source.name
+        copy.mkdir(parents=True)
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            if (source / name).is_file():
+                shutil.copy(source / name, copy)
+        for name in ("rlplug", "src"):
+            if (source / name).is_dir():
+                shutil.copytree(source / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        copies.append(copy)
+    options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation")
+    subprocess.run([*PIP, "wheel", *options, "--wheel-dir", tmp / "wheels", *copies], check=True)
+    wheels = sorted((tmp / "wheels").glob("*.whl"))
+    assert len(wheels) == len(DISTRIBUTIONS), wheels
+    return wheels
+
+
+def _dependencies(folder: Path) -> Path:
+    """Make a folder that shows all that this Python has installed, but for rlplug and its plugins."""
+    folder.mkdir()
+    for site in (Path(path) for path in sys.path if path.endswith("-packages")):
+        for entry in site.iterdir():
+            own = entry.name.startswith(("rlplug", "__editable__")) or entry.suffix == ".pth"
+            if not own and not (folder / entry.name).exists():
+                (folder / entry.name).symlink_to(entry)
+    return folder
+
+
+def _user_folder(folder: Path) -> Path:
+    """Make a folder with the quickstart's configuration and files, at the paths that it names."""
+    shutil.copytree(REPOSITORY / "examples/quickstart", folder / "examples/quickstart")
+    shutil.copy(REPOSITORY / "configs/quickstart.yaml", folder)
+    return folder

@@ -1,0 +1,82 @@
+"""The same run on one process and on two gloo processes, however they are started, up to round-off."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parents[2]
+RUN = [
+    *("fit", "--config", "configs/quickstart.yaml", "--model.num_steps", "4"),
+    *("--model.batch.prompts_per_step", "8", "--model.batch.group_size", "4", "--model.batch.mini_batch_size", "16"),
+    *("--model.batch.num_epochs", "2", "--model.batch.micro_batch_size_per_gpu", "3"),
+    *("--model.algorithm.kl_coefficient", "0.05", "--run.report", "false"),
+]
+STARTED_BY = {
+    "one": [sys.executable, "-m", "rlplug", *RUN],
+    "lightning": [sys.executable, "-m", "rlplug", *RUN, "--trainer.devices", "2"],
+    "torchrun": [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "rlplug"),
+        *(*RUN, "--trainer.devices", "2"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Run each way and return the run folders."""
+    folder = tmp_path_factory.mktemp("two")
+    for name, command in STARTED_BY.items():
+        done = subprocess.run(
+            [*command, "--run.dir", str(folder / name)],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return {name: folder / name / "001" for name in STARTED_BY}
+
+
+def rows(run_dir: Path) -> list[dict[str, str]]:
+    with (run_dir / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("started_by", ["lightning", "torchrun"])
+def test_two_processes_give_the_result_of_one(runs: dict[str, Path], started_by: str) -> None:
+    one, two = rows(runs["one"]), rows(runs[started_by])
+
+    assert len(two) == len(one) == 5  # step 0 is the validation before training
+    for name in ("loss", "policy/grad_norm", "policy/entropy", "policy/kl", "reward/mean", "completion/length_mean"):
+        for row_one, row_two in zip(one[1:], two[1:], strict=True):
+            assert float(row_two[name]) == pytest.approx(float(row_one[name]), rel=1e-3, abs=1e-5), name
+    assert (runs[started_by] / "samples.jsonl").read_text() == (runs["one"] / "samples.jsonl").read_text()
+
+
+@pytest.mark.parametrize("started_by", ["lightning", "torchrun"])
+def test_two_processes_train_the_same_weights(runs: dict[str, Path], started_by: str) -> None:
+    one = load_file(runs["one"] / "policy" / "model.safetensors")
+    two = load_file(runs[started_by] / "policy" / "model.safetensors")
+
+    assert one.keys() == two.keys()
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, rtol=1e-3, atol=2e-4)
+
+
+def test_sizes_that_do_not_divide_over_two_processes_are_refused(tmp_path: Path) -> None:
+    command = [*STARTED_BY["lightning"], "--model.batch.prompts_per_step", "7", "--run.dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+
+    assert done.returncode == 2
+    assert "prompts_per_step is 7, which does not divide over 2 ranks. Nearest that do: 6 and 8." in done.stderr
+    assert "Traceback" not in done.stderr

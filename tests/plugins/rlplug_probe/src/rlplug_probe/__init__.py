@@ -1,0 +1,1 @@
+"""A third-party plugin of rlplug that implements every hook."""

@@ -1,0 +1,35 @@
+"""REINFORCE with the mean of the group as its baseline."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlplug.interfaces import Advantages, Algorithm, Denominators, LossOutput
+from rlplug.ops.masking import masked_mean, masked_sum
+from rlplug.types import Batch
+
+
+class MeanBaseline(Algorithm):
+    """A_i = r_i - mean of its group's valid rewards; L = -sum of A log pi over the tokens of the mini-batch."""
+
+    def advantages(self, batch: Batch) -> Advantages:
+        centred = torch.zeros_like(batch.rewards)
+        for group in batch.group_index.unique():
+            rows = (batch.group_index == group) & batch.reward_valid
+            centred[rows] = batch.rewards[rows] - batch.rewards[rows].mean()
+        advantages = torch.where(batch.response_mask, centred[:, None], 0.0)
+        magnitude = float(masked_mean(advantages.abs(), batch.response_mask))
+        return Advantages(advantages, metrics={"advantages/magnitude": magnitude})
+
+    def loss(
+        self,
+        micro_batch: Batch,
+        logprobs: Tensor,
+        entropy: Tensor,
+        values: Tensor | None,
+        denominators: Denominators,
+    ) -> LossOutput:
+        assert micro_batch.advantages is not None
+        objective = masked_sum(logprobs * micro_batch.advantages, micro_batch.response_mask)
+        return LossOutput(-objective / denominators.num_tokens)

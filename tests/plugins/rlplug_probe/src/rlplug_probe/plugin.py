@@ -1,0 +1,108 @@
+"""The entry point: every hook, each with an effect that a run folder shows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlplug.interfaces import Denominators, LossOutput, SyncReport
+from rlplug.ops.masking import masked_sum
+from rlplug.plugin_manager import hookimpl
+from rlplug.registry import Registry
+from rlplug.types import Batch, Rollout
+from rlplug_probe.algorithm import MeanBaseline
+from rlplug_probe.optimizations import FreezeEmbeddings, NoEffect
+from rlplug_probe.reward import ShortReward
+from rlplug_probe.rollout import SleepyRollout
+
+RLPLUG_API_VERSION = ">=1,<2"
+RLPLUG_AFTER = ("algos",)
+
+ADVANTAGE_SCALE = 0.5
+SYNC_COPIES = 2
+"""Copies of the weights that a sync is said to move, so that a changed report is told from the core's."""
+TOKENIZER_MARKER = "made_by_probe"
+"""A model folder with a file of this name gets its tokenizer from here."""
+
+seen: Counter[str] = Counter()
+
+
+# ---- registration -------------------------------------------------------------------------------------------------
+
+
+@hookimpl
+def rlplug_register_rollouts(registry: Registry) -> None:
+    registry.add("rollouts", SleepyRollout)
+
+
+@hookimpl
+def rlplug_register_algorithms(registry: Registry) -> None:
+    registry.add("algorithms", MeanBaseline)
+
+
+@hookimpl
+def rlplug_register_rewards(registry: Registry) -> None:
+    registry.add("rewards", ShortReward)
+
+
+@hookimpl
+def rlplug_register_optimizations(registry: Registry) -> None:
+    registry.add("optimizations", FreezeEmbeddings)
+    registry.add("optimizations", NoEffect)
+
+
+# ---- observation --------------------------------------------------------------------------------------------------
+
+
+@hookimpl
+def rlplug_after_rollout(rollout: Rollout, step: int) -> Mapping[str, float]:
+    return {"probe/rollout_samples": len(rollout.samples), "probe/rollout_step": step}
+
+
+@hookimpl
+def rlplug_after_update(metrics: Mapping[str, float], step: int) -> Mapping[str, float]:
+    counts = {f"probe/{name}": count for name, count in seen.items()}
+    return {"probe/seen_loss": metrics["loss"], "probe/update_step": step, **counts}
+
+
+# ---- wrapper ------------------------------------------------------------------------------------------------------
+
+
+@hookimpl(wrapper=True)
+def rlplug_sync_weights() -> Generator[None, SyncReport, SyncReport]:
+    report = yield
+    seen["synced_bytes"] += report.num_bytes
+    seen["syncs"] += 1
+    return dataclasses.replace(report, num_bytes=SYNC_COPIES * report.num_bytes)
+
+
+@hookimpl(wrapper=True)
+def rlplug_prepare_batch(step: int) -> Generator[None, Batch, Batch]:
+    batch = yield
+    seen["batch_step"] = step
+    assert batch.advantages is not None
+    return batch.replace(advantages=ADVANTAGE_SCALE * batch.advantages)
+
+
+@hookimpl(wrapper=True)
+def rlplug_compute_loss(micro_batch: Batch, denominators: Denominators) -> Generator[None, LossOutput, LossOutput]:
+    output = yield
+    assert micro_batch.advantages is not None
+    magnitude = masked_sum(micro_batch.advantages.abs(), micro_batch.response_mask) / denominators.num_tokens
+    return dataclasses.replace(output, metrics={**output.metrics, "probe/advantage_in_loss": magnitude})
+
+
+# ---- resolver -----------------------------------------------------------------------------------------------------
+
+
+@hookimpl
+def rlplug_make_tokenizer(path: str) -> Any:
+    if not (Path(path) / TOKENIZER_MARKER).exists():
+        return None
+    from transformers import AutoTokenizer
+
+    seen["tokenizers"] += 1
+    return AutoTokenizer.from_pretrained(path)

@@ -1,0 +1,231 @@
+"""Tiny real models, saved as anyone would save them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, Qwen2Config
+
+from rlplug.interfaces.rollout import Placement
+from rlplug.policy import PolicyConfig, load_model, load_spec, load_tokenizer
+from rlplug.rollout.buckets import weight_buckets
+from rlplug.rollout.hf import HFRollout
+from rlplug.types import Batch, Prompt, Sample
+
+torch.set_num_threads(1)  # for models this small, waiting for each other is most of what two threads do
+
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
+VOCABULARY = 32
+"""More than the tokenizer's 13, so that top-k and top-p have something to cut."""
+
+
+def model_config(family: str) -> Any:
+    common = {"vocab_size": VOCABULARY, "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None}
+    if family.startswith("llama"):
+        config = AutoConfig.from_pretrained(QUICKSTART)
+        config.update(common | {"hidden_size": 64, "head_dim": 16, "num_key_value_heads": 2, "intermediate_size": 96})
+        config.tie_word_embeddings = family == "llama_tied"
+        return config
+    if family == "qwen2":
+        sizes = {"hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+        return Qwen2Config(**common, **sizes, num_hidden_layers=2, max_position_embeddings=32, tie_word_embeddings=True)
+    assert family == "gpt2"  # learned positions, dropout on, tied
+    return GPT2Config(**common, n_embd=48, n_layer=3, n_head=4, n_positions=32)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return the folder of ``llama``, ``llama_tied``, ``qwen2`` or ``gpt2``: float32 weights and a tokenizer.
+
+    The weights are large enough for distributions that are far from uniform.
+    """
+    folders: dict[str, Path] = {}
+
+    def folder_of(family: str) -> Path:
+        if family not in folders:
+            folder = folders[family] = tmp_path_factory.mktemp(family)
+            config = model_config(family)
+            config.initializer_range = 0.25
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(len(family))
+                model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+                for name, parameter in model.named_parameters():
+                    if name.endswith("bias"):
+                        torch.nn.init.normal_(parameter, std=0.25)
+            model.save_pretrained(folder)
+            for name in ("tokenizer.json", "tokenizer_config.json"):
+                shutil.copy(QUICKSTART / name, folder)
+        return folders[family]
+
+    return folder_of
+
+
+@pytest.fixture
+def copied_folder(model_folder: Callable[[str], Path], tmp_path: Path) -> Callable[..., Path]:
+    """Copy a model's folder for a test that changes it; keyword arguments change its configuration."""
+
+    def copy(family: str, **config: Any) -> Path:
+        folder = shutil.copytree(model_folder(family), tmp_path / "model")
+        written = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(written | config))
+        return folder
+
+    return copy
+
+
+@pytest.fixture
+def start_engine() -> Callable[..., HFRollout]:
+    """Start an engine for a folder, with the weights of ``policy`` unless that is ``None``."""
+
+    def start(folder: Path, policy: torch.nn.Module | None, **options: Any) -> HFRollout:
+        config = PolicyConfig(path=str(folder), dtype="float32")
+        engine = HFRollout(**options)
+        engine.start(load_spec(config, load_tokenizer(config)), Placement(torch.device("cpu"), rank=0, world_size=1))
+        if policy is not None:
+            engine.update_weights(weight_buckets(policy, torch.float32), version=1)
+        return engine
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def load_policy() -> Callable[[Path], torch.nn.Module]:
+    return lambda folder: load_model(PolicyConfig(path=str(folder), dtype="float32"))
+
+
+@pytest.fixture(scope="session")
+def make_batch() -> Callable[..., Batch]:
+    """Make a batch of random tokens from the length of each row's prompt and completion."""
+
+    def make(lengths: list[tuple[int, int]], seed: int = 0, group_size: int = 1) -> Batch:
+        generator = torch.Generator().manual_seed(seed)
+        samples = []
+        for row, (num_prompt, num_new) in enumerate(lengths):
+            tokens = tuple(torch.randint(2, VOCABULARY, (num_prompt + num_new,), generator=generator).tolist())
+            samples.append(
+                Sample(
+                    prompt=Prompt(uid=str(row), token_ids=tokens[:num_prompt], text=""),
+                    group=row // group_size,
+                    token_ids=tokens,
+                    response_mask=(False,) * num_prompt + (True,) * num_new,
+                    rollout_logprobs=(0.0,) * (num_prompt + num_new),
+                    completion="",
+                    finish_reason="stop",
+                    policy_version=0,
+                    reward=float(torch.randn((), generator=generator)),
+                )
+            )
+        return Batch.from_samples(samples, pad_token_id=0)
+
+    return make
+
+
+@pytest.fixture
+def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """Install a distribution with one plugin, as pip leaves it, in a folder of its own at the front of ``sys.path``."""
+    monkeypatch.delenv("RLPLUG_BLOCK", raising=False)
+
+    def install(
+        name: str, body: str, distribution: str | None = None, version: str = "2.5", value: str | None = None
+    ) -> Path:
+        """Return the file of the plugin's module; ``value`` is what the entry point names instead of the module."""
+        distribution = distribution or f"acme-{name}"
+        module = f"{distribution}_plugin".replace("-", "_")
+        folder = tmp_path / f"[{distribution}]"  # brackets are markup to rich, which prints the path
+        info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[rlplug.plugins]\n{name} = {value or module}\n")
+        (folder / f"{module}.py").write_text(body)
+        monkeypatch.syspath_prepend(folder)
+        importlib.invalidate_caches()
+        return folder / f"{module}.py"
+
+    yield install
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def update_batch(make_batch: Callable[..., Batch], model_folder: Callable[[str], Path], load_policy: Any) -> Batch:
+    """What ``update_worker.py`` updates on: eleven rows, of which row 8 has no reward and row 9 no completion.
+
+    On two ranks the first gets the long rows: within a token budget it needs more passes than the other.
+    """
+    lengths = [(3, 12), (2, 14), (5, 9), (4, 11), (6, 8), (2, 3), (1, 2), (3, 1), (2, 2), (4, 0), (1, 4)]
+    batch = make_batch(lengths, seed=4, group_size=3)
+    batch.response_mask[8] = batch.reward_valid[8] = False
+    with torch.no_grad():
+        logits = load_policy(model_folder("qwen2"))(batch.input_ids).logits[:, :-1] / 0.8
+    logprobs = logits.log_softmax(dim=-1).gather(-1, batch.input_ids[:, 1:, None]).squeeze(-1)
+    logprobs = torch.nn.functional.pad(logprobs, (1, 0))
+    generator = torch.Generator().manual_seed(5)
+    noise = [torch.randn(batch.input_ids.shape, generator=generator) for _ in range(3)]
+    return batch.replace(
+        advantages=noise[0].masked_fill(~batch.response_mask, 0.0),
+        old_logprobs=(logprobs + 0.2 * noise[1]).masked_fill(~batch.response_mask, 0.0),
+        ref_logprobs=(logprobs + 0.5 * noise[2]).masked_fill(~batch.response_mask, 0.0),
+    )
+
+
+@pytest.fixture(scope="session")
+def updated(
+    update_batch: Batch, model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int], tuple[Path, dict[str, Any]]]:
+    """Return the folder and the results of ``update_worker.py`` on that many processes."""
+    done: dict[int, tuple[Path, dict[str, Any]]] = {}
+
+    def run(world_size: int) -> tuple[Path, dict[str, Any]]:
+        if world_size not in done:
+            folder = tmp_path_factory.mktemp(f"updated-{world_size}")
+            shutil.copytree(model_folder("qwen2"), folder / "model")
+            save_file(update_batch.tensors(), folder / "batch.safetensors")
+            _run_ranks([str(Path(__file__).with_name("update_worker.py")), str(folder), str(world_size)], world_size)
+            done[world_size] = (folder, torch.load(folder / "results.pt"))
+        return done[world_size]
+
+    return run
+
+
+def _run_ranks(command: list[str], world_size: int) -> None:
+    """Run a script once per rank, with the environment that torchrun would give it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "GROUP_RANK": "0",
+        "TORCHELASTIC_RUN_ID": "test",
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, *command],
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert not any(rank.returncode for rank in ranks), "\n".join(outputs)

@@ -1,0 +1,53 @@
+"""The mismatch between engine and trainer, against float64 NumPy."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+import torch
+
+from rlplug.ops.mismatch import mismatch_metrics
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_metrics(seed):
+    random = numpy.random.default_rng(seed)
+    engine = -random.exponential(size=(5, 11))
+    trainer = engine + random.normal(size=(5, 11)) * 0.3
+    mask = random.random((5, 11)) < 0.5
+    difference = (trainer - engine)[mask]
+    expected = {
+        "mismatch/mean": numpy.abs(difference).mean(),
+        "mismatch/max": numpy.abs(difference).max(),
+        "mismatch/kl": (numpy.exp(difference) - 1 - difference).mean(),
+    }
+    engine, trainer = numpy.where(mask, engine, numpy.nan), numpy.where(mask, trainer, numpy.inf)
+    metrics = mismatch_metrics(torch.from_numpy(engine), torch.from_numpy(trainer), torch.from_numpy(mask))
+    assert metrics == pytest.approx(expected, rel=1e-12)
+
+
+def test_kl_estimates_that_of_the_engine_from_the_trainer():
+    """Over many draws from the engine's distribution, k3 averages to KL(engine || trainer)."""
+    random = numpy.random.default_rng(0)
+    engine = random.dirichlet(numpy.ones(20))
+    trainer = engine * numpy.exp(random.normal(size=20) * 0.5)
+    trainer /= trainer.sum()
+    tokens = random.choice(20, size=(1, 400_000), p=engine)
+    metrics = mismatch_metrics(
+        torch.from_numpy(numpy.log(engine)[tokens]),
+        torch.from_numpy(numpy.log(trainer)[tokens]),
+        torch.ones(tokens.shape, dtype=torch.bool),
+    )
+    assert metrics["mismatch/kl"] == pytest.approx((engine * numpy.log(engine / trainer)).sum(), rel=0.02)
+
+
+def test_equal_logprobs():
+    logprobs = -torch.rand(3, 4)
+    metrics = mismatch_metrics(logprobs, logprobs.clone(), torch.ones(3, 4, dtype=torch.bool))
+    assert set(metrics.values()) == {0.0}
+
+
+def test_nan_in_the_mask_shows():
+    trainer = torch.tensor([[0.0, float("nan")]])
+    metrics = mismatch_metrics(torch.zeros(1, 2), trainer, torch.ones(1, 2, dtype=torch.bool))
+    assert all(numpy.isnan(value) for value in metrics.values())

@@ -1,0 +1,56 @@
+"""Metrics of scored samples, against NumPy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy
+import pytest
+
+from rlplug.metrics import rollout_metrics
+from rlplug.types import Prompt, RewardError, Sample
+
+LATE = RewardError("late")
+
+
+def sample_of(num_tokens, reason, reward, **rewards):
+    return Sample(
+        prompt=Prompt(uid="p", token_ids=(1, 2), text=""),
+        group=0,
+        token_ids=(1, 2) + (3,) * num_tokens,
+        response_mask=(False, False) + (True,) * num_tokens,
+        rollout_logprobs=(0.0,) * (2 + num_tokens),
+        completion="",
+        finish_reason=reason,
+        policy_version=0,
+        rewards=rewards,
+        reward=reward,
+    )
+
+
+def test_metrics():
+    samples = [
+        sample_of(3, "stop", 0.5, right=1.0, short=-0.5),
+        sample_of(8, "length", 2.0, right=1.0, short=1.0),
+        sample_of(0, "abort", math.nan, right=LATE, short=0.25),
+        sample_of(1, "length", -1.0, right=0.0, short=-1.0),
+    ]
+    assert rollout_metrics(samples) == pytest.approx(
+        {
+            "reward/mean": numpy.mean([0.5, 2.0, -1.0]),
+            "reward/std": numpy.std([0.5, 2.0, -1.0]),
+            "reward/error_share": 0.25,
+            "reward/right": numpy.mean([1.0, 1.0, 0.0]),
+            "reward/short": numpy.mean([-0.5, 1.0, 0.25, -1.0]),
+            "completion/length_mean": 3.0,
+            "completion/length_max": 8.0,
+            "completion/truncated_share": 0.5,
+        }
+    )
+
+
+def test_a_reward_that_always_failed_has_no_mean():
+    metrics = rollout_metrics([sample_of(2, "stop", math.nan, right=LATE, short=1.0)])
+    assert metrics["reward/error_share"] == 1.0
+    assert metrics["reward/short"] == 1.0
+    assert not {"reward/mean", "reward/std", "reward/right"} & set(metrics)

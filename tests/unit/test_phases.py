@@ -1,0 +1,129 @@
+"""Phases: what they measure, the stacks of a stall, and Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+
+from rlplug.phases import GIB, PhaseClock, StopSignal
+
+CPU = torch.device("cpu")
+
+
+def test_times_add_up_over_the_step():
+    clock = PhaseClock(CPU, stall_s=60)
+    for name, seconds in (("rollout", 0.1), ("update", 0.05), ("rollout", 0.1)):
+        with clock.phase(name):
+            time.sleep(seconds)
+    metrics = clock.drain()
+    assert 0.2 <= metrics["time/rollout"] < 0.4
+    assert 0.05 <= metrics["time/update"] < 0.2
+    assert metrics["time/step"] == pytest.approx(metrics["time/rollout"] + metrics["time/update"])
+    assert set(metrics) == {"time/rollout", "time/update", "time/step", "memory/rollout", "memory/update"}
+
+
+def test_drain_starts_anew():
+    clock = PhaseClock(CPU, stall_s=60)
+    with clock.phase("rollout"):
+        pass
+    clock.drain()
+    assert clock.drain() == {"time/step": 0}
+
+
+def test_memory_is_the_largest_of_the_phase_s_ends():
+    clock = PhaseClock(CPU, stall_s=60)
+    with clock.phase("update"):
+        held = torch.ones(64 << 20, dtype=torch.uint8)
+        at_end = psutil.Process().memory_info().rss / GIB
+    del held
+    with clock.phase("update"):
+        pass
+    assert clock.drain()["memory/update"] == pytest.approx(at_end, abs=0.03)  # half of what was held
+
+
+def test_a_failed_phase_counts_and_raises():
+    clock, entered = PhaseClock(CPU, stall_s=60), []
+    clock.on_enter = entered.append
+
+    def fail():
+        time.sleep(0.05)
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"), clock.phase("rewards"):
+        fail()
+    assert clock.drain()["time/rewards"] >= 0.05
+    assert entered == ["rewards"]
+
+
+STALL = """
+import time, torch
+from rlplug.phases import PhaseClock
+
+def waits_for_the_engine():
+    time.sleep(1.0)
+
+clock = PhaseClock(torch.device("cpu"), stall_s=0.4)
+for _ in range(4):
+    with clock.phase("fast"):
+        time.sleep(0.15)
+try:
+    with clock.phase("failed"):
+        raise ValueError
+except ValueError:
+    pass
+time.sleep(0.6)  # no phase
+print("before", flush=True)
+with clock.phase("rollout"):
+    waits_for_the_engine()
+print("after", flush=True)
+time.sleep(0.6)
+"""
+
+
+def test_a_stall_writes_stacks_again_and_again():
+    done = subprocess.run([sys.executable, "-c", STALL], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "before\nafter\n"
+    assert done.stderr.count("Timeout (0:00:00.400000)!") >= 2  # after 0.4 s, 0.8 s, ... of one phase
+    assert done.stderr.count("in waits_for_the_engine") == done.stderr.count("Timeout")  # and of no other
+
+
+def press_ctrl_c():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.1)
+
+
+def test_first_ctrl_c_is_a_request_and_the_second_acts(capsys):
+    stop = StopSignal()
+    former = signal.getsignal(signal.SIGINT)
+    stop.install()
+    try:
+        assert not stop.is_set
+        press_ctrl_c()
+        assert stop.is_set
+        assert "Ctrl-C: finishing the phase, then saving." in capsys.readouterr().err
+        assert signal.getsignal(signal.SIGINT) is former
+        with pytest.raises(KeyboardInterrupt):
+            press_ctrl_c()
+        stop.install()
+        assert not stop.is_set  # the next fit is not ended by the former one's
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
+def test_uninstalled_it_leaves_ctrl_c_alone():
+    stop, former = StopSignal(), signal.getsignal(signal.SIGINT)
+    stop.uninstall()
+    stop.install()
+    stop.uninstall()
+    stop.uninstall()
+    assert signal.getsignal(signal.SIGINT) is former
+    with pytest.raises(KeyboardInterrupt):
+        press_ctrl_c()
+    assert not stop.is_set

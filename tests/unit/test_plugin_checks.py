@@ -1,0 +1,171 @@
+"""What is wrong with one plugin, on distributions that are installed as pip would."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlplug.errors import PluginError
+from rlplug.plugin_manager import PluginManager
+
+API = 'RLPLUG_API_VERSION = ">=1,<2"\n'
+HEADER = f"from rlplug.plugin_manager import hookimpl\n{API}"
+OBSERVE = HEADER + "@hookimpl\ndef rlplug_after_update(metrics, step):\n    return {__name__: step}\n"
+
+
+def hook(signature: str, mark: str = "@hookimpl", body: str = "pass") -> str:
+    return f"{HEADER}{mark}\ndef {signature}:\n    {body}\n"
+
+
+BROKEN = {
+    "import failure": (
+        "import no_such_library",
+        "importing 'acme_broken_plugin' raised ModuleNotFoundError: No module named 'no_such_library'.",
+        "Install what it misses, or another version of acme-broken.",
+    ),
+    "syntax error": ("def", "raised SyntaxError: invalid syntax", "another version of acme-broken."),
+    "no api version": (
+        OBSERVE.replace(API, ""),
+        "it declares no RLPLUG_API_VERSION.",
+        'Write RLPLUG_API_VERSION = ">=1,<2"',
+    ),
+    "unparsable api version": (
+        OBSERVE.replace(">=1,<2", "1.0"),
+        "RLPLUG_API_VERSION = '1.0' is no version range.",
+        'Write it like ">=1,<2".',
+    ),
+    "other api version": (
+        OBSERVE.replace(">=1,<2", ">=2,<3"),
+        "it supports hook API >=2,<3, and this rlplug has 1.0.",
+        "Install a version of acme-broken for API 1.0, or another rlplug.",
+    ),
+    "misspelled hook": (
+        hook("rlplug_after_updates(metrics)"),
+        "there is no hook 'rlplug_after_updates'. Did you mean 'rlplug_after_update'?",
+        "Rename the function.",
+    ),
+    "marked function of another name": (hook("after_update(metrics)"), "no hook 'after_update'", "Rename"),
+    "unmarked hook": (
+        hook("rlplug_after_update(metrics)", mark=""),
+        "rlplug_after_update is not marked.",
+        "Put @rlplug.plugin_manager.hookimpl above it.",
+    ),
+    "unknown argument": (
+        hook("rlplug_after_update(metric, step)"),
+        "rlplug_after_update takes 'metric', which the hook does not have. Did you mean 'metrics'?",
+        "Its arguments are metrics, step: take those that you use.",
+    ),
+    "argument with default": (
+        hook("rlplug_after_update(metrics, step=0)"),
+        "rlplug_after_update has a default for 'step', and pluggy passes no argument that has one.",
+        "Drop the default.",
+    ),
+    "all arguments": (hook("rlplug_after_update(**arguments)"), "takes 'arguments'", "take those that you use."),
+    "no hooks": (HEADER, "it implements no hook.", "Implement one of those in rlplug.hookspecs."),
+    "replaces the core": (
+        hook("rlplug_compute_loss(algorithm)"),
+        "rlplug_compute_loss would replace what the core does.",
+        "Mark it @hookimpl(wrapper=True) and yield.",
+    ),
+    "wrapper without yield": (
+        hook("rlplug_compute_loss(algorithm)", mark="@hookimpl(wrapper=True)"),
+        "rlplug_compute_loss is a wrapper and does not yield.",
+        "Write result = yield, and return a result.",
+    ),
+    "yield without wrapper": (
+        hook("rlplug_after_update()", body="yield"),
+        "rlplug_after_update yields and is no wrapper.",
+        "or mark it @hookimpl(wrapper=True).",
+    ),
+    "wrapped registration": (
+        hook("rlplug_register_rewards()", mark="@hookimpl(wrapper=True)", body="return (yield)"),
+        "rlplug_register_rewards can not be wrapped.",
+        "Mark it @hookimpl",
+    ),
+    "order by pluggy's marks": (
+        hook("rlplug_after_update()", mark="@hookimpl(trylast=True)"),
+        "rlplug_after_update is marked trylast, which rlplug does not use.",
+        "RLPLUG_BEFORE and RLPLUG_AFTER set the order",
+    ),
+    "order as a string": (
+        OBSERVE + "RLPLUG_AFTER = 'algos'",
+        "RLPLUG_AFTER = 'algos' is no tuple.",
+        "Write RLPLUG_AFTER = ('algos',).",
+    ),
+    "registering raises": (
+        hook("rlplug_register_rewards(registry)", body="registry.nothing"),
+        "registering failed: AttributeError: 'Registry' object has no attribute 'nothing'.",
+        "Another version of acme-broken may fit.",
+    ),
+    "unknown kind": (
+        hook("rlplug_register_rewards(registry)", body="registry.add('reward', int)"),
+        "registering failed: acme-broken registers a 'reward'",
+        "the kinds are rollouts, algorithms, rewards, optimizations.",
+    ),
+    "wrong base class": (
+        hook("rlplug_register_rewards(registry)", body="registry.add('rewards', int)"),
+        "registering failed: acme-broken registers <class 'int'> as one of rewards",
+        "make it a subclass of rlplug.interfaces' Reward.",
+    ),
+}
+
+
+def record_of(manager: PluginManager, name: str):
+    (record,) = [record for record in manager.records if record.name == name]
+    return record
+
+
+@pytest.mark.parametrize(("body", "problem", "fix"), BROKEN.values(), ids=BROKEN)
+def test_wrong_plugin_stops_with_distribution_file_and_fix(install_plugin, body, problem, fix):
+    file = install_plugin("broken", body)
+    with pytest.raises(PluginError) as caught:
+        PluginManager()
+    message = str(caught.value)
+    assert message.startswith(f"plugin 'broken' (distribution acme-broken 2.5) in {file}: ")
+    assert problem in message
+    assert fix in message
+    assert message.endswith("Or leave the plugin out: --block broken, or RLPLUG_BLOCK=broken.")
+
+
+@pytest.mark.parametrize(("body", "problem", "fix"), BROKEN.values(), ids=BROKEN)
+def test_unless_strict_a_wrong_plugin_is_recorded_and_the_rest_goes_on(install_plugin, body, problem, fix):
+    file = install_plugin("broken", body)
+    install_plugin("good", OBSERVE)
+    manager = PluginManager(strict=False)
+    broken = record_of(manager, "broken")
+    assert (broken.state, broken.file) == ("failed", str(file))
+    assert problem in broken.reason
+    assert fix in broken.reason
+    assert record_of(manager, "good").state == "loaded"
+    assert {"acme_good_plugin": 3} in manager.hook.rlplug_after_update(metrics={}, step=3)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("acme_broken_plugin:rlplug_after_update", "'acme_broken_plugin:rlplug_after_update' is no module."),
+        ("acme_broken_plugin:nothing", "raised AttributeError"),
+        ("acme_broken_plugin.nothing", "raised ModuleNotFoundError"),
+    ],
+)
+def test_entry_point_that_names_no_module(install_plugin, value, problem):
+    file = install_plugin("broken", OBSERVE, value=value)
+    with pytest.raises(PluginError, match="distribution acme-broken") as caught:
+        PluginManager()
+    assert problem in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+def test_failing_import_of_a_package_names_the_packages_file(install_plugin):
+    package = install_plugin("broken", OBSERVE, value="acme_package.plugin").parent / "acme_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("import no_such_library")
+    (package / "plugin.py").write_text(OBSERVE)
+    with pytest.raises(PluginError, match="no_such_library") as caught:
+        PluginManager()
+    assert f"in {package / '__init__.py'}: " in str(caught.value)
+
+
+def test_what_a_module_imports_is_not_taken_for_a_hook(install_plugin):
+    # torch.ops answers to every attribute, pluggy's mark included; a module can be named rlplug_...
+    install_plugin("good", f"from torch import ops\nimport rlplug_algos\n{OBSERVE}")
+    assert record_of(PluginManager(), "good").hooks == ["rlplug_after_update"]

@@ -1,0 +1,97 @@
+"""Registered classes: names, owners, and what an unknown or taken name is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlplug.errors import ConfigError, PluginError
+from rlplug.interfaces import Effect, Optimization, Reward
+from rlplug.registry import KINDS, KNOWN_DISTRIBUTIONS, Registry
+from rlplug.rewards import ExactMatch, RegexFormat
+from rlplug.rollout.hf import HFRollout
+
+
+class Fast(Optimization):
+    def effects(self) -> list[Effect]:
+        return []
+
+
+@pytest.fixture
+def registry() -> Registry:
+    """Two rewards of the core and one of a plugin, which also has an engine."""
+    registry = Registry()
+    registry.add("rewards", RegexFormat)
+    registry.set_owner("acme-rewards")
+    registry.add("rewards", ExactMatch)
+    registry.add("rollouts", HFRollout)
+    return registry
+
+
+def test_class_is_found_by_its_name(registry):
+    assert registry.get("rewards", "ExactMatch") is ExactMatch
+    assert registry.names("rewards") == ["ExactMatch", "RegexFormat"]
+    assert registry.classes("rewards") == {"ExactMatch": ExactMatch, "RegexFormat": RegexFormat}
+    assert registry.names("algorithms") == []
+
+
+def test_every_registration_has_its_owner(registry):
+    owners = {owner: [(r.kind, r.name) for r in mine] for owner, mine in registry.by_distribution().items()}
+    assert owners == {
+        "rlplug": [("rewards", "RegexFormat")],
+        "acme-rewards": [("rewards", "ExactMatch"), ("rollouts", "HFRollout")],
+    }
+
+
+def test_unknown_kind_lists_the_kinds(registry):
+    with pytest.raises(PluginError, match="acme-rewards registers a 'reward'; the kinds are rollouts, algorithms, "):
+        registry.add("reward", ExactMatch)
+
+
+@pytest.mark.parametrize("factory", [Fast, Fast(), lambda: ExactMatch(), "ExactMatch"])
+def test_what_is_no_class_of_the_kind_is_refused(registry, factory):
+    with pytest.raises(
+        PluginError, match=r"acme-rewards registers .* as one of rewards: make it a subclass of .*Reward"
+    ):
+        registry.add("rewards", factory)
+
+
+@pytest.mark.parametrize("owner", ["acme-other", "acme-rewards"])
+def test_taken_name_names_both_owners(registry, owner):
+    other = type("ExactMatch", (Reward,), {"score": ExactMatch.score})
+    registry.set_owner(owner)
+    with pytest.raises(PluginError, match=f"{owner} and acme-rewards both register 'ExactMatch' in rewards: rename"):
+        registry.add("rewards", other)
+    assert registry.get("rewards", "ExactMatch") is ExactMatch
+
+
+def test_one_name_in_two_kinds_is_no_collision(registry):
+    namesake = type("ExactMatch", (Fast,), {})
+    registry.add("optimizations", namesake)
+    assert registry.get("optimizations", "ExactMatch") is namesake
+    assert registry.get("rewards", "ExactMatch") is ExactMatch
+
+
+def test_unknown_name_lists_what_is_registered_and_the_nearest(registry):
+    with pytest.raises(ConfigError) as caught:
+        registry.get("rewards", "ExactMatsch")
+    assert str(caught.value) == (
+        "'ExactMatsch' is not a known reward. Did you mean 'ExactMatch'? Registered rewards: ExactMatch, RegexFormat."
+    )
+
+
+def test_unknown_name_of_an_empty_kind(registry):
+    with pytest.raises(ConfigError, match=r"'Nothing' is not a known algorithm\. Registered algorithms: none"):
+        registry.get("algorithms", "Nothing")
+
+
+@pytest.mark.parametrize(("name", "package"), KNOWN_DISTRIBUTIONS.items())
+def test_unknown_name_of_a_published_plugin_names_the_package(registry, name, package):
+    with pytest.raises(ConfigError, match=f"{name}.*comes with {package}: pip install {package}. Registered"):
+        registry.get("algorithms", name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_a_registration_hook(kind):
+    from rlplug import hookspecs
+
+    assert callable(getattr(hookspecs, f"rlplug_register_{kind}"))

@@ -1,0 +1,134 @@
+"""The records: how samples become tensors, and what sampling refuses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rlplug.errors import ConfigError
+from rlplug.types import Batch, Prompt, RewardError, Rollout, Sample, SamplingParams
+
+PAD = 99
+
+
+def sample_of(prompt, completion, group=0, reward=1.0, rewards=None):
+    """Token ids as given; the completion's tokens have logprobs -1, -2, ..."""
+    return Sample(
+        prompt=Prompt(uid=f"p{group}", token_ids=tuple(prompt), text=""),
+        group=group,
+        token_ids=(*prompt, *completion),
+        response_mask=(False,) * len(prompt) + (True,) * len(completion),
+        rollout_logprobs=(0.0,) * len(prompt) + tuple(-1.0 - i for i in range(len(completion))),
+        completion="",
+        finish_reason="stop",
+        policy_version=0,
+        rewards={"r": reward} if rewards is None else rewards,
+        reward=reward,
+    )
+
+
+RAGGED = [
+    sample_of([1, 2], [3, 4, 5], group=7, reward=0.5),
+    sample_of([1, 2, 3], [], group=7, reward=-1.0),
+    sample_of([6], [], group=8, reward=0.0),
+    sample_of([6], [1], group=8, reward=math.nan, rewards={"r": RewardError("late"), "s": 1.0}),
+]
+
+
+def test_ragged_samples_are_padded_on_the_right():
+    batch = Batch.from_samples(RAGGED, PAD)
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5], [1, 2, 3, PAD, PAD], [6] + [PAD] * 4, [6, 1] + [PAD] * 3]
+    assert batch.attention_mask.int().tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [1, 1, 0, 0, 0]]
+    assert batch.response_mask.int().tolist() == [[0, 0, 1, 1, 1], [0] * 5, [0] * 5, [0] * 5]
+    assert batch.rollout_logprobs.tolist() == [[0, 0, -1, -2, -3], [0] * 5, [0] * 5, [0, -1, 0, 0, 0]]
+    assert batch.group_index.tolist() == [7, 7, 8, 8]
+    assert (batch.num_sequences, batch.lengths) == (4, [5, 3, 1, 2])
+    kinds = {name: tensor.dtype for name, tensor in batch.tensors().items()}
+    assert kinds == {
+        "input_ids": torch.int64,
+        "attention_mask": torch.bool,
+        "response_mask": torch.bool,
+        "rollout_logprobs": torch.float32,
+        "rewards": torch.float32,
+        "reward_valid": torch.bool,
+        "group_index": torch.int64,
+    }
+
+
+def test_failed_reward_neither_counts_nor_trains():
+    batch = Batch.from_samples(RAGGED, PAD)
+    assert batch.rewards.tolist() == [0.5, -1.0, 0.0, 0.0]
+    assert batch.reward_valid.tolist() == [True, True, True, False]
+    assert not batch.response_mask[3].any()
+    assert RAGGED[3].errors == {"r": RewardError("late")}
+
+
+def test_one_token():
+    batch = Batch.from_samples([RAGGED[2]], PAD)
+    assert batch.input_ids.tolist() == [[6]]
+    assert not batch.response_mask.any()
+
+
+def test_select_takes_rows_in_order_and_cuts_to_the_longest():
+    batch = Batch.from_samples(RAGGED, PAD).replace(advantages=torch.arange(20.0).view(4, 5))
+    chosen = batch.select([3, 1])
+    assert chosen.input_ids.tolist() == [[6, 1, PAD], [1, 2, 3]]
+    assert chosen.advantages.tolist() == [[15, 16, 17], [5, 6, 7]]
+    assert chosen.rewards.tolist() == [0.0, -1.0]
+    assert chosen.group_index.tolist() == [8, 7]
+    assert (chosen.old_logprobs, chosen.lengths) == (None, [2, 3])
+    for name, tensor in chosen.tensors().items():
+        assert tensor.shape == ((2, 3) if tensor.dim() == 2 else (2,)), name
+
+
+def test_select_everything_is_the_batch():
+    batch = Batch.from_samples(RAGGED, PAD)
+    for name, tensor in batch.select(range(4)).tensors().items():
+        assert torch.equal(tensor, batch.tensors()[name]), name
+
+
+def test_replace_leaves_the_original():
+    batch = Batch.from_samples(RAGGED, PAD)
+    values = torch.ones(4, 5)
+    assert torch.equal(batch.replace(values=values).values, values)
+    assert batch.values is None
+    assert "values" not in batch.tensors()
+
+
+def test_to_moves_every_tensor():
+    batch = Batch.from_samples(RAGGED, PAD).to("meta")
+    assert {tensor.device.type for tensor in batch.tensors().values()} == {"meta"}
+
+
+def test_groups_keep_the_order_of_samples():
+    rollout = Rollout(tuple(RAGGED))
+    assert rollout.groups() == [tuple(RAGGED[:2]), tuple(RAGGED[2:])]
+    assert rollout.num_groups == 2
+    assert Rollout(()).groups() == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("max_new_tokens", 0),
+        ("temperature", -0.1),
+        ("top_p", 0.0),
+        ("top_p", -0.5),
+        ("top_p", 1.0001),
+        ("top_p", math.nan),
+        ("top_k", -1),
+    ],
+)
+def test_sampling_refuses(key, value):
+    with pytest.raises(ConfigError, match=rf"^sampling\.{key} is {value}: give "):
+        SamplingParams(**{key: value})
+
+
+def test_sampling_knows_what_it_cuts_off():
+    assert not SamplingParams(temperature=0.3).is_truncated
+    assert SamplingParams(top_p=0.99).is_truncated
+    assert SamplingParams(top_k=1).is_truncated
+    greedy = SamplingParams(temperature=0)
+    assert (greedy.is_greedy, greedy.is_truncated) == (True, True)

@@ -1,0 +1,236 @@
+"""The update on 1 and 2 real processes, against plain torch: one process, no FSDP, one unpadded row at a time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from rlplug.batching import BatchPlan, BatchSizes
+from rlplug.interfaces import Denominators
+from rlplug.update import mini_batch_denominators
+
+TEMPERATURE, TOP_K, LEARNING_RATE, MAX_NORM = 0.8, 10, 0.05, 0.5  # as in update_worker.py
+SPLITS = ["1", "3", "all", "16 tokens", "40 tokens"]
+ROWS = {"some": [8, 3, 0, 10], "one": [5]}
+
+ranks = pytest.mark.parametrize("world_size", [1, 2])
+
+
+@pytest.fixture
+def policy(model_folder, load_policy):
+    return load_policy(model_folder("qwen2"))
+
+
+def trained_tokens(policy, batch, row):
+    """Return positions of a row's trained tokens, their logits [K, V] and their ids."""
+    ids = batch.input_ids[row, : batch.lengths[row]]
+    positions = batch.response_mask[row].nonzero().flatten()
+    return positions, policy(ids[None]).logits[0, positions - 1] / TEMPERATURE, ids[positions]
+
+
+def loss_of(policy, batch, rows, kind="token"):
+    """The loss of ``kind`` over a mini-batch, by the equations in ``GRPO`` and with its entropy bonus."""
+    num_tokens = sum(int(batch.response_mask[row].sum()) for row in rows)
+    num_sequences = sum(bool(batch.response_mask[row].any()) for row in rows)
+    clip, beta = (0.1, 0.1) if kind == "sequence" else (0.2, 0.0)
+    total = torch.zeros(())
+    for row in rows:
+        positions, logits, tokens = trained_tokens(policy, batch, row)
+        if len(positions) == 0:
+            continue
+        logprobs = logits.log_softmax(dim=-1)
+        chosen = logprobs[range(len(tokens)), tokens]
+        old = chosen.detach() if batch.old_logprobs is None else batch.old_logprobs[row, positions]
+        ratio, advantages = (chosen - old).exp(), batch.advantages[row, positions]
+        objective = torch.minimum(ratio * advantages, ratio.clip(1 - clip, 1 + clip) * advantages)
+        away = batch.ref_logprobs[row, positions] - chosen
+        objective = objective - beta * (away.exp() - away - 1)
+        total = total - objective.sum() / (len(tokens) * num_sequences if kind == "sequence" else num_tokens)
+        if kind == "entropy":
+            total = total + 0.1 * (logprobs.exp() * logprobs).sum() / num_tokens
+    return total
+
+
+def gradients_of(policy, loss):
+    policy.zero_grad()
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in policy.named_parameters()}
+
+
+def assert_equal_to_round_off(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    largest = max(tensor.abs().max().item() for tensor in theirs.values())
+    assert largest > 1e-3
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=2e-6 * largest)
+
+
+@ranks
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("kind", ["token", "sequence", "entropy"])
+def test_gradients_do_not_depend_on_the_split(kind, split, world_size, updated, update_batch, policy):
+    result = updated(world_size)[1][f"{kind}/{split}"]
+    loss = loss_of(policy, update_batch, range(11), kind)
+    assert result["metrics"]["loss"] == pytest.approx(loss.item(), abs=1e-5)
+    assert_equal_to_round_off(result["gradients"], gradients_of(policy, loss))
+
+
+@ranks
+@pytest.mark.parametrize("name", ["some", "one"])
+def test_a_mini_batch_is_normalised_by_its_own_rows(name, world_size, updated, update_batch, policy):
+    """With one row, the other rank has nothing but a filler."""
+    result = updated(world_size)[1][f"rows/{name}"]
+    loss = loss_of(policy, update_batch, ROWS[name])
+    assert result["metrics"]["loss"] == pytest.approx(loss.item(), abs=1e-5)
+    assert_equal_to_round_off(result["gradients"], gradients_of(policy, loss))
+    assert result["fillers"] == ([1, 0] if world_size == 2 and name == "one" else [0] * world_size)
+
+
+@ranks
+def test_metrics_are_of_the_whole_mini_batch(world_size, updated, update_batch, policy):
+    entropies, clipped, kls = [], [], []
+    for row in range(11):
+        positions, logits, tokens = trained_tokens(policy, update_batch, row)
+        logprobs = logits.log_softmax(dim=-1).detach()
+        chosen = logprobs[range(len(tokens)), tokens]
+        ratio = (chosen - update_batch.old_logprobs[row, positions]).exp()
+        away = update_batch.ref_logprobs[row, positions] - chosen
+        entropies += (-(logprobs.exp() * logprobs).sum(dim=-1)).tolist()
+        kls += (away.exp() - away - 1).tolist()
+        gains = update_batch.advantages[row, positions] > 0
+        clipped += torch.where(gains, ratio > 1.1, ratio < 0.9).tolist()
+    for split in SPLITS:
+        metrics = updated(world_size)[1][f"sequence/{split}"]["metrics"]
+        assert metrics["policy/entropy"] == pytest.approx(sum(entropies) / len(entropies), abs=1e-4)
+        assert metrics["policy/kl"] == pytest.approx(sum(kls) / len(kls), abs=1e-4)
+        assert metrics["policy/clip_fraction"] == pytest.approx(sum(clipped) / len(clipped), abs=1e-6)
+        assert 0.1 < metrics["policy/clip_fraction"] < 0.9
+
+
+@ranks
+@pytest.mark.parametrize("split", SPLITS)
+def test_gradients_meet_in_the_last_pass_only(split, world_size, updated):
+    result = updated(world_size)[1][f"token/{split}"]
+    (num_passes,) = {len(passes) for passes in result["passes"]}
+    assert (
+        num_passes
+        == {
+            1: {"1": 11, "3": 4, "all": 1, "16 tokens": 7, "40 tokens": 4},
+            2: {"1": 6, "3": 2, "all": 1, "16 tokens": 5, "40 tokens": 3},
+        }[world_size][split]
+    )
+    reductions = 3 if world_size == 2 else 0  # one of each FSDP unit: two blocks, and the rest
+    for passes in result["passes"]:
+        assert passes == [(0, False)] * (num_passes - 1) + [(reductions, True)]
+
+
+@ranks
+@pytest.mark.parametrize("split", SPLITS)
+def test_forward_only_is_assembled_in_place(split, world_size, updated, update_batch, policy):
+    logprobs, sampled = updated(world_size)[1][f"forward/{split}"]
+    assert logprobs.shape == sampled.shape == update_batch.input_ids.shape
+    assert_forward_equals(logprobs, sampled, update_batch, policy)
+
+
+def assert_forward_equals(logprobs, sampled, batch, policy):
+    expected, expected_sampled = torch.zeros(batch.input_ids.shape), torch.zeros(batch.input_ids.shape)
+    with torch.no_grad():
+        for row in range(batch.num_sequences):
+            positions, logits, tokens = trained_tokens(policy, batch, row)
+            for position, scores, token in zip(positions.tolist(), logits, tokens.tolist(), strict=True):
+                kept = sorted({*scores.topk(TOP_K).indices.tolist(), token})
+                expected[row, position] = scores[token] - scores.logsumexp(dim=0)
+                expected_sampled[row, position] = scores[token] - scores[kept].logsumexp(dim=0)
+    if logprobs is not None:
+        torch.testing.assert_close(logprobs, expected, rtol=0, atol=2e-5)
+    torch.testing.assert_close(sampled, expected_sampled, rtol=0, atol=2e-5)
+
+
+def train(policy, result, batch, mini_batches):
+    """Take plain SGD steps from where ``result`` began; return losses, gradient norms and the weights after."""
+    policy.load_state_dict(result["before"], strict=False)  # without the tied head
+    policy.tie_weights()
+    optimizer = torch.optim.SGD(policy.parameters(), lr=LEARNING_RATE)
+    losses, norms = [], []
+    for rows in mini_batches:
+        optimizer.zero_grad()
+        loss = loss_of(policy, batch, rows)
+        loss.backward()
+        losses.append(loss.item())
+        norms.append(nn.utils.clip_grad_norm_(policy.parameters(), MAX_NORM).item())
+        optimizer.step()
+    return losses, norms, dict(policy.named_parameters())
+
+
+def assert_steps_equal(result, reference):
+    losses, norms, weights = reference
+    assert result["metrics"]["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-4)
+    assert result["metrics"]["policy/grad_norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-3)
+    assert any(not torch.equal(result["after"][name], tensor) for name, tensor in result["before"].items())
+    for name, tensor in weights.items():
+        torch.testing.assert_close(result["after"][name], tensor.detach(), rtol=0, atol=2e-5)
+
+
+@ranks
+def test_on_policy_step(world_size, updated, update_batch, policy):
+    result, batch = updated(world_size)[1]["on_policy"], update_batch.replace(old_logprobs=None)
+    reference = train(policy, result, batch, [range(11)])
+    assert_steps_equal(result, reference)
+    assert result["metrics"]["policy/clip_fraction"] == 0
+    assert result["metrics"]["policy/skipped_updates"] == 0
+    policy.load_state_dict(result["before"], strict=False)
+    assert_forward_equals(None, result["sampled"], batch, policy)  # those of the policy that sampled
+
+
+@ranks
+def test_epochs_of_mini_batches(world_size, updated, update_batch, policy):
+    result = updated(world_size)[1]["run"]
+    plan = BatchPlan(BatchSizes(prompts_per_step=4, group_size=3, mini_batch_size=4, num_epochs=2), world_size)
+    mini_batches = plan.mini_batches(11, 0, seed=3) + plan.mini_batches(11, 1, seed=3)
+    assert len(mini_batches) == 6
+    assert_steps_equal(result, train(policy, result, update_batch, mini_batches))
+    assert not result["sampled"].any()  # the policy that sampled is not the one that was updated
+
+
+@ranks
+@pytest.mark.parametrize("name", ["stopped", "skipped"])
+def test_non_finite_update_changes_nothing(name, world_size, updated):
+    result = updated(world_size)[1]["nonfinite"][name]
+    assert all(torch.equal(result["after"][key], tensor) for key, tensor in result["before"].items())
+    if name == "stopped":
+        assert result["metrics"] == "loss nan, gradient norm nan"
+    else:
+        assert result["metrics"] == {"policy/skipped_updates": 1}
+
+
+@ranks
+def test_only_the_bad_mini_batch_is_skipped(world_size, updated, update_batch, policy):
+    thirds = [range(4), range(4, 7), range(7, 11)]
+    results = updated(world_size)[1]["nonfinite"]
+    assert results["one skipped"]["metrics"]["policy/skipped_updates"] == 1
+    assert_steps_equal(
+        results["one skipped"], train(policy, results["one skipped"], update_batch, [thirds[0], thirds[2]])
+    )
+    stopped = results["stopped later"]
+    assert stopped["metrics"] == "loss nan, gradient norm nan"
+    *_, weights = train(policy, stopped, update_batch, thirds[:1])
+    for name, tensor in weights.items():
+        torch.testing.assert_close(stopped["after"][name], tensor.detach(), rtol=0, atol=2e-5)
+
+
+def test_denominators_count_what_trains(update_batch):
+    lengths = [12, 14, 9, 11, 8, 3, 2, 1, 0, 0, 4]
+    assert mini_batch_denominators(update_batch, range(11)) == Denominators(sum(lengths), 9)
+    assert mini_batch_denominators(update_batch, [10, 8, 3]) == Denominators(15, 2)
+    assert mini_batch_denominators(update_batch, [8, 9]) == Denominators(0, 0)
+
+
+def test_both_world_sizes_agree(updated):
+    one, two = updated(1)[1], updated(2)[1]
+    for name in ("on_policy", "run"):
+        for key, tensor in one[name]["after"].items():
+            torch.testing.assert_close(tensor, two[name]["after"][key], rtol=0, atol=1e-5)
+        assert math.isclose(one[name]["metrics"]["loss"], two[name]["metrics"]["loss"], abs_tol=1e-5)

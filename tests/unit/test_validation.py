@@ -1,0 +1,104 @@
+"""pass@k against enumeration, and what validation reports and refuses."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from rlplug.errors import ConfigError
+from rlplug.types import Prompt, RewardError, Sample, SamplingParams
+from rlplug.validation import ValidationConfig, pass_at_k, validation_metrics
+
+
+def sample_of(group, reward, num_tokens=1):
+    failed = isinstance(reward, RewardError)
+    return Sample(
+        prompt=Prompt(uid=str(group), token_ids=(1,), text=""),
+        group=group,
+        token_ids=(1,) * (1 + num_tokens),
+        response_mask=(False,) + (True,) * num_tokens,
+        rollout_logprobs=(0.0,) * (1 + num_tokens),
+        completion="",
+        finish_reason="stop",
+        policy_version=0,
+        rewards={"r": reward},
+        reward=math.nan if failed else reward,
+    )
+
+
+def enumerated_pass_at_k(passes, k):
+    """Share of the k-subsets with a pass in them."""
+    subsets = list(itertools.combinations(passes, k))
+    return sum(any(subset) for subset in subsets) / len(subsets)
+
+
+@pytest.mark.parametrize("num_samples", range(1, 9))
+def test_pass_at_k_is_the_share_of_subsets_with_a_pass(num_samples):
+    for num_passed in range(num_samples + 1):
+        passes = [index < num_passed for index in range(num_samples)]
+        for k in range(1, num_samples + 1):
+            assert pass_at_k(num_samples, num_passed, k) == pytest.approx(enumerated_pass_at_k(passes, k), abs=1e-12)
+
+
+def test_metrics():
+    late = RewardError("late")
+    rewards = [[1.0, 0.0, 0.0, 0.5], [1.0, 1.5, 0.999, late], [0.0, late, 0.0, -2.0]]
+    samples = [sample_of(g, r, num_tokens=g + 1) for g, group in enumerate(rewards) for r in group]
+    metrics = validation_metrics(samples, pass_threshold=1.0)
+    passes = [[not isinstance(r, RewardError) and r >= 1.0 for r in group] for group in rewards]
+    expected = {f"validate/pass@{k}": sum(enumerated_pass_at_k(p, k) for p in passes) / 3 for k in (1, 2, 4)}
+    expected |= {
+        "validate/reward_mean": (1.5 + 3.499 - 2.0) / 10,
+        "validate/error_share": 2 / 12,
+        "validate/length_mean": (4 * 1 + 4 * 2 + 4 * 3) / 12,
+    }
+    assert metrics == pytest.approx(expected, abs=1e-12)
+
+
+def test_powers_of_two_up_to_the_samples_of_a_prompt():
+    def names(num_samples):
+        metrics = validation_metrics([sample_of(0, 1.0)] * num_samples, 1.0)
+        return sorted(name for name in metrics if "@" in name)
+
+    assert names(1) == ["validate/pass@1"]
+    assert names(7) == ["validate/pass@1", "validate/pass@2", "validate/pass@4"]
+
+
+def test_threshold_and_nothing_scored():
+    assert validation_metrics([sample_of(0, 0.5)], pass_threshold=0.5)["validate/pass@1"] == 1.0
+    assert validation_metrics([sample_of(0, 0.5)], pass_threshold=0.51)["validate/pass@1"] == 0.0
+    nothing = validation_metrics([sample_of(0, RewardError("late"))], 0.0)
+    assert math.isnan(nothing["validate/reward_mean"])
+    assert (nothing["validate/error_share"], nothing["validate/pass@1"]) == (1.0, 0.0)
+
+
+def test_when_it_is_due():
+    assert not any(ValidationConfig().is_due(step) for step in range(20))
+    every_third = ValidationConfig(every_n_steps=3)
+    assert [step for step in range(10) if every_third.is_due(step)] == [3, 6, 9]
+    at_start = ValidationConfig(every_n_steps=4, at_start=True)
+    assert [step for step in range(10) if at_start.is_due(step)] == [0, 4, 8]
+
+
+def test_sampling():
+    config = ValidationConfig(num_samples=4, temperature=0.6, top_p=0.9, top_k=20)
+    assert config.sampling(77) == SamplingParams(77, temperature=0.6, top_p=0.9, top_k=20)
+    assert ValidationConfig().sampling(5).is_greedy
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_samples": 0}, r"model\.validation\.num_samples is 0: give at least 1"),
+        ({"num_samples": 4}, r"model\.validation\.num_samples is 4 and model\.validation\.temperature 0: .*above 0"),
+        ({"every_n_steps": 0}, r"model\.validation\.every_n_steps is 0: give at least 1, or null"),
+        ({"temperature": -1.0}, r"model\.validation: sampling\.temperature is -1\.0"),
+        ({"top_p": 1.5}, r"model\.validation: sampling\.top_p is 1\.5"),
+        ({"top_k": -3}, r"model\.validation: sampling\.top_k is -3"),
+    ],
+)
+def test_refusals_come_before_the_run(options, message):
+    with pytest.raises(ConfigError, match=message):
+        ValidationConfig(**options)
