@@ -115,6 +115,8 @@ class RLModule(LightningModule):
 
         self.rollout_step = 0
         """RL steps done; Lightning's ``global_step`` counts optimizer steps."""
+        self.step = 0
+        """Number of the step that runs, from 1: in metrics, samples, hooks and messages."""
         self.policy_version = 0
         self.step_metrics: dict[str, float] = {}
         self.newest_metrics: dict[str, float] = {}
@@ -131,6 +133,7 @@ class RLModule(LightningModule):
 
     def training_step(self, tick: Any, batch_idx: int) -> None:
         """One RL step: eight phases. The data loader only drives the loop; prompts come from the stream."""
+        self.step = self.rollout_step + 1
         with self.given_up_on_ctrl_c():
             rollout = Rollout()
             for refill in range(1 + self.algorithm.max_refills):
@@ -157,7 +160,7 @@ class RLModule(LightningModule):
 
     def generate(self, prompts: list[Prompt], first_group: int) -> list[Sample]:
         """Return completions of this rank's share of ``prompts``, from an engine with the newest weights."""
-        key = f"{self.seed}/{self.rollout_step}"
+        key = f"{self.seed}/{self.step}"
         return self.driver.complete(prompts, self.plan.group_size, self.sampling, key, self.policy_version, first_group)
 
     def score(self, samples: list[Sample]) -> list[Sample]:
@@ -181,10 +184,10 @@ class RLModule(LightningModule):
         """Make the batch, with the logprobs that the update needs; at a run's first step, compare with the engine's."""
         if not rollout.samples:
             raise RunError(
-                f"step {self.rollout_step}: {type(self.algorithm).__name__} accepted none of the groups, after "
+                f"step {self.step}: {type(self.algorithm).__name__} accepted none of the groups, after "
                 f"{self.algorithm.max_refills} refills: every prompt is solved or hopeless. Use other prompts."
             )
-        self.newest_samples.append(("train", self.rollout_step + 1, rollout.samples))
+        self.newest_samples.append(("train", self.step, rollout.samples))
         self.step_metrics |= self._observe("rlplug_after_rollout", rollout=rollout)
         batch = Batch.from_samples(rollout.samples, self.spec.pad_token_id)
         if self._is_first_step or not self.plan.is_on_policy:
@@ -201,7 +204,7 @@ class RLModule(LightningModule):
         result = self.algorithm.advantages(batch)
         self.step_metrics |= result.metrics
         batch = batch.replace(advantages=result.advantages, returns=result.returns)
-        edited: Batch = plugins().hook.rlplug_prepare_batch(batch=batch, step=self.rollout_step)
+        edited: Batch = plugins().hook.rlplug_prepare_batch(batch=batch, step=self.step)
         return edited
 
     def update(self, batch: Batch) -> None:
@@ -211,7 +214,7 @@ class RLModule(LightningModule):
         except NonFiniteUpdate as problem:
             self._save_for_inspection(batch)
             raise RunError(
-                f"step {self.rollout_step}: {problem}. The batch is in {self._inspection_file}; weights and "
+                f"step {self.step}: {problem}. The batch is in {self._inspection_file}; weights and "
                 "checkpoints are as before. Lower the learning rate or max_grad_norm, or set model.on_nonfinite: skip."
             ) from None
         if metrics["policy/skipped_updates"]:
@@ -223,7 +226,7 @@ class RLModule(LightningModule):
     def publish(self) -> None:
         """Make the new weights the ones that the next rollout must have."""
         self.policy_version += 1
-        self.rollout_step += 1
+        self.rollout_step = self.step
         self._is_first_step = False
         scheduler: Any = self.lr_schedulers()
         self.step_metrics["policy/lr"] = self.optimizers().param_groups[0]["lr"]  # type: ignore[union-attr]
@@ -285,22 +288,22 @@ class RLModule(LightningModule):
         samples = self.score(
             self.driver.complete(self.val_prompts, self.validation.num_samples, sampling, key, self.policy_version)
         )
-        self.newest_samples.append(("validate", self.rollout_step, samples))
+        self.newest_samples.append(("validate", self.step, samples))
         return validation_metrics(samples, self.validation.pass_threshold)
 
     def _observe(self, hook: str, **arguments: Any) -> dict[str, float]:
         """Call an observation hook and return the metrics that plugins add."""
-        added = getattr(plugins().hook, hook)(step=self.rollout_step, **arguments)
+        added = getattr(plugins().hook, hook)(step=self.step, **arguments)
         return {name: value for extra in added for name, value in extra.items()}
 
     def _send_to_loggers(self, metrics: dict[str, float]) -> None:
         for logger in self.loggers:
-            logger.log_metrics(metrics, step=self.rollout_step)
+            logger.log_metrics(metrics, step=self.step)
         self.log_dict(metrics, logger=False)  # for callbacks such as EarlyStopping
 
     @property
     def _inspection_file(self) -> Path:
-        return (self.run_dir or Path(".")) / "nonfinite" / f"step-{self.rollout_step:08d}.safetensors"
+        return (self.run_dir or Path(".")) / "nonfinite" / f"step-{self.step:08d}.safetensors"
 
     def _save_for_inspection(self, batch: Batch) -> None:
         """Write the step's batch, one tensor per field of :class:`Batch`."""
@@ -419,7 +422,7 @@ class RLModule(LightningModule):
             with self.clock.phase("validate"):
                 metrics = self._validate()
             for logger in self.loggers:
-                logger.log_metrics(metrics, step=0)
+                logger.log_metrics(metrics, step=self.step)
 
     def on_train_end(self) -> None:
         self.stop_signal.uninstall()
@@ -431,7 +434,7 @@ class RLModule(LightningModule):
         """``rlplug validate``: score all held-out prompts at once."""
         metrics = self._validate()
         for logger in self.loggers:
-            logger.log_metrics(metrics, step=self.rollout_step)
+            logger.log_metrics(metrics, step=self.step)
         self.log_dict(metrics, logger=False)
 
     def teardown(self, stage: str) -> None:
@@ -461,5 +464,6 @@ class RLModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         state = checkpoint["rlplug"]
-        self.rollout_step, self.policy_version = state["rollout_step"], state["policy_version"]
+        self.rollout_step = self.step = state["rollout_step"]
+        self.policy_version = state["policy_version"]
         set_rng_state(state["rng"][self.global_rank % len(state["rng"])])

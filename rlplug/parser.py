@@ -10,6 +10,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from rlplug.errors import ConfigError, did_you_mean
 from rlplug.plugin_manager import plugins
 from rlplug.prompts import PromptSource
+from rlplug.registry import KNOWN_DISTRIBUTIONS
 
 KIND_OF_KEY: Final = {
     "model.algorithm": "algorithms",
@@ -63,6 +64,9 @@ class RLArgumentParser(LightningArgumentParser):
 
 def _explain_class(key: str, name: str) -> str:
     if kind := KIND_OF_KEY.get(key):
+        for record in plugins().records:
+            if record.state == "blocked" and record.distribution == KNOWN_DISTRIBUTIONS.get(name):
+                return f"{name!r} comes with {record.distribution}, which is blocked: drop --block {record.name}."
         return plugins().registry.explain_unknown(kind, name)
     known = [source.__name__ for source in PromptSource.__subclasses__()] if key in ("data.train", "data.val") else []
     return f"{name!r} is no class that is known here.{did_you_mean(name, known)}"

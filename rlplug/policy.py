@@ -138,7 +138,7 @@ def load_model(config: PolicyConfig) -> nn.Module:
             )
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model  # type: ignore[no-any-return]
+    return model.train()  # type: ignore[no-any-return]
 
 
 def policy_forward(model: nn.Module, batch: Batch, sampling: SamplingParams, entropy_mode: EntropyMode) -> PolicyOutput:

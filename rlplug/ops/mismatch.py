@@ -19,5 +19,5 @@ def mismatch_metrics(rollout_logprobs: Tensor, trainer_logprobs: Tensor, mask: T
     return {
         "mismatch/mean": float(masked_mean(difference.abs(), mask)),
         "mismatch/max": float(difference.abs().max()),
-        "mismatch/kl": float(masked_mean(difference.exp() - 1 - difference, mask)),
+        "mismatch/kl": float(masked_mean(difference.expm1() - difference, mask)),
     }

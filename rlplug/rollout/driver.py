@@ -71,7 +71,7 @@ class EngineDriver:
         Args:
             prompts: Of all ranks, the same list on each.
             key: Names run and step; seeds follow from it.
-            version: Of the policy; weights travel only when the engine holds another.
+            version: Of the policy; weights travel only when the engine holds others, or none after it slept.
             first_group: Number of the first prompt's group; the next prompt has the next one.
         """
         rank, world_size = self._placement.rank, self._placement.world_size
@@ -103,3 +103,4 @@ class EngineDriver:
         yield
         if self._sleeps:
             self.engine.sleep()
+            self._version = -1  # what slept must be sent again

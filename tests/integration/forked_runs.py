@@ -1,12 +1,15 @@
 """Runs the command line several times in forked children of one process, which pays for the imports once.
 
-``python forked_runs.py jobs.json``: a list of ``{"arguments": [...], "signal": "SIGKILL", "phase": "update",
-"step": 4}``; with a signal, the child sends it to itself on entering that phase of that step. Prints the exit codes as
-a JSON list; a child that a signal ended has its negative number.
+``python forked_runs.py jobs.json`` reads a list of ``{"arguments": [...], "output": "file"}`` and prints the exit codes
+as a JSON list; a child that a signal ended has its negative number. Besides, a job can have
+
+- ``"signal": "SIGKILL", "phase": "update", "step": 4``: the child sends itself the signal on entering that phase
+- ``"max_file_bytes": 100000``: the kernel refuses to let a file of the child grow past that
 """
 
 import json
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -40,6 +43,11 @@ def run_in_child(job: dict) -> int:  # type: ignore[type-arg]
     if child == 0:
         code = 1
         try:
+            output = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            if "max_file_bytes" in job:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (job["max_file_bytes"], job["max_file_bytes"]))
             if "signal" in job:
                 send_signal_in(job["phase"], job["step"], signal.Signals[job["signal"]])
             sys.argv = ["rlplug", *job["arguments"]]
@@ -56,4 +64,4 @@ def run_in_child(job: dict) -> int:  # type: ignore[type-arg]
 
 if __name__ == "__main__":
     codes = [run_in_child(job) for job in json.loads(Path(sys.argv[1]).read_text())]
-    print("\nexit codes:", json.dumps(codes))
+    print("exit codes:", json.dumps(codes))

@@ -260,12 +260,10 @@ def test_algorithm_of_a_blocked_plugin_names_the_package(results):
     assert "usage:" not in results["without algos"].stderr
 
 
-@pytest.mark.xfail(strict=True, reason="EngineDriver generates with stale weights after a sleep at the same version")
 def test_engine_that_slept_is_synced_again_at_the_same_version(results):
     assert results["validated"].returncode == 0, results["validated"].stderr
 
 
-@pytest.mark.xfail(strict=True, reason="RLModule counts the step before it calls rlplug_after_update")
 def test_hooks_of_one_step_get_one_number(rows):
     for row in rows:
         assert row["probe/rollout_step"] == row["probe/batch_step"] == row["probe/update_step"]

@@ -6,24 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlplug.errors import ConfigError
-from rlplug.policy import PolicyConfig, export_policy, load_model, load_tokenizer, policy_forward
+from rlplug.policy import PolicyConfig, export_policy, load_tokenizer, policy_forward
 from rlplug.types import SamplingParams
 
 FAMILIES = ["llama", "llama_tied", "qwen2", "gpt2"]
 RAGGED = [(2, 5), (6, 1), (4, 0), (3, 9), (1, 3), (1, 0)]
-
-
-def config_of(folder, **options):
-    return PolicyConfig(path=str(folder), dtype="float32", **options)
-
-
-def problem_of(folder, **options):
-    with pytest.raises(ConfigError) as caught:
-        load_model(config_of(folder, **options))
-    message = str(caught.value)
-    assert message.startswith("model.policy.path")
-    return message
 
 
 def reference(model, batch, temperature):
@@ -126,7 +113,7 @@ def test_export_is_a_folder_that_transformers_opens(family, model_folder, load_p
     policy = load_policy(model_folder(family))
     with torch.no_grad():
         next(policy.parameters()).add_(0.125)
-    tokenizer = load_tokenizer(config_of(model_folder(family)))
+    tokenizer = load_tokenizer(PolicyConfig(path=str(model_folder(family))))
     export_policy(policy, tokenizer, torch.bfloat16, tmp_path / "out", rank=0)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert loaded.dtype == torch.bfloat16

@@ -51,3 +51,10 @@ def test_nan_in_the_mask_shows():
     trainer = torch.tensor([[0.0, float("nan")]])
     metrics = mismatch_metrics(torch.zeros(1, 2), trainer, torch.ones(1, 2, dtype=torch.bool))
     assert all(numpy.isnan(value) for value in metrics.values())
+
+
+def test_kl_of_nearly_equal_logprobs():
+    """Close to 0, k3 is d^2 / 2 and far below float32's resolution of exp(d)."""
+    difference = torch.tensor([[1e-4, -1e-4, 2e-4, -3e-4]])
+    metrics = mismatch_metrics(torch.zeros(1, 4), difference, torch.ones(1, 4, dtype=torch.bool))
+    assert metrics["mismatch/kl"] == pytest.approx((1 + 1 + 4 + 9) * 1e-8 / 2 / 4, rel=0.01)

@@ -81,6 +81,7 @@ def test_one_token(sampling, policy, sample):
 
 def test_two_tokens(policy, sample):
     """Draws of successive steps are independent: pairs occur as often as the product of probabilities says."""
+
     def top_four(tokens):
         logits = logits_after(policy, tokens)
         best = numpy.argsort(-logits)[:4]
@@ -97,5 +98,3 @@ def test_two_tokens(policy, sample):
         numpy.array([pairs.count(pair) for pair in expected]), numpy.array(list(expected.values()))
     )
     assert statistic < bound
-
-

@@ -68,7 +68,7 @@ class GRPO(Algorithm):
         """Return A of every trainable token; the standard deviation is the unbiased one, over valid rewards."""
         advantages = torch.zeros_like(batch.rewards)
         num_degenerate = 0
-        groups = batch.group_index.unique()
+        groups = sorted(set(batch.group_index.tolist()))
         for group in groups:
             rows = (batch.group_index == group) & batch.reward_valid
             rewards = batch.rewards[rows]
@@ -103,7 +103,7 @@ class GRPO(Algorithm):
         if self.kl_coefficient > 0:
             assert micro_batch.ref_logprobs is not None
             difference = micro_batch.ref_logprobs - logprobs
-            kl = difference.exp() - 1 - difference
+            kl = difference.expm1() - difference
             per_token = per_token + self.kl_coefficient * kl
             metrics["policy/kl"] = masked_sum(kl.detach(), mask) / num_tokens
         return LossOutput(self._aggregate(per_token, mask, denominators), metrics)
