@@ -122,7 +122,7 @@ class RLModule(LightningModule):
         self.newest_metrics: dict[str, float] = {}
         """Of the last step that was logged, for the progress bar."""
         self.newest_samples: list[tuple[str, int, Sequence[Sample]]] = []
-        """Phase (``train`` or ``validate``), step and samples, for whoever logs them."""
+        """What they are (``train``, ``validate``, ``reward_errors``), step and samples, for whoever logs them."""
         self.effects: list[Effect] = []
         self.run_dir: Path | None = None
         self.stop_signal = StopSignal()
@@ -166,6 +166,8 @@ class RLModule(LightningModule):
     def score(self, samples: list[Sample]) -> list[Sample]:
         """Score this rank's samples and return those of all ranks."""
         samples = self.strategy.gather(self.rewards.score(samples))
+        if failed := [sample for sample in samples if sample.errors]:
+            self.newest_samples.append(("reward_errors", self.step, failed))
         self.rewards.check(samples)
         self.step_metrics |= self.rewards.stats()
         return samples

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -25,6 +25,10 @@ from rlplug.types import RewardError, Sample
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
+
+
+SAMPLES: Final = "samples.jsonl"
+REWARD_ERRORS: Final = "reward_errors.jsonl"
 
 
 class RunFolder(Callback):
@@ -128,15 +132,17 @@ class RunFolder(Callback):
             self._finish("finished")
 
     def _log_samples(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write what the module has put out: some of the samples, and every one whose reward failed."""
         module: Any = pl_module
         taken, module.newest_samples = module.newest_samples, []
         if not trainer.is_global_zero:
             return
         for phase, step, samples in taken:
+            if phase == "reward_errors":
+                self._append_samples(REWARD_ERRORS, samples, step, phase)
+                continue
             chosen = _spread(samples, self.samples_per_step)
-            with (self.path / "samples.jsonl").open("a") as file:
-                for sample in chosen:
-                    file.write(json.dumps(_sample_record(sample, step, phase), default=str) + "\n")
+            self._append_samples(SAMPLES, chosen, step, phase)
             if phase == "validate":
                 self._console.print(_samples_table(chosen, step))
                 for logger in trainer.loggers:
@@ -144,11 +150,18 @@ class RunFolder(Callback):
                         text = "\n\n".join(f"{s.prompt.text} **{s.completion}** ({s.reward:g})" for s in chosen)
                         logger.experiment.add_text("validate/samples", text, step)
 
+    def _append_samples(self, name: str, samples: Sequence[Sample], step: int, phase: str) -> None:
+        with (self.path / name).open("a") as file:
+            for sample in samples:
+                file.write(json.dumps(_sample_record(sample, step, phase), default=str) + "\n")
+
     def _drop_samples_after(self, step: int) -> None:
-        path = self.path / "samples.jsonl"
-        if path.is_file():
-            lines = path.read_text().splitlines(keepends=True)
-            path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
+        """Forget samples past ``step``: a run resumed from there will write them again."""
+        for name in (SAMPLES, REWARD_ERRORS):
+            path = self.path / name
+            if path.is_file():
+                lines = path.read_text().splitlines(keepends=True)
+                path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
@@ -170,6 +183,7 @@ class RunFolder(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._record:
+            self._log_samples(trainer, pl_module)
             self._finish("failed", f"{type(exception).__name__}: {exception}")
 
     def _finish(self, status: str, message: str | None = None) -> None:

@@ -45,9 +45,7 @@ class Result:
 def run_jobs(jobs: dict[str, Job], folder: Path, timeout: float = 280) -> dict[str, Result]:
     """Run the jobs one after another from the repository's root."""
     outputs = {name: folder / f"{name}.log" for name in jobs}
-    described = [
-        {"arguments": job.arguments, "output": str(outputs[name]), **job.extra} for name, job in jobs.items()
-    ]
+    described = [{"arguments": job.arguments, "output": str(outputs[name]), **job.extra} for name, job in jobs.items()]
     (folder / "jobs.json").write_text(json.dumps(described))
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("forked_runs.py")), str(folder / "jobs.json")],

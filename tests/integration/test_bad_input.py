@@ -1,0 +1,170 @@
+"""Whatever a user gets wrong ends in one message, without a traceback, a non-zero exit code, and nothing lost."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import ROOT, SMALL, Job, Result, run_jobs
+from safetensors.torch import load_file
+
+MODEL = ROOT / "examples" / "quickstart" / "model"
+
+
+def model_with(folder: Path, **changes: object) -> Path:
+    """Copy the quickstart's model folder with another configuration."""
+    shutil.copytree(MODEL, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+def prompts(path: Path, text: str) -> list[str]:
+    path.write_text(text)
+    return ["--data.train.init_args.path", str(path)]
+
+
+def reward(function: str) -> list[str]:
+    return ["--model.rewards", json.dumps([{"class_path": "FunctionReward", "init_args": {"function": function}}])]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    """Run every wrong command line once."""
+    folder = tmp_path_factory.mktemp("bad")
+    small_vocabulary = model_with(folder / "small-vocabulary", vocab_size=9)
+    chat = ["--data.chat", "true"]
+    wrong = {
+        "command": ["train"],
+        "key": [*SMALL, "--model.num_stepz", "3"],
+        "class": [*SMALL, "--model.algorithm", "GRP0"],
+        "package": [*SMALL, "--model.rollout", "Rollout"],
+        "option": [*SMALL, "--model.algorithm.init_args.clipp", "0.1"],
+        "type": [*SMALL, "--model.batch.group_size", "many"],
+        "model": [*SMALL, "--model.policy.path", "./no/such/model"],
+        "weights": [*SMALL, "--model.policy.init", "pretrained"],
+        "chat": [*SMALL, *chat],
+        "vocabulary": [*SMALL, "--model.policy.path", str(small_vocabulary)],
+        "empty": [*SMALL, *prompts(folder / "empty.jsonl", "")],
+        "malformed": [*SMALL, *prompts(folder / "malformed.jsonl", '{"prompt": "1>"}\n{"prompt": \n')],
+        "long": [*SMALL, *prompts(folder / "long.jsonl", json.dumps({"prompt": "1" * 40 + ">"}) + "\n")],
+        "mini": [*SMALL, "--model.batch.mini_batch_size", "5"],
+        "budget": [*SMALL, "--model.batch.max_tokens_per_gpu", "5"],
+        "greedy": [*SMALL, "--model.sampling.temperature", "0"],
+        "strategy": [*SMALL, "--trainer.strategy", "auto"],
+        "resume": ["fit", "--resume", str(folder)],
+        "raises": [*SMALL, *reward("parts.raises")],
+        "hangs": [*SMALL, *reward("parts.hangs"), "--model.reward_deadline_s", "0.5"],
+        "nan-reward": [*SMALL, *reward("parts.not_a_number")],
+        "nan-loss": [*SMALL, "--model.algorithm", "parts.SecondLossIsNaN"],
+        "nan-loss-skipped": [
+            *(*SMALL, "--model.algorithm", "parts.SecondLossIsNaN"),
+            *("--model.on_nonfinite", "skip", "--model.num_steps", "3"),
+        ],
+        "debug": ["--debug", *SMALL, "--model.num_stepz", "3"],
+    }
+    runs = {name: ["--run.dir", str(folder / "runs" / name)] for name, line in wrong.items() if SMALL[0] in line[:2]}
+    runs.pop("resume")
+    jobs = {name: Job([*line, *runs.get(name, [])]) for name, line in wrong.items()}
+    # a disk that is full at the second checkpoint: files may not grow past what the first one left room for
+    disk = [*SMALL, "--run.dir", str(folder / "runs" / "disk"), "--checkpoint.every_n_steps", "1"]
+    jobs["disk-first"] = Job([*disk, "--model.num_steps", "1"])
+    go_on = ["fit", "--resume", str(folder / "runs" / "disk" / "001"), "--model.num_steps", "3"]
+    jobs["disk-full"] = Job(go_on, {"max_file_bytes": 1 << 20})
+    jobs["disk-again"] = Job(go_on)
+    return run_jobs(jobs, folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("command", ["no command 'train'", "fit, validate, plugins or report"]),
+        ("key", ["no key 'model.num_stepz'", "Did you mean 'model.num_steps'?"]),
+        ("class", ["'GRP0' is not a known algorithm", "Did you mean 'GRPO'?", "Registered algorithms: GRPO"]),
+        ("package", ["'Rollout' is not a known rollout", "Registered rollouts: HFRollout"]),
+        ("option", ["model.algorithm", "'clipp'", "Did you mean 'clip'?"]),
+        ("type", ["model.batch.group_size", "many"]),
+        ("model", ["model.policy.path", "'./no/such/model' does not exist"]),
+        ("weights", ["model.policy.path", "no weights", "model.safetensors"]),
+        ("chat", ["data.chat", "chat template", "model.policy.path"]),
+        ("vocabulary", ["model.policy.path", "ids up to 12", "embeds only 9"]),
+        ("empty", ["data.train", "empty.jsonl"]),
+        ("malformed", ["data.train", "malformed.jsonl:2"]),
+        ("long", ["data.train", "long.jsonl:1", "41", "data.too_long"]),
+        ("mini", ["model.batch.mini_batch_size is 5", "Nearest that do: 4 and 8"]),
+        ("budget", ["model.batch.max_tokens_per_gpu is 5", "give at least 8"]),
+        ("greedy", ["model.sampling.temperature is 0"]),
+        ("strategy", ["trainer.strategy", "rlplug.strategy.RLFSDP2Strategy"]),
+        ("resume", ["--resume", "not the folder of a run"]),
+        ("raises", ["16 of 16 samples (100%) have no reward", "'raises'", "KeyError", "model.max_reward_error_share"]),
+        ("hangs", ["'hangs'", "took longer than 0.5 s", "model.reward_deadline_s"]),
+        ("nan-reward", ["'not_a_number'", "nan", "model.rewards"]),
+        ("nan-loss", ["step 2: loss nan", "step-00000002.safetensors", "model.on_nonfinite: skip"]),
+        ("disk-full", ["could not be written", "step-00000001 is whole", "rlplug fit --resume"]),
+    ],
+)
+def test_a_mistake_ends_in_one_message(results: dict[str, Result], name: str, parts: list[str]) -> None:
+    result = results[name]
+
+    assert result.exit_code in (1, 2), result.output
+    assert result.message.count("rlplug: ") == 1, result.output
+    for part in parts:
+        assert part in result.message, result.output
+    assert "Traceback" not in result.output
+
+
+def test_debug_shows_the_traceback(results: dict[str, Result]) -> None:
+    assert results["debug"].exit_code == 2
+    assert "Traceback" in results["debug"].output
+
+
+def run_dir(results: dict[str, Result], tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    base = next(path for path in tmp_path_factory.getbasetemp().iterdir() if path.name.startswith("bad"))
+    return base / "runs" / name / "001"
+
+
+def test_a_nan_loss_leaves_the_batch_for_inspection(
+    results: dict[str, Result], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    for name in ("nan-loss", "nan-loss-skipped"):
+        folder = run_dir(results, tmp_path_factory, name)
+        batch = load_file(folder / "nonfinite" / "step-00000002.safetensors")
+        assert batch["input_ids"].shape[0] == 16
+        assert {"advantages", "response_mask", "rollout_logprobs", "rewards"} <= batch.keys()
+
+
+def test_a_nan_loss_can_be_skipped(results: dict[str, Result], tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = run_dir(results, tmp_path_factory, "nan-loss-skipped")
+    with (folder / "metrics.csv").open(newline="") as file:
+        skipped = [float(row["policy/skipped_updates"]) for row in csv.DictReader(file)]
+
+    assert results["nan-loss-skipped"].exit_code == 0
+    assert skipped == [0, 1, 0]
+    weights = load_file(folder / "policy" / "model.safetensors")
+    assert all(torch.isfinite(weight).all() for weight in weights.values())
+
+
+def test_a_full_disk_leaves_a_checkpoint_to_go_on_from(
+    results: dict[str, Result], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = run_dir(results, tmp_path_factory, "disk")
+
+    assert results["disk-again"].exit_code == 0, results["disk-again"].output
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
+
+
+def test_a_failed_run_says_so_in_its_folder_and_keeps_the_samples(
+    results: dict[str, Result], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = run_dir(results, tmp_path_factory, "raises")
+    record = json.loads((folder / "run.json").read_text())
+    failed = [json.loads(line) for line in (folder / "reward_errors.jsonl").read_text().splitlines()]
+
+    assert record["status"] == "failed"
+    assert "KeyError" in record["message"]
+    assert len(failed) == 16
+    assert "KeyError" in failed[0]["rewards"]["raises"]["error"]
