@@ -207,6 +207,12 @@ def test_token_budget_packs_by_length():
     assert [micro.indices for micro in cut] == [(1, 3), (0, 4, 2, 5)]
 
 
+@pytest.mark.parametrize(("budget", "rows_each"), [(10, 1), (19, 1), (20, 2), (29, 2), (30, 3)])
+def test_token_budget_is_exact(budget, rows_each):
+    plan = BatchPlan(BatchSizes(max_tokens_per_gpu=budget), world_size=1)
+    assert len(plan.micro_batches(range(6), [10] * 6, rank=0)[0].indices) == rows_each
+
+
 @given(num_items=st.integers(0, 40), world_size=st.integers(1, 8))
 def test_rank_shares_partition_in_order(num_items, world_size):
     items = list(range(num_items))

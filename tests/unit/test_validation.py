@@ -24,7 +24,7 @@ def sample_of(group, reward, num_tokens=1):
         finish_reason="stop",
         policy_version=0,
         rewards={"r": reward},
-        reward=math.nan if failed else reward,
+        reward=9.0 if failed else reward,  # meaningless: the sum of the rewards that did not fail
     )
 
 

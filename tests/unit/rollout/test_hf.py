@@ -17,7 +17,8 @@ from rlplug.rollout.requests import make_requests, to_samples
 from rlplug.types import Batch, Prompt, Request, SamplingParams
 
 FAMILIES = ["llama", "llama_tied", "qwen2", "gpt2"]
-PROMPTS = [(3, 4), (5,), (6, 7, 8, 9, 10, 11, 12), (2, 2, 2), (31, 30, 29, 28)]
+PROMPTS = [(3, 4), (5,), (6, 7, 8, 9, 10, 11, 12), (0, 2, 0), (31, 30, 29, 28)]
+"""Of several lengths; one holds the padding token, which there is a token like any other."""
 END = 1
 
 
