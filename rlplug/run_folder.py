@@ -6,6 +6,7 @@ import importlib.util
 import json
 import platform
 import statistics
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import distributions
@@ -99,6 +100,7 @@ class RunFolder(Callback):
         module: Any = pl_module
         if not trainer.is_global_zero:
             return
+        self._began = time.monotonic()
         self._csv.drop_after(module.rollout_step)
         self._drop_samples_after(module.rollout_step)
         self._record["batch_plan"] = module.plan.rows()
@@ -179,7 +181,7 @@ class RunFolder(Callback):
             export_policy(module.policy, module.tokenizer, module.spec.dtype, self.path / "policy", trainer.global_rank)
         if trainer.is_global_zero:
             self._finish("finished")
-            self._print_summary()
+            self._print_summary(time.monotonic() - self._began)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._record:
@@ -193,21 +195,27 @@ class RunFolder(Callback):
     def _save_record(self) -> None:
         (self.path / "run.json").write_text(json.dumps(self._record, indent=2))
 
-    def _print_summary(self) -> None:
+    def _print_summary(self, total_seconds: float) -> None:
+        """Print what came out, where it is, and what to do next."""
+        say = self._console.print
         rewards = [float(row["reward/mean"]) for row in self._csv.read() if row.get("reward/mean")]
         if rewards:
             last = statistics.fmean(rewards[-5:])
-            self._console.print(f"\nmean reward {rewards[0]:.3f} -> {last:.3f} (last 5 of {len(rewards)} steps)")
+            say(f"\nmean reward {rewards[0]:.3f} -> {last:.3f} (last 5 of {len(rewards)} steps), {total_seconds:.0f} s")
         if self.export_policy:
-            self._console.print(f"policy: {self.path / 'policy'} (opens with AutoModelForCausalLM.from_pretrained)")
-        if not self.report:
-            return
-        if importlib.util.find_spec("plotly") is None:
-            self._console.print("no report.html: pip install 'rlplug[report]', then rlplug report " + str(self.path))
-            return
-        from rlplug.report import write_report
+            say(f"policy: {self.path / 'policy'}", soft_wrap=True)
+        if self.report and importlib.util.find_spec("plotly"):
+            from rlplug.report import write_report
 
-        self._console.print(f"report: {write_report(self.path)}")
+            say(f"report: {write_report(self.path)}", soft_wrap=True)
+        elif self.report:
+            say(f"no report: pip install 'rlplug[report]', then rlplug report {self.path}", soft_wrap=True)
+        say(
+            "next: open the report; load the policy with AutoModelForCausalLM.from_pretrained; change a key and run "
+            f"again, such as --model.batch.group_size 16; train longer with rlplug fit --resume {self.path} "
+            "--model.num_steps MORE",
+            soft_wrap=True,
+        )
 
 
 def _now() -> str:

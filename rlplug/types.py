@@ -202,10 +202,7 @@ class Batch:
         longest = max(len(sample.token_ids) for sample in samples)
 
         def padded(rows: Sequence[Sequence[Any]], value: Any, dtype: torch.dtype) -> Tensor:
-            out = torch.full((len(rows), longest), value, dtype=dtype)
-            for index, row in enumerate(rows):
-                out[index, : len(row)] = torch.tensor(row, dtype=dtype)
-            return out
+            return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows], dtype=dtype)
 
         valid = torch.tensor([not sample.errors for sample in samples])
         return Batch(

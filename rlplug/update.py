@@ -48,8 +48,10 @@ class PolicyUpdate:
             self._assemble([(micro, output.sampled_logprobs) for micro, output in outputs], batch),
         )
 
-    def run(self, batch: Batch, optimizer: Any, backward: Callable[[Tensor], None]) -> tuple[dict[str, float], Tensor]:
-        """Update the policy on the whole step's batch.
+    def run(
+        self, batch: Batch, optimizer: Any, backward: Callable[[Tensor], None], step: int
+    ) -> tuple[dict[str, float], Tensor]:
+        """Update the policy on the whole batch of ``step``.
 
         Returns:
             Metrics, averaged over the step's optimizer steps; and the ``sampled_logprobs`` float32 [B, T] of the
@@ -62,7 +64,7 @@ class PolicyUpdate:
         outputs: list[tuple[MicroBatch, Tensor]] = []
         num_updates = num_skipped = 0
         for epoch in range(self.plan.num_epochs):
-            for rows in self.plan.mini_batches(batch.num_sequences, epoch, self.seed):
+            for rows in self.plan.mini_batches(batch.num_sequences, epoch, self.seed + step):
                 metrics, seen = self._accumulate_gradients(rows, batch, backward)
                 metrics["policy/grad_norm"] = self.strategy.clip_grad_norm(self.policy, self.max_grad_norm)
                 outputs = seen if self.plan.is_on_policy else []

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from rlplug.metrics import rollout_metrics
-from rlplug.types import Prompt, RewardError, Sample
+from rlplug.types import Prompt, RewardError, Rollout, Sample
 
 LATE = RewardError("late")
 
@@ -35,22 +35,25 @@ def test_metrics():
         sample_of(0, "abort", math.nan, right=LATE, short=0.25),
         sample_of(1, "length", -1.0, right=0.0, short=-1.0),
     ]
-    assert rollout_metrics(samples) == pytest.approx(
+    rollout = Rollout(samples=tuple(samples[:3]), rejected=tuple(samples[3:]))  # selection changes no other metric
+    assert rollout_metrics(rollout) == pytest.approx(
         {
             "reward/mean": numpy.mean([0.5, 2.0, -1.0]),
             "reward/std": numpy.std([0.5, 2.0, -1.0]),
             "reward/error_share": 0.25,
             "reward/right": numpy.mean([1.0, 1.0, 0.0]),
             "reward/short": numpy.mean([-0.5, 1.0, 0.25, -1.0]),
+            "completion/num_tokens": 12.0,
             "completion/length_mean": 3.0,
             "completion/length_max": 8.0,
             "completion/truncated_share": 0.5,
+            "filter/kept_share": 0.75,
         }
     )
 
 
 def test_a_reward_that_always_failed_has_no_mean():
-    metrics = rollout_metrics([sample_of(2, "stop", math.nan, right=LATE, short=1.0)])
+    metrics = rollout_metrics(Rollout((sample_of(2, "stop", math.nan, right=LATE, short=1.0),)))
     assert metrics["reward/error_share"] == 1.0
     assert metrics["reward/short"] == 1.0
     assert not {"reward/mean", "reward/std", "reward/right"} & set(metrics)

@@ -125,6 +125,7 @@ def test_tokenizer_without_padding_pads_with_the_end_token(copied_folder):
 def test_loads_what_the_folder_holds(family, model_folder):
     policy = load_model(PolicyConfig(path=str(model_folder(family))))
     expected = AutoModelForCausalLM.from_pretrained(model_folder(family), dtype=torch.float32).state_dict()
+    assert policy.training
     assert policy.state_dict().keys() == expected.keys()
     for name, tensor in policy.state_dict().items():
         assert tensor.dtype == torch.float32

@@ -142,7 +142,7 @@ class Worker(LightningModule):
         before = self.weights()
         updater = self.updater(sizes, max_grad_norm=0.5, **options)
         try:
-            metrics, sampled = updater.run(batch, self.optimizers(), self.manual_backward)
+            metrics, sampled = updater.run(batch, self.optimizers(), self.manual_backward, step=2)
         except NonFiniteUpdate as problem:
             metrics, sampled = str(problem), None
         return {"before": before, "metrics": metrics, "sampled": sampled, "after": self.weights()}

@@ -114,7 +114,8 @@ def test_greedy_is_that_of_transformers(family, model_folder, load_policy, start
     engine = start_engine(model_folder(family), policy)
     ours = engine.generate(requests_of(PROMPTS), SamplingParams(12, temperature=0))
     for prompt, completion in zip(PROMPTS, ours, strict=True):
-        theirs = policy.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12)
+        ids = torch.tensor([prompt])
+        theirs = policy.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12)
         assert completion.token_ids == tuple(theirs[0, len(prompt) :].tolist())
 
 

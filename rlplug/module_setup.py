@@ -1,0 +1,265 @@
+"""What an RL run is made of, and how Lightning sets it up: all of :class:`rlplug.module.RLModule` but the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from rlplug.batching import BatchPlan, BatchSizes
+from rlplug.errors import ConfigError
+from rlplug.interfaces.algorithm import Algorithm
+from rlplug.interfaces.optimization import Effect, Optimization
+from rlplug.interfaces.reward import Reward
+from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine, require_capability
+from rlplug.phases import PhaseClock, StopSignal
+from rlplug.plugin_manager import plugins
+from rlplug.policy import PolicyConfig, load_model, load_spec, load_tokenizer
+from rlplug.prompt_stream import PromptStream
+from rlplug.rewards import RewardRunner
+from rlplug.rng import rng_state, set_rng_state
+from rlplug.rollout.driver import EngineDriver
+from rlplug.rollout.hf import HFRollout
+from rlplug.strategy import RLFSDP2Strategy
+from rlplug.types import Prompt, Sample, SamplingParams
+from rlplug.update import PolicyUpdate
+from rlplug.validation import ValidationConfig
+
+
+class RLModuleSetup(LightningModule):
+    """The parts and options of a run.
+
+    Args:
+        policy: The model.
+        algorithm: Advantages and loss, by name: ``GRPO``.
+        rewards: One or more; their weighted sum trains.
+        rollout: The engine; ``HFRollout``, transformers' own ``generate``, by default.
+        batch: Global and per-GPU sizes.
+        sampling: How training completions are drawn.
+        optimizer: Called with the policy's parameters.
+        lr_scheduler: Called with the optimizer; steps once per RL step.
+        optimizations: Applied in order, before and after sharding; one without an effect stops the run.
+        num_steps: RL steps to take; by default one pass over the training prompts.
+        max_grad_norm: Clip gradients to this global norm; ``null`` only measures it.
+        validation: When and how held-out prompts are scored.
+        seed: Of completions and of the order of mini-batches.
+        mismatch_gate: The run stops in its first step when engine and trainer disagree on the sampled tokens by more
+            than this, as the mean absolute difference of logprobs in nats. bf16 engines show 0.01 to 0.03.
+        on_nonfinite: After a NaN or infinite loss or gradient, ``stop`` the run or ``skip`` that optimizer step. The
+            batch is saved for inspection either way.
+        reward_deadline_s: Longest time for one reward call.
+        max_reward_error_share: The run stops when a larger share of a step's samples has no reward.
+        sleep_between_rollouts: Let the engine give its device memory back while the policy is updated.
+        sync_bucket_mib: Weights travel to the engine in buckets of at most this size.
+        stall_s: Write Python stacks to stderr when one phase takes longer.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyConfig,
+        algorithm: Algorithm,
+        rewards: list[Reward],
+        rollout: RolloutEngine | None = None,
+        batch: BatchSizes = BatchSizes(),  # noqa: B008 - never changed
+        sampling: SamplingParams = SamplingParams(),  # noqa: B008
+        optimizer: OptimizerCallable = lambda parameters: torch.optim.AdamW(parameters, lr=1e-6),
+        lr_scheduler: LRSchedulerCallable | None = None,
+        optimizations: list[Optimization] | None = None,
+        num_steps: int | None = None,
+        max_grad_norm: float | None = 1.0,
+        validation: ValidationConfig = ValidationConfig(),  # noqa: B008
+        seed: int = 0,
+        mismatch_gate: float = 0.1,
+        on_nonfinite: Literal["stop", "skip"] = "stop",
+        reward_deadline_s: float = 30.0,
+        max_reward_error_share: float = 0.1,
+        sleep_between_rollouts: bool = False,
+        sync_bucket_mib: int = 1024,
+        stall_s: float = 1800.0,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.policy_config = policy
+        self.algorithm = algorithm
+        self.engine = rollout or HFRollout()
+        self.rewards = RewardRunner(rewards, deadline_s=reward_deadline_s, max_error_share=max_reward_error_share)
+        self.batch_sizes = batch
+        self.sampling = sampling
+        self.make_optimizer = optimizer
+        self.make_lr_scheduler = lr_scheduler
+        self.optimizations = optimizations or []
+        self.num_steps = num_steps
+        self.max_grad_norm = max_grad_norm
+        self.validation = validation
+        self.seed = seed
+        self.mismatch_gate = mismatch_gate
+        self.on_nonfinite = on_nonfinite
+        self.sleep_between_rollouts = sleep_between_rollouts
+        self.sync_bucket_bytes = sync_bucket_mib << 20
+        self.stall_s = stall_s
+
+        self.rollout_step = 0
+        """RL steps done; Lightning's ``global_step`` counts optimizer steps."""
+        self.step = 0
+        """Number of the step that runs, from 1: in metrics, samples, hooks and messages."""
+        self.policy_version = 0
+        self.step_metrics: dict[str, float] = {}
+        self.newest_metrics: dict[str, float] = {}
+        """Of the last step that was logged, for the progress bar."""
+        self.newest_samples: list[tuple[str, int, Sequence[Sample]]] = []
+        """What they are (``train``, ``validate``, ``reward_errors``), step and samples, for whoever logs them."""
+        self.effects: list[Effect] = []
+        self.run_dir: Path | None = None
+        self.stop_signal = StopSignal()
+        self._is_first_step = True
+        self._reference: list[nn.Module] = []  # in a list, so that it is not part of the checkpoint
+
+    # ---- set-up, in the order in which Lightning calls it ---------------------------------------------------------
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return load_tokenizer(self.policy_config)
+
+    @cached_property
+    def spec(self) -> PolicySpec:
+        return load_spec(self.policy_config, self.tokenizer)
+
+    @property
+    def max_context(self) -> int:
+        """Longest sequence of the policy, in tokens."""
+        return self.spec.max_context
+
+    @property
+    def strategy(self) -> RLFSDP2Strategy:
+        strategy = self.trainer.strategy
+        if not isinstance(strategy, RLFSDP2Strategy):
+            raise ConfigError(
+                f"trainer.strategy is {type(strategy).__name__}: rlplug shards and synchronises the policy itself. "
+                "Set trainer.strategy to rlplug.strategy.RLFSDP2Strategy, on one device too."
+            )
+        return strategy
+
+    @property
+    def total_steps(self) -> int:
+        return self.num_steps or max(1, len(self.stream) // self.plan.prompts_per_step)
+
+    @property
+    def stream(self) -> PromptStream:
+        stream: PromptStream = self._datamodule.train_stream
+        return stream
+
+    @property
+    def val_prompts(self) -> list[Prompt]:
+        prompts: list[Prompt] = self._datamodule.val_prompts
+        return prompts
+
+    @property
+    def _datamodule(self) -> Any:
+        return self.trainer.datamodule  # type: ignore[attr-defined]
+
+    def setup(self, stage: str) -> None:
+        """Check what can be checked before anything is loaded."""
+        if self.algorithm.needs.critic:
+            raise ConfigError(f"{type(self.algorithm).__name__} needs a critic, which this version cannot train yet.")
+        if self.sleep_between_rollouts:
+            engines = plugins().registry.classes("rollouts").values()
+            require_capability(self.engine, "sleep", "model.sleep_between_rollouts", engines)
+        self.clock = PhaseClock(self.strategy.root_device, self.stall_s)
+        if stage == "fit":
+            if self.sampling.is_greedy:
+                raise ConfigError(
+                    "model.sampling.temperature is 0: completions of a prompt would all be the same, and nothing "
+                    "could be learned from comparing them. Set it to 1."
+                )
+            self.plan = BatchPlan(self.batch_sizes, self.trainer.world_size)
+            self.plan.check_longest(self.stream.longest_prompt + self.sampling.max_new_tokens)
+
+    def configure_model(self) -> None:
+        """Build, optimise and shard the policy, and the reference policy when the algorithm needs one."""
+        if hasattr(self, "policy"):
+            return  # Lightning calls this for every fit and validate
+        policy = load_model(self.policy_config)
+        for optimization in self.optimizations:
+            optimization.before_shard(policy)
+        self.policy = self._sharded(policy)
+        for optimization in self.optimizations:
+            optimization.after_shard(self.policy)
+            effects = optimization.effects()
+            if not effects:
+                raise ConfigError(
+                    f"{type(optimization).__name__} took no effect on {self.policy_config.path}: remove it from "
+                    "model.optimizations."
+                )
+            self.effects += effects
+        if self.algorithm.needs.reference_policy:
+            self._reference = [self._sharded(load_model(self.policy_config)).requires_grad_(False).eval()]
+
+    def _sharded(self, model: nn.Module) -> nn.Module:
+        model.to(self.strategy.root_device)
+        self.strategy.shard(model, self.policy_config.torch_dtype)
+        return model
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.make_optimizer(self.policy.parameters())
+        if self.make_lr_scheduler is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": self.make_lr_scheduler(optimizer)}
+
+    def on_train_start(self) -> None:
+        self._start_engine()
+        self.updater = PolicyUpdate(
+            policy=self.policy,
+            algorithm=self.algorithm,
+            plan=self.plan,
+            strategy=self.strategy,
+            sampling=self.sampling,
+            hook=plugins().hook,
+            max_grad_norm=self.max_grad_norm,
+            skip_nonfinite=self.on_nonfinite == "skip",
+            seed=self.seed,
+        )
+        self.stop_signal.install()
+
+    def on_train_end(self) -> None:
+        self.stop_signal.uninstall()
+
+    def on_validation_start(self) -> None:
+        self._start_engine()
+
+    def teardown(self, stage: str) -> None:
+        self.stop_signal.uninstall()
+        self.engine.close()
+
+    def _start_engine(self) -> None:
+        self.driver = EngineDriver(
+            engine=self.engine,
+            policy=self.policy,
+            spec=self.spec,
+            placement=Placement(self.strategy.root_device, self.global_rank, self.trainer.world_size),
+            tokenizer=self.tokenizer,
+            hook=plugins().hook,
+            sleeps=self.sleep_between_rollouts,
+            bucket_bytes=self.sync_bucket_bytes,
+        )
+
+    # ---- checkpoints ----------------------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["rlplug"] = {
+            "rollout_step": self.rollout_step,
+            "policy_version": self.policy_version,
+            "rng": self.strategy.gather([rng_state()]),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        state = checkpoint["rlplug"]
+        self.rollout_step = self.step = state["rollout_step"]
+        self.policy_version = state["policy_version"]
+        set_rng_state(state["rng"][self.global_rank % len(state["rng"])])

@@ -1,0 +1,245 @@
+"""Writes docs/configuration.md from the parser of the command line: keys, types, defaults and docstrings.
+
+``python scripts/write_configuration_reference.py`` (or ``make docs``) writes it; ``--check`` writes nothing and exits
+with 1 when the page is not what the code says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import docstring_parser
+import yaml
+
+from rlplug.datamodule import PromptDataModule
+from rlplug.lightning_cli import RLCLI
+from rlplug.module import RLModule
+from rlplug.parser import RLArgumentParser
+from rlplug.plugin_manager import plugins
+from rlplug.prompts import PromptSource
+from rlplug.strategy import RLFSDP2Strategy
+
+ROOT: Final = Path(__file__).parents[1]
+PAGE: Final = ROOT / "docs" / "configuration.md"
+OWN_DISTRIBUTIONS: Final = ("rlplug", "rlplug-algos")
+"""What is described; other plugins may be installed where this runs."""
+
+SECTIONS: Final = {"model": RLModule, "data": PromptDataModule, "run": None, "checkpoint": None}
+"""Sections of a configuration, and the class of those that LightningCLI adds by itself."""
+
+KINDS: Final = {
+    "algorithms": ("model.algorithm", "Algorithms"),
+    "rewards": ("model.rewards", "Rewards"),
+    "rollouts": ("model.rollout", "Rollout engines"),
+    "optimizations": ("model.optimizations", "Optimizations"),
+}
+"""Kinds of the registry: the key that takes their classes, and a title."""
+
+HEAD: Final = """\
+# Configuration
+
+<!-- Written by scripts/write_configuration_reference.py: change the docstrings, then run `make docs`. -->
+
+This page is made from the code. On the command line, `rlplug fit --help` says the same.
+
+## How values are given
+
+A configuration is YAML. Later files override earlier ones, and options override files; a dot goes one level down:
+
+```bash
+rlplug fit -c configs/quickstart.yaml --model.num_steps 200 --model.optimizer.init_args.lr 3e-4
+```
+
+A class is chosen by `class_path`, and its arguments stand under `init_args`. Registered classes go by their bare name;
+any other class of the right kind by its import path, found from the folder where `rlplug` is started:
+
+```yaml
+model:
+  algorithm:
+    class_path: GRPO
+    init_args:
+      clip: 0.1
+```
+
+On the command line, `--model.algorithm GRPO --model.algorithm.clip 0.1` is the same. A list that comes later replaces
+an earlier one. A `+` behind the key appends instead:
+
+```bash
+rlplug fit -c configs/quickstart.yaml --model.rewards+='{class_path: RegexFormat, init_args: {pattern: \\d+, weight: 0.2}}'
+```
+
+To see what a command line amounts to, without running it:
+
+```bash
+rlplug fit -c configs/quickstart.yaml --model.algorithm.kl_coefficient 0.01 --print_config
+```
+
+A key that does not exist is an error that names the nearest one that does:
+
+```bash
+rlplug fit -c configs/quickstart.yaml --model.num_stepz 200  # exits with 2
+```
+
+```text
+rlplug: there is no key 'model.num_stepz'. Did you mean 'model.num_steps'? All keys: rlplug fit --help
+```
+
+## Options of the command line
+
+| option | meaning |
+|---|---|
+| `-c FILE`, `--config FILE` | a configuration; may be given several times |
+| `--resume RUN` | go on in the run folder `RUN`, from its newest checkpoint, with its own configuration; options still override |
+| `--ckpt_path PATH` | load this checkpoint; with `fit`, one inside a run folder also makes the run go on in that folder |
+| `--print_config` | print the whole configuration and stop |
+| `--block PLUGIN` | leave a plugin out, by its name or its distribution's; may be given several times. The variable `RLPLUG_BLOCK` does the same, with commas between names |
+| `--debug` | show the traceback of an error, which is otherwise one message |
+
+Sizes that change the mathematics (`prompts_per_step`, `group_size`, `mini_batch_size`) are global: they mean the same on
+1 GPU and on 64. Sizes that only change speed and memory end in `_per_gpu`.
+"""
+
+TRAINER: Final = """\
+## trainer
+
+These keys are [Lightning's own](https://lightning.ai/docs/pytorch/stable/common/trainer.html). Those that matter here
+are `accelerator`, `devices`, `num_nodes`, `logger` (besides `metrics.csv`, and TensorBoard where it is installed) and
+`callbacks`. Leave the others as they are: rlplug has its own checkpoints, validation, gradient clipping and precision.
+
+`seed_everything`, at the top level, seeds the global random generators; it is 0 by default. `model.seed`,
+`model.policy.seed` and `data.seed` are what completions, weights and prompts follow.
+"""
+
+
+def page() -> str:
+    """Return the whole page."""
+    parser = RLArgumentParser()
+    for section, owner in SECTIONS.items():
+        if owner is not None:
+            parser.add_lightning_class_args(owner, section)
+    RLCLI.add_arguments_to_parser(typing.cast(Any, None), parser)
+    parts = [HEAD, *(part for section in SECTIONS for part in _section(section, parser)), TRAINER]
+    parts.append(_class_section(RLFSDP2Strategy, "trainer.strategy"))
+    for kind, (key, title) in KINDS.items():
+        registered = [r for name in OWN_DISTRIBUTIONS for r in plugins().registry.by_distribution().get(name, ())]
+        classes = [r.factory for r in registered if r.kind == kind]
+        parts += _classes(title, f"Classes for `{key}`.", sorted(classes, key=lambda c: c.__name__))
+    sources = sorted(PromptSource.__subclasses__(), key=lambda c: c.__name__)
+    parts += _classes("Prompt sources", "Classes for `data.train` and `data.val`.", sources)
+    return "\n".join(parts)
+
+
+def _section(section: str, parser: Any) -> Iterator[str]:
+    """Yield a table of the section's own keys, and one for each group of keys below it."""
+    yield f"## {section}\n"
+    groups: dict[str, list[Any]] = {}
+    for action in parser._actions:
+        if action.dest.startswith(f"{section}.") and getattr(action, "_typehint", None) is not None:
+            if not action.dest.endswith(".help"):
+                groups.setdefault(action.dest.rpartition(".")[0], []).append(action)
+    for group in sorted(groups, key=lambda name: (name != section, name)):
+        if group != section:
+            yield f"### {group}\n"
+        yield _table(groups[group], parser._required_args, prefix=f"{group}.")
+
+
+def _classes(title: str, about: str, classes: Iterable[type]) -> Iterator[str]:
+    yield f"## {title}\n"
+    sections = [_class_section(owner) for owner in classes]
+    yield f"{about}{'' if sections else ' None is published yet; a plugin can bring its own.'}\n"
+    yield from sections
+
+
+def _class_section(owner: type, key: str | None = None) -> str:
+    """Describe one class and its ``init_args``."""
+    title = f"`{key}`: {owner.__name__}" if key else owner.__name__
+    parser: Any = RLArgumentParser()
+    parser.add_class_arguments(owner, None, fail_untyped=False)
+    actions = [action for action in parser._actions if getattr(action, "_typehint", None) is not None]
+    actions = [action for action in actions if not action.dest.endswith(".help")]
+    parts = [f"### {title}\n", _about(owner)]
+    if actions:
+        parts.append(_table(actions, parser._required_args, prefix=""))
+    return "\n".join(parts)
+
+
+def _about(owner: type) -> str:
+    """Return a class's docstring without its arguments and formulas, and where the class is."""
+    parsed = docstring_parser.parse(inspect.getdoc(owner) or "")
+    texts = [parsed.short_description or ""]
+    texts += [text for text in (parsed.long_description or "").split("\n\n") if not _is_formula(text)]
+    paragraphs = [textwrap.fill(_markdown(text), 118) for text in texts if text and not _is_formula(text)]
+    file = Path(inspect.getfile(owner)).resolve().relative_to(ROOT)
+    return "\n\n".join([*paragraphs, f"Import path `{owner.__module__}.{owner.__qualname__}`, [source](../{file})."]) + "\n"
+
+
+def _is_formula(text: str) -> bool:
+    return text.lstrip().startswith(".. math") or "\\" in text or text.rstrip().endswith(":")
+
+
+def _table(actions: Iterable[Any], required: Iterable[str], prefix: str) -> str:
+    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for action in actions:
+        default = "required" if action.dest in set(required) else _default(action.default)
+        meaning = _markdown(action.help or "").replace("|", "\\|")
+        rows.append(f"| `{action.dest.removeprefix(prefix)}` | {_type(action._typehint)} | {default} | {meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+def _type(hint: Any) -> str:
+    """Return a type hint in words that fit YAML."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return " or ".join(f"`{value}`" for value in arguments)
+    if origin is typing.Union or origin is types.UnionType:
+        return " or ".join(dict.fromkeys(_type(argument) for argument in arguments))
+    if origin is list:
+        return f"list of {_type(arguments[0])}"
+    if origin is dict:
+        return "mapping"
+    if origin is Callable or getattr(origin, "__name__", "") == "Callable":
+        result = _type(arguments[1])
+        return "import path of a function" if result == "`float`" else result
+    return "`null`" if hint is type(None) else f"`{hint.__name__}`"
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, dict) and "class_path" in value:
+        arguments = ", ".join(f"`{key}: {item}`" for key, item in value.get("init_args", {}).items())
+        return f"`{value['class_path']}` with {arguments}"
+    text = yaml.safe_dump(value, default_flow_style=True).removesuffix("\n").removesuffix("\n...")
+    return f"`{text}`"
+
+
+def _markdown(text: str) -> str:
+    """Turn a docstring's reStructuredText into one line of Markdown."""
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text).replace("``", "`")
+    return " ".join(text.split())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", type=Path, nargs="?", default=PAGE, help="where the page is; docs/configuration.md")
+    parser.add_argument("--check", action="store_true", help="only compare, and exit with 1 when the page is stale")
+    options = parser.parse_args()
+    text = page()
+    if not options.check:
+        options.path.write_text(text)
+        return 0
+    if options.path.read_text() == text:
+        return 0
+    print(f"{options.path} is not what the code says: run make docs.", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
