@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -226,6 +227,7 @@ class RLModuleSetup(LightningModule):
             seed=self.seed,
         )
         self.stop_signal.install()
+        gc.freeze()  # a step makes many small objects: collecting them need not walk those of the start-up
 
     def on_train_end(self) -> None:
         self.stop_signal.uninstall()

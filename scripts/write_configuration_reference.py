@@ -74,8 +74,11 @@ On the command line, `--model.algorithm GRPO --model.algorithm.clip 0.1` is the 
 an earlier one. A `+` behind the key appends instead:
 
 ```bash
-rlplug fit -c configs/quickstart.yaml --model.rewards+='{class_path: RegexFormat, init_args: {pattern: \\d+, weight: 0.2}}'
+rlplug fit -c configs/quickstart.yaml --model.rewards+='{class_path: ExactMatch, init_args: {weight: 0.2}}'
 ```
+
+Sizes that change the mathematics (`prompts_per_step`, `group_size`, `mini_batch_size`) are global: they mean the same
+on 1 GPU and on 64. Sizes that only change speed and memory end in `_per_gpu`.
 
 To see what a command line amounts to, without running it:
 
@@ -98,14 +101,13 @@ rlplug: there is no key 'model.num_stepz'. Did you mean 'model.num_steps'? All k
 | option | meaning |
 |---|---|
 | `-c FILE`, `--config FILE` | a configuration; may be given several times |
-| `--resume RUN` | go on in the run folder `RUN`, from its newest checkpoint, with its own configuration; options still override |
-| `--ckpt_path PATH` | load this checkpoint; with `fit`, one inside a run folder also makes the run go on in that folder |
+| `--resume RUN` | take configuration and newest checkpoint from the run folder `RUN`; options still override |
+| `--ckpt_path PATH` | load this checkpoint; `fit` then goes on in the run folder that it lies in |
 | `--print_config` | print the whole configuration and stop |
-| `--block PLUGIN` | leave a plugin out, by its name or its distribution's; may be given several times. The variable `RLPLUG_BLOCK` does the same, with commas between names |
+| `--block PLUGIN` | leave a plugin out, by its name or its distribution's; may be given several times |
 | `--debug` | show the traceback of an error, which is otherwise one message |
 
-Sizes that change the mathematics (`prompts_per_step`, `group_size`, `mini_batch_size`) are global: they mean the same on
-1 GPU and on 64. Sizes that only change speed and memory end in `_per_gpu`.
+The environment variable `RLPLUG_BLOCK` blocks plugins too, with commas between their names.
 """
 
 TRAINER: Final = """\
@@ -142,14 +144,13 @@ def _section(section: str, parser: Any) -> Iterator[str]:
     """Yield a table of the section's own keys, and one for each group of keys below it."""
     yield f"## {section}\n"
     groups: dict[str, list[Any]] = {}
-    for action in parser._actions:
-        if action.dest.startswith(f"{section}.") and getattr(action, "_typehint", None) is not None:
-            if not action.dest.endswith(".help"):
-                groups.setdefault(action.dest.rpartition(".")[0], []).append(action)
-    for group in sorted(groups, key=lambda name: (name != section, name)):
+    for action in _arguments(parser):
+        if action.dest.startswith(f"{section}."):
+            groups.setdefault(action.dest.rpartition(".")[0], []).append(action)
+    for group in sorted(groups, key=lambda name: name != section):
         if group != section:
             yield f"### {group}\n"
-        yield _table(groups[group], parser._required_args, prefix=f"{group}.")
+        yield _table(groups[group], prefix=f"{group}.")
 
 
 def _classes(title: str, about: str, classes: Iterable[type]) -> Iterator[str]:
@@ -164,32 +165,34 @@ def _class_section(owner: type, key: str | None = None) -> str:
     title = f"`{key}`: {owner.__name__}" if key else owner.__name__
     parser: Any = RLArgumentParser()
     parser.add_class_arguments(owner, None, fail_untyped=False)
-    actions = [action for action in parser._actions if getattr(action, "_typehint", None) is not None]
-    actions = [action for action in actions if not action.dest.endswith(".help")]
     parts = [f"### {title}\n", _about(owner)]
-    if actions:
-        parts.append(_table(actions, parser._required_args, prefix=""))
+    if actions := _arguments(parser):
+        parts.append(_table(actions, prefix=""))
     return "\n".join(parts)
+
+
+def _arguments(parser: Any) -> list[Any]:
+    """Return the parser's actions that take a value, without those that only show help."""
+    typed = [action for action in parser._actions if getattr(action, "_typehint", None) is not None]
+    return [action for action in typed if not action.dest.endswith(".help")]
 
 
 def _about(owner: type) -> str:
     """Return a class's docstring without its arguments and formulas, and where the class is."""
     parsed = docstring_parser.parse(inspect.getdoc(owner) or "")
-    texts = [parsed.short_description or ""]
-    texts += [text for text in (parsed.long_description or "").split("\n\n") if not _is_formula(text)]
-    paragraphs = [textwrap.fill(_markdown(text), 118) for text in texts if text and not _is_formula(text)]
+    paragraphs = (parsed.long_description or "").split("\n\n")
+    words = [text for text in paragraphs if not text.startswith((".. math", " "))]
+    if len(words) < len(paragraphs):
+        words = [text for text in words if not text.rstrip().endswith(":")] + ["The equations are in the source."]
+    texts = [textwrap.fill(_markdown(text), 118) for text in (parsed.short_description, *words) if text]
     file = Path(inspect.getfile(owner)).resolve().relative_to(ROOT)
-    return "\n\n".join([*paragraphs, f"Import path `{owner.__module__}.{owner.__qualname__}`, [source](../{file})."]) + "\n"
+    return "\n\n".join([*texts, f"Import path `{owner.__module__}.{owner.__qualname__}`, [source](../{file})."]) + "\n"
 
 
-def _is_formula(text: str) -> bool:
-    return text.lstrip().startswith(".. math") or "\\" in text or text.rstrip().endswith(":")
-
-
-def _table(actions: Iterable[Any], required: Iterable[str], prefix: str) -> str:
+def _table(actions: Iterable[Any], prefix: str) -> str:
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for action in actions:
-        default = "required" if action.dest in set(required) else _default(action.default)
+        default = "required" if action.required else _default(action.default)
         meaning = _markdown(action.help or "").replace("|", "\\|")
         rows.append(f"| `{action.dest.removeprefix(prefix)}` | {_type(action._typehint)} | {default} | {meaning} |")
     return "\n".join(rows) + "\n"

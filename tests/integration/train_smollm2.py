@@ -43,7 +43,9 @@ def train(folder: Path) -> RLModule:
         optimizer=partial(torch.optim.AdamW, lr=1e-5, weight_decay=0.0),
         num_steps=1,
     )
-    prompts = PromptDataModule(ReasoningGymSource("chain_sum", size=8, config=EASY, instruction="Answer with the number only."), chat=True)
+    prompts = PromptDataModule(
+        ReasoningGymSource("chain_sum", size=8, config=EASY, instruction="Answer with the number only."), chat=True
+    )
     trainer = Trainer(
         accelerator="cpu",
         strategy=RLFSDP2Strategy(),
@@ -70,9 +72,7 @@ def greedy_exported(policy: Path) -> tuple[list[int], list[int], str]:
     """Return prompt, completion and text of the exported folder, opened with transformers alone."""
     tokenizer = AutoTokenizer.from_pretrained(policy)
     model = AutoModelForCausalLM.from_pretrained(policy)
-    inputs = tokenizer.apply_chat_template(
-        QUESTION, add_generation_prompt=True, return_dict=True, return_tensors="pt"
-    )
+    inputs = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, return_dict=True, return_tensors="pt")
     prompt = inputs["input_ids"][0].tolist()
     completion = model.generate(**inputs, max_new_tokens=24, do_sample=False)[0, len(prompt) :].tolist()
     return prompt, completion, tokenizer.decode(completion, skip_special_tokens=True)

@@ -54,6 +54,8 @@ class GRPO(Algorithm):
             raise ConfigError(f"GRPO's clip is {clip}: give a number between 0 and 1, such as 0.2.")
         if kl_coefficient < 0:
             raise ConfigError(f"GRPO's kl_coefficient is {kl_coefficient}: give 0 or more.")
+        if aggregation not in ("token", "sequence"):
+            raise ConfigError(f"GRPO's aggregation is {aggregation!r}: give token or sequence.")
         self.clip = clip
         self.kl_coefficient = kl_coefficient
         self.aggregation = aggregation
