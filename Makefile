@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# threads that wait must not spin on cores that something else needs
+export OMP_WAIT_POLICY := passive
 SETUP_FILES := pyproject.toml plugins/algos/pyproject.toml constraints.txt
 
 .PHONY: help quickstart smollm2 test lint docs clean

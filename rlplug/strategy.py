@@ -7,8 +7,6 @@ module, so they live here, beside the mesh.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -69,12 +67,10 @@ class RLFSDP2Strategy(ModelParallelStrategy):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # or a factor becomes PREMUL_SUM, which gloo lacks
 
-    @contextmanager
-    def gradient_sync(self, model: nn.Module, enabled: bool) -> Iterator[None]:
-        """Reduce gradients over ranks in the backward passes inside, or only accumulate them on this rank."""
+    def set_gradient_sync(self, model: nn.Module, enabled: bool) -> None:
+        """Reduce gradients over ranks in the backward passes to come, or only accumulate them on this rank."""
         assert isinstance(model, FSDPModule)
         model.set_requires_gradient_sync(enabled)
-        yield
 
     @torch.no_grad()
     def clip_grad_norm(self, model: nn.Module, max_norm: float | None) -> float:

@@ -92,10 +92,10 @@ class PolicyUpdate:
         outputs: list[tuple[MicroBatch, Tensor]] = []
         for index, micro in enumerate(micro_batches):
             rows_here = self._load(batch, micro)
-            with self.strategy.gradient_sync(self.policy, enabled=index == len(micro_batches) - 1):
-                output = policy_forward(self.policy, rows_here, self.sampling, entropy)
-                share = self._loss(rows_here, output, denominators)
-                backward(share["loss"])
+            self.strategy.set_gradient_sync(self.policy, enabled=index == len(micro_batches) - 1)
+            output = policy_forward(self.policy, rows_here, self.sampling, entropy)
+            share = self._loss(rows_here, output, denominators)
+            backward(share["loss"])
             for name, value in share.items():
                 metrics[name] = metrics.get(name, torch.zeros((), device=value.device)) + value.detach()
             outputs.append((micro, output.sampled_logprobs))

@@ -28,7 +28,7 @@ from rlplug.plugin_manager import plugins
 from rlplug.prompts import PromptSource
 from rlplug.strategy import RLFSDP2Strategy
 
-ROOT: Final = Path(__file__).parents[1]
+ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "configuration.md"
 OWN_DISTRIBUTIONS: Final = ("rlplug", "rlplug-algos")
 """What is described; other plugins may be installed where this runs."""
@@ -128,14 +128,15 @@ def page() -> str:
     for section, owner in SECTIONS.items():
         if owner is not None:
             parser.add_lightning_class_args(owner, section)
-    RLCLI.add_arguments_to_parser(typing.cast(Any, None), parser)
+    RLCLI.add_arguments_to_parser(typing.cast(Any, None), parser)  # it does not use self
     parts = [HEAD, *(part for section in SECTIONS for part in _section(section, parser)), TRAINER]
     parts.append(_class_section(RLFSDP2Strategy, "trainer.strategy"))
     for kind, (key, title) in KINDS.items():
         registered = [r for name in OWN_DISTRIBUTIONS for r in plugins().registry.by_distribution().get(name, ())]
         classes = [r.factory for r in registered if r.kind == kind]
         parts += _classes(title, f"Classes for `{key}`.", sorted(classes, key=lambda c: c.__name__))
-    sources = sorted(PromptSource.__subclasses__(), key=lambda c: c.__name__)
+    own = [source for source in PromptSource.__subclasses__() if source.__module__.startswith("rlplug.")]
+    sources = sorted(own, key=lambda c: c.__name__)
     parts += _classes("Prompt sources", "Classes for `data.train` and `data.val`.", sources)
     return "\n".join(parts)
 
@@ -209,7 +210,7 @@ def _type(hint: Any) -> str:
         return f"list of {_type(arguments[0])}"
     if origin is dict:
         return "mapping"
-    if origin is Callable or getattr(origin, "__name__", "") == "Callable":
+    if origin is Callable:
         result = _type(arguments[1])
         return "import path of a function" if result == "`float`" else result
     return "`null`" if hint is type(None) else f"`{hint.__name__}`"

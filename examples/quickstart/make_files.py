@@ -12,15 +12,15 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 HERE = Path(__file__).parent
-CHARACTERS = ["<pad>", "<eos>", *"0123456789", ">"]
+CHARACTERS = ["<eos>", *"0123456789", ">"]
 
 
 def make_model(folder: Path) -> None:
     """Write configuration and tokenizer; weights are drawn at random when a run starts."""
-    tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(CHARACTERS)}, unk_token="<pad>"))
+    tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(CHARACTERS)}, unk_token="<eos>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<eos>", eos_token="<eos>").save_pretrained(folder)
     LlamaConfig(
         architectures=["LlamaForCausalLM"],
         vocab_size=len(CHARACTERS),
@@ -32,7 +32,7 @@ def make_model(folder: Path) -> None:
         max_position_embeddings=32,
         bos_token_id=None,
         eos_token_id=CHARACTERS.index("<eos>"),
-        pad_token_id=CHARACTERS.index("<pad>"),
+        pad_token_id=CHARACTERS.index("<eos>"),
     ).save_pretrained(folder)
 
 
