@@ -30,7 +30,7 @@ CLONE = ("Makefile", "configs", "constraints.txt", "examples", "plugins", "pypro
 SHELL = ("cat", "ls", "touch")
 """Programs whose commands the shell runs as they are."""
 
-_FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", re.M | re.S)
+_FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.M | re.S)
 _FILE_NAME = re.compile(r"# (\S+\.(?:py|toml|yaml))\n")
 _EXIT_CODE = re.compile(r"# exits with (\d+)$", re.M)
 
@@ -96,7 +96,7 @@ class Reader:
     - ``make X``: ``make -n X`` must work, and the ``rlplug`` commands that it would run are followed
     - ``pip install`` of a folder or wheel goes into a folder that only this page's steps see, without dependencies;
       of rlplug's own distributions, the extras must exist
-    - ``python -m pytest`` on the repository's own tests, and ``.ci/run``, must name what exists
+    - ``python -m pytest`` on the repository's own tests must name what exists
     - YAML that no later block uses is laid over the quickstart's configuration, and the parser must take it
     - a block whose first line names a file in a comment is written there; a later block must use it. Any other Python
       is run
@@ -115,6 +115,8 @@ class Reader:
         self.steps: list[Step] = []
         self.unused: set[str] = set()
         """Files that the page has the reader write, and that no later block names."""
+        self.failing: Step | None = None
+        """The step that was said to fail last; its message comes next."""
         self.num_steps = 0
         """RL steps that the newest run has taken."""
 
@@ -128,26 +130,27 @@ class Reader:
         known = {"bash": self._bash, "yaml": self._yaml, "python": self._python, "toml": self._toml, "text": self._text}
         if block.language not in known:
             raise ValueError(f"{block}: there is no rule for {block.language!r}; use {', '.join(known)}")
-        self.unused -= {name for name in self.unused if Path(name).stem in block.text}
+        text = _FILE_NAME.sub("", block.text)
+        # of a package, its folder is what is installed or tested
+        self.unused -= {name for name in self.unused if Path(name).parts[0].partition(".")[0] in text}
         known[block.language](block)
         return self.steps
 
     # ---- languages ------------------------------------------------------------------------------------------------
 
     def _bash(self, block: Block) -> None:
-        self._failing: Step | None = None
         for command in commands_of(block.text):
             before = len(self.steps)
             self._command(command)
             if code := _EXIT_CODE.search(command):
-                (self._failing,) = self.steps[before:]
-                self._failing.expected_code = int(code[1])
+                (self.failing,) = self.steps[before:]
+                self.failing.expected_code = int(code[1])
 
     def _text(self, block: Block) -> None:
         """Output of what stands before it; of errors, all of it is compared."""
-        if failing := getattr(self, "_failing", None):
-            failing.expected_output = " ".join(block.text.split())
-            self._failing = None
+        if self.failing is not None:
+            self.failing.expected_output = " ".join(block.text.split())
+            self.failing = None
 
     def _yaml(self, block: Block) -> None:
         yaml.safe_load(block.text)
@@ -193,9 +196,7 @@ class Reader:
             self._pip(words[1], words[2:])
         elif words[:3] == ["python", "-m", "pytest"]:
             self._pytest(words[3:])
-        elif words in (["source", ".venv/bin/activate"], [".ci/run"]):
-            pass
-        else:
+        elif words != ["source", ".venv/bin/activate"]:
             raise ValueError(f"there is no rule for the command {command!r}")
 
     def _step(self, kind: str, arguments: list[str], variables: dict[str, str] | None = None) -> None:
