@@ -7,6 +7,7 @@ import sys
 import warnings
 from pathlib import Path
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from transformers.utils import logging as transformers_logging
 
@@ -37,34 +38,39 @@ class RLCLI(LightningCLI):
         super().instantiate_classes()
         run_folder: RunFolder = self._get(self.config_init, "run")
         config = self.config[self.config.subcommand]
-        run_folder.config_yaml = self._parser(self.subcommand).dump(config, skip_none=False)
         run_folder.resumed_from = config.ckpt_path
+        saved = config.clone()
+        saved.ckpt_path = None  # whoever starts from the saved file starts anew
+        run_folder.config_yaml = self._parser(self.subcommand).dump(saved, skip_none=False)
 
 
 def run_lightning(arguments: list[str]) -> bool:
     """Run ``fit`` or ``validate``; return whether Ctrl-C ended it."""
     _quieten()
     sys.argv[1:] = _with_resume(arguments)  # where LightningCLI reads, and with which Lightning starts other ranks
-    cli = RLCLI(
-        RLModule,
-        PromptDataModule,
-        save_config_callback=None,
-        seed_everything_default=0,
-        trainer_defaults={
-            "strategy": {"class_path": "rlplug.strategy.RLFSDP2Strategy"},
-            "accelerator": "auto",
-            "devices": 1,
-            "max_epochs": -1,
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_model_summary": False,
-            "use_distributed_sampler": False,
-            "callbacks": [RLProgressBar()],
-        },
-        auto_configure_optimizers=False,
-        parser_class=RLArgumentParser,
-        parser_kwargs={"allow_abbrev": False, **{name: {"allow_abbrev": False} for name in RLCLI.subcommands()}},
-    )
+    try:
+        cli = RLCLI(
+            RLModule,
+            PromptDataModule,
+            save_config_callback=None,
+            seed_everything_default=0,
+            trainer_defaults={
+                "strategy": {"class_path": "rlplug.strategy.RLFSDP2Strategy"},
+                "accelerator": "auto",
+                "devices": 1,
+                "max_epochs": -1,
+                "logger": False,
+                "enable_checkpointing": False,
+                "enable_model_summary": False,
+                "use_distributed_sampler": False,
+                "callbacks": [RLProgressBar()],
+            },
+            auto_configure_optimizers=False,
+            parser_class=RLArgumentParser,
+            parser_kwargs={"allow_abbrev": False, **{name: {"allow_abbrev": False} for name in RLCLI.subcommands()}},
+        )
+    except MisconfigurationException as error:  # Lightning's own word for a mistake in the trainer's options
+        raise ConfigError(f"trainer: {error}") from error
     return bool(cli.model.stop_signal.is_set)
 
 

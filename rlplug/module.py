@@ -163,7 +163,7 @@ class RLModule(RLModuleSetup):
         metrics = self._validate()
         for logger in self.loggers:
             logger.log_metrics(metrics, step=self.step)
-        self.log_dict(metrics, logger=False)
+        self.log_dict(metrics, logger=False, sync_dist=True)
 
     # ---- parts of phases ------------------------------------------------------------------------------------------
 
@@ -199,11 +199,14 @@ class RLModule(RLModuleSetup):
             )
 
     def _validate(self) -> dict[str, float]:
+        self.step_metrics |= self.driver.drain_metrics()  # rollout/... in the log is of the training rollout
         sampling = self.validation.sampling(self.sampling.max_new_tokens)
         key = f"validate/{self.seed}"
         samples = self.score(
             self.driver.complete(self.val_prompts, self.validation.num_samples, sampling, key, self.policy_version)
         )
+        of_sync = {name: value for name, value in self.driver.drain_metrics().items() if name.startswith("sync/")}
+        self.step_metrics |= of_sync
         self.newest_samples.append(("validate", self.step, samples))
         return validation_metrics(samples, self.validation.pass_threshold)
 

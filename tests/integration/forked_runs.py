@@ -52,6 +52,8 @@ def run_in_child(job: dict) -> int:  # type: ignore[type-arg]
                 send_signal_in(job["phase"], job["step"], signal.Signals[job["signal"]])
             sys.argv = ["rlplug", *job["arguments"]]
             code = main()
+        except SystemExit as ending:  # --help and its like
+            code = int(ending.code or 0)
         except BaseException:  # noqa: BLE001 - the child must not return into the parent's loop
             traceback.print_exc()
         finally:

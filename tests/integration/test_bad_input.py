@@ -12,6 +12,7 @@ import torch
 from command_line import ROOT, SMALL, Job, Result, run_jobs
 from safetensors.torch import load_file
 
+WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 MODEL = ROOT / "examples" / "quickstart" / "model"
 
 
@@ -56,6 +57,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         "budget": [*SMALL, "--model.batch.max_tokens_per_gpu", "5"],
         "greedy": [*SMALL, "--model.sampling.temperature", "0"],
         "strategy": [*SMALL, "--trainer.strategy", "auto"],
+        "no-held-out": [*SMALL, "--model.validation.every_n_steps", "1", "--data.val", "null"],
+        "no-gpu": [*SMALL, "--trainer.accelerator", "gpu"],
         "resume": ["fit", "--resume", str(folder)],
         "raises": [*SMALL, *reward("parts.raises")],
         "hangs": [*SMALL, *reward("parts.hangs"), "--model.reward_deadline_s", "0.5"],
@@ -91,7 +94,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         ("model", ["model.policy.path", "'./no/such/model' does not exist"]),
         ("weights", ["model.policy.path", "no weights", "model.safetensors"]),
         ("chat", ["data.chat", "chat template", "model.policy.path"]),
-        ("vocabulary", ["model.policy.path", "ids up to 12", "embeds only 9"]),
+        ("vocabulary", ["model.policy.path", "ids up to 11", "embeds only 9"]),
         ("empty", ["data.train", "empty.jsonl"]),
         ("malformed", ["data.train", "malformed.jsonl:2"]),
         ("long", ["data.train", "long.jsonl:1", "41", "data.too_long"]),
@@ -99,6 +102,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         ("budget", ["model.batch.max_tokens_per_gpu is 5", "give at least 8"]),
         ("greedy", ["model.sampling.temperature is 0"]),
         ("strategy", ["trainer.strategy", "rlplug.strategy.RLFSDP2Strategy"]),
+        ("no-held-out", ["model.validation", "data.val is not set"]),
+        pytest.param("no-gpu", ["trainer: No supported gpu backend found"], marks=WITHOUT_GPU),
         ("resume", ["--resume", "not the folder of a run"]),
         ("raises", ["16 of 16 samples (100%) have no reward", "'raises'", "KeyError", "model.max_reward_error_share"]),
         ("hangs", ["'hangs'", "took longer than 0.5 s", "model.reward_deadline_s"]),
