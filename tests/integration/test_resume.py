@@ -49,23 +49,24 @@ def metrics(run_dir: Path) -> list[dict[str, str]]:
     return [{k: v for k, v in row.items() if not k.startswith(UNREPEATABLE)} for row in rows]
 
 
-@pytest.mark.parametrize("phase", KILLED_IN)
-def test_killed_in_any_phase_and_resumed_equals_undisturbed(finished: Path, phase: str) -> None:
-    undisturbed, resumed = finished / "undisturbed" / "001", finished / f"SIGKILL-{phase}" / "001"
-
+def assert_same_run(resumed: Path, undisturbed: Path) -> None:
+    """Compare metrics, samples and trained weights, to the last bit."""
     assert metrics(resumed) == metrics(undisturbed)
+    assert (resumed / "samples.jsonl").read_text() == (undisturbed / "samples.jsonl").read_text()
     weights = Path("policy") / "model.safetensors"
     assert (resumed / weights).read_bytes() == (undisturbed / weights).read_bytes()
-    assert (resumed / "samples.jsonl").read_text() == (undisturbed / "samples.jsonl").read_text()
+
+
+@pytest.mark.parametrize("phase", KILLED_IN)
+def test_killed_in_any_phase_and_resumed_equals_undisturbed(finished: Path, phase: str) -> None:
+    assert_same_run(finished / f"SIGKILL-{phase}" / "001", finished / "undisturbed" / "001")
 
 
 @pytest.mark.parametrize("phase", INTERRUPTED_IN)
 def test_ctrl_c_saves_and_resumes_exactly(finished: Path, phase: str) -> None:
-    undisturbed, resumed = finished / "undisturbed" / "001", finished / f"SIGINT-{phase}" / "001"
+    resumed = finished / f"SIGINT-{phase}" / "001"
 
-    assert metrics(resumed) == metrics(undisturbed)
-    weights = Path("policy") / "model.safetensors"
-    assert (resumed / weights).read_bytes() == (undisturbed / weights).read_bytes()
+    assert_same_run(resumed, finished / "undisturbed" / "001")
     log = (finished / f"SIGINT-{phase}.log").read_text()
     assert f"rlplug fit --resume {resumed}" in " ".join(log.split())
 
