@@ -14,10 +14,14 @@ ROOT = Path(__file__).parents[2]
 
 SMALL = [
     *("fit", "--config", "configs/quickstart.yaml"),
+    *("--model.policy.path", "tests/model"),
     *("--model.batch.prompts_per_step", "4", "--model.batch.group_size", "4", "--run.report", "false"),
     *("--model.validation.at_start", "false", "--model.validation.every_n_steps", "null"),
 ]
-"""The quickstart with 16 completions a step and nothing beside training."""
+"""The quickstart with 16 completions a step and nothing beside training.
+
+Its model is the one in ``tests/model``, whose padding token is no end token: more completions earn something.
+"""
 
 
 @dataclass

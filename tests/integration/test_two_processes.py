@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).parents[2]
 RUN = [
     *("fit", "--config", "configs/quickstart.yaml", "--model.num_steps", "4"),
+    *("--model.policy.path", "tests/model"),
     *("--model.batch.prompts_per_step", "8", "--model.batch.group_size", "4", "--model.batch.mini_batch_size", "16"),
     *("--model.batch.num_epochs", "2", "--model.batch.micro_batch_size_per_gpu", "3"),
     *("--model.algorithm.kl_coefficient", "0.05", "--run.report", "false"),

@@ -26,7 +26,7 @@ from rlplug.types import Batch, Prompt, Sample
 
 torch.set_num_threads(1)  # for models this small, waiting for each other is most of what two threads do
 
-QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart" / "model"
+TINY_MODEL = Path(__file__).parents[1] / "model"
 VOCABULARY = 32
 """More than the tokenizer's 13, so that top-k and top-p have something to cut."""
 
@@ -34,7 +34,7 @@ VOCABULARY = 32
 def model_config(family: str) -> Any:
     common = {"vocab_size": VOCABULARY, "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None}
     if family.startswith("llama"):
-        config = AutoConfig.from_pretrained(QUICKSTART)
+        config = AutoConfig.from_pretrained(TINY_MODEL)
         config.update(common | {"hidden_size": 64, "head_dim": 16, "num_key_value_heads": 2, "intermediate_size": 96})
         config.tie_word_embeddings = family == "llama_tied"
         return config
@@ -66,7 +66,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
                         torch.nn.init.normal_(parameter, std=0.25)
             model.save_pretrained(folder)
             for name in ("tokenizer.json", "tokenizer_config.json"):
-                shutil.copy(QUICKSTART / name, folder)
+                shutil.copy(TINY_MODEL / name, folder)
         return folders[family]
 
     return folder_of
