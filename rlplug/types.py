@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,8 +24,6 @@ from rlplug.errors import ConfigError
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 """``stop``: an end token was sampled; ``length``: ``max_new_tokens`` was reached; ``abort``: the engine was told to."""
-
-FINISH_REASONS: Final = ("stop", "length", "abort")
 
 
 @dataclass(frozen=True)

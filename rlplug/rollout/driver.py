@@ -11,11 +11,10 @@ from transformers import PreTrainedTokenizerBase
 
 from rlplug.batching import rank_share
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine
+from rlplug.phases import GIB
 from rlplug.rollout.buckets import weight_buckets
 from rlplug.rollout.requests import make_requests, to_samples
 from rlplug.types import Prompt, Sample, SamplingParams
-
-GIB = 1 << 30
 
 
 class EngineDriver:

@@ -253,6 +253,7 @@ def test_closes_twice(model_folder, start_engine):
     engine = start_engine(model_folder("llama"), None)
     engine.close()
     engine.close()
+    assert engine._model is None
 
 
 def test_batch_size_below_one(start_engine):
