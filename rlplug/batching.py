@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 
 from rlplug.errors import ConfigError
+from rlplug.interfaces.algorithm import Needs
 
 Item = TypeVar("Item")
 
@@ -152,8 +153,12 @@ class BatchPlan:
                 cut.append([row])
         return cut
 
-    def rows(self) -> list[tuple[str, str, str]]:
-        """Return name, value and meaning of each resolved size, for the table that a run prints."""
+    def rows(self, needs: Needs) -> list[tuple[str, str, str]]:
+        """Return name, value and meaning of each resolved size, for the table that a run prints.
+
+        Args:
+            needs: The algorithm's.
+        """
         per_pass = (
             f"{self.max_tokens} tokens"
             if self.max_tokens is not None
@@ -162,6 +167,8 @@ class BatchPlan:
         old_logprobs = ("skipped", "exactly on-policy: the current logprobs")
         if not self.is_on_policy:
             old_logprobs = ("computed", "several optimizer steps per rollout")
+        elif needs.old_logprobs:
+            old_logprobs = ("computed", "the advantages of the algorithm need them")
         return [
             ("ranks", str(self.world_size), "data-parallel processes"),
             ("prompts a step", str(self.prompts_per_step), f"{self.prompts_per_step // self.world_size} a rank"),

@@ -48,10 +48,9 @@ def rlplug_compute_loss(
     micro_batch: Batch,
     logprobs: Tensor,
     entropy: Tensor,
-    values: Tensor | None,
     denominators: Denominators,
 ) -> LossOutput:
-    return algorithm.loss(micro_batch, logprobs, entropy, values, denominators)
+    return algorithm.loss(micro_batch, logprobs, entropy, denominators)
 
 
 @hookimpl

@@ -100,10 +100,9 @@ def rlplug_compute_loss(
     micro_batch: Batch,
     logprobs: Tensor,
     entropy: Tensor,
-    values: Tensor | None,
     denominators: Denominators,
 ) -> LossOutput | Generator[None, LossOutput, LossOutput]:
-    """Wrap the loss of one micro-batch; the core's implementation calls ``algorithm.loss``."""
+    """Wrap the policy's loss of one micro-batch; the core's implementation calls ``algorithm.loss``."""
 
 
 # ---- resolver -----------------------------------------------------------------------------------------------------

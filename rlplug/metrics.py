@@ -12,9 +12,10 @@ def rollout_metrics(rollout: Rollout) -> dict[str, float]:
 
     Returns:
         Rewards, with failed ones left out and counted; lengths in tokens; how completions ended; the share of samples
-        that were selected for training.
+        that train; the share of groups that the algorithm rejected, of those that it saw.
     """
-    samples = rollout.samples + rollout.rejected
+    samples = rollout.samples + rollout.rejected + rollout.surplus
+    num_seen = len({sample.group for sample in rollout.samples + rollout.rejected})
     lengths = [sample.num_response_tokens for sample in samples]
     scored = [sample.reward for sample in samples if not sample.errors]
     metrics = {
@@ -24,6 +25,7 @@ def rollout_metrics(rollout: Rollout) -> dict[str, float]:
         "completion/length_max": float(max(lengths)),
         "completion/truncated_share": sum(s.finish_reason == "length" for s in samples) / len(samples),
         "filter/kept_share": len(rollout.samples) / len(samples),
+        "filter/rejected_groups": 1 - rollout.num_groups / num_seen,
     }
     if scored:
         metrics["reward/mean"] = statistics.fmean(scored)

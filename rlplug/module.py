@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 from rlplug.errors import RunError
 from rlplug.metrics import rollout_metrics
@@ -35,13 +37,13 @@ class RLModule(RLModuleSetup):
             rollout = Rollout()
             for refill in range(1 + self.algorithm.max_refills):
                 with self.phase("prompts"):
-                    prompts = self.stream.take(self.plan.prompts_per_step - rollout.num_groups)
+                    prompts = self.stream.take(self.num_prompts_wanted(rollout))
                 with self.phase("rollout"):
-                    samples = self.generate(prompts, first_group=refill * self.plan.prompts_per_step)
+                    samples = self.generate(prompts, first_group=rollout.num_drawn)
                 with self.phase("rewards"):
                     samples = self.score(samples)
                 with self.phase("filter"):
-                    rollout = self.keep_selected(rollout, samples)
+                    rollout = self.keep_selected(rollout, samples, refill)
                 if rollout.num_groups == self.plan.prompts_per_step:
                     break
             with self.phase("logprobs"):
@@ -54,6 +56,10 @@ class RLModule(RLModuleSetup):
                 self.publish()
             self.validate_if_due()
             self.log_step()
+
+    def num_prompts_wanted(self, rollout: Rollout) -> int:
+        """Return how many prompts to draw for the groups that ``rollout`` lacks, with the algorithm's reserve."""
+        return math.ceil((self.plan.prompts_per_step - rollout.num_groups) * self.algorithm.over_sampling)
 
     def generate(self, prompts: list[Prompt], first_group: int) -> list[Sample]:
         """Return completions of this rank's share of ``prompts``, from an engine with the newest weights."""
@@ -69,14 +75,14 @@ class RLModule(RLModuleSetup):
         self.step_metrics |= self.rewards.stats()
         return samples
 
-    def keep_selected(self, rollout: Rollout, samples: list[Sample]) -> Rollout:
-        """Add the groups that the algorithm wants to train on."""
-        groups = Rollout(tuple(samples)).groups()
-        parts: dict[bool, list[Sample]] = {True: [], False: []}
-        for group, wanted in zip(groups, self.algorithm.select(groups), strict=True):
-            parts[wanted] += group
-        rollout = Rollout(rollout.samples + tuple(parts[True]), rollout.rejected + tuple(parts[False]))
-        self.step_metrics |= rollout_metrics(rollout)
+    def keep_selected(self, rollout: Rollout, samples: list[Sample], refill: int) -> Rollout:
+        """Add the samples that the algorithm wants to train on, from as many groups as a step takes."""
+        for group in Rollout(tuple(samples)).groups():
+            if rollout.num_groups < self.plan.prompts_per_step:
+                rollout = rollout.with_group(group, self.algorithm.select(group))
+            else:
+                rollout = rollout.with_surplus(group)
+        self.step_metrics |= rollout_metrics(rollout) | {"filter/refills": float(refill)}
         return rollout
 
     def compute_logprobs(self, rollout: Rollout) -> Batch:
@@ -89,48 +95,55 @@ class RLModule(RLModuleSetup):
         self.newest_samples.append(("train", self.step, rollout.samples))
         self.step_metrics |= self._observe("rlplug_after_rollout", rollout=rollout)
         batch = Batch.from_samples(rollout.samples, self.spec.pad_token_id)
-        if self._is_first_step or not self.plan.is_on_policy:
-            old_logprobs, sampled = self.updater.forward_only(self.policy, batch)
+        learners, passes = self.learners, self.updater.passes
+        needs_old_logprobs = (
+            not self.plan.is_on_policy or self.algorithm.needs.old_logprobs or not learners.policy_trains(self.step)
+        )
+        values: list[Tensor] = []
+        if self._is_first_step or needs_old_logprobs or learners.shares_trunk:
+            logprobs, sampled, *values = passes.forward_only(batch, learners.policy_pass)
             self._compare_with_engine(batch, sampled)
-            if not self.plan.is_on_policy:
-                batch = batch.replace(old_logprobs=old_logprobs)
-        for reference in self._reference:
-            batch = batch.replace(ref_logprobs=self.updater.forward_only(reference, batch)[0])
+            batch = batch.replace(old_logprobs=logprobs if needs_old_logprobs else None)
+        if learners.reference is not None:
+            batch = batch.replace(ref_logprobs=passes.forward_only(batch, learners.reference_pass)[0])
+        if learners.critic is not None:
+            batch = batch.replace(values=(values or passes.forward_only(batch, learners.critic_pass))[0])
         return batch
 
     def compute_advantages(self, batch: Batch) -> Batch:
         """Let the algorithm turn rewards into advantages, and plugins edit the result."""
         result = self.algorithm.advantages(batch)
         self.step_metrics |= result.metrics
-        batch = batch.replace(advantages=result.advantages, returns=result.returns)
+        mask = batch.response_mask if result.response_mask is None else result.response_mask
+        batch = batch.replace(advantages=result.advantages, returns=result.returns, response_mask=mask)
         edited: Batch = plugins().hook.rlplug_prepare_batch(batch=batch, step=self.step)
         return edited
 
     def update(self, batch: Batch) -> None:
         """Take the step's optimizer steps."""
         try:
-            metrics, sampled = self.updater.run(batch, self.optimizers(), self.manual_backward, self.step)
+            result = self.updater.run(batch, self.learners.objectives(self.step), self.step)
         except NonFiniteUpdate as problem:
             self._save_for_inspection(batch)
             raise RunError(
                 f"step {self.step}: {problem}. The batch is in {self._inspection_file}; weights and "
                 "checkpoints are as before. Lower the learning rate or max_grad_norm, or set model.on_nonfinite: skip."
             ) from None
-        if metrics["policy/skipped_updates"]:
+        if result.metrics["policy/skipped_updates"]:
             self._save_for_inspection(batch)
-        if self.plan.is_on_policy:
-            self.step_metrics |= mismatch_metrics(batch.rollout_logprobs, sampled, batch.response_mask)
-        self.step_metrics |= metrics
+        if result.sampled_logprobs is not None:
+            self._measure_mismatch(batch, result.sampled_logprobs)
+        self.step_metrics |= result.metrics
 
     def publish(self) -> None:
         """Make the new weights the ones that the next rollout must have."""
-        self.policy_version += 1
+        self.policy_version += self.learners.policy_trains(self.step)
         self.rollout_step = self.step
         self._is_first_step = False
-        scheduler: Any = self.lr_schedulers()
-        self.step_metrics["policy/lr"] = self.optimizers().param_groups[0]["lr"]  # type: ignore[union-attr]
-        if scheduler is not None:
-            scheduler.step()
+        for trainee in self.learners.trainees(self.step):
+            self.step_metrics[f"{trainee.name}/lr"] = trainee.optimizer.param_groups[0]["lr"]
+            if trainee.scheduler is not None:
+                trainee.scheduler.step()
 
     def validate_if_due(self) -> None:
         """Score the held-out prompts, when ``validation`` says so."""
@@ -142,6 +155,7 @@ class RLModule(RLModuleSetup):
         """Hand the step's metrics to plugins and loggers, and end the run after its last step or Ctrl-C."""
         metrics = {**self.step_metrics, **self.driver.drain_metrics(), **self.clock.drain()}
         metrics["throughput/tokens_per_s"] = metrics["completion/num_tokens"] / metrics["time/step"]
+        self.algorithm.after_step(metrics)
         metrics |= self._observe("rlplug_after_update", metrics=MappingProxyType(metrics))
         self._send_to_loggers(metrics)
         stop = self.strategy.any_rank(self.stop_signal.is_set)
@@ -186,17 +200,22 @@ class RLModule(RLModuleSetup):
             set_rng_state(rng)
             self.trainer.should_stop = True
 
-    def _compare_with_engine(self, batch: Batch, sampled_logprobs: Any) -> None:
+    def _compare_with_engine(self, batch: Batch, sampled_logprobs: Tensor) -> None:
         """Measure the mismatch; at a run's first step it is a gate."""
-        metrics = mismatch_metrics(batch.rollout_logprobs, sampled_logprobs, batch.response_mask)
-        self.step_metrics |= metrics
-        if self._is_first_step and not metrics["mismatch/mean"] <= self.mismatch_gate:
+        self._measure_mismatch(batch, sampled_logprobs)
+        if not self._is_first_step or self.mismatch_gate is None:
+            return
+        mean, largest = self.step_metrics["mismatch/mean"], self.step_metrics["mismatch/max"]
+        if not mean <= self.mismatch_gate:
             raise RunError(
                 f"{type(self.engine).__name__} and the trainer disagree on the same tokens and weights: mean "
-                f"|difference of logprobs| {metrics['mismatch/mean']:.4f}, maximum {metrics['mismatch/max']:.3f}, gate "
-                f"{self.mismatch_gate}. Look for other weights, dtype, temperature or chat template in the engine; "
-                "model.mismatch_gate sets the limit."
+                f"|difference of logprobs| {mean:.4f}, maximum {largest:.3f}, gate {self.mismatch_gate}. Look for "
+                "other weights, dtype, temperature or chat template in the engine; model.mismatch_gate sets the limit."
             )
+
+    def _measure_mismatch(self, batch: Batch, sampled_logprobs: Tensor) -> None:
+        if self.engine.capabilities.logprobs:
+            self.step_metrics |= mismatch_metrics(batch.rollout_logprobs, sampled_logprobs, batch.response_mask)
 
     def _validate(self) -> dict[str, float]:
         self.step_metrics |= self.driver.drain_metrics()  # rollout/... in the log is of the training rollout

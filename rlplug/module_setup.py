@@ -15,11 +15,15 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.batching import BatchPlan, BatchSizes
+from rlplug.critic import CriticConfig, ValueHead, load_critic
 from rlplug.errors import ConfigError
-from rlplug.interfaces.algorithm import Algorithm
+from rlplug.interfaces.algorithm import Algorithm, RunFacts
 from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.interfaces.reward import Reward
-from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine, require_capability
+from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine
+from rlplug.learners import Learners
+from rlplug.objectives import Trainee
+from rlplug.passes import Passes
 from rlplug.phases import PhaseClock, StopSignal
 from rlplug.plugin_manager import plugins
 from rlplug.policy import PolicyConfig, load_model, load_spec, load_tokenizer
@@ -28,9 +32,10 @@ from rlplug.rewards import RewardRunner
 from rlplug.rng import rng_state, set_rng_state
 from rlplug.rollout.driver import EngineDriver
 from rlplug.rollout.hf import HFRollout
+from rlplug.run_checks import check_algorithm, check_engine
 from rlplug.strategy import RLFSDP2Strategy
 from rlplug.types import Prompt, Sample, SamplingParams
-from rlplug.update import PolicyUpdate
+from rlplug.update import Update
 from rlplug.validation import ValidationConfig
 
 
@@ -39,6 +44,8 @@ class RLModuleSetup(LightningModule):
 
     Args:
         policy: The model.
+        critic: The value function, for an algorithm that needs one, such as PPO; ``{}`` takes every default.
+        reference: The frozen model that a KL penalty holds the policy near; by default the policy's initial model.
         algorithm: Advantages and loss, by name: ``GRPO``.
         rewards: One or more; their weighted sum trains.
         rollout: The engine; ``HFRollout``, transformers' own ``generate``, by default.
@@ -52,7 +59,8 @@ class RLModuleSetup(LightningModule):
         validation: When and how held-out prompts are scored.
         seed: Of completions and of the order of mini-batches.
         mismatch_gate: The run stops in its first step when engine and trainer disagree on the sampled tokens by more
-            than this, as the mean absolute difference of logprobs in nats. bf16 engines show about 0.03.
+            than this, as the mean absolute difference of logprobs in nats. bf16 engines show about 0.03. ``null``
+            only measures it.
         on_nonfinite: After a NaN or infinite loss or gradient, ``stop`` the run or ``skip`` that optimizer step. The
             batch is saved for inspection either way.
         reward_deadline_s: Longest time for one reward call.
@@ -68,6 +76,8 @@ class RLModuleSetup(LightningModule):
         algorithm: Algorithm,
         rewards: list[Reward],
         rollout: RolloutEngine | None = None,
+        critic: CriticConfig | None = None,
+        reference: PolicyConfig | None = None,
         batch: BatchSizes = BatchSizes(),  # noqa: B008 - never changed
         sampling: SamplingParams = SamplingParams(),  # noqa: B008
         optimizer: OptimizerCallable = lambda parameters: torch.optim.AdamW(parameters, lr=1e-6),
@@ -77,7 +87,7 @@ class RLModuleSetup(LightningModule):
         max_grad_norm: float | None = 1.0,
         validation: ValidationConfig = ValidationConfig(),  # noqa: B008
         seed: int = 0,
-        mismatch_gate: float = 0.1,
+        mismatch_gate: float | None = 0.1,
         on_nonfinite: Literal["stop", "skip"] = "stop",
         reward_deadline_s: float = 30.0,
         max_reward_error_share: float = 0.1,
@@ -88,6 +98,8 @@ class RLModuleSetup(LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.policy_config = policy
+        self.critic_config = critic
+        self.reference_config = reference
         self.algorithm = algorithm
         self.engine = rollout or HFRollout()
         self.rewards = RewardRunner(rewards, deadline_s=reward_deadline_s, max_error_share=max_reward_error_share)
@@ -167,11 +179,8 @@ class RLModuleSetup(LightningModule):
 
     def setup(self, stage: str) -> None:
         """Check what can be checked before anything is loaded."""
-        if self.algorithm.needs.critic:
-            raise ConfigError(f"{type(self.algorithm).__name__} needs a critic, which this version cannot train yet.")
-        if self.sleep_between_rollouts:
-            engines = plugins().registry.classes("rollouts").values()
-            require_capability(self.engine, "sleep", "model.sleep_between_rollouts", engines)
+        engines = plugins().registry.classes("rollouts").values()
+        check_engine(self.engine, self.algorithm, engines, self.sleep_between_rollouts, self.mismatch_gate)
         self.clock = PhaseClock(self.strategy.root_device, self.stall_s)
         if stage == "fit":
             if self.sampling.is_greedy:
@@ -186,15 +195,21 @@ class RLModuleSetup(LightningModule):
                 )
             self.plan = BatchPlan(self.batch_sizes, self.trainer.world_size)
             self.plan.check_longest(self.stream.longest_prompt + self.sampling.max_new_tokens)
+            check_algorithm(
+                self.algorithm, self.plan, self.critic_config, self.reference_config, num_steps=self.total_steps
+            )
+            self.algorithm.setup(
+                RunFacts(self.plan.num_completions, self.plan.group_size, self.sampling.max_new_tokens)
+            )
 
     def configure_model(self) -> None:
-        """Build, optimise and shard the policy, and the reference policy when the algorithm needs one."""
+        """Build, optimise and shard the policy; then the reference policy and the critic, if the run has them."""
         if hasattr(self, "policy"):
             return  # Lightning calls this for every fit and validate
         policy = load_model(self.policy_config)
         for optimization in self.optimizations:
             optimization.before_shard(policy)
-        self.policy = self._sharded(policy)
+        self.policy = self._sharded(policy, self.policy_config.torch_dtype)
         for optimization in self.optimizations:
             optimization.after_shard(self.policy)
             effects = optimization.effects()
@@ -205,34 +220,65 @@ class RLModuleSetup(LightningModule):
                 )
             self.effects += effects
         if self.algorithm.needs.reference_policy:
-            self._reference = [self._sharded(load_model(self.policy_config)).requires_grad_(False).eval()]
+            config = self.reference_config or self.policy_config
+            reference = load_model(config, key="model.reference" if self.reference_config else "model.policy")
+            self._reference = [self._sharded(reference, config.torch_dtype).requires_grad_(False).eval()]
+        if self.critic_config is not None:
+            self.critic = self._sharded_critic(self.critic_config)
 
-    def _sharded(self, model: nn.Module) -> nn.Module:
+    def _sharded_critic(self, config: CriticConfig) -> nn.Module:
+        """Return the critic; its head is an FSDP unit of its own, in float32."""
+        if config.share_trunk:
+            text_config: Any = self.policy.config.get_text_config()  # type: ignore[operator,union-attr]
+            return self._sharded(ValueHead(text_config.hidden_size, config.seed), torch.float32)
+        critic = load_critic(config, self.policy_config)
+        self._sharded(critic.head, torch.float32)
+        return self._sharded(critic, (config.trunk or self.policy_config).torch_dtype)
+
+    def _sharded(self, model: nn.Module, dtype: torch.dtype) -> nn.Module:
         model.to(self.strategy.root_device)
-        self.strategy.shard(model, self.policy_config.torch_dtype)
+        self.strategy.shard(model, dtype)
         return model
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.make_optimizer(self.policy.parameters())
-        if self.make_lr_scheduler is None:
-            return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": self.make_lr_scheduler(optimizer)}
+        optimizers = [self.make_optimizer(self.policy.parameters())]
+        make_schedulers = [self.make_lr_scheduler]
+        if self.critic_config is not None:
+            optimizers.append(self.critic_config.make_optimizer(self.critic.parameters()))
+            make_schedulers.append(self.critic_config.lr_scheduler)
+        pairs = zip(make_schedulers, optimizers, strict=True)
+        self._schedulers = [None if make is None else make(optimizer) for make, optimizer in pairs]
+        return optimizers, [scheduler for scheduler in self._schedulers if scheduler is not None]
 
     def on_train_start(self) -> None:
         self._start_engine()
-        self.updater = PolicyUpdate(
-            policy=self.policy,
-            algorithm=self.algorithm,
-            plan=self.plan,
-            strategy=self.strategy,
-            sampling=self.sampling,
-            hook=plugins().hook,
-            max_grad_norm=self.max_grad_norm,
+        self.learners = self._make_learners()
+        self.updater = Update(
+            passes=Passes(self.plan, self.strategy),
+            backward=self.manual_backward,
             skip_nonfinite=self.on_nonfinite == "skip",
             seed=self.seed,
         )
         self.stop_signal.install()
         gc.freeze()  # a step makes many small objects: collecting them need not walk those of the start-up
+
+    def _make_learners(self) -> Learners:
+        optimizers: Any = self.optimizers()
+        optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
+        critic = None
+        if self.critic_config is not None:
+            critic = Trainee(
+                "critic", self.critic, optimizers[1], self._schedulers[1], self.critic_config.max_grad_norm
+            )
+        return Learners(
+            policy=Trainee("policy", self.policy, optimizers[0], self._schedulers[0], self.max_grad_norm),
+            critic=critic,
+            critic_config=self.critic_config,
+            reference=self._reference[0] if self._reference else None,
+            algorithm=self.algorithm,
+            sampling=self.sampling,
+            hook=plugins().hook,
+        )
 
     def on_train_end(self) -> None:
         self.stop_signal.uninstall()
@@ -262,6 +308,7 @@ class RLModuleSetup(LightningModule):
         checkpoint["rlplug"] = {
             "rollout_step": self.rollout_step,
             "policy_version": self.policy_version,
+            "algorithm": self.algorithm.state_dict(),
             "rng": self.strategy.gather([rng_state()]),
         }
 
@@ -269,4 +316,5 @@ class RLModuleSetup(LightningModule):
         state = checkpoint["rlplug"]
         self.rollout_step = self.step = state["rollout_step"]
         self.policy_version = state["policy_version"]
+        self.algorithm.load_state_dict(state["algorithm"])
         set_rng_state(state["rng"][self.global_rank % len(state["rng"])])

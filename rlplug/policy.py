@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -62,6 +63,8 @@ class PolicyOutput:
     """float32 [B, T], in nats; 0 when it was not asked for"""
     sampled_logprobs: Tensor
     """float32 [B, T], no gradient: under the distribution that was sampled, top-k and top-p included"""
+    hidden: Tensor
+    """[B, K, D], in the policy's dtype: what the output layer read to predict the last K tokens"""
 
 
 def load_tokenizer(config: PolicyConfig) -> PreTrainedTokenizerBase:
@@ -109,31 +112,35 @@ def load_spec(config: PolicyConfig, tokenizer: PreTrainedTokenizerBase) -> Polic
     )
 
 
-def load_model(config: PolicyConfig) -> nn.Module:
-    """Build the policy with float32 weights and without dropout.
+def load_model(config: PolicyConfig, key: str = "model.policy") -> nn.Module:
+    """Build a model with float32 weights and without dropout.
 
     Dropout would make the trainer's logprobs differ from the engine's on the same weights.
+
+    Args:
+        config: The model.
+        key: Where the configuration names it, for messages.
 
     Raises:
         ConfigError: The weights cannot be read, or leave part of the model without a value.
     """
-    model_config = _model_config(config)
+    model_config = _model_config(config, key)
     for owner in (model_config, model_config.get_text_config()):
-        for key, value in vars(owner).items():
-            if isinstance(value, float) and "drop" in key:  # attention_dropout, attn_pdrop, layerdrop, ...
-                setattr(owner, key, 0.0)
+        for option, value in vars(owner).items():
+            if isinstance(value, float) and "drop" in option:  # attention_dropout, attn_pdrop, layerdrop, ...
+                setattr(owner, option, 0.0)
     options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": config.attn_implementation}
     model: Any
     if config.init == "random":
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(config.seed)  # torch.manual_seed would move the GPUs' generators too
-            model = _read(config, "model", AutoModelForCausalLM.from_config, model_config, **options)
+            model = _read(config, "model", AutoModelForCausalLM.from_config, model_config, key=key, **options)
     else:
         options |= {"config": model_config, "use_safetensors": True, "output_loading_info": True}
-        model, info = _read(config, "weights", AutoModelForCausalLM.from_pretrained, config.path, **options)
+        model, info = _read(config, "weights", AutoModelForCausalLM.from_pretrained, config.path, key=key, **options)
         if missing := sorted(info["missing_keys"]):
             raise ConfigError(
-                f"model.policy.path {config.path!r} has no value for {len(missing)} weights, first {missing[0]!r}: "
+                f"{key}.path {config.path!r} has no value for {len(missing)} weights, first {missing[0]!r}: "
                 "the folder is incomplete, or its config.json belongs to another model."
             )
     if config.gradient_checkpointing:
@@ -150,7 +157,8 @@ def policy_forward(model: nn.Module, batch: Batch, sampling: SamplingParams, ent
     num_positions = batch.input_ids.shape[1]
     trained = batch.response_mask.any(dim=0).nonzero()
     start = max(1, int(trained[0])) if len(trained) else num_positions
-    logits = model(input_ids=batch.input_ids, use_cache=False, logits_to_keep=num_positions - start + 1).logits
+    with _input_of_output_layer(model) as hidden:
+        logits = model(input_ids=batch.input_ids, use_cache=False, logits_to_keep=num_positions - start + 1).logits
     logits = scaled_logits(logits[:, :-1], sampling.temperature)  # [B, K, V]: position t - 1 predicts token t
     targets = batch.input_ids[:, start:]
 
@@ -163,10 +171,22 @@ def policy_forward(model: nn.Module, batch: Batch, sampling: SamplingParams, ent
     if sampling.is_truncated and not sampling.is_greedy:
         with torch.no_grad():
             sampled = aligned(token_logprobs(truncate_logits(logits, sampling, keep=targets), targets))
-    if entropy_mode == "none":
-        return PolicyOutput(logprobs, torch.zeros_like(sampled), sampled)
-    with torch.set_grad_enabled(entropy_mode == "gradient"):
-        return PolicyOutput(logprobs, aligned(entropy(logits)), sampled)
+    entropies = torch.zeros_like(sampled)
+    if entropy_mode != "none":
+        with torch.set_grad_enabled(entropy_mode == "gradient"):
+            entropies = aligned(entropy(logits))
+    return PolicyOutput(logprobs, entropies, sampled, hidden[0][:, :-1])
+
+
+@contextmanager
+def _input_of_output_layer(model: Any) -> Iterator[list[Tensor]]:
+    """Collect the hidden states that the output layer is given; keeping those of every layer would cost memory."""
+    hidden: list[Tensor] = []
+    handle = model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0]))
+    try:
+        yield hidden
+    finally:
+        handle.remove()
 
 
 def export_policy(model: Any, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, folder: Path, rank: int) -> None:
@@ -182,9 +202,9 @@ def export_policy(model: Any, tokenizer: PreTrainedTokenizerBase, dtype: torch.d
         tokenizer.save_pretrained(folder)
 
 
-def _model_config(config: PolicyConfig) -> Any:
-    _check_folder(config)
-    return _read(config, "configuration", AutoConfig.from_pretrained, config.path)
+def _model_config(config: PolicyConfig, key: str = "model.policy") -> Any:
+    _check_folder(config, key)
+    return _read(config, "configuration", AutoConfig.from_pretrained, config.path, key=key)
 
 
 def _generation_config(config: PolicyConfig) -> GenerationConfig | None:
@@ -194,18 +214,26 @@ def _generation_config(config: PolicyConfig) -> GenerationConfig | None:
         return None  # the file is optional
 
 
-def _check_folder(config: PolicyConfig) -> None:
+def _check_folder(config: PolicyConfig, key: str = "model.policy") -> None:
     """Refuse a missing folder at once, rather than ask the hub for a model of that name."""
     is_hub_name = config.path.count("/") <= 1 and not config.path.startswith((".", "/", "~"))
     if not Path(config.path).is_dir() and not is_hub_name:
-        raise ConfigError(f"model.policy.path: the folder {config.path!r} does not exist.")
+        raise ConfigError(f"{key}.path: the folder {config.path!r} does not exist.")
 
 
-def _read(config: PolicyConfig, what: str, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+def _read(
+    config: PolicyConfig,
+    what: str,
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    key: str = "model.policy",
+    **options: Any,
+) -> Any:
     """Call ``function``, and turn what transformers raises over unusable files or options into a ConfigError."""
     try:
         return function(*args, **options)
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError, StrictDataclassError) as error:
         reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
         place = "the folder" if Path(config.path).is_dir() else "no folder has that name, and as a hub name it"
-        raise ConfigError(f"model.policy.path {config.path!r}: {place} gives no {what}: {reason}") from error
+        raise ConfigError(f"{key}.path {config.path!r}: {place} gives no {what}: {reason}") from error

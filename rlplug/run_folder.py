@@ -103,11 +103,11 @@ class RunFolder(Callback):
         self._began = time.monotonic()
         self._csv.drop_after(module.rollout_step)
         self._drop_samples_after(module.rollout_step)
-        self._record["batch_plan"] = module.plan.rows()
+        batch_plan = self._record["batch_plan"] = module.plan.rows(module.algorithm.needs)
         self._record["effects"] = [effect.description for effect in module.effects]
         self._save_record()
-        table = Table("size", "value", "meaning", title=f"batch plan, {module.total_steps} steps", title_justify="left")
-        for row in module.plan.rows():
+        table = Table("size", "value", "meaning", title=f"batch plan, {module.total_steps} step(s)", title_justify="left")
+        for row in batch_plan:
             table.add_row(*row)
         self._console.print(table)
         for split, count in trainer.datamodule.num_filtered.items():  # type: ignore[attr-defined]

@@ -147,7 +147,9 @@ class Rollout:
     samples: tuple[Sample, ...] = ()
     """Those that train."""
     rejected: tuple[Sample, ...] = ()
-    """Those of groups that the algorithm did not select."""
+    """Those that the algorithm did not select."""
+    surplus: tuple[Sample, ...] = ()
+    """Those of groups beyond what a step takes; the algorithm did not see them."""
 
     def groups(self) -> list[tuple[Sample, ...]]:
         """Return the samples of each prompt, in order."""
@@ -158,7 +160,22 @@ class Rollout:
 
     @property
     def num_groups(self) -> int:
+        """Prompts that train."""
         return len({sample.group for sample in self.samples})
+
+    @property
+    def num_drawn(self) -> int:
+        """Prompts that were drawn, whatever became of them."""
+        return len({sample.group for sample in self.samples + self.rejected + self.surplus})
+
+    def with_group(self, group: Sequence[Sample], chosen: Sequence[Sample]) -> Rollout:
+        """Return the rollout with one more group, of which ``chosen`` train."""
+        rejected = tuple(sample for sample in group if not any(sample is other for other in chosen))
+        return dataclasses.replace(self, samples=self.samples + tuple(chosen), rejected=self.rejected + rejected)
+
+    def with_surplus(self, group: Sequence[Sample]) -> Rollout:
+        """Return the rollout with one more group that it has no room for."""
+        return dataclasses.replace(self, surplus=self.surplus + tuple(group))
 
 
 @dataclass(frozen=True)
@@ -183,6 +200,8 @@ class Batch:
     """bool [B]"""
     group_index: Tensor
     """int64 [B]: equal for completions of one prompt"""
+    truncated: Tensor
+    """bool [B]: cut at ``max_new_tokens``"""
     old_logprobs: Tensor | None = None
     """float32 [B, T]: the trainer's, at the start of the update; ``None`` for a step that is exactly on-policy"""
     ref_logprobs: Tensor | None = None
@@ -211,6 +230,7 @@ class Batch:
             rewards=torch.tensor([0.0 if s.errors else s.reward for s in samples], dtype=torch.float32),
             reward_valid=valid,
             group_index=torch.tensor([s.group for s in samples], dtype=torch.int64),
+            truncated=torch.tensor([s.finish_reason == "length" for s in samples]),
         )
 
     @property

@@ -1,148 +1,105 @@
-"""The update: forward-only passes, and epochs x mini-batches x micro-batches of gradient steps."""
+"""The update: epochs x mini-batches of optimizer steps on one step's batch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from rlplug.batching import BatchPlan, MicroBatch
-from rlplug.interfaces.algorithm import Algorithm, Denominators
-from rlplug.ops.masking import masked_sum
-from rlplug.policy import EntropyMode, PolicyOutput, policy_forward
-from rlplug.strategy import RLFSDP2Strategy
-from rlplug.types import Batch, SamplingParams
+from rlplug.objectives import Objective
+from rlplug.passes import MiniBatchResult, Passes
+from rlplug.types import Batch
 
 
 class NonFiniteUpdate(Exception):
     """A loss or gradient was NaN or infinite; the weights are those from before that optimizer step."""
 
 
-@dataclass
-class PolicyUpdate:
-    """What the passes over a step's batch need; rows of the batch are spread over ranks by the plan."""
+@dataclass(frozen=True)
+class UpdateResult:
+    """What :func:`update` returns."""
 
-    policy: nn.Module
-    algorithm: Algorithm
-    plan: BatchPlan
-    strategy: RLFSDP2Strategy
-    sampling: SamplingParams
-    hook: Any
-    max_grad_norm: float | None
+    metrics: dict[str, float]
+    """Means over the step's optimizer steps, and extremes over all of them."""
+    sampled_logprobs: Tensor | None
+    """float32 [B, T] on the CPU, of the policy before the update, when one optimizer step was all."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """Takes the optimizer steps of an RL step.
+
+    Args:
+        passes: How rows are computed.
+        backward: Runs the backward pass of a loss.
+        skip_nonfinite: Skip an optimizer step whose loss or gradient is not finite, rather than raise.
+        seed: Of the order of mini-batches from the second epoch on.
+    """
+
+    passes: Passes
+    backward: Callable[[Tensor], None]
     skip_nonfinite: bool
     seed: int
 
-    @torch.no_grad()
-    def forward_only(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return ``logprobs`` and ``sampled_logprobs`` of ``model``, float32 [B, T] on the CPU, on every rank."""
-        outputs = []
-        for micro in self._micro_batches(range(batch.num_sequences), batch):
-            outputs.append((micro, policy_forward(model, self._load(batch, micro), self.sampling, "none")))
-        return (
-            self._assemble([(micro, output.logprobs) for micro, output in outputs], batch),
-            self._assemble([(micro, output.sampled_logprobs) for micro, output in outputs], batch),
-        )
-
-    def run(
-        self, batch: Batch, optimizer: Any, backward: Callable[[Tensor], None], step: int
-    ) -> tuple[dict[str, float], Tensor]:
-        """Update the policy on the whole batch of ``step``.
-
-        Returns:
-            Metrics, averaged over the step's optimizer steps; and the ``sampled_logprobs`` float32 [B, T] of the
-            policy, which are those of the sampling policy when the update is exactly on-policy.
+    def run(self, batch: Batch, objectives: Sequence[Objective], step: int) -> UpdateResult:
+        """Go through the batch of ``step``; every objective takes a step on each mini-batch.
 
         Raises:
             NonFiniteUpdate: A loss or gradient is not finite, unless such optimizer steps are to be skipped.
         """
-        totals: dict[str, float] = {}
-        outputs: list[tuple[MicroBatch, Tensor]] = []
-        num_updates = num_skipped = 0
-        for epoch in range(self.plan.num_epochs):
-            for rows in self.plan.mini_batches(batch.num_sequences, epoch, self.seed + step):
-                metrics, seen = self._accumulate_gradients(rows, batch, backward)
-                metrics["policy/grad_norm"] = self.strategy.clip_grad_norm(self.policy, self.max_grad_norm)
-                outputs = seen if self.plan.is_on_policy else []
-                if math.isfinite(metrics["loss"]) and math.isfinite(metrics["policy/grad_norm"]):
-                    optimizer.step()
-                    num_updates += 1
-                    totals = {name: totals.get(name, 0.0) + value for name, value in metrics.items()}
-                elif self.skip_nonfinite:
-                    num_skipped += 1
-                else:
-                    raise NonFiniteUpdate(f"loss {metrics['loss']}, gradient norm {metrics['policy/grad_norm']}")
-                optimizer.zero_grad()
-        metrics = {name: value / num_updates for name, value in totals.items()}
-        metrics["policy/skipped_updates"] = num_skipped
-        return metrics, self._assemble(outputs, batch)
+        plan, taken, sampled_logprobs = self.passes.plan, StepMetrics(), None
+        for epoch in range(plan.num_epochs):
+            for rows in plan.mini_batches(batch.num_sequences, epoch, self.seed + step):
+                for objective in objectives:
+                    result = self.passes.accumulate(batch, rows, objective, self.backward)
+                    if self._step(objective, result.metrics):
+                        taken.add(result)
+                    else:
+                        taken.num_skipped += 1
+                    if plan.is_on_policy and result.sampled_logprobs is not None:
+                        sampled_logprobs = result.sampled_logprobs
+        return UpdateResult(taken.summary(), sampled_logprobs)
 
-    def _accumulate_gradients(
-        self, rows: Sequence[int], batch: Batch, backward: Callable[[Tensor], None]
-    ) -> tuple[dict[str, float], list[tuple[MicroBatch, Tensor]]]:
-        """Run one mini-batch's forward and backward passes; gradients meet over ranks in the last one."""
-        denominators = mini_batch_denominators(batch, rows)
-        micro_batches = self._micro_batches(rows, batch)
-        entropy: EntropyMode = "gradient" if self.algorithm.needs.entropy_gradient else "value"
-        metrics: dict[str, Tensor] = {}
-        outputs: list[tuple[MicroBatch, Tensor]] = []
-        for index, micro in enumerate(micro_batches):
-            rows_here = self._load(batch, micro)
-            self.strategy.set_gradient_sync(self.policy, enabled=index == len(micro_batches) - 1)
-            output = policy_forward(self.policy, rows_here, self.sampling, entropy)
-            share = self._loss(rows_here, output, denominators)
-            backward(share["loss"])
-            for name, value in share.items():
-                metrics[name] = metrics.get(name, torch.zeros((), device=value.device)) + value.detach()
-            outputs.append((micro, output.sampled_logprobs))
-        return self._sum_over_ranks(metrics), outputs
-
-    def _loss(self, micro_batch: Batch, output: PolicyOutput, denominators: Denominators) -> dict[str, Tensor]:
-        """Return this micro-batch's share of the loss and of each metric."""
-        if micro_batch.old_logprobs is None:
-            micro_batch = micro_batch.replace(old_logprobs=output.logprobs.detach())
-        result = self.hook.rlplug_compute_loss(
-            algorithm=self.algorithm,
-            micro_batch=micro_batch,
-            logprobs=output.logprobs,
-            entropy=output.entropy,
-            values=None,
-            denominators=denominators,
-        )
-        entropy = masked_sum(output.entropy.detach(), micro_batch.response_mask) / max(denominators.num_tokens, 1)
-        return {"loss": result.loss, "policy/entropy": entropy, **result.metrics}
-
-    def _micro_batches(self, rows: Sequence[int], batch: Batch) -> list[MicroBatch]:
-        return self.plan.micro_batches(rows, batch.lengths, self.strategy.global_rank)
-
-    def _load(self, batch: Batch, micro: MicroBatch) -> Batch:
-        rows = batch.select(micro.indices)
-        if micro.is_filler:
-            rows = rows.replace(response_mask=torch.zeros_like(rows.response_mask))
-        return rows.to(self.strategy.root_device)
-
-    def _assemble(self, outputs: Sequence[tuple[MicroBatch, Tensor]], batch: Batch) -> Tensor:
-        """Put rows from all micro-batches and ranks back in their places: float32 [B, T] on the CPU."""
-        whole = torch.zeros(batch.input_ids.shape, dtype=torch.float32, device=self.strategy.root_device)
-        for micro, values in outputs:
-            if not micro.is_filler:
-                whole[list(micro.indices), : values.shape[1]] = values.float()
-        if self.plan.world_size > 1:
-            dist.all_reduce(whole)
-        return whole.cpu()
-
-    def _sum_over_ranks(self, metrics: dict[str, Tensor]) -> dict[str, float]:
-        values = torch.stack([value.float() for value in metrics.values()])
-        if self.plan.world_size > 1:
-            dist.all_reduce(values)
-        return dict(zip(metrics, values.tolist(), strict=True))
+    def _step(self, objective: Objective, metrics: dict[str, float]) -> bool:
+        """Clip, note gradient norms in ``metrics``, step; return False for a step that had to be skipped."""
+        for trainee in objective.trainees:
+            norm = self.passes.strategy.clip_grad_norm(trainee.module, trainee.max_grad_norm)
+            metrics[f"{trainee.name}/grad_norm"] = norm
+        watched = {name: value for name, value in metrics.items() if name.endswith(("loss", "grad_norm"))}
+        is_finite = all(math.isfinite(value) for value in watched.values())
+        if not is_finite and not self.skip_nonfinite:
+            raise NonFiniteUpdate(", ".join(f"{name} {value}" for name, value in watched.items()))
+        for trainee in objective.trainees:
+            if is_finite:
+                trainee.optimizer.step()
+            trainee.optimizer.zero_grad()
+        return is_finite
 
 
-def mini_batch_denominators(batch: Batch, rows: Sequence[int]) -> Denominators:
-    """Count what trains in ``rows`` of the step's batch; every rank holds the batch, so no rank need be asked."""
-    tokens = batch.response_mask[list(rows)].sum(dim=1)
-    return Denominators(num_tokens=int(tokens.sum()), num_sequences=int((tokens > 0).sum()))
+class StepMetrics:
+    """Collects what the optimizer steps of an RL step measured."""
+
+    def __init__(self) -> None:
+        self.num_skipped = 0
+        self._means: dict[str, list[float]] = {}
+        self._maxima: dict[str, list[float]] = {}
+        self._minima: dict[str, list[float]] = {}
+
+    def add(self, result: MiniBatchResult) -> None:
+        for mine, new in (
+            (self._means, result.metrics),
+            (self._maxima, result.maxima),
+            (self._minima, result.minima),
+        ):
+            for name, value in new.items():
+                mine.setdefault(name, []).append(value)
+
+    def summary(self) -> dict[str, float]:
+        """Return means, and the extremes that exist: a mini-batch without a trainable token has none."""
+        means = {name: sum(values) / len(values) for name, values in self._means.items()}
+        extremes = {name: max(values) for name, values in self._maxima.items()}
+        extremes |= {name: min(values) for name, values in self._minima.items()}
+        found = {name: value for name, value in extremes.items() if math.isfinite(value)}
+        return means | found | {"policy/skipped_updates": float(self.num_skipped)}

@@ -1,6 +1,6 @@
 """The seams: one small abstract base class per file. Plugins import from here and from ``rlplug.types``."""
 
-from rlplug.interfaces.algorithm import Advantages, Algorithm, Denominators, LossOutput, Needs
+from rlplug.interfaces.algorithm import Advantages, Algorithm, Denominators, LossOutput, Needs, RunFacts
 from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import EngineCapabilities, Placement, PolicySpec, RolloutEngine
@@ -20,5 +20,6 @@ __all__ = [
     "PolicySpec",
     "Reward",
     "RolloutEngine",
+    "RunFacts",
     "SyncReport",
 ]

@@ -22,6 +22,8 @@ class EngineCapabilities:
     """Runs on the trainer's devices."""
     disaggregated: bool = False
     """Runs on devices of its own."""
+    logprobs: bool = True
+    """Returns the logprobs of the tokens that it sampled; without this they are NaN."""
     sleep: bool = False
     """Gives device memory back between rollouts."""
     streaming: bool = False

@@ -5,7 +5,8 @@ import time
 import torch
 from rlplug_algos.grpo import GRPO
 
-from rlplug.interfaces import LossOutput
+from rlplug.interfaces import EngineCapabilities, LossOutput
+from rlplug.rollout.hf import HFRollout
 
 
 def raises(completion: str) -> float:
@@ -30,3 +31,9 @@ class SecondLossIsNaN(GRPO):
         result = super().loss(*arguments, **keywords)
         self.num_losses += 1
         return LossOutput(result.loss * torch.nan, result.metrics) if self.num_losses == 2 else result
+
+
+class Silent(HFRollout):
+    """An engine that says it returns no logprobs."""
+
+    capabilities = EngineCapabilities(logprobs=False)

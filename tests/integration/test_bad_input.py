@@ -39,6 +39,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     folder = tmp_path_factory.mktemp("bad")
     small_vocabulary = model_with(folder / "small-vocabulary", vocab_size=9)
     chat = ["--data.chat", "true"]
+    corrected = ["--model.algorithm.correction", "{level: token, mode: mask}"]
     wrong = {
         "command": ["train"],
         "key": [*SMALL, "--model.num_stepz", "3"],
@@ -56,6 +57,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         "mini": [*SMALL, "--model.batch.mini_batch_size", "5"],
         "budget": [*SMALL, "--model.batch.max_tokens_per_gpu", "5"],
         "greedy": [*SMALL, "--model.sampling.temperature", "0"],
+        "no-critic": [*SMALL, "--model.algorithm", "PPO"],
+        "idle-critic": [*SMALL, "--model.critic", "{}"],
+        "idle-reference": [*SMALL, "--model.reference.path", "tests/model"],
+        "one-completion": [*SMALL, "--model.algorithm", "DAPO", "--model.batch.group_size", "1"],
+        "long-buffer": [*SMALL, "--model.algorithm", "DAPO", "--model.algorithm.overlong_buffer", "4"],
+        "no-logprobs": [*SMALL, "--model.rollout", "parts.Silent", *corrected, "--model.mismatch_gate", "null"],
+        "no-gate": [*SMALL, "--model.rollout", "parts.Silent"],
         "strategy": [*SMALL, "--trainer.strategy", "auto"],
         "no-held-out": [*SMALL, "--model.validation.every_n_steps", "1", "--data.val", "null"],
         "no-gpu": [*SMALL, "--trainer.accelerator", "gpu"],
@@ -87,9 +95,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     [
         ("command", ["no command 'train'", "fit, validate, plugins or report"]),
         ("key", ["no key 'model.num_stepz'", "Did you mean 'model.num_steps'?"]),
-        ("class", ["'GRP0' is not a known algorithm", "Did you mean 'GRPO'?", "Registered algorithms: GRPO"]),
+        ("class", ["'GRP0' is not a known algorithm", "Did you mean 'GRPO'?", "Registered algorithms:"]),
         ("package", ["'Rollout' is not a known rollout", "Registered rollouts: HFRollout"]),
-        ("option", ["model.algorithm", "'clipp'", "Did you mean 'clip'?"]),
+        ("option", ["model.algorithm", "'clipp'", "Did you mean 'clip_"]),
         ("type", ["model.batch.group_size", "many"]),
         ("model", ["model.policy.path", "'./no/such/model' does not exist"]),
         ("weights", ["model.policy.path", "no weights", "model.safetensors"]),
@@ -101,6 +109,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         ("mini", ["model.batch.mini_batch_size is 5", "Nearest that do: 4 and 8"]),
         ("budget", ["model.batch.max_tokens_per_gpu is 5", "give at least 8"]),
         ("greedy", ["model.sampling.temperature is 0"]),
+        ("no-critic", ["PPO needs a critic: set model.critic", "critic: {}"]),
+        ("idle-critic", ["GRPO uses no critic", "remove model.critic"]),
+        ("idle-reference", ["GRPO would not use model.reference", "kl_coefficient"]),
+        ("one-completion", ["DAPO compares", "model.batch.group_size is 1", "at least 2"]),
+        ("long-buffer", ["DAPO", "overlong_buffer is 4", "max_new_tokens"]),
+        ("no-logprobs", ["correction (GRPO)", "'logprobs'", "Silent", "Engines here that can: HFRollout"]),
+        ("no-gate", ["Silent returns no logprobs", "model.mismatch_gate to null"]),
         ("strategy", ["trainer.strategy", "rlplug.strategy.RLFSDP2Strategy"]),
         ("no-held-out", ["model.validation", "data.val is not set"]),
         pytest.param("no-gpu", ["trainer: No supported gpu backend found"], marks=WITHOUT_GPU),

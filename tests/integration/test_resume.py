@@ -18,6 +18,12 @@ RUN = [
     *(*SMALL, "--model.num_steps", "5", "--model.validation.every_n_steps", "2", "--checkpoint.every_n_steps", "2"),
     *("--model.batch.mini_batch_size", "8", "--model.batch.num_epochs", "2", "--model.batch.max_tokens_per_gpu", "64"),
 ]
+ACTOR_CRITIC = [
+    *(*RUN, "--model.algorithm", "PPO", "--model.algorithm.kl_coefficient", "0.05"),
+    *("--model.algorithm.kl_target", "0.001", "--model.algorithm.kl_horizon", "100"),
+    *("--model.critic", "{warmup_steps: 1, optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.001}}}"),
+]
+"""With all that a checkpoint holds beside the policy: a critic, its optimizer, an adaptive KL coefficient."""
 UNREPEATABLE = ("time/", "memory/", "throughput/", "rollout/tokens_per_s", "sync/")
 """What depends on the clock, and on whether the engine is a new one that has no weights yet."""
 
@@ -36,6 +42,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         jobs[name] = Job([*RUN, "--run.dir", str(folder / name)], stop)
         jobs[f"{name}-resumed"] = Job(["fit", "--resume", str(folder / name / "001")])
         expected |= {name: -9 if number == "SIGKILL" else 130, f"{name}-resumed": 0}
+    for name, step in (("critic", None), ("critic-killed", 3)):
+        stop = {"signal": "SIGKILL", "phase": "update", "step": step} if step else {}
+        jobs[name] = Job([*ACTOR_CRITIC, "--run.dir", str(folder / name)], stop)
+        expected[name] = -9 if step else 0
+    jobs["critic-resumed"] = Job(["fit", "--resume", str(folder / "critic-killed" / "001")])
+    expected["critic-resumed"] = 0
     results = run_jobs(jobs, folder)
     for name, result in results.items():
         assert result.exit_code == expected[name], f"{name}: {result.output[-3000:]}"
@@ -69,6 +81,14 @@ def test_ctrl_c_saves_and_resumes_exactly(finished: Path, phase: str) -> None:
     assert_same_run(resumed, finished / "undisturbed" / "001")
     log = (finished / f"SIGINT-{phase}.log").read_text()
     assert f"rlplug fit --resume {resumed}" in " ".join(log.split())
+
+
+def test_a_run_with_a_critic_resumes_exactly(finished: Path) -> None:
+    assert_same_run(finished / "critic-killed" / "001", finished / "critic" / "001")
+    rows = metrics(finished / "critic" / "001")
+    assert rows[0]["loss"] == ""  # the warm-up trains the critic alone
+    assert len({row["critic/loss"] for row in rows}) == 5
+    assert len({row["policy/kl_coefficient"] for row in rows[1:]}) == 4  # it adapts
 
 
 def test_the_run_is_long_enough_to_notice_a_lost_step(finished: Path) -> None:

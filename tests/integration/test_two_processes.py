@@ -20,6 +20,14 @@ RUN = [
     *("--model.batch.num_epochs", "2", "--model.batch.micro_batch_size_per_gpu", "3"),
     *("--model.algorithm.kl_coefficient", "0.05", "--run.report", "false"),
 ]
+ACTOR_CRITIC = [
+    *(*RUN, "--model.algorithm", "PPO", "--model.algorithm.kl_coefficient", "0.05"),
+    *("--model.critic", "{optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.001}}}"),
+]
+SHARED_TRUNK = [
+    *(*RUN, "--model.algorithm", "PPO", "--model.critic", "{share_trunk: true}"),
+    *("--model.algorithm.kl_in", "loss", "--model.algorithm.kl_coefficient", "0.05"),
+]
 STARTED_BY = {
     "one": [sys.executable, "-m", "rlplug", *RUN],
     "lightning": [sys.executable, "-m", "rlplug", *RUN, "--trainer.devices", "2"],
@@ -27,7 +35,12 @@ STARTED_BY = {
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "rlplug"),
         *(*RUN, "--trainer.devices", "2"),
     ],
+    "critic-one": [sys.executable, "-m", "rlplug", *ACTOR_CRITIC],
+    "critic-two": [sys.executable, "-m", "rlplug", *ACTOR_CRITIC, "--trainer.devices", "2"],
+    "shared-one": [sys.executable, "-m", "rlplug", *SHARED_TRUNK],
+    "shared-two": [sys.executable, "-m", "rlplug", *SHARED_TRUNK, "--trainer.devices", "2"],
 }
+PAIRS = [("one", "lightning"), ("one", "torchrun"), ("critic-one", "critic-two"), ("shared-one", "shared-two")]
 
 
 @pytest.fixture(scope="module")
@@ -53,21 +66,24 @@ def rows(run_dir: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("started_by", ["lightning", "torchrun"])
-def test_two_processes_give_the_result_of_one(runs: dict[str, Path], started_by: str) -> None:
-    one, two = rows(runs["one"]), rows(runs[started_by])
+@pytest.mark.parametrize(("alone", "together"), PAIRS)
+def test_two_processes_give_the_result_of_one(runs: dict[str, Path], alone: str, together: str) -> None:
+    one, two = rows(runs[alone]), rows(runs[together])
+    compared = {"loss", "policy/grad_norm", "policy/entropy", "policy/kl", "reward/mean", "completion/length_mean"}
+    if alone != "one":
+        compared |= {"critic/loss", "critic/grad_norm", "critic/explained_variance"}
 
     assert len(two) == len(one) == 5  # step 0 is the validation before training
-    for name in ("loss", "policy/grad_norm", "policy/entropy", "policy/kl", "reward/mean", "completion/length_mean"):
+    for name in compared:
         for row_one, row_two in zip(one[1:], two[1:], strict=True):
             assert float(row_two[name]) == pytest.approx(float(row_one[name]), rel=1e-3, abs=1e-5), name
-    assert (runs[started_by] / "samples.jsonl").read_text() == (runs["one"] / "samples.jsonl").read_text()
+    assert (runs[together] / "samples.jsonl").read_text() == (runs[alone] / "samples.jsonl").read_text()
 
 
-@pytest.mark.parametrize("started_by", ["lightning", "torchrun"])
-def test_two_processes_train_the_same_weights(runs: dict[str, Path], started_by: str) -> None:
-    one = load_file(runs["one"] / "policy" / "model.safetensors")
-    two = load_file(runs[started_by] / "policy" / "model.safetensors")
+@pytest.mark.parametrize(("alone", "together"), PAIRS)
+def test_two_processes_train_the_same_weights(runs: dict[str, Path], alone: str, together: str) -> None:
+    one = load_file(runs[alone] / "policy" / "model.safetensors")
+    two = load_file(runs[together] / "policy" / "model.safetensors")
 
     assert one.keys() == two.keys()
     for name, weight in one.items():

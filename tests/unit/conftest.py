@@ -173,11 +173,13 @@ def update_batch(make_batch: Callable[..., Batch], model_folder: Callable[[str],
     logprobs = logits.log_softmax(dim=-1).gather(-1, batch.input_ids[:, 1:, None]).squeeze(-1)
     logprobs = torch.nn.functional.pad(logprobs, (1, 0))
     generator = torch.Generator().manual_seed(5)
-    noise = [torch.randn(batch.input_ids.shape, generator=generator) for _ in range(3)]
+    noise = [torch.randn(batch.input_ids.shape, generator=generator) for _ in range(5)]
     return batch.replace(
         advantages=noise[0].masked_fill(~batch.response_mask, 0.0),
         old_logprobs=(logprobs + 0.2 * noise[1]).masked_fill(~batch.response_mask, 0.0),
         ref_logprobs=(logprobs + 0.5 * noise[2]).masked_fill(~batch.response_mask, 0.0),
+        values=noise[3].masked_fill(~batch.response_mask, 0.0),
+        returns=noise[4].masked_fill(~batch.response_mask, 0.0),
     )
 
 

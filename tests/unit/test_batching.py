@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rlplug.batching import BatchPlan, BatchSizes, rank_share
 from rlplug.errors import ConfigError
+from rlplug.interfaces import Needs
 
 
 def refusal(world_size=1, **sizes):
@@ -223,7 +224,7 @@ def test_rank_shares_partition_in_order(num_items, world_size):
 
 def test_the_printed_plan_names_what_will_run():
     plan = BatchPlan(BatchSizes(prompts_per_step=8, group_size=4, mini_batch_size=16), world_size=2)
-    table = {name: (value, meaning) for name, value, meaning in plan.rows()}
+    table = {name: (value, meaning) for name, value, meaning in plan.rows(Needs())}
     assert table["ranks"][0] == "2"
     assert table["prompts a step"] == ("8", "4 a rank")
     assert table["completions a step"] == ("32", "groups of 4")
@@ -232,5 +233,5 @@ def test_the_printed_plan_names_what_will_run():
     assert table["micro-batch"][0] == "8 completions"
     assert table["old_logprobs"][0] == "computed"
     budget = BatchPlan(BatchSizes(max_tokens_per_gpu=512), world_size=1)
-    table = {name: value for name, value, _ in budget.rows()}
+    table = {name: value for name, value, _ in budget.rows(Needs())}
     assert (table["micro-batch"], table["old_logprobs"]) == ("512 tokens", "skipped")

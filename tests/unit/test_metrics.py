@@ -13,10 +13,10 @@ from rlplug.types import Prompt, RewardError, Rollout, Sample
 LATE = RewardError("late")
 
 
-def sample_of(num_tokens, reason, reward, **rewards):
+def sample_of(num_tokens, reason, reward, group=0, **rewards):
     return Sample(
         prompt=Prompt(uid="p", token_ids=(1, 2), text=""),
-        group=0,
+        group=group,
         token_ids=(1, 2) + (3,) * num_tokens,
         response_mask=(False, False) + (True,) * num_tokens,
         rollout_logprobs=(0.0,) * (2 + num_tokens),
@@ -48,8 +48,18 @@ def test_metrics():
             "completion/length_max": 8.0,
             "completion/truncated_share": 0.5,
             "filter/kept_share": 0.75,
+            "filter/rejected_groups": 0.0,
         }
     )
+
+
+def test_rejected_groups_are_counted_among_those_that_the_algorithm_saw():
+    samples = [sample_of(1, "stop", 1.0, group=group, right=1.0) for group in (0, 0, 1, 2, 3, 4)]
+    rollout = Rollout(samples=tuple(samples[:1]), rejected=tuple(samples[1:4]), surplus=tuple(samples[4:]))
+    metrics = rollout_metrics(rollout)
+    assert metrics["filter/rejected_groups"] == pytest.approx(2 / 3)  # 1 and 2, of 0, 1 and 2
+    assert metrics["filter/kept_share"] == pytest.approx(1 / 6)
+    assert metrics["completion/num_tokens"] == 6
 
 
 def test_a_reward_that_always_failed_has_no_mean():

@@ -44,6 +44,7 @@ def test_ragged_samples_are_padded_on_the_right():
     assert batch.response_mask.int().tolist() == [[0, 0, 1, 1, 1], [0] * 5, [0] * 5, [0] * 5]
     assert batch.rollout_logprobs.tolist() == [[0, 0, -1, -2, -3], [0] * 5, [0] * 5, [0, -1, 0, 0, 0]]
     assert batch.group_index.tolist() == [7, 7, 8, 8]
+    assert batch.truncated.tolist() == [False] * 4
     assert (batch.num_sequences, batch.lengths) == (4, [5, 3, 1, 2])
     kinds = {name: tensor.dtype for name, tensor in batch.tensors().items()}
     assert kinds == {
@@ -54,6 +55,7 @@ def test_ragged_samples_are_padded_on_the_right():
         "rewards": torch.float32,
         "reward_valid": torch.bool,
         "group_index": torch.int64,
+        "truncated": torch.bool,
     }
 
 
@@ -107,6 +109,22 @@ def test_groups_keep_the_order_of_samples():
     assert rollout.groups() == [tuple(RAGGED[:2]), tuple(RAGGED[2:])]
     assert rollout.num_groups == 2
     assert Rollout(()).groups() == []
+
+
+def test_a_rollout_grows_group_by_group():
+    seven, eight = tuple(RAGGED[:2]), tuple(RAGGED[2:])
+    nine = (sample_of([1], [2], group=9),)
+    rollout = Rollout().with_group(seven, seven[1:]).with_group(eight, ()).with_surplus(nine)
+    assert rollout == Rollout(samples=seven[1:], rejected=(seven[0], *eight), surplus=nine)
+    assert (rollout.num_groups, rollout.num_drawn) == (1, 3)  # half of 7 trains; 8 and 9 do not
+
+
+def test_a_sample_can_be_chosen_twice_and_an_equal_one_left_out():
+    group = (sample_of([1], [2]), sample_of([1], [2]))
+    rollout = Rollout().with_group(group, (group[0], group[0]))
+    assert len(rollout.samples) == 2
+    assert len(rollout.rejected) == 1
+    assert rollout.rejected[0] is group[1]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torch import nn
 
 from rlplug.batching import BatchPlan, BatchSizes
 from rlplug.interfaces import Denominators
-from rlplug.update import mini_batch_denominators
+from rlplug.passes import mini_batch_denominators
 
 TEMPERATURE, TOP_K, LEARNING_RATE, MAX_NORM = 0.8, 10, 0.05, 0.5  # as in update_worker.py
 SPLITS = ["1", "3", "all", "16 tokens", "40 tokens"]
@@ -91,7 +91,7 @@ def test_a_mini_batch_is_normalised_by_its_own_rows(name, world_size, updated, u
 
 @ranks
 def test_metrics_are_of_the_whole_mini_batch(world_size, updated, update_batch, policy):
-    entropies, clipped, kls = [], [], []
+    entropies, clipped, kls, ratios = [], [], [], []
     for row in range(11):
         positions, logits, tokens = trained_tokens(policy, update_batch, row)
         logprobs = logits.log_softmax(dim=-1).detach()
@@ -100,14 +100,18 @@ def test_metrics_are_of_the_whole_mini_batch(world_size, updated, update_batch, 
         away = update_batch.ref_logprobs[row, positions] - chosen
         entropies += (-(logprobs.exp() * logprobs).sum(dim=-1)).tolist()
         kls += (away.exp() - away - 1).tolist()
+        ratios += ratio.tolist()
         gains = update_batch.advantages[row, positions] > 0
         clipped += torch.where(gains, ratio > 1.1, ratio < 0.9).tolist()
     for split in SPLITS:
         metrics = updated(world_size)[1][f"sequence/{split}"]["metrics"]
         assert metrics["policy/entropy"] == pytest.approx(sum(entropies) / len(entropies), abs=1e-4)
         assert metrics["policy/kl"] == pytest.approx(sum(kls) / len(kls), abs=1e-4)
-        assert metrics["policy/clip_fraction"] == pytest.approx(sum(clipped) / len(clipped), abs=1e-6)
-        assert 0.1 < metrics["policy/clip_fraction"] < 0.9
+        fraction = metrics["policy/clip_fraction_low"] + metrics["policy/clip_fraction_high"]
+        assert fraction == pytest.approx(sum(clipped) / len(clipped), abs=1e-6)
+        assert 0.1 < fraction < 0.9
+        assert metrics["policy/ratio_max"] == pytest.approx(max(ratios), rel=1e-4)
+        assert metrics["policy/ratio_min"] == pytest.approx(min(ratios), rel=1e-4)
 
 
 @ranks
@@ -130,7 +134,7 @@ def test_gradients_meet_in_the_last_pass_only(split, world_size, updated):
 @ranks
 @pytest.mark.parametrize("split", SPLITS)
 def test_forward_only_is_assembled_in_place(split, world_size, updated, update_batch, policy):
-    logprobs, sampled = updated(world_size)[1][f"forward/{split}"]
+    logprobs, sampled, _ = updated(world_size)[1][f"forward/{split}"]
     assert logprobs.shape == sampled.shape == update_batch.input_ids.shape
     assert_forward_equals(logprobs, sampled, update_batch, policy)
 
@@ -179,7 +183,8 @@ def test_on_policy_step(world_size, updated, update_batch, policy):
     result, batch = updated(world_size)[1]["on_policy"], update_batch.replace(old_logprobs=None)
     reference = train(policy, result, batch, [range(11)])
     assert_steps_equal(result, reference)
-    assert result["metrics"]["policy/clip_fraction"] == 0
+    assert result["metrics"]["policy/clip_fraction_low"] == result["metrics"]["policy/clip_fraction_high"] == 0
+    assert result["metrics"]["policy/ratio_max"] == result["metrics"]["policy/ratio_min"] == 1
     assert result["metrics"]["policy/skipped_updates"] == 0
     policy.load_state_dict(result["before"], strict=False)
     assert_forward_equals(None, result["sampled"], batch, policy)  # those of the policy that sampled
@@ -192,7 +197,7 @@ def test_epochs_of_mini_batches(world_size, updated, update_batch, policy):
     mini_batches = plan.mini_batches(11, 0, seed=5) + plan.mini_batches(11, 1, seed=5)  # seed 3, in step 2
     assert len(mini_batches) == 6
     assert_steps_equal(result, train(policy, result, update_batch, mini_batches))
-    assert not result["sampled"].any()  # the policy that sampled is not the one that was updated
+    assert result["sampled"] is None  # the policy that sampled is not the one that was updated
 
 
 @ranks
@@ -201,7 +206,7 @@ def test_non_finite_update_changes_nothing(name, world_size, updated):
     result = updated(world_size)[1]["nonfinite"][name]
     assert all(torch.equal(result["after"][key], tensor) for key, tensor in result["before"].items())
     if name == "stopped":
-        assert result["metrics"] == "loss nan, gradient norm nan"
+        assert result["metrics"] == "loss nan, policy/grad_norm nan"
     else:
         assert result["metrics"] == {"policy/skipped_updates": 1}
 
@@ -215,7 +220,7 @@ def test_only_the_bad_mini_batch_is_skipped(world_size, updated, update_batch, p
         results["one skipped"], train(policy, results["one skipped"], update_batch, [thirds[0], thirds[2]])
     )
     stopped = results["stopped later"]
-    assert stopped["metrics"] == "loss nan, gradient norm nan"
+    assert stopped["metrics"] == "loss nan, policy/grad_norm nan"
     *_, weights = train(policy, stopped, update_batch, thirds[:1])
     for name, tensor in weights.items():
         torch.testing.assert_close(stopped["after"][name], tensor.detach(), rtol=0, atol=2e-5)

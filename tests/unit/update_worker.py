@@ -19,30 +19,35 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.debug import CommDebugMode
 
 from rlplug.batching import BatchPlan, BatchSizes
+from rlplug.critic import CriticConfig, ValueHead, load_critic
 from rlplug.interfaces import LossOutput, Needs
+from rlplug.learners import Learners
+from rlplug.objectives import PolicyObjective, Trainee
+from rlplug.passes import Passes
 from rlplug.plugin_manager import plugins
 from rlplug.policy import PolicyConfig, export_policy, load_model, load_tokenizer
 from rlplug.rollout.buckets import weight_buckets
 from rlplug.strategy import RLFSDP2Strategy
 from rlplug.types import Batch, SamplingParams
-from rlplug.update import NonFiniteUpdate, PolicyUpdate
+from rlplug.update import NonFiniteUpdate, Update
 
 
-class EntropyBonus(GRPO):
-    """GRPO, and 0.1 times the mean entropy."""
+class WithValues(GRPO):
+    """GRPO, and the mean squared error of a critic."""
 
-    needs = Needs(entropy_gradient=True)
+    needs = Needs(critic=True)
 
-    def loss(self, micro_batch, logprobs, entropy, values, denominators):
-        output = super().loss(micro_batch, logprobs, entropy, values, denominators)
-        bonus = (entropy * micro_batch.response_mask).sum() / denominators.num_tokens
-        return LossOutput(output.loss - 0.1 * bonus, output.metrics)
+    def value_loss(self, micro_batch, values, denominators):
+        squares = (values - micro_batch.returns) ** 2
+        metrics = {"critic/mean": (values * micro_batch.response_mask).sum() / denominators.num_tokens}
+        return LossOutput((squares * micro_batch.response_mask).sum() / denominators.num_tokens, metrics)
 
 
 LOSSES = {
     "token": GRPO(),
-    "sequence": GRPO(aggregation="sequence", kl_coefficient=0.1, clip=0.1),
-    "entropy": EntropyBonus(),
+    "sequence": GRPO(aggregation="sequence", kl_coefficient=0.1, clip_low=0.1, clip_high=0.1),
+    "entropy": GRPO(entropy_coefficient=0.1),
+    "value": WithValues(),
 }
 SPLITS = {
     "1": {"micro_batch_size_per_gpu": 1},
@@ -61,88 +66,121 @@ class Worker(LightningModule):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
+        self.model = PolicyConfig(path=str(folder / "model"))
         self.batch = Batch(**load_file(folder / "batch.safetensors"))
         self.results: dict[str, object] = {}
 
     def configure_model(self):
-        self.policy = load_model(PolicyConfig(path=str(self.folder / "model")))
-        self.trainer.strategy.shard(self.policy, torch.float32)
+        shard = self.trainer.strategy.shard
+        self.policy = load_model(self.model)
+        self.critic = load_critic(CriticConfig(seed=1), self.model)
+        self.head = ValueHead(self.policy.config.hidden_size, seed=2)
+        for module in (self.policy, self.critic.head, self.critic, self.head):
+            shard(module, torch.float32)
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.policy.parameters(), lr=0.05)
+        return [torch.optim.SGD(module.parameters(), lr=0.05) for module in (self.policy, self.critic, self.head)]
 
     def training_step(self, tick, index):
         self.results["strategy"] = self.strategy_parts()
-        for loss, algorithm in LOSSES.items():
+        for loss in ("token", "sequence", "entropy"):
             for split, limits in SPLITS.items():
-                self.results[f"{loss}/{split}"] = self.accumulate(algorithm, limits, range(self.batch.num_sequences))
+                self.results[f"{loss}/{split}"] = self.accumulate(self.policy_objective(LOSSES[loss]), limits)
         for name, rows in ROWS.items():
-            self.results[f"rows/{name}"] = self.accumulate(LOSSES["token"], SPLITS["1"], rows)
+            self.results[f"rows/{name}"] = self.accumulate(self.policy_objective(), SPLITS["1"], rows)
         for split, limits in SPLITS.items():
-            self.results[f"forward/{split}"] = self.updater(limits).forward_only(self.policy, self.batch)
+            learners = self.learners(LOSSES["token"], share_trunk=True)
+            self.results[f"forward/{split}"] = self.passes(limits).forward_only(self.batch, learners.policy_pass)
+            for objective in ("critic", "shared", "head"):
+                self.results[f"{objective}/{split}"] = self.accumulate(self.value_objective(objective), limits)
+        learners = self.learners(LOSSES["value"])
+        self.results["values"] = self.passes(SPLITS["3"]).forward_only(self.batch, learners.critic_pass)
         self.results["clip"] = {max_norm: self.clip(max_norm) for max_norm in (None, 1e-3, 1e6)}
         self.results["nonfinite"] = self.nonfinite()
         self.results["on_policy"] = self.run(BatchSizes(**self.sizes()), self.batch.replace(old_logprobs=None))
         self.results["run"] = self.run(BatchSizes(**self.sizes(), mini_batch_size=4, num_epochs=2), self.batch)
-        tokenizer = load_tokenizer(PolicyConfig(path=str(self.folder / "model")))
-        export_policy(self.policy, tokenizer, torch.bfloat16, self.folder / "exported", self.global_rank)
+        self.results["actor_critic"] = self.run(BatchSizes(**self.sizes()), self.batch, LOSSES["value"])
+        export_policy(
+            self.policy, load_tokenizer(self.model), torch.bfloat16, self.folder / "exported", self.global_rank
+        )
 
     def sizes(self) -> dict[str, int]:
         return {"prompts_per_step": 4, "group_size": 3}
 
-    def updater(self, limits, algorithm=LOSSES["token"], **options) -> PolicyUpdate:
-        sizes = limits if isinstance(limits, BatchSizes) else BatchSizes(**self.sizes(), **limits)
-        options = {"max_grad_norm": None, "skip_nonfinite": False, **options}
-        return PolicyUpdate(
-            policy=self.policy,
+    def learners(self, algorithm, share_trunk=False) -> Learners:
+        policy, critic, head = self.optimizers()
+        has_critic = share_trunk or algorithm is LOSSES["value"]
+        learner = Trainee(
+            "critic", self.head if share_trunk else self.critic, head if share_trunk else critic, None, 0.5
+        )
+        return Learners(
+            policy=Trainee("policy", self.policy, policy, None, 0.5),
+            critic=learner if has_critic else None,
+            critic_config=CriticConfig(share_trunk=share_trunk, warmup_steps=1) if has_critic else None,
+            reference=None,
             algorithm=algorithm,
-            plan=BatchPlan(sizes, self.trainer.world_size),
-            strategy=self.trainer.strategy,
             sampling=SAMPLING,
             hook=plugins().hook,
-            seed=3,
-            **options,
         )
 
-    def accumulate(self, algorithm, limits, rows):
+    def policy_objective(self, algorithm=LOSSES["token"]):
+        (objective,) = self.learners(algorithm).objectives(step=1)
+        return objective
+
+    def value_objective(self, name):
+        learners = self.learners(LOSSES["value"], share_trunk=name != "critic")
+        return learners.objectives(step=2 if name == "shared" else 1)[-1]
+
+    def passes(self, limits) -> Passes:
+        sizes = limits if isinstance(limits, BatchSizes) else BatchSizes(**self.sizes(), **limits)
+        return Passes(BatchPlan(sizes, self.trainer.world_size), self.trainer.strategy)
+
+    def accumulate(self, objective, limits, rows=range(11)):
         """Accumulate gradients; note after each backward pass what was reduced and whether gradients are there."""
-        self.optimizers().zero_grad()
-        passes = []
+        self.zero_grad()
+        backward_passes = []
+        watches = isinstance(objective, PolicyObjective) and objective.algorithm is LOSSES["token"]
 
         def backward(loss):
-            with CommDebugMode() if algorithm is LOSSES["token"] else nullcontext() as communication:
+            with CommDebugMode() if watches else nullcontext() as communication:
                 self.manual_backward(loss)
             counts = communication.get_comm_counts() if communication else {}
             reduced = sum(number for name, number in counts.items() if "reduce_scatter" in str(name))
-            passes.append((reduced, any(p.grad is not None for p in self.policy.parameters())))
+            backward_passes.append((reduced, any(p.grad is not None for p in self.policy.parameters())))
 
-        metrics, outputs = self.updater(limits, algorithm)._accumulate_gradients(rows, self.batch, backward)
-        fillers = sum(micro.is_filler for micro, _ in outputs)
+        passes = self.passes(limits)
+        result = passes.accumulate(self.batch, rows, objective, backward)
+        micro_batches = passes.plan.micro_batches(rows, self.batch.lengths, self.global_rank)
         return {
-            "metrics": metrics,
+            "metrics": result.metrics | result.maxima | result.minima,
             "gradients": self.gradients(),
-            "passes": self.trainer.strategy.gather([passes]),
-            "fillers": self.trainer.strategy.gather([fillers]),
+            "critic_gradients": self.gradients(self.critic),
+            "head_gradients": self.gradients(self.head),
+            "passes": self.trainer.strategy.gather([backward_passes]),
+            "fillers": self.trainer.strategy.gather([sum(micro.is_filler for micro in micro_batches)]),
         }
 
-    def gradients(self):
-        return {name: p.grad.full_tensor().clone() for name, p in self.policy.named_parameters()}
+    def gradients(self, module=None):
+        named = (module or self.policy).named_parameters()
+        return {name: p.grad.full_tensor().clone() for name, p in named if p.grad is not None}
 
     def weights(self):
-        return {name: p.detach().full_tensor().clone() for name, p in self.policy.named_parameters()}
+        named = [*self.policy.named_parameters(), *self.critic.named_parameters(prefix="critic")]
+        return {name: p.detach().full_tensor().clone() for name, p in named}
 
     def clip(self, max_norm):
-        self.accumulate(LOSSES["token"], SPLITS["3"], range(self.batch.num_sequences))
+        self.accumulate(self.policy_objective(), SPLITS["3"])
         before = self.gradients()
         norm = self.trainer.strategy.clip_grad_norm(self.policy, max_norm)
         return {"before": before, "norm": norm, "after": self.gradients()}
 
-    def run(self, sizes, batch, **options):
-        self.optimizers().zero_grad()
+    def run(self, sizes, batch, algorithm=LOSSES["token"], skip_nonfinite=False):
+        self.zero_grad()
         before = self.weights()
-        updater = self.updater(sizes, max_grad_norm=0.5, **options)
+        updater = Update(self.passes(sizes), self.manual_backward, skip_nonfinite, seed=3)
         try:
-            metrics, sampled = updater.run(batch, self.optimizers(), self.manual_backward, step=2)
+            result = updater.run(batch, self.learners(algorithm).objectives(step=2), step=2)
+            metrics, sampled = result.metrics, result.sampled_logprobs
         except NonFiniteUpdate as problem:
             metrics, sampled = str(problem), None
         return {"before": before, "metrics": metrics, "sampled": sampled, "after": self.weights()}

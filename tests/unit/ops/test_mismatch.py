@@ -21,6 +21,10 @@ def test_metrics(seed):
         "mismatch/max": numpy.abs(difference).max(),
         "mismatch/kl": (numpy.exp(difference) - 1 - difference).mean(),
     }
+    rows = [(trainer - engine)[row][mask[row]].sum() for row in range(5) if mask[row].any()]
+    for q in (1, 50, 99):
+        expected[f"mismatch/weight_p{q}"] = numpy.exp(numpy.percentile(difference, q))
+        expected[f"mismatch/sequence_weight_p{q}"] = numpy.exp(numpy.percentile(rows, q))
     engine, trainer = numpy.where(mask, engine, numpy.nan), numpy.where(mask, trainer, numpy.inf)
     metrics = mismatch_metrics(torch.from_numpy(engine), torch.from_numpy(trainer), torch.from_numpy(mask))
     assert metrics == pytest.approx(expected, rel=1e-12)
@@ -44,7 +48,8 @@ def test_kl_estimates_that_of_the_engine_from_the_trainer():
 def test_equal_logprobs():
     logprobs = -torch.rand(3, 4)
     metrics = mismatch_metrics(logprobs, logprobs.clone(), torch.ones(3, 4, dtype=torch.bool))
-    assert set(metrics.values()) == {0.0}
+    assert {value for name, value in metrics.items() if "weight" not in name} == {0.0}
+    assert {value for name, value in metrics.items() if "weight" in name} == {1.0}
 
 
 def test_nan_in_the_mask_shows():

@@ -1,1 +1,1 @@
-"""Algorithms for rlplug."""
+"""Algorithms for rlplug: one file each, on ``base.PolicyGradient`` and the pure functions beside it."""

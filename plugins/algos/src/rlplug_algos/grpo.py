@@ -5,113 +5,46 @@ Shao et al., "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from rlplug.errors import ConfigError
-from rlplug.interfaces import Advantages, Algorithm, Denominators, LossOutput, Needs
-from rlplug.ops.masking import masked_sum
+from rlplug.interfaces import Advantages
 from rlplug.types import Batch
+from rlplug_algos.advantages import group_relative
+from rlplug_algos.base import ClippedPolicyGradient
+from rlplug_algos.options import require
 
 
-class GRPO(Algorithm):
+@dataclass(kw_only=True, eq=False)
+class GRPO(ClippedPolicyGradient):
     r"""Advantages relative to the group, PPO's clipped ratio, and optionally a KL penalty in the loss.
 
-    For completion i of a group with rewards r (equation 1 and section 4.1.2 of arXiv:2402.03300):
+    For completion i of a group with rewards r (equation 3 and section 4.1.2 of arXiv:2402.03300):
 
     .. math::
         A_{i,t} = \frac{r_i - \mathrm{mean}(r)}{\mathrm{std}(r) + \epsilon} \qquad
-        \rho_{i,t} = \exp(\log\pi_{i,t} - \log\pi^{old}_{i,t})
+        L_{i,t} = -\min\left(\rho A,\ \mathrm{clip}(\rho, 1 - c_{low}, 1 + c_{high}) A\right) + \beta\, \mathrm{KL}
 
-        L = -\sum_{i,t} w_{i,t} \left[ \min(\rho A, \mathrm{clip}(\rho, 1-c, 1+c) A)
-            - \beta\, (e^{d} - 1 - d) \right], \quad d = \log\pi^{ref}_{i,t} - \log\pi_{i,t}
-
-    ``aggregation`` sets the weights w, always by counts of the whole mini-batch over all ranks:
-    ``token`` gives every token 1 / (number of tokens), as DAPO does (arXiv:2503.14476, equation 8);
-    ``sequence`` gives the tokens of completion i 1 / (its length x number of completions), as in the GRPO paper.
+    The standard deviation is the unbiased one. By default L is divided by the number of tokens, as in DAPO
+    (arXiv:2503.14476, equation 8), and has no KL penalty, as in TRL; the paper has ``aggregation: sequence`` and
+    ``kl_coefficient: 0.04``.
 
     Args:
-        clip: c, how far the ratio may move from 1 before its gradient stops.
-        kl_coefficient: beta, weight of the k3 estimate of KL(policy || reference). Above 0 a frozen reference policy
-            is kept, which takes the memory of a second model.
-        aggregation: ``token`` or ``sequence``.
-        normalize_std: Divide by the group's standard deviation. Off, advantages are only centred, as in Dr.GRPO
-            (arXiv:2503.20783).
+        normalize_std: Divide by the group's standard deviation. Off, advantages are only centred.
         epsilon: Added to the standard deviation; groups whose rewards are all equal get advantage 0.
     """
 
-    def __init__(
-        self,
-        clip: float = 0.2,
-        kl_coefficient: float = 0.0,
-        aggregation: Literal["token", "sequence"] = "token",
-        normalize_std: bool = True,
-        epsilon: float = 1e-4,
-    ) -> None:
-        if not 0 < clip < 1:
-            raise ConfigError(f"GRPO's clip is {clip}: give a number between 0 and 1, such as 0.2.")
-        if kl_coefficient < 0:
-            raise ConfigError(f"GRPO's kl_coefficient is {kl_coefficient}: give 0 or more.")
-        if aggregation not in ("token", "sequence"):
-            raise ConfigError(f"GRPO's aggregation is {aggregation!r}: give token or sequence.")
-        self.clip = clip
-        self.kl_coefficient = kl_coefficient
-        self.aggregation = aggregation
-        self.normalize_std = normalize_std
-        self.epsilon = epsilon
+    compares_groups: ClassVar[bool] = True
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(reference_policy=self.kl_coefficient > 0)
+    normalize_std: bool = True
+    epsilon: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "epsilon", self.epsilon >= 0, "give 0 or more, such as 0.0001")
 
     def advantages(self, batch: Batch) -> Advantages:
-        """Return A of every trainable token; the standard deviation is the unbiased one, over valid rewards."""
-        advantages = torch.zeros_like(batch.rewards)
-        num_degenerate = 0
-        groups = sorted(set(batch.group_index.tolist()))
-        for group in groups:
-            rows = (batch.group_index == group) & batch.reward_valid
-            rewards = batch.rewards[rows]
-            if len(rewards) < 2 or torch.all(rewards == rewards[0]):
-                num_degenerate += 1
-                continue
-            centred = rewards - rewards.mean()
-            advantages[rows] = centred / (rewards.std() + self.epsilon) if self.normalize_std else centred
-        return Advantages(
-            advantages=torch.where(batch.response_mask, advantages[:, None], 0.0),
-            metrics={"advantages/degenerate_groups": num_degenerate / len(groups)},
+        per_sequence = group_relative(
+            batch.rewards, batch.reward_valid, batch.group_index, self.normalize_std, self.epsilon
         )
-
-    def loss(
-        self,
-        micro_batch: Batch,
-        logprobs: Tensor,
-        entropy: Tensor,
-        values: Tensor | None,
-        denominators: Denominators,
-    ) -> LossOutput:
-        """Return the micro-batch's share of L."""
-        mask, advantages = micro_batch.response_mask, micro_batch.advantages
-        assert advantages is not None
-        assert micro_batch.old_logprobs is not None
-        ratio = (logprobs - micro_batch.old_logprobs).exp()
-        clipped = ratio.clamp(1 - self.clip, 1 + self.clip)
-        per_token = -torch.minimum(ratio * advantages, clipped * advantages)
-        num_tokens = max(denominators.num_tokens, 1)
-        was_clipped = (clipped * advantages < ratio * advantages).float()
-        metrics = {"policy/clip_fraction": masked_sum(was_clipped, mask) / num_tokens}
-        if self.kl_coefficient > 0:
-            assert micro_batch.ref_logprobs is not None
-            difference = micro_batch.ref_logprobs - logprobs
-            kl = difference.expm1() - difference
-            per_token = per_token + self.kl_coefficient * kl
-            metrics["policy/kl"] = masked_sum(kl.detach(), mask) / num_tokens
-        return LossOutput(self._aggregate(per_token, mask, denominators), metrics)
-
-    def _aggregate(self, per_token: Tensor, mask: Tensor, denominators: Denominators) -> Tensor:
-        if self.aggregation == "token":
-            return masked_sum(per_token, mask) / max(denominators.num_tokens, 1)
-        lengths = mask.sum(dim=1, keepdim=True).clamp(min=1)
-        return masked_sum(per_token / lengths, mask) / max(denominators.num_sequences, 1)
+        return self.sequence_advantages(batch, per_sequence)

@@ -27,7 +27,6 @@ class MeanBaseline(Algorithm):
         micro_batch: Batch,
         logprobs: Tensor,
         entropy: Tensor,
-        values: Tensor | None,
         denominators: Denominators,
     ) -> LossOutput:
         assert micro_batch.advantages is not None

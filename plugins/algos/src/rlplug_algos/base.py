@@ -1,0 +1,184 @@
+"""What policy-gradient algorithms have in common: everything but their advantages and their term of the loss."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar, get_args
+
+import torch
+from torch import Tensor
+
+from rlplug.interfaces import Advantages, Algorithm, Denominators, LossOutput, Needs, RunFacts
+from rlplug.ops.masking import masked_mean, masked_sum
+from rlplug.types import Batch
+from rlplug_algos.advantages import degenerate_share, spread
+from rlplug_algos.aggregation import Aggregation, aggregate
+from rlplug_algos.corrections import Correction, correction_weights, importance_weights
+from rlplug_algos.kl import KLEstimator, kl_estimate, kl_penalty
+from rlplug_algos.options import require
+from rlplug_algos.policy_losses import PolicyTerm, clipped_loss, token_ratio
+
+
+@dataclass(kw_only=True, eq=False)
+class PolicyGradient(Algorithm):
+    r"""A policy term, importance weights, a KL penalty and an entropy bonus, made one number by ``aggregation``.
+
+    .. math:: L = \mathrm{aggregate}\left(w_t L^{policy}_t + \beta\, \mathrm{KL}_t - \alpha H_t\right)
+
+    The weights w of ``correction`` multiply the policy term only, as in TRL. KL leaves the loss where the algorithm, or
+    its option, puts it into the rewards.
+
+    Args:
+        aggregation: What the sum over tokens is divided by, always counted over the whole mini-batch and all ranks:
+            ``token``, the number of tokens; ``sequence``, each completion's length, then the number of completions;
+            ``constant``, the number of completions times ``max_new_tokens``.
+        kl_coefficient: beta, weight of the divergence from the reference policy. Above 0 a frozen reference policy is
+            kept, which takes the memory of a second model.
+        kl_estimator: ``k1``, ``k2``, ``k3`` or ``k3_unweighted``. In the loss, k1 and k3 carry the ratio to the old
+            policy, which makes their gradients right off-policy too; k2's is right on-policy; that of
+            ``k3_unweighted``, the GRPO paper's, is the forward divergence's. In the rewards only the value counts.
+        entropy_coefficient: alpha, weight of the entropy bonus.
+        correction: Importance weights between the rollout engine and the trainer; ``null`` for none. ``{}`` truncates
+            each token's at 2.
+    """
+
+    compares_groups: ClassVar[bool] = False
+    """Whether advantages compare the completions of a prompt."""
+
+    aggregation: Aggregation = "token"
+    kl_coefficient: float = 0.0
+    kl_estimator: KLEstimator = "k3_unweighted"
+    entropy_coefficient: float = 0.0
+    correction: Correction | None = None
+    run: RunFacts | None = field(init=False, default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        for key, choices in (("aggregation", get_args(Aggregation)), ("kl_estimator", get_args(KLEstimator))):
+            require(self, key, getattr(self, key) in choices, f"give one of {', '.join(choices)}")
+        require(self, "kl_coefficient", 0 <= self.kl_coefficient < math.inf, "give 0 or more")
+        require(self, "entropy_coefficient", math.isfinite(self.entropy_coefficient), "give a number, such as 0.001")
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """Whether the KL penalty goes into the rewards rather than the loss."""
+        return False
+
+    @property
+    def current_kl_coefficient(self) -> float:
+        """beta of this step."""
+        return self.kl_coefficient
+
+    @property
+    def needs(self) -> Needs:
+        has_kl = self.kl_coefficient > 0
+        return Needs(
+            groups=self.compares_groups,
+            old_logprobs=has_kl and self.kl_in_reward,
+            reference_policy=has_kl,
+            rollout_logprobs=self.correction is not None,
+            entropy_gradient=self.entropy_coefficient != 0,
+        )
+
+    def setup(self, run: RunFacts) -> None:
+        self.run = run
+
+    def reward_kl(self, batch: Batch) -> Tensor | None:
+        """Return the [B, T] estimate of the KL that goes into the rewards, 0 where masked; ``None`` if none does."""
+        if not (self.kl_coefficient > 0 and self.kl_in_reward):
+            return None
+        mask = batch.response_mask
+        return kl_estimate(masked(batch.old_logprobs, mask), masked(batch.ref_logprobs, mask), self.kl_estimator)
+
+    def sequence_advantages(self, batch: Batch, per_sequence: Tensor, kl: Tensor | None = None) -> Advantages:
+        """Return advantages of whole completions, [B], on each of their tokens, with :meth:`advantage_metrics`."""
+        return Advantages(spread(per_sequence, batch.response_mask), metrics=self.advantage_metrics(batch, kl))
+
+    def advantage_metrics(self, batch: Batch, kl: Tensor | None = None) -> dict[str, float]:
+        """Return the share of groups without a signal, and the mean of the KL that went into the rewards."""
+        share = degenerate_share(batch.rewards, batch.reward_valid, batch.group_index)
+        metrics = {"advantages/degenerate_groups": share}
+        return metrics if kl is None else metrics | {"policy/kl": float(masked_mean(kl, batch.response_mask))}
+
+    @abstractmethod
+    def policy_term(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> PolicyTerm:
+        """Return the algorithm's own loss of each token.
+
+        Args:
+            logprobs: float [B, T], with gradient; like the next two, 0 where ``mask`` is false.
+            old_logprobs: float [B, T].
+            advantages: float [B, T].
+            mask: bool [B, T].
+        """
+
+    def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
+        """Return the micro-batch's share of L."""
+        mask, correction = micro_batch.response_mask, self.correction
+        # zeros before any arithmetic: a NaN that is only left out of the sum still reaches the gradient, as 0 * NaN
+        logprobs, old_logprobs = masked(logprobs, mask), masked(micro_batch.old_logprobs, mask)
+        term = self.policy_term(logprobs, old_logprobs, masked(micro_batch.advantages, mask), mask)
+        per_token, measured = term.loss, _measurements(term, logprobs.detach(), old_logprobs)
+        if correction is not None:
+            rollout_logprobs = micro_batch.rollout_logprobs
+            weights = correction_weights(old_logprobs, rollout_logprobs, mask, correction)
+            raw = importance_weights(old_logprobs, rollout_logprobs, mask, correction.level)
+            per_token = per_token * weights
+            measured |= {"correction/weight_mean": weights, "correction/limited_share": weights != raw}
+        if self.kl_coefficient > 0 and not self.kl_in_reward:
+            ref_logprobs = masked(micro_batch.ref_logprobs, mask)
+            penalty = kl_penalty(logprobs, old_logprobs, ref_logprobs, self.kl_estimator)
+            per_token = per_token + self.current_kl_coefficient * penalty
+            measured["policy/kl"] = kl_estimate(logprobs.detach(), ref_logprobs, "k3")
+        if self.entropy_coefficient != 0:
+            per_token = per_token - self.entropy_coefficient * entropy
+        max_new_tokens = None if self.run is None else self.run.max_new_tokens
+        return LossOutput(
+            aggregate(per_token, mask, denominators, self.aggregation, max_new_tokens),
+            metrics={name: token_share(values, mask, denominators) for name, values in measured.items()},
+            maxima={"policy/ratio_max": term.ratio.masked_fill(~mask, -torch.inf).max()},
+            minima={"policy/ratio_min": term.ratio.masked_fill(~mask, torch.inf).min()},
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class ClippedPolicyGradient(PolicyGradient):
+    """A policy gradient whose term is PPO's clipped loss of the ratio of each token.
+
+    Args:
+        clip_low: How far the ratio may fall below 1 before its gradient stops.
+        clip_high: How far it may rise above 1.
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        usual = type(self)
+        fix = f"give a number between 0 and 1, such as {usual.clip_low}"
+        require(self, "clip_low", 0 < self.clip_low < 1, fix)
+        require(self, "clip_high", self.clip_high > 0, f"give a number above 0, such as {usual.clip_high}")
+
+    def policy_term(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> PolicyTerm:
+        return clipped_loss(token_ratio(logprobs, old_logprobs), advantages, self.clip_low, self.clip_high)
+
+
+def masked(values: Tensor | None, mask: Tensor) -> Tensor:
+    """Return ``values`` with 0 where ``mask`` is false; the loop has prepared them."""
+    assert values is not None
+    return torch.where(mask, values, 0.0)
+
+
+def token_share(values: Tensor, mask: Tensor, denominators: Denominators) -> Tensor:
+    """Return a micro-batch's share of the mini-batch's mean over tokens."""
+    return masked_sum(values.float(), mask) / max(denominators.num_tokens, 1)
+
+
+def _measurements(term: PolicyTerm, logprobs: Tensor, old_logprobs: Tensor) -> dict[str, Tensor]:
+    """Return per-token values of the metrics that every algorithm has; ``approx_kl`` is k3 of KL(old || policy)."""
+    return {
+        "policy/clip_fraction_low": term.clipped_low,
+        "policy/clip_fraction_high": term.clipped_high,
+        "policy/approx_kl": kl_estimate(old_logprobs, logprobs, "k3"),
+    }

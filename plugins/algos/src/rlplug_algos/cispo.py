@@ -1,0 +1,51 @@
+"""Clipped importance sampling weights.
+
+MiniMax, "MiniMax-M1: Scaling Test-Time Compute Efficiently with Lightning Attention", arXiv:2506.13585.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from rlplug.interfaces import Advantages
+from rlplug.types import Batch
+from rlplug_algos.advantages import group_relative
+from rlplug_algos.base import PolicyGradient
+from rlplug_algos.options import require
+from rlplug_algos.policy_losses import PolicyTerm, cispo_loss, token_ratio
+
+
+@dataclass(kw_only=True, eq=False)
+class CISPO(PolicyGradient):
+    r"""GRPO's advantages and REINFORCE's loss, weighted by a bounded ratio: rare tokens keep their gradient.
+
+    .. math::
+        L = -\frac{1}{\sum_i |o_i|} \sum_{i,t} \mathrm{sg}\left[\mathrm{clip}(\rho_{i,t}, \rho_{min}, \rho_{max})\right]
+            A_i \log\pi_{i,t}
+
+    (equations 4 and 5), where sg stops the gradient and the sum is divided by the number of tokens.
+
+    Args:
+        ratio_min: Smallest weight. 0 is no limit, as in the paper's experiments.
+        ratio_max: Largest weight: the bound itself, :math:`1 + \epsilon_{high}` in the paper, which does not give its
+            value. 5 is that of ScaleRL (arXiv:2510.13786).
+    """
+
+    compares_groups: ClassVar[bool] = True
+
+    ratio_min: float = 0.0
+    ratio_max: float = 5.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "ratio_min", 0 <= self.ratio_min <= 1, "give 0 for no limit, up to 1, the ratio on-policy")
+        require(self, "ratio_max", self.ratio_max >= 1, "give at least 1, the ratio on-policy; 5 is usual")
+
+    def advantages(self, batch: Batch) -> Advantages:
+        return self.sequence_advantages(batch, group_relative(batch.rewards, batch.reward_valid, batch.group_index))
+
+    def policy_term(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> PolicyTerm:
+        return cispo_loss(logprobs, token_ratio(logprobs, old_logprobs), advantages, self.ratio_min, self.ratio_max)

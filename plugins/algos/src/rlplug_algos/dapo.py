@@ -1,0 +1,94 @@
+"""GRPO for long chains of thought.
+
+Yu et al., "DAPO: An Open-Source LLM Reinforcement Learning System at Scale", arXiv:2503.14476.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from rlplug.interfaces import Advantages, RunFacts
+from rlplug.types import Batch, Sample
+from rlplug_algos.advantages import group_relative, spread
+from rlplug_algos.base import ClippedPolicyGradient
+from rlplug_algos.options import require
+
+
+@dataclass(kw_only=True, eq=False)
+class DAPO(ClippedPolicyGradient):
+    r"""GRPO with a higher upper limit, a mean over tokens, groups with a signal only, and softly limited lengths.
+
+    For completion i of length :math:`|o_i|` in its group (equations 8, 9 and 13 of arXiv:2503.14476):
+
+    .. math::
+        A_{i,t} = \frac{r'_i - \mathrm{mean}(r')}{\mathrm{std}(r') + \epsilon} \qquad
+        r'_i = r_i + p \cdot \mathrm{clip}\left(\frac{L_{max} - L_{cache} - |o_i|}{L_{cache}},\ -1,\ 0\right)
+
+    with :math:`L_{max}` = ``max_new_tokens``; lengths are trainable tokens. The loss is PPO's clipped one, divided by
+    the number of tokens of the mini-batch. There is no KL penalty unless ``kl_coefficient`` is set.
+
+    Args:
+        dynamic_sampling: Replace prompts whose completions all have the same reward (or fewer than 2 valid ones), since
+            they teach nothing. Rewards count as they are, before the overlong punishment, as in the paper's code, which
+            filters by accuracy.
+        max_refills: Rounds of further prompts that a step may draw to replace them.
+        over_sampling: Prompts that each round draws, as a multiple of the groups that are missing; the paper's code
+            draws 3 times as many.
+        overlong_filter: Do not train on truncated completions. Their rewards still count in their group.
+        overlong_buffer: :math:`L_{cache}`: how many tokens before ``max_new_tokens`` the punishment sets in; ``null``
+            for none. The paper has 4096 of 20480.
+        overlong_penalty: p, the punishment at ``max_new_tokens``.
+    """
+
+    compares_groups: ClassVar[bool] = True
+
+    clip_high: float = 0.28
+    dynamic_sampling: bool = True
+    max_refills: int = 9
+    over_sampling: float = 1.0
+    overlong_filter: bool = False
+    overlong_buffer: int | None = None
+    overlong_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "max_refills", self.max_refills >= 0, "give 0 or more")
+        require(self, "over_sampling", self.over_sampling >= 1, "give at least 1, which draws what is missing")
+        is_used = self.dynamic_sampling or self.over_sampling == 1
+        require(self, "over_sampling", is_used, "without dynamic_sampling nothing is replaced; give 1, or turn that on")
+        require(self, "overlong_buffer", self.overlong_buffer is None or self.overlong_buffer >= 1, "give 1 or more")
+        require(self, "overlong_penalty", self.overlong_penalty >= 0, "give 0 or more; it is subtracted")
+        if not self.dynamic_sampling:
+            self.max_refills = 0
+
+    def setup(self, run: RunFacts) -> None:
+        super().setup(run)
+        fits = self.overlong_buffer is None or self.overlong_buffer < run.max_new_tokens
+        fix = f"give less than model.sampling.max_new_tokens, which is {run.max_new_tokens}"
+        require(self, "overlong_buffer", fits, fix)
+
+    def select(self, group: Sequence[Sample]) -> Sequence[Sample]:
+        rewards = {sample.reward for sample in group if not sample.errors}
+        return () if self.dynamic_sampling and len(rewards) < 2 else group
+
+    def advantages(self, batch: Batch) -> Advantages:
+        rewards = batch.rewards + self._punishment(batch)
+        per_sequence = group_relative(rewards, batch.reward_valid, batch.group_index)
+        result = self.sequence_advantages(batch, per_sequence)
+        if not self.overlong_filter:
+            return result
+        mask = batch.response_mask & ~batch.truncated[:, None]
+        return replace(result, advantages=spread(per_sequence, mask), response_mask=mask)
+
+    def _punishment(self, batch: Batch) -> Tensor:
+        """Return p times equation 13: float [B], from -p to 0."""
+        if self.overlong_buffer is None:
+            return batch.rewards.new_zeros(())
+        assert self.run is not None
+        lengths = batch.response_mask.sum(dim=1).to(batch.rewards.dtype)
+        excess = (self.run.max_new_tokens - self.overlong_buffer - lengths) / self.overlong_buffer
+        return self.overlong_penalty * excess.clamp(-1, 0)

@@ -1,0 +1,76 @@
+"""Estimators of KL(policy || reference) from sampled tokens, their gradients, and a controller of the penalty.
+
+Schulman, "Approximating KL divergence", 2020. For a token drawn from the policy, with log ratio
+``d = log pi(token) - log pi_ref(token)``: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from torch import Tensor
+
+KLEstimator: TypeAlias = Literal["k1", "k2", "k3", "k3_unweighted"]
+"""``k3_unweighted`` is k3 with another gradient; see :func:`kl_penalty`."""
+
+
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
+    """Return the estimate of each token, in nats, float [B, T].
+
+    k1 has no bias and can be negative; k2 has a bias and little variance; k3 has neither a bias nor negative values.
+    """
+    difference = logprobs - ref_logprobs
+    if estimator == "k1":
+        return difference
+    if estimator == "k2":
+        return difference.square() / 2
+    return (-difference).expm1() + difference
+
+
+def kl_penalty(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
+    r"""Return what a loss adds up, float [B, T], with the gradient of the KL divergence.
+
+    The gradient of ``KL(pi || ref)`` is :math:`E_\pi[d\, \nabla \log\pi]`. Differentiating an estimate of its *value*
+    misses that tokens are drawn from the policy itself. What is right depends on the estimator:
+
+    - ``k1``, ``k3``: times the ratio :math:`\rho = \pi / \pi_{old}`, whose gradient brings the missing part:
+      :math:`\nabla(\rho\, k) = \rho\,(k + k')\nabla\log\pi`, and ``k + k'`` is ``d + 1`` for k1, where the 1 averages
+      out, and ``d`` for k3. DeepSeek-V3.2 (arXiv:2512.02556) and TRL's ``use_bias_correction_kl`` do this for k3.
+    - ``k2``: as it is, since its derivative is :math:`d\, \nabla\log\pi` already.
+    - ``k3_unweighted``: k3 as it is, in the GRPO paper and by default in TRL. Its gradient is not that of
+      ``KL(pi || ref)`` but, on-policy, that of ``KL(ref || pi)``.
+
+    Args:
+        logprobs: With gradient.
+        old_logprobs: Of the policy that the tokens were drawn from.
+        ref_logprobs: The reference policy's.
+        estimator: Which.
+    """
+    estimate = kl_estimate(logprobs, ref_logprobs, estimator)
+    is_weighted = estimator in ("k1", "k3")
+    return estimate * (logprobs - old_logprobs).exp() if is_weighted else estimate
+
+
+class AdaptiveKL:
+    r"""Moves the coefficient of a KL penalty so that the divergence stays near a target.
+
+    .. math:: e = \mathrm{clip}(KL / target - 1, -0.2, 0.2) \qquad \beta \leftarrow \beta (1 + e\, n / horizon)
+
+    Ziegler et al., arXiv:1909.08593, section 2.2, where the KL is summed over a completion. Here, as in verl, it and
+    the target are means per token, so that a target does not depend on the length of completions.
+
+    Args:
+        coefficient: beta at the start.
+        target: Nats per token.
+        horizon: Completions over which beta can change by about 20%.
+    """
+
+    def __init__(self, coefficient: float, target: float, horizon: int) -> None:
+        self.coefficient = coefficient
+        self.target = target
+        self.horizon = horizon
+
+    def update(self, kl: float, num_completions: int) -> None:
+        """Take the mean KL of ``num_completions`` into account."""
+        error = min(max(kl / self.target - 1, -0.2), 0.2)
+        self.coefficient *= 1 + error * num_completions / self.horizon

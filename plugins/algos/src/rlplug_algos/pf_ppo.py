@@ -1,0 +1,46 @@
+"""PPO on the completions whose rewards can be trusted.
+
+Shen and Zhang, "Policy Filtration for RLHF to Mitigate Noise in Reward Models", arXiv:2409.06957.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from rlplug.types import Sample
+from rlplug_algos.options import require
+from rlplug_algos.ppo import PPO
+
+
+@dataclass(kw_only=True, eq=False)
+class PFPPO(PPO):
+    """PF-PPO: rank a prompt's completions by reward, and train PPO on the ends, where a reward model errs least.
+
+    Args:
+        keep: ``best``: the best completion; ``best_worst``: the best and the worst; ``best_random``: the best and
+            another one at random. Of equal rewards the earlier completion counts as better; failed ones are left out.
+    """
+
+    compares_groups: ClassVar[bool] = True
+
+    keep: Literal["best", "best_worst", "best_random"] = "best_worst"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choices = ("best", "best_worst", "best_random")
+        require(self, "keep", self.keep in choices, f"give one of {', '.join(choices)}")
+
+    def select(self, group: Sequence[Sample]) -> Sequence[Sample]:
+        valid = [sample for sample in group if not sample.errors]
+        ranked = sorted(valid, key=lambda sample: sample.reward, reverse=True)
+        best, others = ranked[:1], ranked[1:]
+        if self.keep == "best" or not others:
+            return best
+        if self.keep == "best_worst":
+            return [*best, others[-1]]
+        # a seed of its own, so that every rank draws the same
+        draw = random.Random(f"{best[0].policy_version}/{best[0].group}")
+        return [*best, draw.choice(others)]

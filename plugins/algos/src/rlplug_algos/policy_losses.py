@@ -1,0 +1,90 @@
+"""Losses of the policy, token by token, before they are weighed and added up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PolicyTerm:
+    """What a loss says of each token. All [B, T]; meaningless where ``response_mask`` is false."""
+
+    loss: Tensor
+    """float, with gradient"""
+    ratio: Tensor
+    """float: policy / old policy"""
+    clipped_low: Tensor
+    """bool: the ratio is too small for its gradient to count"""
+    clipped_high: Tensor
+    """bool: the ratio is too large"""
+
+
+MAX_LOG_RATIO: Final = 20.0
+"""Log ratios, in nats, are cut at plus and minus this, as in verl: past 88 a float32 ratio is infinite, and even a
+clipped token would get the gradient 0 * inf. Beyond the cut a token has no gradient."""
+
+
+def token_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
+    """Return pi / pi_old of each token, float [B, T]."""
+    return _ratio(logprobs - old_logprobs)
+
+
+def sequence_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, length_normalized: bool) -> Tensor:
+    r"""Return the ratio of each whole sequence, on every token of its row: float [B, T].
+
+    .. math:: s = \exp\Big(\frac{1}{|y|} \sum_t (\log\pi_t - \log\pi^{old}_t)\Big)
+
+    Equation 7 of GSPO (arXiv:2507.18071); without ``length_normalized`` the factor 1 / |y| is left out.
+    """
+    difference = torch.where(mask, logprobs - old_logprobs, 0.0).sum(dim=1, keepdim=True)
+    if length_normalized:
+        difference = difference / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return _ratio(difference).expand_as(logprobs)
+
+
+def _ratio(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def clipped_loss(
+    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, clip_dual: float | None = None
+) -> PolicyTerm:
+    r"""Return PPO's clipped surrogate.
+
+    .. math:: L_t = -\min(\rho_t A_t, \mathrm{clip}(\rho_t, 1 - c_{low}, 1 + c_{high}) A_t)
+
+    Equation 7 of arXiv:1707.06347, with one bound per side as in DAPO (arXiv:2503.14476). ``clip_dual`` c also bounds
+    the loss of a token that should become less likely, :math:`L_t \le -c A_t` for :math:`A_t < 0` (arXiv:1912.09729,
+    equation 5).
+
+    Args:
+        ratio: float [B, T], with gradient.
+        advantages: float [B, T].
+        clip_low: How far the ratio may fall below 1.
+        clip_high: How far it may rise above 1.
+        clip_dual: c, more than 1; ``None`` sets no bound.
+    """
+    objective = torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+    is_high = (advantages > 0) & (ratio > 1 + clip_high)
+    if clip_dual is not None:
+        bounded = torch.maximum(objective, clip_dual * advantages)
+        objective = torch.where(advantages < 0, bounded, objective)
+        is_high = is_high | ((advantages < 0) & (ratio > clip_dual))
+    return PolicyTerm(-objective, ratio.detach(), (advantages < 0) & (ratio < 1 - clip_low), is_high)
+
+
+def cispo_loss(logprobs: Tensor, ratio: Tensor, advantages: Tensor, ratio_min: float, ratio_max: float) -> PolicyTerm:
+    r"""Return CISPO's loss: the ratio is a bounded weight, and every token keeps its gradient.
+
+    .. math:: L_t = -\mathrm{sg}[\mathrm{clip}(\rho_t, \rho_{min}, \rho_{max})]\, A_t \log\pi_t
+
+    Equations 4 and 5 of MiniMax-M1 (arXiv:2506.13585), whose 1 + epsilon_high is ``ratio_max``. TRL's
+    ``epsilon_high`` is ``ratio_max`` too.
+    """
+    ratio = ratio.detach()
+    loss = -ratio.clamp(ratio_min, ratio_max) * advantages * logprobs
+    return PolicyTerm(loss, ratio, ratio < ratio_min, ratio > ratio_max)

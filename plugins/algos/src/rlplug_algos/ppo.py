@@ -1,0 +1,133 @@
+"""Proximal policy optimisation, with a critic.
+
+Schulman et al., "Proximal Policy Optimization Algorithms", arXiv:1707.06347; for language models Ouyang et al.,
+"Training language models to follow instructions with human feedback", arXiv:2203.02155.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from rlplug.interfaces import Advantages, Denominators, LossOutput, Needs
+from rlplug.ops.masking import masked_mean
+from rlplug.types import Batch
+from rlplug_algos.advantages import explained_variance, generalized_advantages, token_rewards, whiten
+from rlplug_algos.aggregation import aggregate
+from rlplug_algos.base import ClippedPolicyGradient, masked, token_share
+from rlplug_algos.kl import AdaptiveKL, KLEstimator
+from rlplug_algos.options import require
+from rlplug_algos.policy_losses import PolicyTerm, clipped_loss, token_ratio
+from rlplug_algos.value_losses import clipped_value_loss
+
+
+@dataclass(kw_only=True, eq=False)
+class PPO(ClippedPolicyGradient):
+    r"""A critic's generalised advantages for each token, and clipped losses for policy and critic.
+
+    .. math::
+        A_t = \sum_{l \ge 0} (\gamma \lambda)^l \delta_{t+l} \qquad
+        \delta_t = r_t - \beta\, \mathrm{KL}_t + \gamma V_{t+1} - V_t \qquad G_t = A_t + V_t
+
+        L^{policy}_t = -\min\left(\rho A,\ \mathrm{clip}(\rho, 1 - c_{low}, 1 + c_{high}) A\right) \qquad
+        L^{critic}_t = \tfrac{1}{2} \max\left((V - G)^2,\ (\mathrm{clip}(V, V^{old} \pm c_V) - G)^2\right)
+
+    The reward comes with the last token (arXiv:2203.02155). Equations: 7 of arXiv:1707.06347, 16 of arXiv:1506.02438.
+    The critic's loss is divided by the number of tokens; so is the policy's, unless ``aggregation`` says otherwise. One
+    completion per prompt is enough. The run needs ``model.critic``.
+
+    Args:
+        clip_dual: c above 1: the loss of a token with negative advantage is at most c|A| (arXiv:1912.09729; its c is
+            3). ``null`` for no such limit.
+        gamma: Discount per token.
+        gae_lambda: lambda: 0 trusts the critic alone, 1 the rewards alone.
+        value_clip: :math:`c_V`, how far a value may move in an update before its gradient stops; ``null`` for no limit.
+        whiten_advantages: Normalise advantages over all trainable tokens of the step. The critic's targets are not.
+        kl_in: ``reward``, as above, or ``loss``.
+        kl_target: Adapt ``kl_coefficient`` to keep this divergence, in nats per token (arXiv:1909.08593); ``null``
+            keeps the coefficient.
+        kl_horizon: With ``kl_target``, the completions over which the coefficient adapts.
+    """
+
+    kl_estimator: KLEstimator = "k1"
+    clip_dual: float | None = None
+    gamma: float = 1.0
+    gae_lambda: float = 0.95
+    value_clip: float | None = 0.2
+    whiten_advantages: bool = True
+    kl_in: Literal["reward", "loss"] = "reward"
+    kl_target: float | None = None
+    kl_horizon: int = 10_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key in ("gamma", "gae_lambda"):
+            require(self, key, 0 <= getattr(self, key) <= 1, "give a number from 0 to 1")
+        require(self, "clip_dual", self.clip_dual is None or self.clip_dual > 1, "give more than 1, such as 3, or null")
+        require(self, "value_clip", self.value_clip is None or self.value_clip > 0, "give a positive number, or null")
+        require(self, "kl_in", self.kl_in in ("reward", "loss"), "give reward or loss")
+        require(self, "kl_target", self.kl_target is None or self.kl_target > 0, "give a positive number, or null")
+        has_kl = self.kl_target is None or self.kl_coefficient > 0
+        require(self, "kl_target", has_kl, "give kl_coefficient a number above 0 for it to start from, such as 0.05")
+        require(self, "kl_horizon", self.kl_horizon >= 1, "give 1 or more")
+        self._adaptive_kl: AdaptiveKL | None = None
+        if self.kl_target is not None:
+            self._adaptive_kl = AdaptiveKL(self.kl_coefficient, self.kl_target, self.kl_horizon)
+
+    @property
+    def kl_in_reward(self) -> bool:
+        return self.kl_in == "reward"
+
+    @property
+    def current_kl_coefficient(self) -> float:
+        return self.kl_coefficient if self._adaptive_kl is None else self._adaptive_kl.coefficient
+
+    @property
+    def needs(self) -> Needs:
+        return dataclasses.replace(super().needs, critic=True)
+
+    def lambdas(self, mask: Tensor) -> tuple[float | Tensor, float]:
+        """Return lambda of the policy's advantages, one or [B], and of the critic's targets."""
+        return self.gae_lambda, self.gae_lambda
+
+    def advantages(self, batch: Batch) -> Advantages:
+        mask, kl, values = batch.response_mask, self.reward_kl(batch), masked(batch.values, batch.response_mask)
+        rewards = token_rewards(batch.rewards, mask, kl, self.current_kl_coefficient)
+        of_policy, of_critic = self.lambdas(mask)
+        advantages = generalized_advantages(rewards, values, mask, self.gamma, of_policy)
+        returns = values + generalized_advantages(rewards, values, mask, self.gamma, of_critic)
+        metrics = self.advantage_metrics(batch, kl) | {
+            "critic/explained_variance": explained_variance(values, returns, mask),
+            "critic/value_mean": float(masked_mean(values, mask)),
+        }
+        if self._adaptive_kl is not None:
+            metrics["policy/kl_coefficient"] = self._adaptive_kl.coefficient
+        return Advantages(whiten(advantages, mask) if self.whiten_advantages else advantages, returns, metrics=metrics)
+
+    def policy_term(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> PolicyTerm:
+        ratio = token_ratio(logprobs, old_logprobs)
+        return clipped_loss(ratio, advantages, self.clip_low, self.clip_high, self.clip_dual)
+
+    def value_loss(self, micro_batch: Batch, values: Tensor, denominators: Denominators) -> LossOutput:
+        mask = micro_batch.response_mask
+        old_values, returns = masked(micro_batch.values, mask), masked(micro_batch.returns, mask)
+        per_token, clipped = clipped_value_loss(torch.where(mask, values, 0.0), old_values, returns, self.value_clip)
+        metrics = {"critic/clip_fraction": token_share(clipped, mask, denominators)}
+        return LossOutput(aggregate(per_token, mask, denominators, "token"), metrics)
+
+    def after_step(self, metrics: Mapping[str, float]) -> None:
+        if self._adaptive_kl is not None and "policy/kl" in metrics:
+            assert self.run is not None
+            self._adaptive_kl.update(metrics["policy/kl"], self.run.num_completions)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._adaptive_kl is None else {"kl_coefficient": self._adaptive_kl.coefficient}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._adaptive_kl is not None and "kl_coefficient" in state:
+            self._adaptive_kl.coefficient = state["kl_coefficient"]

@@ -1,0 +1,63 @@
+"""REINFORCE with the statistics of the whole batch.
+
+Hu et al., "REINFORCE++: Stabilizing Critic-Free Policy Optimization with Global Advantage Normalization",
+arXiv:2501.03262.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rlplug.interfaces import Advantages
+from rlplug.types import Batch
+from rlplug_algos.advantages import discounted_returns, group_relative, spread, token_rewards, whiten
+from rlplug_algos.base import ClippedPolicyGradient
+from rlplug_algos.kl import KLEstimator
+
+
+@dataclass(kw_only=True, eq=False)
+class ReinforcePP(ClippedPolicyGradient):
+    r"""REINFORCE++: returns with a KL penalty at each token, normalised over the batch, and PPO's clipped loss.
+
+    .. math::
+        R_t = r - \beta \sum_{s \ge t} \log\frac{\pi^{old}_s}{\pi^{ref}_s} \qquad
+        A_t = \frac{R_t - \mathrm{mean}(R)}{\mathrm{std}(R)}
+
+    Mean and (unbiased) standard deviation are over all trainable tokens of the step, all ranks; the loss is divided by
+    the number of tokens. KL is estimated by ``kl_estimator`` (above: k1). One completion per prompt is enough.
+    """
+
+    kl_estimator: KLEstimator = "k1"
+
+    @property
+    def kl_in_reward(self) -> bool:
+        return True
+
+    def advantages(self, batch: Batch) -> Advantages:
+        mask, kl = batch.response_mask, self.reward_kl(batch)
+        rewards = token_rewards(batch.rewards, mask, kl, self.kl_coefficient)
+        returns = discounted_returns(rewards, mask, gamma=1.0)
+        return Advantages(whiten(returns, mask), metrics=self.advantage_metrics(batch, kl))
+
+
+@dataclass(kw_only=True, eq=False)
+class ReinforcePPBaseline(ClippedPolicyGradient):
+    r"""REINFORCE++-Baseline: rewards less their group's mean, normalised over the batch; KL in the loss, by k2.
+
+    .. math::
+        A'_{i,t} = r_i - \mathrm{mean}(r) \qquad A_{i,t} = \frac{A'_{i,t} - \mathrm{mean}(A')}{\mathrm{std}(A')}
+
+    The first mean is the group's; the other statistics are over all trainable tokens of the step, all ranks, so that
+    an easy group is not blown up by its own small deviation. The loss is PPO's clipped one, divided by the number of
+    tokens.
+    """
+
+    compares_groups: ClassVar[bool] = True
+
+    kl_estimator: KLEstimator = "k2"
+
+    def advantages(self, batch: Batch) -> Advantages:
+        centred = group_relative(batch.rewards, batch.reward_valid, batch.group_index, normalize_std=False)
+        normalised = whiten(spread(centred, batch.response_mask), batch.response_mask)
+        return Advantages(normalised, metrics=self.advantage_metrics(batch))

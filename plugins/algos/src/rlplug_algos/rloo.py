@@ -1,0 +1,54 @@
+"""REINFORCE leave-one-out.
+
+Ahmadian et al., "Back to Basics: Revisiting REINFORCE-Style Optimization for Learning from Human Feedback in LLMs",
+arXiv:2402.14740.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from rlplug.interfaces import Advantages
+from rlplug.types import Batch
+from rlplug_algos.advantages import leave_one_out
+from rlplug_algos.aggregation import Aggregation
+from rlplug_algos.base import ClippedPolicyGradient
+from rlplug_algos.kl import KLEstimator
+from rlplug_algos.policy_losses import PolicyTerm, clipped_loss, sequence_ratio
+
+
+@dataclass(kw_only=True, eq=False)
+class RLOO(ClippedPolicyGradient):
+    r"""A whole completion is one action, and the group's other completions are its baseline.
+
+    .. math::
+        R_i = r_i - \beta \sum_t \log\frac{\pi^{old}_{i,t}}{\pi^{ref}_{i,t}} \qquad
+        A_i = R_i - \frac{1}{n - 1} \sum_{j \ne i} R_j \qquad
+        \rho_i = \prod_t \frac{\pi_{i,t}}{\pi^{old}_{i,t}}
+
+        L = -\frac{1}{N} \sum_i \min\left(\rho_i A_i,\ \mathrm{clip}(\rho_i, 1 - c_{low}, 1 + c_{high}) A_i\right)
+
+    over N completions. The paper takes one optimizer step for each rollout, where the ratio is 1; the clipped ratio for
+    more is TRL's. KL is part of the reward, in the estimate of ``kl_estimator`` (above: k1).
+    """
+
+    compares_groups: ClassVar[bool] = True
+
+    aggregation: Aggregation = "sequence"
+    kl_estimator: KLEstimator = "k1"
+
+    @property
+    def kl_in_reward(self) -> bool:
+        return True
+
+    def advantages(self, batch: Batch) -> Advantages:
+        kl = self.reward_kl(batch)
+        rewards = batch.rewards if kl is None else batch.rewards - self.kl_coefficient * kl.sum(dim=1)
+        return self.sequence_advantages(batch, leave_one_out(rewards, batch.reward_valid, batch.group_index), kl)
+
+    def policy_term(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> PolicyTerm:
+        ratio = sequence_ratio(logprobs, old_logprobs, mask, length_normalized=False)
+        return clipped_loss(ratio, advantages, self.clip_low, self.clip_high)

@@ -1,0 +1,28 @@
+"""Losses of a critic."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def clipped_value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None
+) -> tuple[Tensor, Tensor]:
+    r"""Return half the squared error of each value, float [B, T], and where clipping stopped the gradient, bool [B, T].
+
+    .. math:: L_t = \tfrac{1}{2} \max\big((V_t - R_t)^2, (\mathrm{clip}(V_t, V^{old}_t \pm c) - R_t)^2\big)
+
+    PPO's value clipping (Engstrom et al., arXiv:2005.12729, section 3), with the factor of TRL and verl.
+
+    Args:
+        values: float [B, T], with gradient.
+        old_values: float [B, T]: from before the update.
+        returns: float [B, T]: the targets R.
+        clip: c; ``None`` leaves the plain squared error.
+    """
+    errors = (values - returns).square()
+    if clip is None:
+        return errors / 2, torch.zeros_like(errors, dtype=torch.bool)
+    bounded = (values.clamp(old_values - clip, old_values + clip) - returns).square()
+    return torch.maximum(errors, bounded) / 2, bounded > errors

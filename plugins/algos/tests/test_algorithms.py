@@ -1,0 +1,170 @@
+"""Each algorithm from end to end, with several configurations, against the oracle of its paper."""
+
+from __future__ import annotations
+
+import numpy
+import oracle_algorithms
+import pytest
+import torch
+from algorithm_cases import CASES, ONE_EACH, PAPERS, WITH_CRITIC, oracle_advantages, ready, sampled
+from random_batches import MAX_NEW_TOKENS, SEEDS, assert_agrees, denominators_of, random_batch, with_garbage
+from rlplug_algos.ppo import PPO
+
+from rlplug.interfaces import Needs
+
+DTYPES = [torch.float64, torch.float32]
+PER_TOKEN = ("old_logprobs", "ref_logprobs", "rollout_logprobs", "values", "returns")
+
+
+def gradient_of(output, leaf):
+    (gradient,) = torch.autograd.grad(output, leaf, allow_unused=True, retain_graph=True)
+    return torch.zeros_like(leaf) if gradient is None else gradient
+
+
+def check_metrics(actual, expected, dtype, what):
+    assert set(actual) == set(expected), what
+    for name, value in expected.items():
+        # a quotient of two variances, of which the lower one may be mostly rounding
+        size = 10 * max(1.0, abs(value)) if name == "critic/explained_variance" else 1.0
+        assert_agrees(float(actual[name]), value, dtype, f"{what} {name}", at_least=size)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_advantages(case, dtype):
+    for seed in SEEDS:
+        draw, what = random_batch(seed, dtype), f"seed {seed}"
+        algorithm, batch = sampled(case, draw)
+        actual, expected = algorithm.advantages(batch), oracle_advantages(case, draw)
+        # a lambda made of lengths is float32 in any case
+        accuracy = torch.float32 if "alpha" in case.oracle else dtype
+        assert actual.advantages.dtype == dtype
+        assert_agrees(actual.advantages.to(accuracy), expected.advantages, accuracy, what)
+        mask = batch.response_mask if actual.response_mask is None else actual.response_mask
+        assert (mask.numpy() == expected.response_mask).all(), what
+        assert (actual.returns is None) == (expected.returns is None)
+        if expected.returns is not None:
+            returns = torch.where(batch.response_mask, actual.returns, 0.0)
+            assert_agrees(returns, expected.returns, dtype, what)
+        check_metrics(actual.metrics, expected.metrics, torch.float32, what)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_loss(case, dtype):
+    for seed in SEEDS:
+        draw, what = random_batch(seed, dtype), f"seed {seed}"
+        algorithm, batch = ready(case, draw)
+        denominators = denominators_of(batch)
+        actual = algorithm.loss(batch, draw.logprobs, draw.entropy, denominators)
+        now = [x.detach().double().numpy() for x in (draw.logprobs, draw.entropy)]
+        data = oracle_algorithms.arrays(batch)
+        expected = oracle_algorithms.loss(data, *now, case.oracle, denominators, MAX_NEW_TOKENS)
+        assert_agrees(actual.loss, expected.loss, dtype, what, at_least=1.0)
+        assert_agrees(gradient_of(actual.loss, draw.logprobs), expected.gradient, dtype, what)
+        assert_agrees(gradient_of(actual.loss, draw.entropy), expected.entropy_gradient, dtype, what)
+        check_metrics(actual.metrics, expected.metrics, torch.float32, what)
+        extremes = [actual.minima["policy/ratio_min"].item(), actual.maxima["policy/ratio_max"].item()]
+        assert extremes == pytest.approx(expected.extremes, rel=1e-5), what
+        assert not any(x.requires_grad for x in [*actual.metrics.values(), *actual.maxima.values()])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", WITH_CRITIC, ids=str)
+def test_value_loss(case, dtype):
+    for seed in SEEDS:
+        draw, what = random_batch(seed, dtype), f"seed {seed}"
+        algorithm, batch = ready(case, draw)
+        denominators = denominators_of(batch)
+        actual = algorithm.value_loss(batch, draw.values, denominators)
+        data, now = oracle_algorithms.arrays(batch), draw.values.detach().double().numpy()
+        loss, gradient, clipped = oracle_algorithms.value_loss(data, now, case.oracle["value_clip"], denominators)
+        assert_agrees(actual.loss, loss, dtype, what)
+        assert_agrees(gradient_of(actual.loss, draw.values), gradient, dtype, what)
+        check_metrics(actual.metrics, {"critic/clip_fraction": clipped}, torch.float32, what)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_is_masked_never_counts(case):
+    """NaN and infinities at masked positions leave no trace in a value, a metric or a gradient."""
+    for seed in SEEDS:
+        draw, what = random_batch(seed), f"seed {seed}"
+        algorithm, batch = sampled(case, draw)
+        mask = batch.response_mask
+        names = [name for name in PER_TOKEN if getattr(batch, name) is not None]
+        dirty = batch.replace(**{name: with_garbage(getattr(batch, name), mask) for name in names})
+        clean, soiled = algorithm.advantages(batch), algorithm.advantages(dirty)
+        torch.testing.assert_close(soiled.advantages, clean.advantages, rtol=0, atol=0)
+        assert soiled.metrics == clean.metrics, what
+
+        algorithm, batch = ready(case, draw)
+        mask = batch.response_mask
+        names = [name for name in PER_TOKEN if getattr(batch, name) is not None]
+        dirty = batch.replace(**{name: with_garbage(getattr(batch, name), mask) for name in names})
+        leaves = [with_garbage(x, mask) for x in (draw.logprobs, draw.entropy)]
+        clean = algorithm.loss(batch, draw.logprobs, draw.entropy, denominators_of(batch))
+        soiled = algorithm.loss(dirty, *leaves, denominators_of(batch))
+        assert soiled.loss.item() == pytest.approx(clean.loss.item(), rel=1e-12, abs=1e-15), what
+        for leaf, was in zip(leaves, (draw.logprobs, draw.entropy), strict=True):
+            torch.testing.assert_close(gradient_of(soiled.loss, leaf), gradient_of(clean.loss, was), msg=what)
+            assert not gradient_of(soiled.loss, leaf)[~mask].any(), what
+        for kind in ("metrics", "maxima", "minima"):
+            left, right = ({name: x.item() for name, x in getattr(o, kind).items()} for o in (soiled, clean))
+            assert left == pytest.approx(right), what
+        if algorithm.needs.critic:
+            values = with_garbage(draw.values, mask)
+            clean = algorithm.value_loss(batch, draw.values, denominators_of(batch))
+            soiled = algorithm.value_loss(dirty, values, denominators_of(batch))
+            assert soiled.loss.item() == pytest.approx(clean.loss.item(), rel=1e-12, abs=1e-15), what
+            assert gradient_of(soiled.loss, values).tolist() == gradient_of(clean.loss, draw.values).tolist(), what
+
+
+def test_the_random_batches_hold_every_odd_case():
+    """What the loops over seeds above rely on."""
+    batches = [random_batch(seed).batch for seed in SEEDS]
+    tokens = [batch.response_mask.sum(dim=1) for batch in batches]
+    assert sum(not count.any() for count in tokens) >= 2
+    assert sum((~batch.reward_valid).any() for batch in batches) > 20
+    assert sum((batch.reward_valid & (count == 0)).any() for batch, count in zip(batches, tokens, strict=True)) > 20
+    assert sum((count == 1).any() for count in tokens) > 20
+    assert sum((count > MAX_NEW_TOKENS).any() for count in tokens) > 10
+    edges = [batch.response_mask.int().diff(dim=1).abs().sum(dim=1) for batch in batches]
+    assert sum((count > 2).any() for count in edges) > 15  # a response in two pieces
+    shares = [oracle_advantages(CASES[0], random_batch(seed)).metrics["advantages/degenerate_groups"] for seed in SEEDS]
+    assert 2 <= sum(share == 1 for share in shares) < sum(share > 0 for share in shares) < len(SEEDS)
+    sizes = [batch.group_index.unique(return_counts=True)[1] for batch in batches]
+    assert sum((count == 1).any() for count in sizes) > 10
+    for case in ONE_EACH:
+        high = low = 0
+        for seed in SEEDS:
+            batch = ready(case, random_batch(seed))[1]
+            data, now = oracle_algorithms.arrays(batch), random_batch(seed).logprobs.detach().numpy()
+            expected = oracle_algorithms.loss(data, now, now, case.oracle, denominators_of(batch), MAX_NEW_TOKENS)
+            high += expected.metrics["policy/clip_fraction_high"] > 0.05
+            low += expected.metrics["policy/clip_fraction_low"] > 0.05
+        assert case.oracle.get("ratio_range") or (high > 5 and low > 5), case
+    assert {type(case.make()).__name__ for case in CASES} == set(PAPERS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_needs(case):
+    oracle = case.oracle
+    in_reward = bool(oracle.get("token_kl") or oracle.get("sequence_kl"))
+    assert case.make().needs == Needs(
+        groups=oracle["advantages"] in ("group", "leave_one_out", "group_whitened") or "PFPPO" in str(case),
+        old_logprobs=in_reward,
+        reference_policy=in_reward or "kl" in oracle,
+        rollout_logprobs="correction" in oracle,
+        critic=oracle["advantages"] == "critic",
+        entropy_gradient="entropy" in oracle,
+    )
+
+
+def test_the_critics_targets_do_not_depend_on_whitening():
+    draw = random_batch(1)
+    returns = []
+    for whiten in (True, False):
+        algorithm = PPO(whiten_advantages=whiten)
+        returns.append(torch.where(draw.batch.response_mask, algorithm.advantages(draw.batch).returns, 0.0))
+    assert torch.equal(*returns)
+    assert numpy.abs(returns[0].numpy()).max() > 0.1

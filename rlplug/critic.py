@@ -1,0 +1,112 @@
+"""The critic: what each state is worth, from a trunk of its own or from the policy's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rlplug.errors import ConfigError
+from rlplug.policy import PolicyConfig, PolicyOutput, load_model
+from rlplug.types import Batch
+
+
+@dataclass
+class CriticConfig:
+    """The value function of an algorithm that needs one, such as PPO. ``{}`` takes every default.
+
+    Args:
+        trunk: Model of the critic's own trunk; by default a second copy of the policy's initial model.
+        share_trunk: Put the value head on the policy's trunk instead: no second model, and the value loss trains the
+            trunk as well.
+        value_coefficient: With ``share_trunk``, the weight of the value loss beside the policy's.
+        optimizer: Called with the critic's parameters; with ``share_trunk`` with those of the value head, while the
+            policy's optimizer keeps the trunk. By default AdamW with a learning rate of 1e-5.
+        lr_scheduler: Called with that optimizer; steps once per RL step.
+        max_grad_norm: Clip the critic's gradients to this global norm; ``null`` only measures it.
+        warmup_steps: RL steps at the start that train the critic alone. The policy stays as it is.
+        seed: Of the value head's initial weights.
+    """
+
+    trunk: PolicyConfig | None = None
+    share_trunk: bool = False
+    value_coefficient: float = 0.5
+    optimizer: OptimizerCallable | None = None
+    lr_scheduler: LRSchedulerCallable | None = None
+    max_grad_norm: float | None = 1.0
+    warmup_steps: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.share_trunk and self.trunk is not None:
+            raise ConfigError(
+                "model.critic.share_trunk is true and model.critic.trunk names a model: remove one of the two."
+            )
+        if self.warmup_steps < 0:
+            raise ConfigError(f"model.critic.warmup_steps is {self.warmup_steps}: give 0 or more.")
+        if self.value_coefficient <= 0:
+            raise ConfigError(f"model.critic.value_coefficient is {self.value_coefficient}: give a positive number.")
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        # no lambda as the field's default: jsonargparse cannot write one into the resolved configuration
+        return torch.optim.AdamW(parameters, lr=1e-5) if self.optimizer is None else self.optimizer(parameters)
+
+
+class ValueHead(nn.Module):
+    """One number per hidden state, computed in float32 whatever the trunk's dtype: bf16 would round values to 1%."""
+
+    def __init__(self, hidden_size: int, seed: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, 1)
+        # small, so that the first values are near 0 (Huang et al., "The N Implementation Details of RLHF with PPO")
+        generator = torch.Generator().manual_seed(seed)
+        nn.init.normal_(self.linear.weight, std=1 / (hidden_size + 1), generator=generator)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return float32 [..., ] values of hidden states [..., D]."""
+        values: Tensor = self.linear(hidden.float())
+        return values.squeeze(-1)
+
+
+class Critic(nn.Module):
+    """A value head on a trunk of its own."""
+
+    def __init__(self, trunk: nn.Module, head: ValueHead) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.head = head
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Return float32 [B, T]: the value of the state after each token."""
+        values: Tensor = self.head(self.trunk(input_ids=input_ids, use_cache=False).last_hidden_state)
+        return values
+
+
+def load_critic(config: CriticConfig, policy: PolicyConfig) -> Critic:
+    """Load the critic with a trunk of its own: a causal language model without its output layer."""
+    causal: Any = load_model(config.trunk or policy, key="model.critic.trunk" if config.trunk else "model.policy")
+    return Critic(causal.base_model, ValueHead(causal.config.get_text_config().hidden_size, config.seed))
+
+
+def critic_forward(critic: nn.Module, batch: Batch) -> Tensor:
+    """Return float32 [B, T] values, aligned like logprobs: ``[b, t]`` is of the state before token ``t``.
+
+    0 where ``response_mask`` is false.
+    """
+    return _aligned(critic(batch.input_ids)[:, :-1], batch)
+
+
+def head_values(head: nn.Module, output: PolicyOutput, batch: Batch) -> Tensor:
+    """Return the same from a value head on the policy's trunk."""
+    return _aligned(head(output.hidden), batch)
+
+
+def _aligned(values: Tensor, batch: Batch) -> Tensor:
+    missing = batch.input_ids.shape[1] - values.shape[1]
+    return nn.functional.pad(values, (missing, 0)).masked_fill(~batch.response_mask, 0.0)

@@ -1,0 +1,160 @@
+"""What an optimizer step minimises: the policy's loss, the critic's, or both on one trunk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rlplug.critic import critic_forward, head_values
+from rlplug.interfaces.algorithm import Algorithm, Denominators, LossOutput
+from rlplug.ops.masking import masked_sum
+from rlplug.policy import EntropyMode, PolicyOutput, policy_forward
+from rlplug.types import Batch, SamplingParams
+
+
+@dataclass(frozen=True)
+class Trainee:
+    """A sharded network with an optimizer of its own."""
+
+    name: Literal["policy", "critic"]
+    module: nn.Module
+    optimizer: Any
+    scheduler: Any
+    """Learning-rate scheduler, or ``None``."""
+    max_grad_norm: float | None
+
+
+@dataclass(frozen=True)
+class Share(LossOutput):
+    """A micro-batch's share of an objective."""
+
+    sampled_logprobs: Tensor | None = None
+    """float32 [B, T], no gradient: the policy's; ``None`` when it did not run"""
+
+    def detach(self) -> Share:
+        """Return the same without the graph."""
+
+        def detached(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: value.detach() for name, value in metrics.items()}
+
+        return replace(
+            self,
+            loss=self.loss.detach(),
+            metrics=detached(self.metrics),
+            maxima=detached(self.maxima),
+            minima=detached(self.minima),
+        )
+
+
+class Objective(Protocol):
+    """A loss and the networks that its gradient moves."""
+
+    @property
+    def trainees(self) -> Sequence[Trainee]:
+        """Those whose optimizers step."""
+
+    def share(self, rows: Batch, denominators: Denominators) -> Share:
+        """Return the share of a micro-batch, on the device. Metrics hold the losses by name."""
+
+
+@dataclass(frozen=True)
+class PolicyObjective:
+    """The algorithm's loss of the policy."""
+
+    policy: Trainee
+    algorithm: Algorithm
+    sampling: SamplingParams
+    hook: Any
+
+    @property
+    def trainees(self) -> Sequence[Trainee]:
+        return (self.policy,)
+
+    def share(self, rows: Batch, denominators: Denominators) -> Share:
+        return self.share_of(rows, self.forward(rows), denominators)
+
+    def forward(self, rows: Batch) -> PolicyOutput:
+        entropy: EntropyMode = "gradient" if self.algorithm.needs.entropy_gradient else "value"
+        return policy_forward(self.policy.module, rows, self.sampling, entropy)
+
+    def share_of(self, rows: Batch, output: PolicyOutput, denominators: Denominators) -> Share:
+        if rows.old_logprobs is None:
+            rows = rows.replace(old_logprobs=output.logprobs.detach())
+        result: LossOutput = self.hook.rlplug_compute_loss(
+            algorithm=self.algorithm,
+            micro_batch=rows,
+            logprobs=output.logprobs,
+            entropy=output.entropy,
+            denominators=denominators,
+        )
+        entropy = masked_sum(output.entropy.detach(), rows.response_mask) / max(denominators.num_tokens, 1)
+        metrics = {"loss": result.loss, "policy/entropy": entropy, **result.metrics}
+        return Share(result.loss, metrics, result.maxima, result.minima, output.sampled_logprobs)
+
+
+@dataclass(frozen=True)
+class CriticObjective:
+    """The algorithm's loss of a critic with a trunk of its own."""
+
+    critic: Trainee
+    algorithm: Algorithm
+
+    @property
+    def trainees(self) -> Sequence[Trainee]:
+        return (self.critic,)
+
+    def share(self, rows: Batch, denominators: Denominators) -> Share:
+        return value_share(self.algorithm, rows, critic_forward(self.critic.module, rows), denominators)
+
+
+@dataclass(frozen=True)
+class SharedTrunkObjective:
+    """Both losses in one pass: the policy's and, times a coefficient, that of a value head on its trunk."""
+
+    policy: PolicyObjective
+    head: Trainee
+    value_coefficient: float
+
+    @property
+    def trainees(self) -> Sequence[Trainee]:
+        return (self.policy.policy, self.head)
+
+    def share(self, rows: Batch, denominators: Denominators) -> Share:
+        output = self.policy.forward(rows)
+        policy = self.policy.share_of(rows, output, denominators)
+        values = head_values(self.head.module, output, rows)
+        value = value_share(self.policy.algorithm, rows, values, denominators)
+        return replace(
+            policy,
+            loss=policy.loss + self.value_coefficient * value.loss,
+            metrics=policy.metrics | value.metrics,
+            maxima=policy.maxima | value.maxima,
+            minima=policy.minima | value.minima,
+        )
+
+
+@dataclass(frozen=True)
+class HeadObjective:
+    """The value head alone, on the policy's trunk as it is: the warm-up of a critic that shares it."""
+
+    policy: PolicyObjective
+    head: Trainee
+
+    @property
+    def trainees(self) -> Sequence[Trainee]:
+        return (self.head,)
+
+    def share(self, rows: Batch, denominators: Denominators) -> Share:
+        with torch.no_grad():
+            output = policy_forward(self.policy.policy.module, rows, self.policy.sampling, "none")
+        return value_share(self.policy.algorithm, rows, head_values(self.head.module, output, rows), denominators)
+
+
+def value_share(algorithm: Algorithm, rows: Batch, values: Tensor, denominators: Denominators) -> Share:
+    """Return the share of the critic's loss."""
+    result = algorithm.value_loss(rows, values, denominators)
+    return Share(result.loss, {"critic/loss": result.loss, **result.metrics}, result.maxima, result.minima)

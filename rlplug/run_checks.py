@@ -1,0 +1,77 @@
+"""What an algorithm and the rest of a run must agree on, checked before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rlplug.batching import BatchPlan
+from rlplug.critic import CriticConfig
+from rlplug.errors import ConfigError
+from rlplug.interfaces.algorithm import Algorithm
+from rlplug.interfaces.rollout import RolloutEngine, require_capability
+from rlplug.policy import PolicyConfig
+
+
+def check_algorithm(
+    algorithm: Algorithm,
+    plan: BatchPlan,
+    critic: CriticConfig | None,
+    reference: PolicyConfig | None,
+    num_steps: int,
+) -> None:
+    """Refuse a run that lacks what the algorithm needs, or configures what it does not use.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    name, needs = type(algorithm).__name__, algorithm.needs
+    if needs.groups and plan.group_size < 2:
+        raise ConfigError(
+            f"{name} compares the completions of a prompt, and model.batch.group_size is {plan.group_size}: give at "
+            "least 2; 8 is usual."
+        )
+    if needs.critic and critic is None:
+        raise ConfigError(f"{name} needs a critic: set model.critic; `critic: {{}}` takes every default.")
+    if critic is not None and not needs.critic:
+        raise ConfigError(f"{name} uses no critic: remove model.critic, or take an algorithm that does, such as PPO.")
+    if critic is not None and critic.warmup_steps >= num_steps:
+        raise ConfigError(
+            f"model.critic.warmup_steps is {critic.warmup_steps} and the run has {num_steps} steps: the policy would "
+            "never train. Lower it, or raise model.num_steps."
+        )
+    if reference is not None and not needs.reference_policy:
+        raise ConfigError(
+            f"{name} would not use model.reference as it is configured: remove it, or give the algorithm a "
+            "kl_coefficient above 0."
+        )
+
+
+def check_engine(
+    engine: RolloutEngine,
+    algorithm: Algorithm,
+    engines: Iterable[type],
+    sleeps: bool,
+    mismatch_gate: float | None,
+) -> None:
+    """Refuse an engine that cannot do what the run asks of it.
+
+    Args:
+        engine: The run's.
+        algorithm: The run's.
+        engines: The registered classes, among which messages name those that can.
+        sleeps: ``model.sleep_between_rollouts``.
+        mismatch_gate: ``model.mismatch_gate``.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    if sleeps:
+        require_capability(engine, "sleep", "model.sleep_between_rollouts", engines)
+    if algorithm.needs.rollout_logprobs:
+        key = f"model.algorithm.init_args.correction ({type(algorithm).__name__})"
+        require_capability(engine, "logprobs", key, engines)
+    if mismatch_gate is not None and not engine.capabilities.logprobs:
+        raise ConfigError(
+            f"{type(engine).__name__} returns no logprobs, so its mismatch with the trainer cannot be measured. Set "
+            "model.mismatch_gate to null to run without that check."
+        )

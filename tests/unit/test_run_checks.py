@@ -1,0 +1,101 @@
+"""Runs that cannot give an algorithm what it needs, or configure what it does not use, are refused at start."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlplug.batching import BatchPlan, BatchSizes
+from rlplug.critic import CriticConfig
+from rlplug.errors import ConfigError
+from rlplug.interfaces import Algorithm, EngineCapabilities, Needs
+from rlplug.policy import PolicyConfig
+from rlplug.rollout.hf import HFRollout
+from rlplug.run_checks import check_algorithm, check_engine
+
+
+class Probe(Algorithm):
+    def __init__(self, **needs):
+        self._needs = Needs(**needs)
+
+    @property
+    def needs(self):
+        return self._needs
+
+    def advantages(self, batch):
+        raise NotImplementedError
+
+    def loss(self, micro_batch, logprobs, entropy, denominators):
+        raise NotImplementedError
+
+
+class Silent(HFRollout):
+    """An engine without logprobs."""
+
+    capabilities = EngineCapabilities(logprobs=False)
+
+
+class Sleeper(HFRollout):
+    capabilities = EngineCapabilities(sleep=True)
+
+
+def check(needs, group_size=4, critic=None, reference=None, num_steps=10):
+    plan = BatchPlan(BatchSizes(prompts_per_step=2, group_size=group_size), world_size=1)
+    check_algorithm(Probe(**needs), plan, critic, reference, num_steps)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"needs": {}, "group_size": 1},
+        {"needs": {"groups": True}, "group_size": 2},
+        {"needs": {"critic": True}, "critic": CriticConfig(warmup_steps=9)},
+        {"needs": {"reference_policy": True}},
+        {"needs": {"reference_policy": True}, "reference": PolicyConfig(path="x")},
+    ],
+)
+def test_what_fits_passes(run):
+    check(**run)
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        ({"needs": {"groups": True}, "group_size": 1}, ["Probe", "model.batch.group_size is 1", "at least 2"]),
+        ({"needs": {"critic": True}}, ["Probe needs a critic", "model.critic", "critic: {}"]),
+        ({"needs": {}, "critic": CriticConfig()}, ["Probe uses no critic", "remove model.critic", "PPO"]),
+        (
+            {"needs": {"critic": True}, "critic": CriticConfig(warmup_steps=10)},
+            ["model.critic.warmup_steps is 10", "10 steps", "raise model.num_steps"],
+        ),
+        ({"needs": {}, "reference": PolicyConfig(path="x")}, ["model.reference", "kl_coefficient"]),
+    ],
+)
+def test_what_does_not_fit_names_key_and_fix(run, words):
+    with pytest.raises(ConfigError) as error:
+        check(**run)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("engine", "needs", "sleeps", "gate", "words"),
+    [
+        (HFRollout(), {}, True, None, ["model.sleep_between_rollouts", "HFRollout", "that can: Sleeper"]),
+        (
+            Silent(),
+            {"rollout_logprobs": True},
+            False,
+            None,
+            ["model.algorithm.init_args.correction (Probe)", "'logprobs'", "Silent", "HFRollout"],
+        ),
+        (Silent(), {}, False, 0.1, ["Silent returns no logprobs", "model.mismatch_gate to null"]),
+    ],
+)
+def test_an_engine_that_cannot(engine, needs, sleeps, gate, words):
+    with pytest.raises(ConfigError) as error:
+        check_engine(engine, Probe(**needs), [HFRollout, Silent, Sleeper], sleeps, gate)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_an_engine_that_can():
+    check_engine(Sleeper(), Probe(rollout_logprobs=True), [], True, 0.1)
+    check_engine(Silent(), Probe(), [], False, None)
