@@ -19,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-CRITIC = {"optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 1e-3}}}
+ADAMW = {"class_path": "torch.optim.AdamW", "init_args": {"lr": 1e-3, "weight_decay": 0.0}}
+CRITIC = {"num_epochs": 4, "optimizer": ADAMW}
 OPTIONS: dict[str, dict[str, object]] = {
     "GRPO": {},
     "DrGRPO": {},
@@ -30,12 +31,17 @@ OPTIONS: dict[str, dict[str, object]] = {
     "GSPO": {},
     "CISPO": {},
     "PPO": {},
-    "VAPO": {},
+    "VAPO": {"alpha": 1.0},  # the paper's 0.05 is for thousands of tokens: with four, lambda would be 0
     "PFPPO": {},
 }
 """``init_args`` of each. The policy starts from random weights: no KL penalty holds a run near those."""
 
-WITH_CRITIC = {"PPO": CRITIC, "VAPO": CRITIC, "PFPPO": CRITIC, "PPO, shared trunk": {"share_trunk": True, **CRITIC}}
+WITH_CRITIC = {
+    "PPO": CRITIC,
+    "VAPO": CRITIC,
+    "PFPPO": CRITIC,
+    "PPO, shared trunk": {"share_trunk": True, "optimizer": ADAMW},
+}
 THRESHOLD = 0.9
 WINDOW = 5
 """Steps that rewards are averaged over, against the noise of a single one."""
@@ -98,12 +104,13 @@ def train(algorithm: str, seed: int, num_steps: int, out: Path) -> Curve:
 
 def table(curves: list[Curve]) -> str:
     """Return one row per algorithm; with several seeds, the worst and the best."""
+    first = curves[0]
     lines = [
         f"| algorithm | steps to {THRESHOLD} | reward, last {WINDOW} steps | held-out pass@1 "
-        "| completions drawn, of {first}'s | explained variance, last 20 steps | s/step (median), of {first}'s |",
+        f"| completions drawn, of {first.algorithm}'s | explained variance, last 20 steps "
+        f"| s/step (median), of {first.algorithm}'s |",
         "|---|---|---|---|---|---|---|",
     ]
-    grpo = curves[0]
     for algorithm in dict.fromkeys(curve.algorithm for curve in curves):
         mine = [curve for curve in curves if curve.algorithm == algorithm]
         explained = [
@@ -114,9 +121,9 @@ def table(curves: list[Curve]) -> str:
             _range([curve.steps_to_threshold for curve in mine], "d"),
             _range([statistics.fmean(curve.rewards[-WINDOW:]) for curve in mine], ".3f"),
             _range([curve.column("validate/pass@1")[-1] for curve in mine], ".2f"),
-            _range([_drawn(curve) / _drawn(grpo) for curve in mine], ".2f"),
+            _range([_drawn(curve) / _drawn(first) for curve in mine], ".2f"),
             _range(explained, ".2f") if explained else "-",
-            _range([_pace(curve) / _pace(grpo) for curve in mine], ".2f"),
+            _range([_pace(curve) / _pace(first) for curve in mine], ".2f"),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

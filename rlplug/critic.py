@@ -29,6 +29,8 @@ class CriticConfig:
             policy's optimizer keeps the trunk. By default AdamW with a learning rate of 1e-5.
         lr_scheduler: Called with that optimizer; steps once per RL step.
         max_grad_norm: Clip the critic's gradients to this global norm; ``null`` only measures it.
+        num_epochs: Passes of the critic over a step's completions; by default ``model.batch.num_epochs``. Only for a
+            trunk of its own.
         warmup_steps: RL steps at the start that train the critic alone. The policy stays as it is.
         seed: Of the value head's initial weights.
     """
@@ -39,6 +41,7 @@ class CriticConfig:
     optimizer: OptimizerCallable | None = None
     lr_scheduler: LRSchedulerCallable | None = None
     max_grad_norm: float | None = 1.0
+    num_epochs: int | None = None
     warmup_steps: int = 0
     seed: int = 0
 
@@ -47,6 +50,13 @@ class CriticConfig:
             raise ConfigError(
                 "model.critic.share_trunk is true and model.critic.trunk names a model: remove one of the two."
             )
+        if self.share_trunk and self.num_epochs is not None:
+            raise ConfigError(
+                f"model.critic.num_epochs is {self.num_epochs} and model.critic.share_trunk true: on one trunk the "
+                "critic learns in the policy's own passes. Remove one of the two."
+            )
+        if self.num_epochs is not None and self.num_epochs < 1:
+            raise ConfigError(f"model.critic.num_epochs is {self.num_epochs}: give at least 1, or null.")
         if self.warmup_steps < 0:
             raise ConfigError(f"model.critic.warmup_steps is {self.warmup_steps}: give 0 or more.")
         if self.value_coefficient <= 0:

@@ -53,7 +53,7 @@ class Learners:
             if self.policy_trains(step):
                 return [SharedTrunkObjective(policy, self.critic, self.critic_config.value_coefficient)]
             return [HeadObjective(policy, self.critic)]
-        critic = CriticObjective(self.critic, self.algorithm)
+        critic = CriticObjective(self.critic, self.algorithm, self.critic_config.num_epochs)
         return [policy, critic] if self.policy_trains(step) else [critic]
 
     def trainees(self, step: int) -> list[Trainee]:

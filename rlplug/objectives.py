@@ -57,6 +57,10 @@ class Objective(Protocol):
     def trainees(self) -> Sequence[Trainee]:
         """Those whose optimizers step."""
 
+    @property
+    def num_epochs(self) -> int | None:
+        """Passes over a step's batch; ``None`` for the batch plan's."""
+
     def share(self, rows: Batch, denominators: Denominators) -> Share:
         """Return the share of a micro-batch, on the device. Metrics hold the losses by name."""
 
@@ -69,6 +73,7 @@ class PolicyObjective:
     algorithm: Algorithm
     sampling: SamplingParams
     hook: Any
+    num_epochs: int | None = None
 
     @property
     def trainees(self) -> Sequence[Trainee]:
@@ -102,6 +107,7 @@ class CriticObjective:
 
     critic: Trainee
     algorithm: Algorithm
+    num_epochs: int | None
 
     @property
     def trainees(self) -> Sequence[Trainee]:
@@ -118,6 +124,7 @@ class SharedTrunkObjective:
     policy: PolicyObjective
     head: Trainee
     value_coefficient: float
+    num_epochs: int | None = None
 
     @property
     def trainees(self) -> Sequence[Trainee]:
@@ -143,6 +150,7 @@ class HeadObjective:
 
     policy: PolicyObjective
     head: Trainee
+    num_epochs: int | None = None
 
     @property
     def trainees(self) -> Sequence[Trainee]:

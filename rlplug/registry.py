@@ -18,7 +18,8 @@ KINDS: Final[Mapping[str, type]] = MappingProxyType(
 )
 """The base class that a registered class of each kind must have."""
 
-KNOWN_DISTRIBUTIONS: Final[Mapping[str, str]] = MappingProxyType({"GRPO": "rlplug-algos"})
+_ALGORITHMS: Final = "CISPO DAPO DrGRPO GRPO GSPO PFPPO PPO ReinforcePP ReinforcePPBaseline RLOO VAPO"
+KNOWN_DISTRIBUTIONS: Final[Mapping[str, str]] = MappingProxyType(dict.fromkeys(_ALGORITHMS.split(), "rlplug-algos"))
 """Class names of published plugins, so that an error can name the package to install."""
 
 

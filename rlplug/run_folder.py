@@ -106,7 +106,9 @@ class RunFolder(Callback):
         batch_plan = self._record["batch_plan"] = module.plan.rows(module.algorithm.needs)
         self._record["effects"] = [effect.description for effect in module.effects]
         self._save_record()
-        table = Table("size", "value", "meaning", title=f"batch plan, {module.total_steps} step(s)", title_justify="left")
+        table = Table(
+            "size", "value", "meaning", title=f"batch plan, {module.total_steps} step(s)", title_justify="left"
+        )
         for row in batch_plan:
             table.add_row(*row)
         self._console.print(table)

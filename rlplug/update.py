@@ -44,15 +44,15 @@ class Update:
     seed: int
 
     def run(self, batch: Batch, objectives: Sequence[Objective], step: int) -> UpdateResult:
-        """Go through the batch of ``step``; every objective takes a step on each mini-batch.
+        """Go through the batch of ``step`` for each objective in turn, with an optimizer step for each mini-batch.
 
         Raises:
             NonFiniteUpdate: A loss or gradient is not finite, unless such optimizer steps are to be skipped.
         """
         plan, taken, sampled_logprobs = self.passes.plan, StepMetrics(), None
-        for epoch in range(plan.num_epochs):
-            for rows in plan.mini_batches(batch.num_sequences, epoch, self.seed + step):
-                for objective in objectives:
+        for objective in objectives:
+            for epoch in range(objective.num_epochs or plan.num_epochs):
+                for rows in plan.mini_batches(batch.num_sequences, epoch, self.seed + step):
                     result = self.passes.accumulate(batch, rows, objective, self.backward)
                     if self._step(objective, result.metrics):
                         taken.add(result)

@@ -7,6 +7,7 @@ with 1 when the page is not what the code says.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import inspect
 import re
 import sys
@@ -25,6 +26,7 @@ from rlplug.lightning_cli import RLCLI
 from rlplug.module import RLModule
 from rlplug.parser import RLArgumentParser
 from rlplug.plugin_manager import plugins
+from rlplug.policy import PolicyConfig
 from rlplug.prompts import PromptSource
 from rlplug.strategy import RLFSDP2Strategy
 
@@ -67,11 +69,11 @@ model:
   algorithm:
     class_path: GRPO
     init_args:
-      clip: 0.1
+      clip_high: 0.28
 ```
 
-On the command line, `--model.algorithm GRPO --model.algorithm.clip 0.1` is the same. A list that comes later replaces
-an earlier one. A `+` behind the key appends instead:
+On the command line, `--model.algorithm GRPO --model.algorithm.clip_high 0.28` is the same. A list that comes later
+replaces an earlier one. A `+` behind the key appends instead:
 
 ```bash
 rlplug fit -c configs/quickstart.yaml --model.rewards+='{class_path: ExactMatch, init_args: {weight: 0.2}}'
@@ -152,6 +154,8 @@ def _section(section: str, parser: Any) -> Iterator[str]:
         if group != section:
             yield f"### {group}\n"
         yield _table(groups[group], prefix=f"{group}.")
+    for key, owner in _optional_groups(groups.get(section, [])).items():
+        yield _class_section(owner, key)
 
 
 def _classes(title: str, about: str, classes: Iterable[type]) -> Iterator[str]:
@@ -159,17 +163,34 @@ def _classes(title: str, about: str, classes: Iterable[type]) -> Iterator[str]:
     sections = [_class_section(owner) for owner in classes]
     yield f"{about}{'' if sections else ' None is published yet; a plugin can bring its own.'}\n"
     yield from sections
+    groups = {key: group for owner in classes for key, group in _optional_groups(_arguments_of(owner)).items()}
+    for key, group in groups.items():
+        yield _class_section(group, key)
 
 
 def _class_section(owner: type, key: str | None = None) -> str:
     """Describe one class and its ``init_args``."""
     title = f"`{key}`: {owner.__name__}" if key else owner.__name__
-    parser: Any = RLArgumentParser()
-    parser.add_class_arguments(owner, None, fail_untyped=False)
     parts = [f"### {title}\n", _about(owner)]
-    if actions := _arguments(parser):
+    if actions := _arguments_of(owner):
         parts.append(_table(actions, prefix=""))
     return "\n".join(parts)
+
+
+def _arguments_of(owner: type) -> list[Any]:
+    parser: Any = RLArgumentParser()
+    parser.add_class_arguments(owner, None, fail_untyped=False)
+    return _arguments(parser)
+
+
+def _optional_groups(actions: Iterable[Any]) -> dict[str, type]:
+    """Return the dataclasses that keys may hold instead of ``null``, by key: the parser lists no keys of theirs."""
+    return {
+        action.dest: hint
+        for action in actions
+        for hint in typing.get_args(action._typehint)
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint) and hint is not PolicyConfig  # as model.policy
+    }
 
 
 def _arguments(parser: Any) -> list[Any]:

@@ -45,7 +45,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
         except (ValueError, SyntaxError) as problem:
             problems[block] = str(problem)
     stale = folder / "stale.md"
-    stale.write_text((ROOT / "docs/configuration.md").read_text().replace("| `clip` |", "| `clipping` |"))
+    stale.write_text((ROOT / "docs/configuration.md").read_text().replace("| `clip_low` |", "| `clipping` |"))
     site = str(folder / "no-plugins")
     reference = Step("python", [REFERENCE, "--check"], str(ROOT), site)
     stale_reference = Step("python", [REFERENCE, "--check", str(stale)], str(ROOT), site)
@@ -117,7 +117,7 @@ def test_every_metric_is_explained_and_every_explained_one_is_logged(followed: F
     explained = re.findall(r"^\| `([^`]+)` \|", page, re.M)
     patterns = {name: re.compile(re.sub(r"<\w+>", r"\\w+", name)) for name in explained}
     logged: set[str] = set()
-    for name in ("README.md", "docs-first-run.md", "docs-the-step.md"):
+    for name in ("README.md", "docs-first-run.md", "docs-the-step.md", "docs-algorithms.md"):
         for file in (followed.folder / name / "runs").glob("*/*/metrics.csv"):
             with file.open(newline="") as lines:
                 logged |= set(next(csv.reader(lines))) - {"step"}

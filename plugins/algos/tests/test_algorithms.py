@@ -57,6 +57,7 @@ def test_loss(case, dtype):
         algorithm, batch = ready(case, draw)
         denominators = denominators_of(batch)
         actual = algorithm.loss(batch, draw.logprobs, draw.entropy, denominators)
+        assert actual.loss.requires_grad, what  # with nothing to train on, too: the loop calls backward
         now = [x.detach().double().numpy() for x in (draw.logprobs, draw.entropy)]
         data = oracle_algorithms.arrays(batch)
         expected = oracle_algorithms.loss(data, *now, case.oracle, denominators, MAX_NEW_TOKENS)
@@ -87,12 +88,13 @@ def test_value_loss(case, dtype):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_what_is_masked_never_counts(case):
     """NaN and infinities at masked positions leave no trace in a value, a metric or a gradient."""
-    for seed in SEEDS:
+    for seed in SEEDS[:30]:
         draw, what = random_batch(seed), f"seed {seed}"
         algorithm, batch = sampled(case, draw)
         mask = batch.response_mask
         names = [name for name in PER_TOKEN if getattr(batch, name) is not None]
         dirty = batch.replace(**{name: with_garbage(getattr(batch, name), mask) for name in names})
+        dirty = dirty.replace(rewards=torch.where(batch.reward_valid, batch.rewards, torch.nan))
         clean, soiled = algorithm.advantages(batch), algorithm.advantages(dirty)
         torch.testing.assert_close(soiled.advantages, clean.advantages, rtol=0, atol=0)
         assert soiled.metrics == clean.metrics, what

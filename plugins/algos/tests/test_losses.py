@@ -187,6 +187,25 @@ def test_sequence_ratios_by_hand():
         assert ratio[mask].tolist() == pytest.approx([expected, expected])
 
 
+@pytest.mark.parametrize("normalized", [None, True, False], ids=["token", "mean", "sum"])
+@pytest.mark.parametrize("distance", [100.0, -100.0])
+def test_a_ratio_beyond_float32_is_never_nan(normalized, distance):
+    """exp(100) is infinite in float32: what is clipped, or has no advantage, must have gradient 0, not 0 x inf."""
+    mask = torch.tensor([[True, True]])
+    for advantage in (1.0, 0.0, -1.0):
+        new = torch.full((1, 2), -1.0, requires_grad=True)
+        old = new.detach() - distance
+        ratio = token_ratio(new, old) if normalized is None else sequence_ratio(new, old, mask, normalized)
+        term = clipped_loss(ratio, torch.full((1, 2), advantage), 0.2, 0.2)
+        (gradient,) = torch.autograd.grad(term.loss.sum(), new)
+        assert torch.isfinite(term.loss).all()
+        assert torch.isfinite(gradient).all()
+        if advantage == 0 or (advantage > 0) == (distance > 0):
+            bound = 1.2 if distance > 0 else 0.8
+            assert term.loss.tolist() == [pytest.approx([-advantage * bound] * 2)]
+            assert not gradient.any()
+
+
 def test_correction_by_hand():
     """Weights 0.25, 1, 4 between 0.5 and 2, and a row of product 4 over its two trained tokens."""
     old, rollout = torch.tensor([[0.25, 1.0, 4.0, 100.0]]).log(), torch.zeros(1, 4)

@@ -25,6 +25,7 @@ def test_the_adaptive_coefficient_follows_the_kl():
     """100 of 1000 completions: at twice the target the error is clipped to 0.2, so 2 % more; at none, 2 % less."""
     algorithm, batch = adaptive(), random_batch(1).batch
     before = algorithm.advantages(batch)
+    assert before.metrics["policy/kl_coefficient"] == pytest.approx(0.1)
     algorithm.after_step({"policy/kl": 0.1})
     assert algorithm.state_dict() == adaptive_state(0.102)
     changed = algorithm.advantages(batch)

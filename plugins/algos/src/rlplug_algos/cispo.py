@@ -30,7 +30,7 @@ class CISPO(PolicyGradient):
 
     Args:
         ratio_min: Smallest weight. 0 is no limit, as in the paper's experiments.
-        ratio_max: Largest weight: the bound itself, :math:`1 + \epsilon_{high}` in the paper, which does not give its
+        ratio_max: Largest weight: the bound itself, 1 + epsilon_high in the paper, which does not give its
             value. 5 is that of ScaleRL (arXiv:2510.13786).
     """
 

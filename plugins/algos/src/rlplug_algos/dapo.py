@@ -39,7 +39,7 @@ class DAPO(ClippedPolicyGradient):
         over_sampling: Prompts that each round draws, as a multiple of the groups that are missing; the paper's code
             draws 3 times as many.
         overlong_filter: Do not train on truncated completions. Their rewards still count in their group.
-        overlong_buffer: :math:`L_{cache}`: how many tokens before ``max_new_tokens`` the punishment sets in; ``null``
+        overlong_buffer: L_cache, how many tokens before ``max_new_tokens`` the punishment sets in; ``null``
             for none. The paper has 4096 of 20480.
         overlong_penalty: p, the punishment at ``max_new_tokens``.
     """

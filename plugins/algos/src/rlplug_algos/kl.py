@@ -10,6 +10,8 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
+from rlplug_algos.policy_losses import token_ratio
+
 KLEstimator: TypeAlias = Literal["k1", "k2", "k3", "k3_unweighted"]
 """``k3_unweighted`` is k3 with another gradient; see :func:`kl_penalty`."""
 
@@ -35,10 +37,10 @@ def kl_penalty(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, est
 
     - ``k1``, ``k3``: times the ratio :math:`\rho = \pi / \pi_{old}`, whose gradient brings the missing part:
       :math:`\nabla(\rho\, k) = \rho\,(k + k')\nabla\log\pi`, and ``k + k'`` is ``d + 1`` for k1, where the 1 averages
-      out, and ``d`` for k3. DeepSeek-V3.2 (arXiv:2512.02556) and TRL's ``use_bias_correction_kl`` do this for k3.
+      out, and ``d`` for k3. DeepSeek-V3.2 (arXiv:2512.02556) and TRL (``use_bias_correction_kl``) do this for k3.
     - ``k2``: as it is, since its derivative is :math:`d\, \nabla\log\pi` already.
-    - ``k3_unweighted``: k3 as it is, in the GRPO paper and by default in TRL. Its gradient is not that of
-      ``KL(pi || ref)`` but, on-policy, that of ``KL(ref || pi)``.
+    - ``k3_unweighted``: k3 as it is, in the GRPO paper. Its gradient is not that of ``KL(pi || ref)`` but, on-policy,
+      that of ``KL(ref || pi)``.
 
     Args:
         logprobs: With gradient.
@@ -47,8 +49,7 @@ def kl_penalty(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, est
         estimator: Which.
     """
     estimate = kl_estimate(logprobs, ref_logprobs, estimator)
-    is_weighted = estimator in ("k1", "k3")
-    return estimate * (logprobs - old_logprobs).exp() if is_weighted else estimate
+    return estimate * token_ratio(logprobs, old_logprobs) if estimator in ("k1", "k3") else estimate
 
 
 class AdaptiveKL:

@@ -46,7 +46,7 @@ class PPO(ClippedPolicyGradient):
             3). ``null`` for no such limit.
         gamma: Discount per token.
         gae_lambda: lambda: 0 trusts the critic alone, 1 the rewards alone.
-        value_clip: :math:`c_V`, how far a value may move in an update before its gradient stops; ``null`` for no limit.
+        value_clip: c_V, how far a value may move in an update before its gradient stops; ``null`` for no limit.
         whiten_advantages: Normalise advantages over all trainable tokens of the step. The critic's targets are not.
         kl_in: ``reward``, as above, or ``loss``.
         kl_target: Adapt ``kl_coefficient`` to keep this divergence, in nats per token (arXiv:1909.08593); ``null``
@@ -121,7 +121,8 @@ class PPO(ClippedPolicyGradient):
         return LossOutput(aggregate(per_token, mask, denominators, "token"), metrics)
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
-        if self._adaptive_kl is not None and "policy/kl" in metrics:
+        # a step that warmed up the critic alone has no policy loss, and says nothing of the coefficient
+        if self._adaptive_kl is not None and "loss" in metrics:
             assert self.run is not None
             self._adaptive_kl.update(metrics["policy/kl"], self.run.num_completions)
 

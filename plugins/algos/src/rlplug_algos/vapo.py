@@ -33,7 +33,7 @@ class VAPO(PPO):
     The paper trains the critic alone first: 50 steps, ``model.critic.warmup_steps``.
 
     Args:
-        alpha: alpha: lambda of the policy's advantages grows with the length. The paper's is 0.05.
+        alpha: The sum of the weights in the policy's advantages is about alpha * l. The paper's is 0.05.
         critic_lambda: lambda of the critic's targets; 1 makes them the returns themselves.
         positive_nll_coefficient: mu; 0 for no likelihood term.
         positive_reward: The reward that makes a completion good.
