@@ -59,6 +59,11 @@ class CriticConfig:
             raise ConfigError(f"model.critic.num_epochs is {self.num_epochs}: give at least 1, or null.")
         if self.warmup_steps < 0:
             raise ConfigError(f"model.critic.warmup_steps is {self.warmup_steps}: give 0 or more.")
+        if not self.share_trunk and self.value_coefficient != type(self).value_coefficient:
+            raise ConfigError(
+                f"model.critic.value_coefficient is {self.value_coefficient} and model.critic.share_trunk false: the "
+                "two losses are never added. Remove one of the two."
+            )
         if self.value_coefficient <= 0:
             raise ConfigError(f"model.critic.value_coefficient is {self.value_coefficient}: give a positive number.")
 

@@ -14,7 +14,7 @@ def rollout_metrics(rollout: Rollout) -> dict[str, float]:
         Rewards, with failed ones left out and counted; lengths in tokens; how completions ended; the share of samples
         that train; the share of groups that the algorithm rejected, of those that it saw.
     """
-    samples = rollout.samples + rollout.rejected + rollout.surplus
+    samples = rollout.drawn
     num_seen = len({sample.group for sample in rollout.samples + rollout.rejected})
     lengths = [sample.num_response_tokens for sample in samples]
     scored = [sample.reward for sample in samples if not sample.errors]

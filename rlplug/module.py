@@ -71,7 +71,6 @@ class RLModule(RLModuleSetup):
         samples = self.strategy.gather(self.rewards.score(samples))
         if failed := [sample for sample in samples if sample.errors]:
             self.newest_samples.append(("reward_errors", self.step, failed))
-        self.rewards.check(samples)
         self.step_metrics |= self.rewards.stats()
         return samples
 
@@ -82,7 +81,10 @@ class RLModule(RLModuleSetup):
                 rollout = rollout.with_group(group, self.algorithm.select(group))
             else:
                 rollout = rollout.with_surplus(group)
-        self.step_metrics |= rollout_metrics(rollout) | {"filter/refills": float(refill)}
+        self.rewards.check(rollout.drawn)  # of all rounds: one error in a small refill is no large share of the step
+        missing = 1 - rollout.num_groups / self.plan.prompts_per_step
+        self.step_metrics |= {"filter/refills": float(refill), "filter/missing_groups": missing}
+        self.step_metrics |= rollout_metrics(rollout)
         return rollout
 
     def compute_logprobs(self, rollout: Rollout) -> Batch:
@@ -224,6 +226,7 @@ class RLModule(RLModuleSetup):
         samples = self.score(
             self.driver.complete(self.val_prompts, self.validation.num_samples, sampling, key, self.policy_version)
         )
+        self.rewards.check(samples)
         of_sync = {name: value for name, value in self.driver.drain_metrics().items() if name.startswith("sync/")}
         self.step_metrics |= of_sync
         self.newest_samples.append(("validate", self.step, samples))

@@ -309,6 +309,7 @@ class RLModuleSetup(LightningModule):
             "rollout_step": self.rollout_step,
             "policy_version": self.policy_version,
             "algorithm": self.algorithm.state_dict(),
+            "stepped": [bool(optimizer.state) for optimizer in self.trainer.optimizers],
             "rng": self.strategy.gather([rng_state()]),
         }
 
@@ -317,4 +318,7 @@ class RLModuleSetup(LightningModule):
         self.rollout_step = self.step = state["rollout_step"]
         self.policy_version = state["policy_version"]
         self.algorithm.load_state_dict(state["algorithm"])
+        for optimizer, stepped in zip(self.trainer.optimizers, state["stepped"], strict=False):  # none to validate
+            if not stepped:
+                optimizer.state.clear()  # see RLFSDP2Strategy.optimizer_state
         set_rng_state(state["rng"][self.global_rank % len(state["rng"])])

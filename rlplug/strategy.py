@@ -16,6 +16,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 Item = TypeVar("Item")
 
@@ -81,6 +82,18 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         if max_norm is not None and torch.isfinite(norm):
             nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         return float(norm)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return what a checkpoint keeps, and leave an optimizer that has not stepped as it is.
+
+        To learn the layout, torch's ``get_optimizer_state_dict`` lets a fresh one step with zero gradients, and Adam
+        would count that step.
+        """
+        is_fresh = not optimizer.state
+        state = super().optimizer_state(optimizer)
+        if is_fresh:
+            optimizer.state.clear()
+        return state
 
     def gather(self, items: list[Item]) -> list[Item]:
         """Return the concatenation of every rank's ``items``, in rank order, on every rank."""

@@ -159,6 +159,11 @@ class Rollout:
         return [tuple(group) for group in by_group.values()]
 
     @property
+    def drawn(self) -> tuple[Sample, ...]:
+        """All samples, whatever became of them."""
+        return self.samples + self.rejected + self.surplus
+
+    @property
     def num_groups(self) -> int:
         """Prompts that train."""
         return len({sample.group for sample in self.samples})
@@ -166,7 +171,7 @@ class Rollout:
     @property
     def num_drawn(self) -> int:
         """Prompts that were drawn, whatever became of them."""
-        return len({sample.group for sample in self.samples + self.rejected + self.surplus})
+        return len({sample.group for sample in self.drawn})
 
     def with_group(self, group: Sequence[Sample], chosen: Sequence[Sample]) -> Rollout:
         """Return the rollout with one more group, of which ``chosen`` train."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rlplug.report.charts import FROM_ZERO, LINE_CHARTS, OPTIONAL_CHARTS, SHARE, LineChart
 from rlplug.report.figure import HUES, Figure, Section, prefers_log
 from rlplug.report.run_data import Metrics
 from rlplug.report.series import MIN_SMOOTHED, Series
@@ -13,8 +13,6 @@ from rlplug.rewards.runner import RESERVED_NAMES
 
 SECTIONS: Final[tuple[Section, ...]] = ("Learning", "Stability", "Speed and memory")
 
-FROM_ZERO: Final[Mapping[str, Any]] = {"rangemode": "tozero"}
-SHARE: Final[Mapping[str, Any]] = {"rangemode": "tozero", "tickformat": "~%", "hoverformat": ".2~%"}
 LOG: Final[Mapping[str, Any]] = {"type": "log", "dtick": 1, "exponentformat": "power"}
 
 PHASE_HUES: Final[Mapping[str, str]] = {
@@ -31,61 +29,6 @@ PHASE_HUES: Final[Mapping[str, str]] = {
 """The phases of a step in their order; the phases that plugins add follow them."""
 
 SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "cross")
-
-
-@dataclass(frozen=True)
-class LineChart:
-    """A chart of plain lines."""
-
-    section: Section
-    title: str
-    unit: str
-    lines: tuple[tuple[str, str, str], ...]
-    """Label, column and hue of each."""
-    note: str = ""
-    axis: Mapping[str, Any] = field(default_factory=lambda: FROM_ZERO)
-    may_be_log: bool = False
-
-
-LINE_CHARTS: Final = (
-    LineChart(
-        "Learning",
-        "Completion length",
-        "tokens",
-        (("mean", "completion/length_mean", "blue"), ("longest", "completion/length_max", "orange")),
-    ),
-    LineChart(
-        "Learning",
-        "Truncated and failed",
-        "share of completions",
-        (
-            ("cut at max_new_tokens", "completion/truncated_share", "purple"),
-            ("reward failed", "reward/error_share", "vermillion"),
-        ),
-        axis=SHARE,
-    ),
-    LineChart(
-        "Stability",
-        "Engine and trainer mismatch",
-        "nats, absolute",
-        (("mean", "mismatch/mean", "blue"), ("worst token", "mismatch/max", "orange")),
-        note="How far the engine's logprobs of the sampled tokens are from the trainer's.",
-        may_be_log=True,
-    ),
-    LineChart("Stability", "KL to the reference policy", "nats per token, k3", (("KL", "policy/kl", "green"),)),
-    LineChart("Stability", "Entropy", "nats per token", (("entropy", "policy/entropy", "purple"),)),
-    LineChart("Stability", "Gradient norm", "", (("norm", "policy/grad_norm", "blue"),), may_be_log=True),
-    LineChart(
-        "Stability", "Clip fraction", "share of tokens", (("clipped", "policy/clip_fraction", "orange"),), axis=SHARE
-    ),
-    LineChart(
-        "Speed and memory",
-        "Throughput",
-        "tokens per second",
-        (("tokens/s", "throughput/tokens_per_s", "green"),),
-        axis={**FROM_ZERO, "tickformat": "~s", "hoverformat": ",.0f"},
-    ),
-)
 
 
 def build_figures(metrics: Metrics) -> tuple[list[Figure], list[str]]:
@@ -119,7 +62,7 @@ def by_section(figures: Sequence[Figure]) -> list[tuple[Section, list[Figure]]]:
 
 def _optional(metrics: Metrics) -> list[Figure]:
     """Return the figures that only some runs call for; no reader misses them in the others."""
-    figures = []
+    figures = [figure for chart in OPTIONAL_CHARTS if (figure := _lines(metrics, chart)) is not None]
     functions = reward_functions(metrics)
     if len(functions) > 1:
         figure = Figure("Learning", "Reward functions", "unweighted mean of each")

@@ -104,7 +104,9 @@ def metric_rows(num_steps: int) -> list[dict[str, float]]:
             "mismatch/max": mismatch * 90 * math.exp(noise.gauss(0, 0.5)),
             "policy/kl": 0.021 * learned * (1 + noise.gauss(0, 0.08)),
             "policy/entropy": 0.46 - 0.29 * learned + noise.gauss(0, 0.012),
-            "policy/clip_fraction": max(0.0, 0.006 + 0.004 * learned + noise.gauss(0, 0.0012)),
+            "policy/clip_fraction_low": max(0.0, 0.006 + 0.004 * learned + noise.gauss(0, 0.0012)),
+            "policy/clip_fraction_high": max(0.0, 0.004 + 0.004 * learned + noise.gauss(0, 0.0012)),
+            "advantages/degenerate_groups": max(0.0, 0.3 - 0.1 * learned + noise.gauss(0, 0.02)),
             "policy/grad_norm": 0.42 - 0.2 * learned + abs(noise.gauss(0, 0.05)),
             "policy/lr": 1e-6 * min(1.0, (step + 1) / 10),
             "loss": noise.gauss(0, 0.004),
@@ -308,7 +310,7 @@ def test_a_run_of_a_few_steps_has_a_report(tmp_path: Path, num_steps: int) -> No
     figures = figures_of(page)
 
     assert f" Steps {num_steps} " in page.text
-    assert len(figures) == 12
+    assert len(figures) == 13
     # A line through one point is invisible: it has to be marked.
     assert all("markers" in t.get("mode", "") or t["type"] == "bar" for t in figures[0]["data"] if num_steps == 1)
 
@@ -379,7 +381,7 @@ def test_a_broken_run_file_does_not_hide_the_metrics(tmp_path: Path, text: str, 
     page = read_page(run_dir)
 
     assert said in page.text
-    assert len(figures_of(page)) == 12
+    assert len(figures_of(page)) == 13
 
 
 def test_a_folder_that_is_no_run_is_refused_by_name(tmp_path: Path) -> None:

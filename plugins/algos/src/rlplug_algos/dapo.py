@@ -15,7 +15,7 @@ from rlplug.interfaces import Advantages, RunFacts
 from rlplug.types import Batch, Sample
 from rlplug_algos.advantages import group_relative, spread
 from rlplug_algos.base import ClippedPolicyGradient
-from rlplug_algos.options import require
+from rlplug_algos.options import require, require_use
 
 
 @dataclass(kw_only=True, eq=False)
@@ -58,12 +58,11 @@ class DAPO(ClippedPolicyGradient):
         super().__post_init__()
         require(self, "max_refills", self.max_refills >= 0, "give 0 or more")
         require(self, "over_sampling", self.over_sampling >= 1, "give at least 1, which draws what is missing")
-        is_used = self.dynamic_sampling or self.over_sampling == 1
-        require(self, "over_sampling", is_used, "without dynamic_sampling nothing is replaced; give 1, or turn that on")
+        for key in ("max_refills", "over_sampling"):
+            require_use(self, key, self.dynamic_sampling, "dynamic_sampling")
         require(self, "overlong_buffer", self.overlong_buffer is None or self.overlong_buffer >= 1, "give 1 or more")
         require(self, "overlong_penalty", self.overlong_penalty >= 0, "give 0 or more; it is subtracted")
-        if not self.dynamic_sampling:
-            self.max_refills = 0
+        require_use(self, "overlong_penalty", self.overlong_buffer is not None, "overlong_buffer")
 
     def setup(self, run: RunFacts) -> None:
         super().setup(run)

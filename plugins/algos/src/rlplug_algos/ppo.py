@@ -14,14 +14,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rlplug.interfaces import Advantages, Denominators, LossOutput, Needs
+from rlplug.interfaces import Advantages, Denominators, LossOutput, Needs, RunFacts
 from rlplug.ops.masking import masked_mean
 from rlplug.types import Batch
 from rlplug_algos.advantages import explained_variance, generalized_advantages, token_rewards, whiten
 from rlplug_algos.aggregation import aggregate
 from rlplug_algos.base import ClippedPolicyGradient, masked, token_share
 from rlplug_algos.kl import AdaptiveKL, KLEstimator
-from rlplug_algos.options import require
+from rlplug_algos.options import require, require_use
 from rlplug_algos.policy_losses import PolicyTerm, clipped_loss, token_ratio
 from rlplug_algos.value_losses import clipped_value_loss
 
@@ -51,7 +51,7 @@ class PPO(ClippedPolicyGradient):
         kl_in: ``reward``, as above, or ``loss``.
         kl_target: Adapt ``kl_coefficient`` to keep this divergence, in nats per token (arXiv:1909.08593); ``null``
             keeps the coefficient.
-        kl_horizon: With ``kl_target``, the completions over which the coefficient adapts.
+        kl_horizon: With ``kl_target``, the completions over which the coefficient adapts; at least those of a step.
     """
 
     kl_estimator: KLEstimator = "k1"
@@ -75,9 +75,16 @@ class PPO(ClippedPolicyGradient):
         has_kl = self.kl_target is None or self.kl_coefficient > 0
         require(self, "kl_target", has_kl, "give kl_coefficient a number above 0 for it to start from, such as 0.05")
         require(self, "kl_horizon", self.kl_horizon >= 1, "give 1 or more")
+        require_use(self, "kl_horizon", self.kl_target is not None, "kl_target")
         self._adaptive_kl: AdaptiveKL | None = None
         if self.kl_target is not None:
             self._adaptive_kl = AdaptiveKL(self.kl_coefficient, self.kl_target, self.kl_horizon)
+
+    def setup(self, run: RunFacts) -> None:
+        super().setup(run)
+        # beyond 5 horizons a step, the coefficient would change its sign
+        fits = self.kl_target is None or self.kl_horizon >= run.num_completions
+        require(self, "kl_horizon", fits, f"give at least the completions of a step, {run.num_completions}")
 
     @property
     def kl_in_reward(self) -> bool:
