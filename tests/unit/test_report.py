@@ -17,7 +17,7 @@ import pytest
 from rlplug.errors import ConfigError
 from rlplug.report import write_report
 from rlplug.report.figures import build_figures
-from rlplug.report.run_data import SampleRecord, read_run
+from rlplug.report.run_data import Metrics, SampleRecord, read_run
 from rlplug.report.series import Series, bucket_means, keep_extremes, smooth
 from rlplug.report.summary import best_and_worst, duration, number
 
@@ -455,3 +455,16 @@ def test_numbers_and_durations_read_well() -> None:
     assert [duration(seconds) for seconds in (0.8, 42, 245, 11_520, 400_000)] == [
         *("0.80 s", "42 s", "4 min 5 s", "3 h 12 min", "4 d 15 h")
     ]
+
+
+def test_a_critic_has_figures_and_nothing_of_it_is_missed_without_one() -> None:
+    columns = {"critic/explained_variance": (-0.5, 0.25, 0.75), "critic/loss": (2.0, 0.1, 0.01)}
+    figures, _ = build_figures(Metrics((1, 2, 3), columns))
+    by_title = {figure.title: figure for figure in figures}
+    explained = by_title["What the critic explains"]
+
+    assert [trace["y"] for trace in explained.traces][-1] == [-0.5, 0.25, 0.75]
+    assert explained.spec["layout"]["yaxis"]["range"] == [-1, 1.05]
+    assert "Loss of the critic" in by_title
+    _, absent = build_figures(Metrics((1,), {"reward/mean": (0.5,)}))
+    assert not any("critic" in name.lower() for name in absent)
