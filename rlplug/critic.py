@@ -84,7 +84,7 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return float32 [..., ] values of hidden states [..., D]."""
+        """Return float32 [...] values of hidden states [..., D]."""
         values: Tensor = self.linear(hidden.float())
         return values.squeeze(-1)
 

@@ -203,9 +203,20 @@ class RLModuleSetup(LightningModule):
             )
 
     def configure_model(self) -> None:
-        """Build, optimise and shard the policy; then the reference policy and the critic, if the run has them."""
-        if hasattr(self, "policy"):
-            return  # Lightning calls this for every fit and validate
+        """Build what the stage needs and former stages, such as a validation, have not built."""
+        if not hasattr(self, "policy"):
+            self._build_policy()
+        if self.trainer.state.fn != "fit":
+            return
+        if self.algorithm.needs.reference_policy and not self._reference:
+            config = self.reference_config or self.policy_config
+            reference = load_model(config, key="model.reference" if self.reference_config else "model.policy")
+            self._reference = [self._sharded(reference, config.torch_dtype).requires_grad_(False).eval()]
+        if self.critic_config is not None and not hasattr(self, "critic"):
+            self.critic = self._sharded_critic(self.critic_config)
+
+    def _build_policy(self) -> None:
+        """Load, optimise and shard the policy."""
         policy = load_model(self.policy_config)
         for optimization in self.optimizations:
             optimization.before_shard(policy)
@@ -219,12 +230,6 @@ class RLModuleSetup(LightningModule):
                     "model.optimizations."
                 )
             self.effects += effects
-        if self.algorithm.needs.reference_policy:
-            config = self.reference_config or self.policy_config
-            reference = load_model(config, key="model.reference" if self.reference_config else "model.policy")
-            self._reference = [self._sharded(reference, config.torch_dtype).requires_grad_(False).eval()]
-        if self.critic_config is not None:
-            self.critic = self._sharded_critic(self.critic_config)
 
     def _sharded_critic(self, config: CriticConfig) -> nn.Module:
         """Return the critic; its head is an FSDP unit of its own, in float32."""

@@ -19,7 +19,7 @@ class NonFiniteUpdate(Exception):
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What :func:`update` returns."""
+    """What :meth:`Update.run` returns."""
 
     metrics: dict[str, float]
     """Means over the step's optimizer steps, and extremes over all of them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from pathlib import Path
 
 import pytest
 from command_line import ROOT, SMALL, Job, run_jobs
@@ -84,3 +85,9 @@ def test_a_critic_warms_up_before_the_policy_moves(runs: dict[str, list[dict[str
     assert float(second["policy/grad_norm"]) > 0
     assert first["sync/seconds"] != ""
     assert second["sync/seconds"] == ""  # the engine has the policy's weights already
+
+
+def test_validation_loads_no_critic(tmp_path: Path) -> None:
+    line = ["validate", *SMALL[1:], "--model.algorithm", "PPO", "--model.critic", "{trunk: {path: ./none}}"]
+    result = run_jobs({"validate": Job([*line, "--run.dir", str(tmp_path / "run")])}, tmp_path)["validate"]
+    assert result.exit_code == 0, result.output[-3000:]

@@ -46,8 +46,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         stop = {"signal": "SIGKILL", "phase": "update", "step": step} if step else {}
         jobs[name] = Job([*ACTOR_CRITIC, "--run.dir", str(folder / name)], stop)
         expected[name] = -9 if step else 0
-    jobs["critic-resumed"] = Job(["fit", "--resume", str(folder / "critic-killed" / "001")])
-    expected["critic-resumed"] = 0
+    early = {"signal": "SIGINT", "phase": "rollout", "step": 1}  # before any optimizer has stepped
+    jobs["critic-early"] = Job([*ACTOR_CRITIC, "--run.dir", str(folder / "critic-early")], early)
+    for name in ("critic-killed", "critic-early"):
+        jobs[f"{name}-resumed"] = Job(["fit", "--resume", str(folder / name / "001")])
+    every_step = ["--checkpoint.every_n_steps", "1", "--run.dir", str(folder / "critic-every-step")]
+    jobs["critic-every-step"] = Job([*ACTOR_CRITIC, *every_step])  # in the warm-up too
+    expected |= dict.fromkeys(("critic-killed-resumed", "critic-early-resumed", "critic-every-step"), 0)
+    expected["critic-early"] = 130
     results = run_jobs(jobs, folder)
     for name, result in results.items():
         assert result.exit_code == expected[name], f"{name}: {result.output[-3000:]}"
@@ -83,8 +89,12 @@ def test_ctrl_c_saves_and_resumes_exactly(finished: Path, phase: str) -> None:
     assert f"rlplug fit --resume {resumed}" in " ".join(log.split())
 
 
-def test_a_run_with_a_critic_resumes_exactly(finished: Path) -> None:
-    assert_same_run(finished / "critic-killed" / "001", finished / "critic" / "001")
+@pytest.mark.parametrize("way", ["killed", "early", "every-step"])
+def test_a_run_with_a_critic_resumes_exactly(finished: Path, way: str) -> None:
+    assert_same_run(finished / f"critic-{way}" / "001", finished / "critic" / "001")
+
+
+def test_the_critic_and_the_coefficient_of_that_run_learn(finished: Path) -> None:
     rows = metrics(finished / "critic" / "001")
     assert rows[0]["loss"] == ""  # the warm-up trains the critic alone
     assert len({row["critic/loss"] for row in rows}) == 5

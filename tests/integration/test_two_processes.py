@@ -28,6 +28,8 @@ SHARED_TRUNK = [
     *(*RUN, "--model.algorithm", "PPO", "--model.critic", "{share_trunk: true}"),
     *("--model.algorithm.kl_in", "loss", "--model.algorithm.kl_coefficient", "0.05"),
 ]
+DYNAMIC = [*RUN, "--model.algorithm", "DAPO", "--model.algorithm.kl_coefficient", "0.05"]
+"""Refills that lack a single prompt leave one of two ranks without any."""
 STARTED_BY = {
     "one": [sys.executable, "-m", "rlplug", *RUN],
     "lightning": [sys.executable, "-m", "rlplug", *RUN, "--trainer.devices", "2"],
@@ -39,8 +41,13 @@ STARTED_BY = {
     "critic-two": [sys.executable, "-m", "rlplug", *ACTOR_CRITIC, "--trainer.devices", "2"],
     "shared-one": [sys.executable, "-m", "rlplug", *SHARED_TRUNK],
     "shared-two": [sys.executable, "-m", "rlplug", *SHARED_TRUNK, "--trainer.devices", "2"],
+    "dynamic-one": [sys.executable, "-m", "rlplug", *DYNAMIC],
+    "dynamic-two": [sys.executable, "-m", "rlplug", *DYNAMIC, "--trainer.devices", "2"],
 }
-PAIRS = [("one", "lightning"), ("one", "torchrun"), ("critic-one", "critic-two"), ("shared-one", "shared-two")]
+PAIRS = [
+    *(("one", "lightning"), ("one", "torchrun")),
+    *(("critic-one", "critic-two"), ("shared-one", "shared-two"), ("dynamic-one", "dynamic-two")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +77,8 @@ def rows(run_dir: Path) -> list[dict[str, str]]:
 def test_two_processes_give_the_result_of_one(runs: dict[str, Path], alone: str, together: str) -> None:
     one, two = rows(runs[alone]), rows(runs[together])
     compared = {"loss", "policy/grad_norm", "policy/entropy", "policy/kl", "reward/mean", "completion/length_mean"}
-    if alone != "one":
+    compared |= {"filter/refills", "filter/rejected_groups"}
+    if alone in ("critic-one", "shared-one"):
         compared |= {"critic/loss", "critic/grad_norm", "critic/explained_variance"}
 
     assert len(two) == len(one) == 5  # step 0 is the validation before training

@@ -126,7 +126,8 @@ def test_policy_and_critic_take_steps_of_their_own(world_size, updated, update_b
     ("options", "words"),
     [
         ({"warmup_steps": -1}, ["model.critic.warmup_steps", "-1"]),
-        ({"value_coefficient": 0.0}, ["model.critic.value_coefficient", "0.0"]),
+        ({"value_coefficient": 1.0}, ["model.critic.value_coefficient", "1.0", "share_trunk"]),
+        ({"value_coefficient": 0.0, "share_trunk": True}, ["model.critic.value_coefficient", "0.0"]),
         ({"share_trunk": True, "trunk": PolicyConfig(path="x")}, ["model.critic.share_trunk", "model.critic.trunk"]),
     ],
 )

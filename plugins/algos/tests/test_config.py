@@ -65,6 +65,9 @@ def test_refused(algorithm, key, value):
     ("algorithm", "options", "parts"),
     [
         (DAPO, {"over_sampling": 2.0, "dynamic_sampling": False}, ["DAPO", "over_sampling", "2.0", "dynamic_sampling"]),
+        (DAPO, {"max_refills": 2, "dynamic_sampling": False}, ["DAPO", "max_refills", "2", "dynamic_sampling"]),
+        (DAPO, {"overlong_penalty": 0.5}, ["DAPO", "overlong_penalty", "0.5", "overlong_buffer"]),
+        (PPO, {"kl_horizon": 500}, ["PPO", "kl_horizon", "500", "kl_target"]),
         (CISPO, {"ratio_min": 2.0, "ratio_max": 1.5}, ["CISPO", "ratio_min", "2.0"]),
         (PPO, {"kl_target": 0.1}, ["PPO", "kl_target", "0.1", "kl_coefficient"]),
         (PPO, {"kl_target": -0.1, "kl_coefficient": 0.1}, ["PPO", "kl_target", "-0.1"]),

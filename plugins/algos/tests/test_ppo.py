@@ -11,6 +11,7 @@ from rlplug_algos.pf_ppo import PFPPO
 from rlplug_algos.ppo import PPO
 from rlplug_algos.vapo import VAPO
 
+from rlplug.errors import ConfigError
 from rlplug.interfaces import RunFacts
 
 
@@ -26,12 +27,12 @@ def test_the_adaptive_coefficient_follows_the_kl():
     algorithm, batch = adaptive(), random_batch(1).batch
     before = algorithm.advantages(batch)
     assert before.metrics["policy/kl_coefficient"] == pytest.approx(0.1)
-    algorithm.after_step({"policy/kl": 0.1})
+    algorithm.after_step({"loss": 0.0, "policy/kl": 0.1})
     assert algorithm.state_dict() == adaptive_state(0.102)
     changed = algorithm.advantages(batch)
     assert not torch.allclose(changed.advantages, before.advantages, atol=1e-5)
     assert torch.equal(changed.advantages, fixed(0.102).advantages(batch).advantages)
-    algorithm.after_step({"policy/kl": 0.0})
+    algorithm.after_step({"loss": 0.0, "policy/kl": 0.0})
     assert algorithm.state_dict() == adaptive_state(0.102 * 0.98)
 
 
@@ -49,12 +50,12 @@ def adaptive_state(coefficient):
 def test_state_round_trip(kl_in):
     first, second, batch = adaptive(kl_in=kl_in), adaptive(kl_in=kl_in), random_batch(2).batch
     for kl in (0.06, 0.2, 0.01):
-        first.after_step({"policy/kl": kl})
+        first.after_step({"loss": 0.0, "policy/kl": kl})
     state = json.loads(json.dumps(first.state_dict()))
     second.load_state_dict(state)
     assert second.state_dict() == first.state_dict() != adaptive(kl_in=kl_in).state_dict()
     for algorithm in (first, second):
-        algorithm.after_step({"policy/kl": 0.2})
+        algorithm.after_step({"loss": 0.0, "policy/kl": 0.2})
     assert torch.equal(first.advantages(batch).advantages, second.advantages(batch).advantages)
     assert first.state_dict() == second.state_dict()
 
@@ -63,8 +64,22 @@ def test_without_a_target_the_coefficient_stays():
     algorithm = fixed(0.1)
     batch = random_batch(1).batch
     before = algorithm.advantages(batch).advantages
-    algorithm.after_step({"policy/kl": 9.0})
+    algorithm.after_step({"loss": 0.0, "policy/kl": 9.0})
     assert torch.equal(algorithm.advantages(batch).advantages, before)
+
+
+def test_a_warm_up_step_of_the_critic_leaves_the_coefficient():
+    """The policy is still the reference there: a KL of 0 would lower the coefficient before it is used."""
+    algorithm = adaptive()
+    algorithm.after_step({"critic/loss": 1.0, "policy/kl": 0.0})
+    assert algorithm.state_dict() == adaptive_state(0.1)
+
+
+def test_a_horizon_shorter_than_a_step_is_refused():
+    """A step of 6 horizons would multiply the coefficient by 1 - 6 * 0.2."""
+    with pytest.raises(ConfigError, match="PPO's kl_horizon is 16: give at least the completions of a step, 96"):
+        PPO(kl_coefficient=0.1, kl_target=0.1, kl_horizon=16).setup(RunFacts(96, 1, 8))
+    PPO(kl_coefficient=0.1, kl_target=0.1, kl_horizon=96).setup(RunFacts(96, 1, 8))
 
 
 @pytest.mark.parametrize("algorithm", [PPO, VAPO, PFPPO])

@@ -70,7 +70,6 @@ def test_dapo_refills():
     """verl's max_num_gen_batches is 10: the first and 9 more."""
     assert (DAPO().max_refills, DAPO().over_sampling) == (9, 1.0)
     assert (DAPO(max_refills=2, over_sampling=3.0).max_refills, DAPO(over_sampling=3.0).over_sampling) == (2, 3.0)
-    assert DAPO(dynamic_sampling=False).max_refills == 0
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.algorithm not in (DAPO, PFPPO)], ids=str)

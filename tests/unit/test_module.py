@@ -1,0 +1,50 @@
+"""Phases of the loop that need no trainer."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+from rlplug_algos.dapo import DAPO
+
+from rlplug.batching import BatchPlan, BatchSizes
+from rlplug.errors import RunError
+from rlplug.module import RLModule
+from rlplug.rewards import ExactMatch, RewardRunner
+from rlplug.types import Prompt, RewardError, Rollout, Sample
+
+
+def group(number: int, *rewards: float) -> list[Sample]:
+    """Return the samples of a prompt; NaN is an error."""
+    return [
+        Sample(
+            prompt=Prompt(uid=str(number), token_ids=(1,), text="a"),
+            group=number,
+            token_ids=(1, 2),
+            response_mask=(False, True),
+            rollout_logprobs=(0.0, -1.0),
+            completion="b",
+            finish_reason="stop",
+            policy_version=0,
+            rewards={"exact_match": RewardError("no") if math.isnan(reward) else reward},
+            reward=reward,
+        )
+        for reward in rewards
+    ]
+
+
+def test_reward_errors_are_a_share_of_the_step_and_not_of_a_refill() -> None:
+    """1 of 20 samples failed, in a refill of 4; the limit is 10 %."""
+    parts = SimpleNamespace(
+        plan=BatchPlan(BatchSizes(prompts_per_step=4, group_size=4), world_size=1),
+        algorithm=DAPO(),
+        rewards=RewardRunner([ExactMatch()], max_error_share=0.1),
+        step_metrics={},
+    )
+    first = [sample for number in range(3) for sample in group(number, 0.0, 0.0, 1.0, 1.0)] + group(3, 0, 0, 0, 0)
+    rollout = RLModule.keep_selected(parts, Rollout(), first, refill=0)  # type: ignore[arg-type]
+    rollout = RLModule.keep_selected(parts, rollout, group(4, 0.0, 1.0, 1.0, math.nan), refill=1)  # type: ignore[arg-type]
+    assert rollout.num_groups == 4
+    with pytest.raises(RunError, match="4 of 24 samples"):
+        RLModule.keep_selected(parts, rollout, group(5, 0.0, math.nan, math.nan, math.nan), refill=2)  # type: ignore[arg-type]
