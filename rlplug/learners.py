@@ -43,6 +43,10 @@ class Learners:
         """Return whether ``step``, from 1, updates the policy: not while a critic warms up."""
         return self.critic_config is None or step > self.critic_config.warmup_steps
 
+    def needs_old_logprobs(self, step: int, is_on_policy: bool) -> bool:
+        """Return whether the batch of ``step`` needs ``old_logprobs``, or its one update can take its own."""
+        return not is_on_policy or self.algorithm.needs.old_logprobs or not self.policy_trains(step)
+
     def objectives(self, step: int) -> list[Objective]:
         """Return what ``step`` minimises, in order."""
         policy = PolicyObjective(self.policy, self.algorithm, self.sampling, self.hook)

@@ -1,4 +1,8 @@
-"""``RLModule``: the RL loop. Read :meth:`RLModule.training_step` first: it is the algorithm, phase after phase."""
+"""``RLModule``: the RL loop. Read :meth:`RLModule.training_step` first: it is the algorithm, phase after phase.
+
+Who computes what in its phases ``logprobs`` and ``update``: ``learners.py``, ``objectives.py``, ``passes.py`` and
+``update.py``, in this order.
+"""
 
 from __future__ import annotations
 
@@ -76,14 +80,17 @@ class RLModule(RLModuleSetup):
 
     def keep_selected(self, rollout: Rollout, samples: list[Sample], refill: int) -> Rollout:
         """Add the samples that the algorithm wants to train on, from as many groups as a step takes."""
+        num_missing = self.plan.prompts_per_step - rollout.num_groups
         for group in Rollout(tuple(samples)).groups():
-            if rollout.num_groups < self.plan.prompts_per_step:
-                rollout = rollout.with_group(group, self.algorithm.select(group))
-            else:
+            if num_missing == 0:
                 rollout = rollout.with_surplus(group)
+                continue
+            chosen = self.algorithm.select(group)
+            rollout = rollout.with_group(group, chosen)
+            num_missing -= bool(chosen)
         self.rewards.check(rollout.drawn)  # of all rounds: one error in a small refill is no large share of the step
-        missing = 1 - rollout.num_groups / self.plan.prompts_per_step
-        self.step_metrics |= {"filter/refills": float(refill), "filter/missing_groups": missing}
+        self.step_metrics["filter/refills"] = float(refill)
+        self.step_metrics["filter/missing_groups"] = num_missing / self.plan.prompts_per_step
         self.step_metrics |= rollout_metrics(rollout)
         return rollout
 
@@ -98,9 +105,7 @@ class RLModule(RLModuleSetup):
         self.step_metrics |= self._observe("rlplug_after_rollout", rollout=rollout)
         batch = Batch.from_samples(rollout.samples, self.spec.pad_token_id)
         learners, passes = self.learners, self.updater.passes
-        needs_old_logprobs = (
-            not self.plan.is_on_policy or self.algorithm.needs.old_logprobs or not learners.policy_trains(self.step)
-        )
+        needs_old_logprobs = learners.needs_old_logprobs(self.step, self.plan.is_on_policy)
         values: list[Tensor] = []
         if self._is_first_step or needs_old_logprobs or learners.shares_trunk:
             logprobs, sampled, *values = passes.forward_only(batch, learners.policy_pass)
@@ -128,8 +133,8 @@ class RLModule(RLModuleSetup):
         except NonFiniteUpdate as problem:
             self._save_for_inspection(batch)
             raise RunError(
-                f"step {self.step}: {problem}. The batch is in {self._inspection_file}; weights and "
-                "checkpoints are as before. Lower the learning rate or max_grad_norm, or set model.on_nonfinite: skip."
+                f"step {self.step}: {problem}. The batch is in {self._inspection_file}; the newest checkpoint "
+                "is from before. Lower the learning rate or max_grad_norm, or set model.on_nonfinite: skip."
             ) from None
         if result.metrics["policy/skipped_updates"]:
             self._save_for_inspection(batch)
@@ -154,7 +159,7 @@ class RLModule(RLModuleSetup):
                 self.step_metrics |= self._validate()
 
     def log_step(self) -> None:
-        """Hand the step's metrics to plugins and loggers, and end the run after its last step or Ctrl-C."""
+        """Hand the step's metrics to algorithm, plugins and loggers; end the run after its last step or Ctrl-C."""
         metrics = {**self.step_metrics, **self.driver.drain_metrics(), **self.clock.drain()}
         metrics["throughput/tokens_per_s"] = metrics["completion/num_tokens"] / metrics["time/step"]
         self.algorithm.after_step(metrics)

@@ -15,18 +15,19 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.batching import BatchPlan, BatchSizes
-from rlplug.critic import CriticConfig, ValueHead, load_critic
+from rlplug.critic import CriticConfig
 from rlplug.errors import ConfigError
 from rlplug.interfaces.algorithm import Algorithm, RunFacts
 from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine
 from rlplug.learners import Learners
+from rlplug.networks import build_critic, build_policy, build_reference
 from rlplug.objectives import Trainee
 from rlplug.passes import Passes
 from rlplug.phases import PhaseClock, StopSignal
 from rlplug.plugin_manager import plugins
-from rlplug.policy import PolicyConfig, load_model, load_spec, load_tokenizer
+from rlplug.policy import PolicyConfig, load_spec, load_tokenizer, require_same_tokens
 from rlplug.prompt_stream import PromptStream
 from rlplug.rewards import RewardRunner
 from rlplug.rng import rng_state, set_rng_state
@@ -198,6 +199,10 @@ class RLModuleSetup(LightningModule):
             check_algorithm(
                 self.algorithm, self.plan, self.critic_config, self.reference_config, num_steps=self.total_steps
             )
+            trunk = None if self.critic_config is None else self.critic_config.trunk
+            for key, config in (("model.reference", self.reference_config), ("model.critic.trunk", trunk)):
+                if config is not None:
+                    require_same_tokens(config, key, self.tokenizer)
             self.algorithm.setup(
                 RunFacts(self.plan.num_completions, self.plan.group_size, self.sampling.max_new_tokens)
             )
@@ -205,45 +210,13 @@ class RLModuleSetup(LightningModule):
     def configure_model(self) -> None:
         """Build what the stage needs and former stages, such as a validation, have not built."""
         if not hasattr(self, "policy"):
-            self._build_policy()
+            self.policy, self.effects = build_policy(self.policy_config, self.optimizations, self.strategy)
         if self.trainer.state.fn != "fit":
             return
         if self.algorithm.needs.reference_policy and not self._reference:
-            config = self.reference_config or self.policy_config
-            reference = load_model(config, key="model.reference" if self.reference_config else "model.policy")
-            self._reference = [self._sharded(reference, config.torch_dtype).requires_grad_(False).eval()]
+            self._reference = [build_reference(self.reference_config, self.policy_config, self.strategy)]
         if self.critic_config is not None and not hasattr(self, "critic"):
-            self.critic = self._sharded_critic(self.critic_config)
-
-    def _build_policy(self) -> None:
-        """Load, optimise and shard the policy."""
-        policy = load_model(self.policy_config)
-        for optimization in self.optimizations:
-            optimization.before_shard(policy)
-        self.policy = self._sharded(policy, self.policy_config.torch_dtype)
-        for optimization in self.optimizations:
-            optimization.after_shard(self.policy)
-            effects = optimization.effects()
-            if not effects:
-                raise ConfigError(
-                    f"{type(optimization).__name__} took no effect on {self.policy_config.path}: remove it from "
-                    "model.optimizations."
-                )
-            self.effects += effects
-
-    def _sharded_critic(self, config: CriticConfig) -> nn.Module:
-        """Return the critic; its head is an FSDP unit of its own, in float32."""
-        if config.share_trunk:
-            text_config: Any = self.policy.config.get_text_config()  # type: ignore[operator,union-attr]
-            return self._sharded(ValueHead(text_config.hidden_size, config.seed), torch.float32)
-        critic = load_critic(config, self.policy_config)
-        self._sharded(critic.head, torch.float32)
-        return self._sharded(critic, (config.trunk or self.policy_config).torch_dtype)
-
-    def _sharded(self, model: nn.Module, dtype: torch.dtype) -> nn.Module:
-        model.to(self.strategy.root_device)
-        self.strategy.shard(model, dtype)
-        return model
+            self.critic = build_critic(self.critic_config, self.policy, self.policy_config, self.strategy)
 
     def configure_optimizers(self) -> Any:
         optimizers = [self.make_optimizer(self.policy.parameters())]

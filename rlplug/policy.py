@@ -67,15 +67,28 @@ class PolicyOutput:
     """[B, K, D], in the policy's dtype: what the output layer read to predict the last K tokens"""
 
 
-def load_tokenizer(config: PolicyConfig) -> PreTrainedTokenizerBase:
+def load_tokenizer(config: PolicyConfig, key: str = "model.policy") -> PreTrainedTokenizerBase:
     """Load the tokenizer; padding, which masks always hide, uses the end token when the tokenizer has none."""
-    _check_folder(config)
+    _check_folder(config, key)
     tokenizer: PreTrainedTokenizerBase = _read(
-        config, "tokenizer", plugins().hook.rlplug_make_tokenizer, path=config.path
+        config, "tokenizer", plugins().hook.rlplug_make_tokenizer, path=config.path, key=key
     )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def require_same_tokens(config: PolicyConfig, key: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a model beside the policy that reads token ids otherwise.
+
+    Raises:
+        ConfigError: Its tokenizer maps text to other ids than ``tokenizer``, the policy's.
+    """
+    if load_tokenizer(config, key).get_vocab() != tokenizer.get_vocab():
+        raise ConfigError(
+            f"{key}.path {config.path!r} has another tokenizer than model.policy.path, and would read the policy's "
+            "tokens as other text: use a model of the same family."
+        )
 
 
 def load_spec(config: PolicyConfig, tokenizer: PreTrainedTokenizerBase) -> PolicySpec:

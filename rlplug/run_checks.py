@@ -32,6 +32,8 @@ def check_algorithm(
         )
     if needs.critic and critic is None:
         raise ConfigError(f"{name} needs a critic: set model.critic; `critic: {{}}` takes every default.")
+    if needs.critic and type(algorithm).value_loss is Algorithm.value_loss:
+        raise ConfigError(f"{name} needs a critic and does not say how it learns: its class lacks value_loss.")
     if critic is not None and not needs.critic:
         raise ConfigError(f"{name} uses no critic: remove model.critic, or take an algorithm that does, such as PPO.")
     if critic is not None and critic.warmup_steps >= num_steps:

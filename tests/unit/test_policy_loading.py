@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, OPTConfig
 
 from rlplug.errors import ConfigError
-from rlplug.policy import PolicyConfig, load_model, load_spec, load_tokenizer, policy_forward
+from rlplug.policy import PolicyConfig, load_model, load_spec, load_tokenizer, policy_forward, require_same_tokens
 from rlplug.types import SamplingParams
 
 
@@ -30,6 +30,19 @@ def test_missing_folder(tmp_path):
     for load in (load_model, load_tokenizer, lambda config: load_spec(config, None)):
         with pytest.raises(ConfigError, match=r"model\.policy\.path: the folder '.*/nowhere' does not exist"):
             load(config_of(tmp_path / "nowhere"))
+
+
+def test_a_model_beside_the_policy_must_read_its_tokens(model_folder, copied_folder):
+    tokenizer = load_tokenizer(config_of(model_folder("llama")))
+    require_same_tokens(config_of(model_folder("llama_tied")), "model.reference", tokenizer)
+    folder = copied_folder("llama")
+    words = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = words["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (folder / "tokenizer.json").write_text(json.dumps(words))
+    with pytest.raises(ConfigError, match=r"^model\.critic\.trunk\.path '.*' has another tokenizer than model\.policy"):
+        require_same_tokens(config_of(folder), "model.critic.trunk", tokenizer)
 
 
 def test_folder_without_weights(copied_folder):

@@ -28,6 +28,11 @@ class Probe(Algorithm):
         raise NotImplementedError
 
 
+class Learner(Probe):
+    def value_loss(self, micro_batch, values, denominators):
+        raise NotImplementedError
+
+
 class Silent(HFRollout):
     """An engine without logprobs."""
 
@@ -38,9 +43,9 @@ class Sleeper(HFRollout):
     capabilities = EngineCapabilities(sleep=True)
 
 
-def check(needs, group_size=4, critic=None, reference=None, num_steps=10):
+def check(needs, group_size=4, critic=None, reference=None, num_steps=10, name="Learner"):
     plan = BatchPlan(BatchSizes(prompts_per_step=2, group_size=group_size), world_size=1)
-    check_algorithm(Probe(**needs), plan, critic, reference, num_steps)
+    check_algorithm((Probe if name == "Probe" else Learner)(**needs), plan, critic, reference, num_steps)
 
 
 @pytest.mark.parametrize(
@@ -60,14 +65,15 @@ def test_what_fits_passes(run):
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        ({"needs": {"groups": True}, "group_size": 1}, ["Probe", "model.batch.group_size is 1", "at least 2"]),
-        ({"needs": {"critic": True}}, ["Probe needs a critic", "model.critic", "critic: {}"]),
-        ({"needs": {}, "critic": CriticConfig()}, ["Probe uses no critic", "remove model.critic", "PPO"]),
+        ({"needs": {"groups": True}, "group_size": 1}, ["Learner", "model.batch.group_size is 1", "at least 2"]),
+        ({"needs": {"critic": True}}, ["Learner needs a critic", "model.critic", "critic: {}"]),
+        ({"needs": {}, "critic": CriticConfig()}, ["Learner uses no critic", "remove model.critic", "PPO"]),
         (
             {"needs": {"critic": True}, "critic": CriticConfig(warmup_steps=10)},
             ["model.critic.warmup_steps is 10", "10 steps", "raise model.num_steps"],
         ),
         ({"needs": {}, "reference": PolicyConfig(path="x")}, ["model.reference", "kl_coefficient"]),
+        ({"needs": {"critic": True}, "critic": CriticConfig(), "name": "Probe"}, ["Probe", "lacks value_loss"]),
     ],
 )
 def test_what_does_not_fit_names_key_and_fix(run, words):

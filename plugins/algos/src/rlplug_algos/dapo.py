@@ -57,7 +57,7 @@ class DAPO(ClippedPolicyGradient):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "max_refills", self.max_refills >= 0, "give 0 or more")
-        require(self, "over_sampling", self.over_sampling >= 1, "give at least 1, which draws what is missing")
+        require(self, "over_sampling", 1 <= self.over_sampling < 100, "give 1, which draws what is missing, to 100")
         for key in ("max_refills", "over_sampling"):
             require_use(self, key, self.dynamic_sampling, "dynamic_sampling")
         require(self, "overlong_buffer", self.overlong_buffer is None or self.overlong_buffer >= 1, "give 1 or more")

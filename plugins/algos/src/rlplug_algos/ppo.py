@@ -107,7 +107,10 @@ class PPO(ClippedPolicyGradient):
         rewards = token_rewards(batch.rewards, mask, kl, self.current_kl_coefficient)
         of_policy, of_critic = self.lambdas(mask)
         advantages = generalized_advantages(rewards, values, mask, self.gamma, of_policy)
-        returns = values + generalized_advantages(rewards, values, mask, self.gamma, of_critic)
+        for_critic = advantages
+        if of_critic is not of_policy:
+            for_critic = generalized_advantages(rewards, values, mask, self.gamma, of_critic)
+        returns = values + for_critic
         metrics = self.advantage_metrics(batch, kl) | {
             "critic/explained_variance": explained_variance(values, returns, mask),
             "critic/value_mean": float(masked_mean(values, mask)),

@@ -61,4 +61,8 @@ class VAPO(PPO):
         is_positive = micro_batch.reward_valid & (micro_batch.rewards >= self.positive_reward)
         likelihood = masked_sum(logprobs, micro_batch.response_mask & is_positive[:, None])
         nll = -likelihood / max(denominators.num_tokens, 1)
-        return dataclasses.replace(output, loss=output.loss + self.positive_nll_coefficient * nll)
+        return dataclasses.replace(
+            output,
+            loss=output.loss + self.positive_nll_coefficient * nll,
+            metrics=output.metrics | {"policy/positive_nll": nll},
+        )
