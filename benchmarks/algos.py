@@ -108,8 +108,8 @@ def table(curves: list[Curve]) -> str:
     lines = [
         f"| algorithm | steps to {THRESHOLD} | reward, last {WINDOW} steps | held-out pass@1 "
         f"| completions drawn, of {first.algorithm}'s | explained variance, last 20 steps "
-        f"| s/step (median), of {first.algorithm}'s |",
-        "|---|---|---|---|---|---|---|",
+        f"| s/step (median), of {first.algorithm}'s | whole run, s |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for algorithm in dict.fromkeys(curve.algorithm for curve in curves):
         mine = [curve for curve in curves if curve.algorithm == algorithm]
@@ -124,6 +124,7 @@ def table(curves: list[Curve]) -> str:
             _range([_drawn(curve) / _drawn(first) for curve in mine], ".2f"),
             _range(explained, ".2f") if explained else "-",
             _range([_pace(curve) / _pace(first) for curve in mine], ".2f"),
+            _range([curve.seconds for curve in mine], ".0f"),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
