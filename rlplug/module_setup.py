@@ -33,7 +33,7 @@ from rlplug.rewards import RewardRunner
 from rlplug.rng import rng_state, set_rng_state
 from rlplug.rollout.driver import EngineDriver
 from rlplug.rollout.hf import HFRollout
-from rlplug.run_checks import check_algorithm, check_engine
+from rlplug.run_checks import check_algorithm, check_engine, check_sampling
 from rlplug.strategy import RLFSDP2Strategy
 from rlplug.types import Prompt, Sample, SamplingParams
 from rlplug.update import Update
@@ -184,16 +184,7 @@ class RLModuleSetup(LightningModule):
         check_engine(self.engine, self.algorithm, engines, self.sleep_between_rollouts, self.mismatch_gate)
         self.clock = PhaseClock(self.strategy.root_device, self.stall_s)
         if stage == "fit":
-            if self.sampling.is_greedy:
-                raise ConfigError(
-                    "model.sampling.temperature is 0: completions of a prompt would all be the same, and nothing "
-                    "could be learned from comparing them. Set it to 1."
-                )
-            if not self.val_prompts and (self.validation.at_start or self.validation.every_n_steps):
-                raise ConfigError(
-                    "model.validation asks for validation, and data.val is not set: name a source of held-out prompts "
-                    "there, or set model.validation.every_n_steps to null and at_start to false."
-                )
+            check_sampling(self.sampling, self.validation, bool(self.val_prompts))
             self.plan = BatchPlan(self.batch_sizes, self.trainer.world_size)
             self.plan.check_longest(self.stream.longest_prompt + self.sampling.max_new_tokens)
             check_algorithm(

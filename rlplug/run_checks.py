@@ -1,4 +1,4 @@
-"""What an algorithm and the rest of a run must agree on, checked before anything is loaded."""
+"""What the parts of a run must agree on, checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -10,6 +10,26 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.interfaces.rollout import RolloutEngine, require_capability
 from rlplug.policy import PolicyConfig
+from rlplug.types import SamplingParams
+from rlplug.validation import ValidationConfig
+
+
+def check_sampling(sampling: SamplingParams, validation: ValidationConfig, has_val_prompts: bool) -> None:
+    """Refuse greedy training, and validation without prompts.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    if sampling.is_greedy:
+        raise ConfigError(
+            "model.sampling.temperature is 0: completions of a prompt would all be the same, and nothing could be "
+            "learned from comparing them. Set it to 1."
+        )
+    if not has_val_prompts and (validation.at_start or validation.every_n_steps):
+        raise ConfigError(
+            "model.validation asks for validation, and data.val is not set: name a source of held-out prompts there, "
+            "or set model.validation.every_n_steps to null and at_start to false."
+        )
 
 
 def check_algorithm(
