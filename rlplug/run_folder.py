@@ -107,7 +107,11 @@ class RunFolder(Callback):
         self._record["effects"] = [effect.description for effect in module.effects]
         self._save_record()
         table = Table(
-            "size", "value", "meaning", title=f"batch plan, {module.total_steps} step(s)", title_justify="left"
+            "size",
+            "value",
+            "meaning",
+            title=f"batch plan, {module.total_steps} step{'s' * (module.total_steps > 1)}",
+            title_justify="left",
         )
         for row in batch_plan:
             table.add_row(*row)
