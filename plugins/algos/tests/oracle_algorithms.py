@@ -93,7 +93,9 @@ def loss(data, logprobs, entropy, settings, denominators, max_new_tokens, frozen
         limits, limited = oracles.correction_weights(data.old_logprobs, data.rollout_logprobs, mask, **correction)
     total, gradient, entropy_gradient = 0.0, numpy.zeros(mask.shape), numpy.zeros(mask.shape)
     names = ["policy/clip_fraction_low", "policy/clip_fraction_high", "policy/approx_kl"]
-    metrics = dict.fromkeys([*names, "correction/weight_mean", "correction/limited_share", "policy/kl"], 0.0)
+    metrics = dict.fromkeys(
+        [*names, "correction/weight_mean", "correction/limited_share", "policy/kl", "policy/positive_nll"], 0.0
+    )
     for i, t in zip(*mask.nonzero(), strict=True):
         a, weight = data.advantages[i, t], weights[i, t]
         if "ratio_range" in settings:
@@ -118,12 +120,14 @@ def loss(data, logprobs, entropy, settings, denominators, max_new_tokens, frozen
             # the positive examples' loss of arXiv:2504.05118, but over all tokens
             total -= settings["nll"][0] * logprobs[i, t] / num_tokens
             gradient[i, t] -= settings["nll"][0] / num_tokens
+            metrics["policy/positive_nll"] -= logprobs[i, t] / num_tokens
         d = logprobs[i, t] - data.old_logprobs[i, t]
         seen = [under, over, math.exp(d) - 1 - d, limits[i, t], limited[i, t]]
         for name, x in zip(metrics, seen, strict=False):
             metrics[name] += x / num_tokens
     # a metric of something that is off is not reported
-    off = ["policy/kl"] * (not beta) + ["correction/weight_mean", "correction/limited_share"] * (correction is None)
+    off = ["policy/kl"] * (not beta) + ["policy/positive_nll"] * ("nll" not in settings)
+    off += ["correction/weight_mean", "correction/limited_share"] * (correction is None)
     extremes = (ratios[mask].min(), ratios[mask].max()) if mask.any() else (math.inf, -math.inf)
     return SimpleNamespace(
         loss=total,

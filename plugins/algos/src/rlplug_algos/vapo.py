@@ -64,5 +64,5 @@ class VAPO(PPO):
         return dataclasses.replace(
             output,
             loss=output.loss + self.positive_nll_coefficient * nll,
-            metrics=output.metrics | {"policy/positive_nll": nll},
+            metrics=output.metrics | {"policy/positive_nll": nll.detach()},
         )
