@@ -118,30 +118,30 @@ def our_step(algorithm, batch, logprobs, entropy):
     return batch, algorithm.loss(batch, logprobs, entropy, denominators_of(batch))
 
 
-def close(what, ours, theirs, tolerance):
+def assert_close(what, ours, theirs, tolerance):
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}: {text}")
 
 
-def same_loss(seed, ours, theirs, logprobs):
+def assert_same_loss(seed, ours, theirs, logprobs):
     tolerance = TOLERANCE[logprobs.dtype]
-    close(f"loss, seed {seed}", ours, theirs, tolerance)
+    assert_close(f"loss, seed {seed}", ours, theirs, tolerance)
     gradients = [torch.autograd.grad(loss, logprobs, retain_graph=True)[0] for loss in (ours, theirs)]
-    close(f"gradient, seed {seed}", *gradients, tolerance)
+    assert_close(f"gradient, seed {seed}", *gradients, tolerance)
 
 
-def same_advantages(seed, batch, theirs):
+def assert_same_advantages(seed, batch, theirs):
     expected = torch.where(batch.response_mask, theirs.advantages, 0.0)
-    close(f"advantages, seed {seed}", batch.advantages, expected, TOLERANCE[expected.dtype])
+    assert_close(f"advantages, seed {seed}", batch.advantages, expected, TOLERANCE[expected.dtype])
 
 
-def same_metrics(seed, options, ours, theirs):
+def assert_same_metrics(seed, options, ours, theirs):
     names = {}
     if options.get("loss_type") != "cispo" and "importance_sampling_level" not in options:
         names = {f"policy/clip_fraction_{side}": f"clip_ratio/{side}_mean" for side in ("low", "high")}
     if "beta" in options and "use_bias_correction_kl" not in options:
         names["policy/kl"] = "kl"
     for mine, trls in names.items():
-        close(f"{mine}, seed {seed}", ours[mine].float(), torch.tensor(theirs[trls]), 1e-5)
+        assert_close(f"{mine}, seed {seed}", ours[mine].float(), torch.tensor(theirs[trls]), 1e-5)
 
 
 @dtypes
@@ -152,12 +152,12 @@ def test_a_step_is_that_of_grpo_trainer(case, dtype):
         batch, logprobs, entropy = draw(seed, dtype)
         theirs = trl_step(GRPOTrainer, batch, logprobs, entropy, **options)
         batch, ours = our_step(algorithm, batch, logprobs, entropy)
-        same_advantages(seed, batch, theirs)
+        assert_same_advantages(seed, batch, theirs)
         by_rows = options.get("loss_type") in ("grpo", "dr_grpo")
         factor = theirs.num_rows / max(denominators_of(batch).num_sequences, 1) if by_rows else 1.0
-        same_loss(seed, ours.loss, theirs.loss * factor, logprobs)
+        assert_same_loss(seed, ours.loss, theirs.loss * factor, logprobs)
         if theirs.max_length > 1:
-            same_metrics(seed, options, ours.metrics, theirs.metrics)
+            assert_same_metrics(seed, options, ours.metrics, theirs.metrics)
 
 
 @dtypes
@@ -168,9 +168,9 @@ def test_a_step_is_that_of_rloo_trainer(case, dtype):
         batch, logprobs, entropy = draw(seed, dtype)
         theirs = trl_step(RLOOTrainer, batch, logprobs, entropy, **options)
         batch, ours = our_step(algorithm, batch, logprobs, entropy)
-        same_advantages(seed, batch, theirs)
+        assert_same_advantages(seed, batch, theirs)
         factor = theirs.num_rows / max(denominators_of(batch).num_sequences, 1)
-        same_loss(seed, ours.loss, (theirs.loss - theirs.loss_of_empty_rows) * factor, logprobs)
+        assert_same_loss(seed, ours.loss, (theirs.loss - theirs.loss_of_empty_rows) * factor, logprobs)
 
 
 @dtypes
@@ -183,8 +183,8 @@ def test_the_overlong_punishment_of_dapo_is_trls_reward_function(dtype):
         rewards = batch.rewards + 0.5 * batch.rewards.new_tensor(punished)
         theirs = trl_step(GRPOTrainer, batch, logprobs, entropy, rewards, epsilon_high=0.28)
         batch, ours = our_step(algorithm, batch, logprobs, entropy)
-        same_advantages(seed, batch, theirs)
-        same_loss(seed, ours.loss, theirs.loss, logprobs)
+        assert_same_advantages(seed, batch, theirs)
+        assert_same_loss(seed, ours.loss, theirs.loss, logprobs)
 
 
 @dtypes
@@ -196,4 +196,4 @@ def test_the_dual_clip_of_ppo_is_trls_delta(dtype):
         theirs = trl_step(GRPOTrainer, batch, logprobs, entropy, delta=1.3)
         batch = batch.replace(advantages=theirs.advantages)
         ours = algorithm.loss(batch, logprobs, entropy, denominators_of(batch))
-        same_loss(seed, ours.loss, theirs.loss, logprobs)
+        assert_same_loss(seed, ours.loss, theirs.loss, logprobs)
