@@ -14,7 +14,6 @@ from typing import TypeVar
 import torch
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces.algorithm import Needs
 
 Item = TypeVar("Item")
 
@@ -153,11 +152,11 @@ class BatchPlan:
                 cut.append([row])
         return cut
 
-    def rows(self, needs: Needs) -> list[tuple[str, str, str]]:
+    def rows(self, on_policy_pass: str | None = None) -> list[tuple[str, str, str]]:
         """Return name, value and meaning of each resolved size, for the table that a run prints.
 
         Args:
-            needs: The algorithm's.
+            on_policy_pass: Why the policy runs once before the update even when that is exactly on-policy.
         """
         per_pass = (
             f"{self.max_tokens} tokens"
@@ -167,8 +166,8 @@ class BatchPlan:
         old_logprobs = ("skipped", "exactly on-policy: the current logprobs")
         if not self.is_on_policy:
             old_logprobs = ("computed", "several optimizer steps per rollout")
-        elif needs.old_logprobs:
-            old_logprobs = ("computed", "the advantages of the algorithm need them")
+        elif on_policy_pass is not None:
+            old_logprobs = ("computed", on_policy_pass)
         return [
             ("ranks", str(self.world_size), "data-parallel processes"),
             ("prompts a step", str(self.prompts_per_step), f"{self.prompts_per_step // self.world_size} a rank"),

@@ -33,7 +33,7 @@ from rlplug.rewards import RewardRunner
 from rlplug.rng import rng_state, set_rng_state
 from rlplug.rollout.driver import EngineDriver
 from rlplug.rollout.hf import HFRollout
-from rlplug.run_checks import check_algorithm, check_engine, check_sampling
+from rlplug.run_checks import check_algorithm, check_engine, check_max_grad_norm, check_sampling
 from rlplug.strategy import RLFSDP2Strategy
 from rlplug.types import Prompt, Sample, SamplingParams
 from rlplug.update import Update
@@ -178,6 +178,15 @@ class RLModuleSetup(LightningModule):
     def _datamodule(self) -> Any:
         return self.trainer.datamodule  # type: ignore[attr-defined]
 
+    @property
+    def on_policy_pass(self) -> str | None:
+        """Why the policy runs once before each update even when that is exactly on-policy, in a few words."""
+        if self.algorithm.needs.old_logprobs:
+            return "the advantages of the algorithm need them"
+        if self.critic_config is not None and self.critic_config.share_trunk:
+            return "by the pass that computes values"
+        return None
+
     def setup(self, stage: str) -> None:
         """Check what can be checked before anything is loaded."""
         engines = plugins().registry.classes("rollouts").values()
@@ -185,6 +194,7 @@ class RLModuleSetup(LightningModule):
         self.clock = PhaseClock(self.strategy.root_device, self.stall_s)
         if stage == "fit":
             check_sampling(self.sampling, self.validation, bool(self.val_prompts))
+            check_max_grad_norm(self.max_grad_norm, "model.max_grad_norm")
             self.plan = BatchPlan(self.batch_sizes, self.trainer.world_size)
             self.plan.check_longest(self.stream.longest_prompt + self.sampling.max_new_tokens)
             check_algorithm(

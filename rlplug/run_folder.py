@@ -103,7 +103,7 @@ class RunFolder(Callback):
         self._began = time.monotonic()
         self._csv.drop_after(module.rollout_step)
         self._drop_samples_after(module.rollout_step)
-        batch_plan = self._record["batch_plan"] = module.plan.rows(module.algorithm.needs)
+        batch_plan = self._record["batch_plan"] = module.plan.rows(module.on_policy_pass)
         self._record["effects"] = [effect.description for effect in module.effects]
         self._save_record()
         table = Table(

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from rlplug.batching import BatchPlan, BatchSizes, rank_share
 from rlplug.errors import ConfigError
-from rlplug.interfaces import Needs
 
 
 def refusal(world_size=1, **sizes):
@@ -224,7 +223,7 @@ def test_rank_shares_partition_in_order(num_items, world_size):
 
 def test_the_printed_plan_names_what_will_run():
     plan = BatchPlan(BatchSizes(prompts_per_step=8, group_size=4, mini_batch_size=16), world_size=2)
-    table = {name: (value, meaning) for name, value, meaning in plan.rows(Needs())}
+    table = {name: (value, meaning) for name, value, meaning in plan.rows()}
     assert table["ranks"][0] == "2"
     assert table["prompts a step"] == ("8", "4 a rank")
     assert table["completions a step"] == ("32", "groups of 4")
@@ -233,5 +232,15 @@ def test_the_printed_plan_names_what_will_run():
     assert table["micro-batch"][0] == "8 completions"
     assert table["old_logprobs"][0] == "computed"
     budget = BatchPlan(BatchSizes(max_tokens_per_gpu=512), world_size=1)
-    table = {name: value for name, value, _ in budget.rows(Needs())}
+    table = {name: value for name, value, _ in budget.rows()}
     assert (table["micro-batch"], table["old_logprobs"]) == ("512 tokens", "skipped")
+
+
+def test_the_printed_plan_says_when_old_logprobs_are_computed():
+    def row(reason, **sizes):
+        plan = BatchPlan(BatchSizes(prompts_per_step=4, group_size=2, **sizes), 1)
+        return next(rest for name, *rest in plan.rows(reason) if name == "old_logprobs")
+
+    assert row(None) == ["skipped", "exactly on-policy: the current logprobs"]
+    assert row("for the values") == ["computed", "for the values"]
+    assert row("for the values", num_epochs=2) == ["computed", "several optimizer steps per rollout"]
