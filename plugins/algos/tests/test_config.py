@@ -98,7 +98,9 @@ def test_a_punished_buffer_longer_than_any_completion(buffer):
 
 @pytest.mark.parametrize("algorithm", EVERY)
 def test_defaults_are_legal(algorithm):
-    algorithm().setup(RUN)
+    made = algorithm()
+    made.setup(RUN)
+    assert made.run == RUN
 
 
 def test_the_distribution_registers_every_algorithm():
