@@ -1,7 +1,7 @@
 """The batch plan: global algorithmic sizes, resolved per rank, checked, and cut into micro-batches.
 
 ``prompts_per_step``, ``group_size`` and ``mini_batch_size`` are global: they mean the same on 1 GPU and on 64.
-``micro_batch_size_per_gpu`` and ``max_tokens_per_gpu`` only change speed and memory.
+``max_tokens_per_gpu``, ``max_tokens_per_gpu_forward`` and ``micro_batch_size_per_gpu`` only change speed and memory.
 """
 
 from __future__ import annotations
@@ -9,13 +9,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
+from transformers import PretrainedConfig
 
 from rlplug.errors import ConfigError
+from rlplug.partition import schedule
 
 Item = TypeVar("Item")
+Phase = Literal["update", "forward"]
+"""``update``: forward and backward passes. ``forward``: passes in which nothing is trained."""
+
+SMALLEST_DEFAULT_BUDGET = 16384
 
 
 @dataclass
@@ -28,9 +34,12 @@ class BatchSizes:
         mini_batch_size: Completions per optimizer step, over all ranks. By default all of a step's: one update per
             rollout, exactly on-policy.
         num_epochs: Passes over a step's completions.
-        micro_batch_size_per_gpu: Completions per forward and backward pass on one rank.
-        max_tokens_per_gpu: Instead: tokens (padding included) per forward and backward pass on one rank. The plan
-            then sorts completions by length, so that little is padding.
+        micro_batch_size_per_gpu: Completions per pass of one rank (of the ranks that share sequences, where they do),
+            in place of the token budgets.
+        max_tokens_per_gpu: Tokens, of prompts and completions, per forward and backward pass of one rank. By default
+            16384, or twice a rank's part of the longest possible sequence where that is more.
+        max_tokens_per_gpu_forward: Tokens per pass of one rank when nothing is trained: old_logprobs, ref_logprobs and
+            values. By default twice ``max_tokens_per_gpu``, because no activations are kept.
     """
 
     prompts_per_step: int = 32
@@ -39,11 +48,12 @@ class BatchSizes:
     num_epochs: int = 1
     micro_batch_size_per_gpu: int | None = None
     max_tokens_per_gpu: int | None = None
+    max_tokens_per_gpu_forward: int | None = None
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows of the step's batch for one forward and backward pass of one rank."""
+    """Rows of the step's batch for one pass of one rank."""
 
     indices: tuple[int, ...]
     is_filler: bool = False
@@ -53,21 +63,46 @@ class MicroBatch:
 class BatchPlan:
     """Resolved sizes for ``world_size`` ranks.
 
+    Args:
+        sizes: What the user set.
+        world_size: Ranks of the run, each with an engine that generates its share of the prompts.
+        data_size: Ranks, or groups of ranks, that hold different rows in a pass; all by default.
+        sequence_size: Ranks that share the tokens of each row, and with them the token budgets.
+        longest: Tokens of the longest possible prompt and completion; token budgets must hold it.
+        quadratic_cost: A sequence of n tokens is taken to cost ``n + quadratic_cost * n**2``; see
+            :func:`attention_cost`.
+
     Raises:
-        ConfigError: A size does not divide as it must; the message names the nearest values that do.
+        ConfigError: A size does not divide as it must, or is too small; the message names values that work.
     """
 
-    def __init__(self, sizes: BatchSizes, world_size: int) -> None:
+    def __init__(
+        self,
+        sizes: BatchSizes,
+        world_size: int,
+        data_size: int | None = None,
+        sequence_size: int = 1,
+        longest: int | None = None,
+        quadratic_cost: float = 0.0,
+    ) -> None:
         self.world_size = world_size
+        self.data_size = world_size if data_size is None else data_size
+        self.sequence_size = sequence_size
+        self.quadratic_cost = quadratic_cost
         self.prompts_per_step = sizes.prompts_per_step
         self.group_size = sizes.group_size
         self.num_epochs = sizes.num_epochs
         self.num_completions = sizes.prompts_per_step * sizes.group_size
         self.mini_batch_size = self.num_completions if sizes.mini_batch_size is None else sizes.mini_batch_size
-        self.micro_batch_size = sizes.micro_batch_size_per_gpu
-        self.max_tokens = sizes.max_tokens_per_gpu
         self._check(sizes)
         self.num_mini_batches = self.num_completions // self.mini_batch_size
+        self.micro_batch_size = sizes.micro_batch_size_per_gpu
+        self.max_tokens: dict[Phase, int] = {}
+        """Of one rank's pass in each phase; empty when ``micro_batch_size`` decides."""
+        if self.micro_batch_size is None:
+            update = sizes.max_tokens_per_gpu or self._default_budget(longest or 0)
+            self.max_tokens = {"update": update, "forward": sizes.max_tokens_per_gpu_forward or 2 * update}
+            self._check_longest(longest or 0)
 
     def _check(self, sizes: BatchSizes) -> None:
         for name, value in vars(sizes).items():
@@ -80,29 +115,36 @@ class BatchPlan:
                 f"model.batch.prompts_per_step is {sizes.prompts_per_step}, which does not divide over "
                 f"{self.world_size} ranks. Nearest that do: {nearest}."
             )
-        valid = [
-            size
-            for size in range(self.world_size, self.num_completions + 1, self.world_size)
-            if self.num_completions % size == 0
-        ]
+        valid = [size for size in range(self.data_size, self.num_completions + 1) if self.num_completions % size == 0]
         if self.mini_batch_size not in valid:
             raise ConfigError(
                 f"model.batch.mini_batch_size is {self.mini_batch_size}: it must divide the {self.num_completions} "
                 f"completions of a step (prompts_per_step {sizes.prompts_per_step} x group_size {sizes.group_size}) "
-                f"and divide over {self.world_size} ranks. Nearest that do: {_nearest(self.mini_batch_size, valid)}."
+                f"and be at least {self.data_size}, one a rank. "
+                f"Nearest that do: {_nearest(self.mini_batch_size, valid)}."
             )
-        if self.micro_batch_size is not None and self.max_tokens is not None:
-            raise ConfigError(
-                "model.batch.micro_batch_size_per_gpu and model.batch.max_tokens_per_gpu are both set: keep one."
-            )
+        for name in ("max_tokens_per_gpu", "max_tokens_per_gpu_forward"):
+            if sizes.micro_batch_size_per_gpu is not None and getattr(sizes, name) is not None:
+                raise ConfigError(
+                    f"model.batch.micro_batch_size_per_gpu and model.batch.{name} are both set: keep one."
+                )
 
-    def check_longest(self, num_tokens: int) -> None:
-        """Refuse a token budget that the longest possible sequence, of ``num_tokens``, would not fit."""
-        if self.max_tokens is not None and self.max_tokens < num_tokens:
-            raise ConfigError(
-                f"model.batch.max_tokens_per_gpu is {self.max_tokens}, and one sequence can have {num_tokens} tokens "
-                f"(longest prompt and sampling.max_new_tokens): give at least {num_tokens}, twice that is usual."
-            )
+    def _default_budget(self, longest: int) -> int:
+        """Twice the rank's part of the longest sequence, so that passes can be filled evenly."""
+        return -(-max(SMALLEST_DEFAULT_BUDGET * self.sequence_size, 2 * longest) // (1024 * self.sequence_size)) * 1024
+
+    def _check_longest(self, longest: int) -> None:
+        """Refuse a token budget that the longest possible sequence would not fit."""
+        least = -(-longest // self.sequence_size)
+        for name, budget in zip(
+            ("max_tokens_per_gpu", "max_tokens_per_gpu_forward"), self.max_tokens.values(), strict=True
+        ):
+            if budget < least:
+                sharing = f", shared by {self.sequence_size} ranks" if self.sequence_size > 1 else ""
+                raise ConfigError(
+                    f"model.batch.{name} is {budget}, and one sequence can have {longest} tokens{sharing} (longest "
+                    f"prompt and sampling.max_new_tokens): give at least {least}, twice that is usual."
+                )
 
     @property
     def updates_per_step(self) -> int:
@@ -125,32 +167,30 @@ class BatchPlan:
         bounds = [round(num_completions * i / self.num_mini_batches) for i in range(self.num_mini_batches + 1)]
         return [order[start:end] for start, end in itertools.pairwise(bounds) if end > start]
 
-    def micro_batches(self, rows: Sequence[int], lengths: Sequence[int], rank: int) -> list[MicroBatch]:
-        """Return the passes of ``rank`` over ``rows``; every rank gets the same number.
+    def micro_batches(
+        self, rows: Sequence[int], lengths: Sequence[int], rank: int, phase: Phase = "update"
+    ) -> list[MicroBatch]:
+        """Return the passes of ``rank`` over ``rows``, the one with most tokens first; every rank gets the same number.
+
+        All ranks compute the same partition of the rows, which balances what a pass costs each of them and what all
+        passes together do.
 
         Args:
             rows: Of the step's batch; the same on every rank.
             lengths: Tokens of every row of the step's batch.
+            rank: Below ``data_size``; ranks that share sequences give the same.
+            phase: Whose budget holds.
         """
-        shares = [list(rank_share(rows, r, self.world_size)) for r in range(self.world_size)]
-        cuts = [self._cut(share, lengths) for share in shares]
-        num_passes = max(len(cut) for cut in cuts)
-        mine = [MicroBatch(tuple(indices)) for indices in cuts[rank]]
-        filler = MicroBatch((min(rows, key=lambda row: lengths[row]),), is_filler=True)
-        return mine + [filler] * (num_passes - len(mine))
-
-    def _cut(self, rows: list[int], lengths: Sequence[int]) -> list[list[int]]:
-        if self.max_tokens is None:
-            size = self.micro_batch_size or len(rows) or 1
-            return [rows[start : start + size] for start in range(0, len(rows), size)]
-        cut: list[list[int]] = []
-        for row in sorted(rows, key=lambda row: lengths[row], reverse=True):
-            # rows come longest first, so the first row of a micro-batch sets its padded width
-            if cut and lengths[cut[-1][0]] * (len(cut[-1]) + 1) <= self.max_tokens:
-                cut[-1].append(row)
-            else:
-                cut.append([row])
-        return cut
+        tokens = [lengths[row] for row in rows]
+        costs = [num + self.quadratic_cost * num**2 for num in tokens]
+        if self.micro_batch_size is not None:
+            passes = schedule(costs, [1] * len(rows), self.data_size, self.micro_batch_size)
+        else:
+            passes = schedule(costs, tokens, self.data_size, self.max_tokens[phase] * self.sequence_size)
+        # what does not fit in memory fails at once, and later passes fit into the blocks that the allocator has by then
+        passes.sort(key=lambda parts: max(sum(tokens[item] for item in part) for part in parts), reverse=True)
+        filler = MicroBatch((min(rows, key=lengths.__getitem__),), is_filler=True)
+        return [MicroBatch(tuple(rows[item] for item in parts[rank])) if parts[rank] else filler for parts in passes]
 
     def rows(self, on_policy_pass: str | None = None) -> list[tuple[str, str, str]]:
         """Return name, value and meaning of each resolved size, for the table that a run prints.
@@ -158,29 +198,53 @@ class BatchPlan:
         Args:
             on_policy_pass: Why the policy runs once before the update even when that is exactly on-policy.
         """
-        per_pass = (
-            f"{self.max_tokens} tokens"
-            if self.max_tokens is not None
-            else f"{self.micro_batch_size or self.mini_batch_size // self.world_size} completions"
-        )
         old_logprobs = ("skipped", "exactly on-policy: the current logprobs")
         if not self.is_on_policy:
             old_logprobs = ("computed", "several optimizer steps per rollout")
         elif on_policy_pass is not None:
             old_logprobs = ("computed", on_policy_pass)
-        return [
-            ("ranks", str(self.world_size), "data-parallel processes"),
-            ("prompts a step", str(self.prompts_per_step), f"{self.prompts_per_step // self.world_size} a rank"),
+        table = [
+            ("data-parallel ranks", str(self.data_size), "train on different completions"),
+            ("sequence ranks", str(self.sequence_size), "share the tokens of a completion"),
+            ("prompts a step", str(self.prompts_per_step), f"{self.prompts_per_step // self.world_size} an engine"),
             ("completions a step", str(self.num_completions), f"groups of {self.group_size}"),
-            ("mini-batch", str(self.mini_batch_size), f"{self.mini_batch_size // self.world_size} a rank"),
+            ("mini-batch", str(self.mini_batch_size), "completions, over all ranks"),
             (
                 "optimizer steps",
                 f"{self.updates_per_step} a step",
                 f"{self.num_epochs} epoch(s) x {self.num_mini_batches}",
             ),
-            ("micro-batch", per_pass, "per forward and backward pass of a rank"),
+            ("update pass", self._per_pass("update"), "at most, forward and backward of a rank"),
+            ("forward-only pass", self._per_pass("forward"), "at most, where nothing is trained"),
             ("old_logprobs", *old_logprobs),
         ]
+        return [row for row in table if row[0] != "sequence ranks" or self.sequence_size > 1]
+
+    def _per_pass(self, phase: Phase) -> str:
+        if self.micro_batch_size is not None:
+            return f"{self.micro_batch_size} completions"
+        return f"{self.max_tokens[phase]:,} tokens"
+
+
+def attention_cost(config: PretrainedConfig) -> float:
+    """Return what a token of context costs attention, as a share of what a token costs the matrices of the blocks.
+
+    A forward pass over n tokens takes ``2 P n`` FLOPs in matrices with P parameters, and ``2 L H d n**2`` in the causal
+    attention of L layers with H heads of d dimensions: n / 2 keys a query on average, two products, two FLOPs each. The
+    share is ``L H d / P``; the backward pass takes about twice as much of both. Layers with a window or a recurrence
+    count in P alone. An estimate that only decides how even the load of ranks is.
+
+    Args:
+        config: Of a text model in the shape of Llama, with a gated MLP or experts.
+    """
+    hidden, num_heads = config.hidden_size, config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or hidden // num_heads
+    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
+    width = getattr(config, "moe_intermediate_size", None) or getattr(config, "intermediate_size", None) or 4 * hidden
+    width *= getattr(config, "num_experts_per_tok", None) or 1
+    block = 2 * hidden * head_dim * (num_heads + num_kv_heads) + 3 * hidden * width
+    layer_types = getattr(config, "layer_types", None) or ["full_attention"]
+    return float(layer_types.count("full_attention") / len(layer_types) * num_heads * head_dim / block)
 
 
 def rank_share(items: Sequence[Item], rank: int, world_size: int) -> Sequence[Item]:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rlplug.errors import ConfigError
-from rlplug.policy import PolicyConfig, PolicyOutput, load_model
-from rlplug.types import Batch
+from rlplug.loading import empty_model, fill, materialise
+from rlplug.policy import PolicyConfig
 
 
 @dataclass
@@ -67,7 +67,11 @@ class CriticConfig:
         if self.value_coefficient <= 0:
             raise ConfigError(f"model.critic.value_coefficient is {self.value_coefficient}: give a positive number.")
 
-    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    def trunk_source(self, policy: PolicyConfig) -> tuple[PolicyConfig, str]:
+        """Return the model of the critic's own trunk, and the key that names it."""
+        return (policy, "model.policy") if self.trunk is None else (self.trunk, "model.critic.trunk")
+
+    def make_optimizer(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
         # no lambda as the field's default: jsonargparse cannot write one into the resolved configuration
         return torch.optim.AdamW(parameters, lr=1e-5) if self.optimizer is None else self.optimizer(parameters)
 
@@ -97,31 +101,35 @@ class Critic(nn.Module):
         self.trunk = trunk
         self.head = head
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """Return float32 [B, T]: the value of the state after each token."""
-        values: Tensor = self.head(self.trunk(input_ids=input_ids, use_cache=False).last_hidden_state)
+    @property
+    def trunk_prefix(self) -> str:
+        """What names in the trunk's checkpoint have before those in the trunk."""
+        trunk: Any = self.trunk
+        return f"{trunk.base_model_prefix}."
+
+    def forward(self, positions: Tensor, inputs: dict[str, Any]) -> Tensor:
+        """Return float32 [K]: the values of the states at ``positions``, int64 [K], of one row of tokens.
+
+        Args:
+            positions: Where the values are wanted.
+            inputs: Of the trunk's forward method.
+        """
+        values: Tensor = self.head(self.trunk(**inputs).last_hidden_state[0, positions])
         return values
 
 
-def load_critic(config: CriticConfig, policy: PolicyConfig) -> Critic:
-    """Load the critic with a trunk of its own: a causal language model without its output layer."""
-    causal: Any = load_model(config.trunk or policy, key="model.critic.trunk" if config.trunk else "model.policy")
+def empty_critic(config: CriticConfig, policy: PolicyConfig) -> Critic:
+    """Build the critic with a trunk of its own, on the meta device: a causal language model without its output layer.
+
+    The head has its values.
+    """
+    causal: Any = empty_model(*config.trunk_source(policy))
     return Critic(causal.base_model, ValueHead(causal.config.get_text_config().hidden_size, config.seed))
 
 
-def critic_forward(critic: nn.Module, batch: Batch) -> Tensor:
-    """Return float32 [B, T] values, aligned like logprobs: ``[b, t]`` is of the state before token ``t``.
-
-    0 where ``response_mask`` is false.
-    """
-    return _aligned(critic(batch.input_ids)[:, :-1], batch)
-
-
-def head_values(head: nn.Module, output: PolicyOutput, batch: Batch) -> Tensor:
-    """Return the same from a value head on the policy's trunk."""
-    return _aligned(head(output.hidden), batch)
-
-
-def _aligned(values: Tensor, batch: Batch) -> Tensor:
-    missing = batch.input_ids.shape[1] - values.shape[1]
-    return nn.functional.pad(values, (missing, 0)).masked_fill(~batch.response_mask, 0.0)
+def load_critic(config: CriticConfig, policy: PolicyConfig) -> Critic:
+    """Build and fill the same on the CPU, unsharded."""
+    critic = empty_critic(config, policy)
+    materialise(critic, torch.device("cpu"))
+    fill(critic.trunk, *config.trunk_source(policy), prefix=critic.trunk_prefix)
+    return critic

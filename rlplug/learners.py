@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rlplug.critic import CriticConfig, critic_forward, head_values
+from rlplug.critic import CriticConfig
+from rlplug.forward import critic_forward, head_values, policy_forward
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.objectives import (
     CriticObjective,
@@ -18,7 +19,6 @@ from rlplug.objectives import (
     SharedTrunkObjective,
     Trainee,
 )
-from rlplug.policy import policy_forward
 from rlplug.types import Batch, SamplingParams
 
 

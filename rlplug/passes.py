@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlplug.batching import BatchPlan, MicroBatch
+from rlplug.batching import BatchPlan, MicroBatch, Phase
 from rlplug.interfaces.algorithm import Denominators
 from rlplug.objectives import Objective, Share
 from rlplug.strategy import RLFSDP2Strategy
@@ -42,7 +42,7 @@ class Passes:
         Args:
             function: Returns any number of [b, t] tensors for the micro-batch that it gets.
         """
-        micro_batches = self._micro_batches(range(batch.num_sequences), batch)
+        micro_batches = self._micro_batches(range(batch.num_sequences), batch, "forward")
         outputs = [function(self._load(batch, micro)) for micro in micro_batches]
         return [self._assemble(batch, micro_batches, tensors) for tensors in zip(*outputs, strict=True)]
 
@@ -51,11 +51,11 @@ class Passes:
     ) -> MiniBatchResult:
         """Run one mini-batch's forward and backward passes; gradients meet over ranks in the last one."""
         denominators = mini_batch_denominators(batch, rows)
-        micro_batches = self._micro_batches(rows, batch)
+        micro_batches = self._micro_batches(rows, batch, "update")
         shares: list[Share] = []
         for index, micro in enumerate(micro_batches):
             for trainee in objective.trainees:
-                self.strategy.set_gradient_sync(trainee.module, enabled=index == len(micro_batches) - 1)
+                self.strategy.set_last_micro_batch(trainee.module, is_last=index == len(micro_batches) - 1)
             share = objective.share(self._load(batch, micro), denominators)
             backward(share.loss)
             shares.append(share.detach())
@@ -67,14 +67,16 @@ class Passes:
             sampled_logprobs=self._assemble(batch, micro_batches, sampled) if sampled else None,
         )
 
-    def _micro_batches(self, rows: Sequence[int], batch: Batch) -> list[MicroBatch]:
-        return self.plan.micro_batches(rows, batch.lengths, self.strategy.global_rank)
+    def _micro_batches(self, rows: Sequence[int], batch: Batch, phase: Phase) -> list[MicroBatch]:
+        return self.plan.micro_batches(rows, batch.lengths, self.strategy.data_rank, phase)
 
     def _load(self, batch: Batch, micro: MicroBatch) -> Batch:
-        rows = batch.select(micro.indices)
+        """Pack the micro-batch's rows, this rank's part of them, and put them on the device."""
+        rows, strategy = batch.select(micro.indices), self.strategy
         if micro.is_filler:
             rows = rows.replace(response_mask=torch.zeros_like(rows.response_mask))
-        return rows.to(self.strategy.root_device)
+        packed = rows.pack(strategy.sequence_rank, strategy.sequence_size, strategy.sequence_group)
+        return packed.to(strategy.root_device)
 
     def _assemble(self, batch: Batch, micro_batches: Sequence[MicroBatch], tensors: Sequence[Tensor]) -> Tensor:
         """Put rows from all micro-batches and ranks back in their places: float32 [B, T] on the CPU."""
@@ -82,8 +84,8 @@ class Passes:
         for micro, tensor in zip(micro_batches, tensors, strict=True):
             if not micro.is_filler:
                 whole[list(micro.indices), : tensor.shape[1]] = tensor.float()
-        if self.plan.world_size > 1:
-            dist.all_reduce(whole)
+        if self.strategy.data_size > 1:
+            dist.all_reduce(whole, group=self.strategy.data_group)
         return whole.cpu()
 
     def _reduce(
@@ -93,8 +95,8 @@ class Passes:
         if not parts[0]:
             return {}
         values = function(torch.stack([torch.stack([*part.values()]).float() for part in parts]), dim=0)
-        if self.plan.world_size > 1:
-            dist.all_reduce(values, operation)
+        if self.strategy.data_size > 1:
+            dist.all_reduce(values, operation, group=self.strategy.data_group)
         return dict(zip(parts[0], values.tolist(), strict=True))
 
 

@@ -13,14 +13,16 @@ Per-token tensors are aligned with ``input_ids``: entry ``[b, t]`` speaks of tok
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rlplug.errors import ConfigError
+from rlplug.packing import PackedTokens, pack
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 """``stop``: an end token was sampled; ``length``: ``max_new_tokens`` was reached; ``abort``: the engine was told to."""
@@ -217,6 +219,8 @@ class Batch:
     """float32 [B, T]"""
     returns: Tensor | None = None
     """float32 [B, T]: what the critic learns to predict"""
+    packed: PackedTokens | None = None
+    """The same rows without padding, for the networks; only in micro-batches"""
 
     @staticmethod
     def from_samples(samples: Sequence[Sample], pad_token_id: int) -> Batch:
@@ -252,26 +256,36 @@ class Batch:
         """Return a copy with the named tensors exchanged."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
+    def pack(
+        self, sequence_rank: int = 0, sequence_size: int = 1, sequence_group: dist.ProcessGroup | None = None
+    ) -> Batch:
+        """Return the batch, on the CPU, with this rank's part of its rows packed: see :func:`rlplug.packing.pack`."""
+        packed = pack(
+            self.input_ids, self.attention_mask, self.response_mask, sequence_rank, sequence_size, sequence_group
+        )
+        return dataclasses.replace(self, packed=packed)
+
     def select(self, indices: Sequence[int]) -> Batch:
         """Return the rows ``indices``, cut to the longest of them."""
         rows = torch.tensor(indices, dtype=torch.int64)
         longest = int(self.attention_mask[rows].sum(dim=1).max())
 
-        def take(tensor: Tensor | None) -> Tensor | None:
-            if tensor is None:
-                return None
+        def take(tensor: Tensor) -> Tensor:
             return tensor[rows, :longest] if tensor.dim() == 2 else tensor[rows]
 
         return self._map(take)
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on ``device``."""
-        return self._map(lambda tensor: None if tensor is None else tensor.to(device, non_blocking=True))
+        packed = None if self.packed is None else self.packed.to(device)
+        return dataclasses.replace(self._map(lambda tensor: tensor.to(device, non_blocking=True)), packed=packed)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that are present, by name."""
+        """Return the [B] and [B, T] tensors that are present, by name."""
         named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {name: tensor for name, tensor in named.items() if tensor is not None}
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
-    def _map(self, function: Any) -> Batch:
-        return Batch(**{f.name: function(getattr(self, f.name)) for f in dataclasses.fields(self)})
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the rows with ``function`` applied to each tensor, not packed."""
+        changed: Any = {name: function(tensor) for name, tensor in self.tensors().items()}
+        return dataclasses.replace(self, **changed, packed=None)

@@ -16,10 +16,21 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, Qwen2Config
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GPT2Config,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from rlplug.interfaces.rollout import Placement
-from rlplug.policy import PolicyConfig, load_model, load_spec, load_tokenizer
+from rlplug.loading import load_model
+from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
 from rlplug.rollout.buckets import weight_buckets
 from rlplug.rollout.hf import HFRollout
 from rlplug.types import Batch, Prompt, Sample
@@ -29,6 +40,15 @@ torch.set_num_threads(1)  # for models this small, waiting for each other is mos
 TINY_MODEL = Path(__file__).parents[1] / "model"
 VOCABULARY = 32
 """More than the tokenizer's 13, so that top-k and top-p have something to cut."""
+
+
+OTHER_FAMILIES = {
+    "qwen3": Qwen3Config,
+    "gemma": GemmaConfig,
+    "gemma2": Gemma2Config,
+    "gemma3": Gemma3TextConfig,
+    "mistral": MistralConfig,
+}
 
 
 def model_config(family: str) -> Any:
@@ -41,13 +61,18 @@ def model_config(family: str) -> Any:
     if family == "qwen2":
         sizes = {"hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
         return Qwen2Config(**common, **sizes, num_hidden_layers=2, max_position_embeddings=32, tie_word_embeddings=True)
+    if family in OTHER_FAMILIES:
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+        sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3, "max_position_embeddings": 32}
+        windows = {} if family in ("qwen3", "gemma") else {"sliding_window": 5}
+        return OTHER_FAMILIES[family](**common, **heads, **sizes, **windows)
     assert family == "gpt2"  # learned positions, dropout on, tied
     return GPT2Config(**common, n_embd=48, n_layer=3, n_head=4, n_positions=32)
 
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return the folder of ``llama``, ``llama_tied``, ``qwen2`` or ``gpt2``: float32 weights and a tokenizer.
+    """Return the folder of a family, such as ``llama``, ``llama_tied`` or ``gpt2``: float32 weights and a tokenizer.
 
     The weights are large enough for distributions that are far from uniform.
     """
@@ -163,7 +188,7 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def update_batch(make_batch: Callable[..., Batch], model_folder: Callable[[str], Path], load_policy: Any) -> Batch:
     """What ``update_worker.py`` updates on: eleven rows, of which row 8 has no reward and row 9 no completion.
 
-    On two ranks the first gets the long rows: within a token budget it needs more passes than the other.
+    Of 99 tokens: a pass of 16 holds one of the five long rows, or three of the short ones.
     """
     lengths = [(3, 12), (2, 14), (5, 9), (4, 11), (6, 8), (2, 3), (1, 2), (3, 1), (2, 2), (4, 0), (1, 4)]
     batch = make_batch(lengths, seed=4, group_size=3)
@@ -198,6 +223,25 @@ def updated(
             _run_ranks([str(Path(__file__).with_name("update_worker.py")), str(folder), str(world_size)], world_size)
             done[world_size] = (folder, torch.load(folder / "results.pt"))
         return done[world_size]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_ranks() -> Callable[[list[str], int], None]:
+    return _run_ranks
+
+
+@pytest.fixture(scope="session")
+def run_jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, dict[str, Any]], dict[str, Any]]:
+    """Return what the jobs of ``mesh_worker.py``, by name, give on that many processes."""
+
+    def run(world_size: int, jobs: dict[str, Any]) -> dict[str, Any]:
+        path = tmp_path_factory.mktemp(f"jobs-{world_size}") / "jobs.json"
+        path.write_text(json.dumps(jobs))
+        _run_ranks([str(Path(__file__).with_name("mesh_worker.py")), str(path)], world_size)
+        results: dict[str, Any] = torch.load(path.with_name("results.pt"))
+        return results
 
     return run
 

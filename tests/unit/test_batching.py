@@ -6,10 +6,12 @@ import re
 from collections import Counter
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, MixtralConfig, Qwen3Config, Qwen3ForCausalLM
 
-from rlplug.batching import BatchPlan, BatchSizes, rank_share
+from rlplug.batching import BatchPlan, BatchSizes, attention_cost, rank_share
 from rlplug.errors import ConfigError
 
 
@@ -58,8 +60,8 @@ def test_prompts_that_do_not_divide_over_ranks(prompts, world_size, nearest):
     [
         (100, 1, "96 and 192"),  # divides neither
         (20, 4, "16 and 24"),
-        (6, 4, "4 and 8"),  # divides 192, and not over the ranks
-        (1, 4, "4"),
+        (5, 8, "8"),
+        (3, 4, "4"),  # divides 192, and leaves a rank without
         (193, 1, "192"),
         (1000, 2, "192"),
     ],
@@ -68,7 +70,22 @@ def test_mini_batch_that_does_not_divide(mini_batch, world_size, nearest):
     message = refusal(world_size, prompts_per_step=32, group_size=6, mini_batch_size=mini_batch)
     assert message.startswith(f"model.batch.mini_batch_size is {mini_batch}: ")
     assert "192 completions of a step (prompts_per_step 32 x group_size 6)" in message
-    assert message.endswith(f"divide over {world_size} ranks. Nearest that do: {nearest}.")
+    assert message.endswith(f"be at least {world_size}, one a rank. Nearest that do: {nearest}.")
+
+
+def test_a_mini_batch_need_not_divide_over_ranks():
+    sizes = BatchSizes(prompts_per_step=32, group_size=6, mini_batch_size=6)
+    plan = BatchPlan(sizes, world_size=4)
+    assert len(plan.mini_batches(192, 0, seed=0)[0]) == 6
+    assert sorted(len(plan.micro_batches(range(6), [5] * 6, rank)[0].indices) for rank in range(4)) == [1, 1, 2, 2]
+
+
+def test_ranks_that_hold_different_rows_may_be_fewer():
+    """8 processes generate; 2 groups of 4 train."""
+    plan = BatchPlan(BatchSizes(prompts_per_step=8, group_size=2, mini_batch_size=2), 8, data_size=2, sequence_size=4)
+    assert len(plan.micro_batches(range(16), [5] * 16, rank=1)[0].indices) == 8
+    with pytest.raises(ConfigError, match="divide over 8 ranks"):
+        BatchPlan(BatchSizes(prompts_per_step=4), 8, data_size=2, sequence_size=4)
 
 
 @given(prompts=st.integers(1, 12), group=st.integers(1, 6), mini_batch=st.integers(1, 90), world_size=st.integers(1, 4))
@@ -96,18 +113,47 @@ def test_every_named_value_works_and_none_between_does(prompts, group, mini_batc
             assert between in named or problem(**{key: between}, **others) is not None
 
 
-def test_both_micro_batch_sizes():
-    assert refusal(micro_batch_size_per_gpu=4, max_tokens_per_gpu=1000) == (
-        "model.batch.micro_batch_size_per_gpu and model.batch.max_tokens_per_gpu are both set: keep one."
+@pytest.mark.parametrize("key", ["max_tokens_per_gpu", "max_tokens_per_gpu_forward"])
+def test_both_micro_batch_sizes(key):
+    assert refusal(micro_batch_size_per_gpu=4, **{key: 1000}) == (
+        f"model.batch.micro_batch_size_per_gpu and model.batch.{key} are both set: keep one."
     )
 
 
-def test_token_budget_below_the_longest_sequence():
-    plan = BatchPlan(BatchSizes(max_tokens_per_gpu=100), world_size=1)
-    plan.check_longest(100)
-    with pytest.raises(ConfigError, match=r"max_tokens_per_gpu is 100, .* 101 tokens .*: give at least 101"):
-        plan.check_longest(101)
-    BatchPlan(BatchSizes(), world_size=1).check_longest(10**9)
+@pytest.mark.parametrize("key", ["max_tokens_per_gpu", "max_tokens_per_gpu_forward"])
+def test_token_budget_below_the_longest_sequence(key):
+    sizes = BatchSizes(**{"max_tokens_per_gpu": 1000, key: 100})
+    BatchPlan(sizes, world_size=1, longest=100)
+    with pytest.raises(ConfigError, match=rf"{key} is 100, .* 101 tokens \(longest .*: give at least 101"):
+        BatchPlan(sizes, world_size=1, longest=101)
+    BatchPlan(sizes, world_size=4, data_size=1, sequence_size=4, longest=400)
+    with pytest.raises(ConfigError, match=rf"{key} is 100, .* 401 tokens, shared by 4 ranks .*: give at least 101"):
+        BatchPlan(sizes, world_size=4, data_size=1, sequence_size=4, longest=401)
+    BatchPlan(BatchSizes(micro_batch_size_per_gpu=1), world_size=1, longest=10**9)
+
+
+@pytest.mark.parametrize(
+    ("longest", "sequence_size", "budget"),
+    [
+        (None, 1, 16384),
+        (8192, 1, 16384),
+        (8193, 1, 17 * 1024),
+        (40_000, 1, 79 * 1024),
+        (8193, 2, 16384),
+        (65536, 4, 32768),
+        (65537, 4, 33 * 1024),
+    ],
+)
+def test_default_token_budgets(longest, sequence_size, budget):
+    plan = BatchPlan(BatchSizes(), sequence_size, data_size=1, sequence_size=sequence_size, longest=longest)
+    assert plan.max_tokens == {"update": budget, "forward": 2 * budget}
+
+
+def test_the_forward_budget_follows_that_of_the_update_unless_set():
+    assert BatchPlan(BatchSizes(max_tokens_per_gpu=100), 1).max_tokens == {"update": 100, "forward": 200}
+    sizes = BatchSizes(max_tokens_per_gpu=100, max_tokens_per_gpu_forward=50)
+    assert BatchPlan(sizes, 1).max_tokens == {"update": 100, "forward": 50}
+    assert BatchPlan(BatchSizes(max_tokens_per_gpu_forward=50), 1).max_tokens == {"update": 16384, "forward": 50}
 
 
 @given(
@@ -147,70 +193,132 @@ def test_mini_batches_do_not_depend_on_the_number_of_ranks(epoch):
 
 @st.composite
 def splits(draw):
-    """A plan of 1 to 4 ranks by count, by budget or by neither; lengths of a step's rows; a mini-batch of them."""
-    world_size = draw(st.integers(1, 4))
+    """A plan of up to 5 data ranks by count, budgets or neither; lengths of a step's rows; a mini-batch of them."""
+    data_size, sequence_size = draw(st.integers(1, 5)), draw(st.integers(1, 2))
     lengths = draw(st.lists(st.integers(1, 60), min_size=1, max_size=30))
     rows = draw(st.permutations(range(len(lengths))))[: draw(st.integers(1, len(lengths)))]
+    budgets = st.integers(-(-max(lengths) // sequence_size), 200)
     limits = draw(
         st.one_of(
             st.just({}),
             st.fixed_dictionaries({"micro_batch_size_per_gpu": st.integers(1, 8)}),
-            st.fixed_dictionaries({"max_tokens_per_gpu": st.integers(max(lengths), 200)}),
+            st.fixed_dictionaries({"max_tokens_per_gpu": budgets, "max_tokens_per_gpu_forward": budgets}),
         )
     )
-    return BatchPlan(BatchSizes(prompts_per_step=world_size, **limits), world_size), rows, lengths
+    world_size = data_size * sequence_size
+    plan = BatchPlan(
+        BatchSizes(prompts_per_step=world_size, **limits),
+        world_size,
+        data_size,
+        sequence_size,
+        max(lengths),
+        quadratic_cost=draw(st.sampled_from([0.0, 0.01, 1.0])),
+    )
+    return plan, rows, lengths, draw(st.sampled_from(["update", "forward"]))
+
+
+def passes_of(plan, rows, lengths, phase="update"):
+    return [plan.micro_batches(rows, lengths, rank, phase) for rank in range(plan.data_size)]
 
 
 @given(splits())
 def test_micro_batches_of_all_ranks_are_exactly_the_rows(split):
-    plan, rows, lengths = split
-    passes = [plan.micro_batches(rows, lengths, rank) for rank in range(plan.world_size)]
-    seen = Counter(row for mine in passes for micro in mine if not micro.is_filler for row in micro.indices)
-    assert seen == Counter(rows)
-    assert all(micro.indices for mine in passes for micro in mine)
+    seen = Counter(row for mine in passes_of(*split) for micro in mine if not micro.is_filler for row in micro.indices)
+    assert seen == Counter(split[1])
 
 
 @given(splits())
 def test_every_rank_runs_the_same_number_of_passes(split):
-    plan, rows, lengths = split
-    passes = [plan.micro_batches(rows, lengths, rank) for rank in range(plan.world_size)]
-    assert len({len(mine) for mine in passes}) == 1
-    assert any(not micro.is_filler for mine in passes for micro in mine[-1:])  # no pass is filler on every rank
-    for mine in passes:
-        fillers = [micro for micro in mine if micro.is_filler]
-        assert mine[len(mine) - len(fillers) :] == fillers
-        for filler in fillers:
-            (row,) = filler.indices
+    _, rows, lengths, _ = split
+    ranks = passes_of(*split)
+    assert len({len(mine) for mine in ranks}) == 1
+    assert any(not mine[-1].is_filler for mine in ranks)  # no pass is filler on every rank
+    for mine in ranks:
+        assert not any(micro.is_filler for micro in mine[:-1])
+        assert all(micro.indices for micro in mine)
+        if mine[-1].is_filler:
+            (row,) = mine[-1].indices
             assert row in rows
             assert lengths[row] == min(lengths[row] for row in rows)
 
 
 @given(splits())
 def test_micro_batches_respect_their_limit(split):
-    plan, rows, lengths = split
-    for rank in range(plan.world_size):
-        real = [micro for micro in plan.micro_batches(rows, lengths, rank) if not micro.is_filler]
-        for micro in real:
-            if plan.max_tokens is not None:
-                assert len(micro.indices) * max(lengths[row] for row in micro.indices) <= plan.max_tokens
+    plan, rows, lengths, phase = split
+    for mine in passes_of(*split):
+        for micro in mine:
             if plan.micro_batch_size is not None:
                 assert len(micro.indices) <= plan.micro_batch_size
-        if plan.max_tokens is None:
-            share = rank_share(rows, rank, plan.world_size)
-            assert [row for micro in real for row in micro.indices] == list(share)
-            assert len(real) == -(-len(share) // (plan.micro_batch_size or len(rows)))
+            else:
+                assert sum(lengths[row] for row in micro.indices) <= plan.max_tokens[phase] * plan.sequence_size
+    if plan.micro_batch_size is not None:
+        assert len(passes_of(*split)[0]) == -(-len(rows) // (plan.data_size * plan.micro_batch_size))
 
 
-def test_token_budget_packs_by_length():
-    plan = BatchPlan(BatchSizes(max_tokens_per_gpu=20), world_size=1)
-    cut = plan.micro_batches(range(6), [5, 10, 2, 10, 5, 2], rank=0)
-    assert [micro.indices for micro in cut] == [(1, 3), (0, 4, 2, 5)]
+@given(splits())
+def test_the_pass_with_most_tokens_comes_first(split):
+    lengths = split[2]
+    ranks = passes_of(*split)
+    most = [
+        max(sum(lengths[row] for row in micro.indices) for micro in together) for together in zip(*ranks, strict=True)
+    ]
+    assert most == sorted(most, reverse=True)
+
+
+@given(splits(), st.integers(0, 3))
+def test_only_the_set_of_rows_and_their_lengths_count(split, shift):
+    """Nothing but the arguments enters: what ranks compute on their own is the same on all."""
+    plan, rows, lengths, phase = split
+    elsewhere = [row + shift for row in rows]
+    moved = passes_of(plan, elsewhere, [0] * shift + lengths, phase)
+    here = passes_of(plan, rows, lengths, phase)
+    assert [[[row - shift for row in m.indices] for m in mine] for mine in moved] == [
+        [list(m.indices) for m in mine] for mine in here
+    ]
 
 
 @pytest.mark.parametrize(("budget", "rows_each"), [(10, 1), (19, 1), (20, 2), (29, 2), (30, 3)])
 def test_token_budget_is_exact(budget, rows_each):
-    plan = BatchPlan(BatchSizes(max_tokens_per_gpu=budget), world_size=1)
+    plan = BatchPlan(BatchSizes(max_tokens_per_gpu=budget, max_tokens_per_gpu_forward=6 * budget), world_size=1)
     assert len(plan.micro_batches(range(6), [10] * 6, rank=0)[0].indices) == rows_each
+    assert len(plan.micro_batches(range(6), [10] * 6, rank=0, phase="forward")) == 1
+
+
+def test_ranks_that_share_sequences_share_the_budget():
+    plan = BatchPlan(BatchSizes(prompts_per_step=4, max_tokens_per_gpu=10), 4, data_size=1, sequence_size=4)
+    cut = plan.micro_batches(range(8), [10] * 8, rank=0)
+    assert [len(micro.indices) for micro in cut] == [4, 4]
+
+
+def test_tokens_count_and_not_rows_times_the_longest():
+    plan = BatchPlan(BatchSizes(max_tokens_per_gpu=20), world_size=1)
+    cut = plan.micro_batches(range(7), [14, 1, 1, 1, 1, 1, 1], rank=0)
+    assert [sorted(micro.indices) for micro in cut] == [list(range(7))]
+
+
+def test_one_huge_row():
+    """It has a part for itself; the short rows make up for it on the other rank."""
+    plan = BatchPlan(BatchSizes(prompts_per_step=2, max_tokens_per_gpu=100), world_size=2)
+    lengths = [100] + [2] * 50
+    assert [[len(micro.indices) for micro in mine] for mine in passes_of(plan, range(51), lengths)] == [[1], [50]]
+
+
+def test_fewer_rows_than_ranks():
+    plan = BatchPlan(BatchSizes(prompts_per_step=4), world_size=4)
+    assert [[(m.indices, m.is_filler) for m in mine] for mine in passes_of(plan, [7, 2], [0, 0, 9, 0, 0, 0, 0, 5])] == [
+        [((2,), False)],
+        [((7,), False)],
+        [((7,), True)],
+        [((7,), True)],
+    ]
+
+
+@pytest.mark.parametrize(("quadratic_cost", "beside"), [(0.0, 4), (0.5, 1)])
+def test_attention_moves_short_rows_to_the_rank_without_the_long_one(quadratic_cost, beside):
+    """8 + 4 x 2 against 8 x 2 tokens; with ``n + n**2 / 2`` a cost of 40 + 4 against 11 x 4."""
+    plan = BatchPlan(BatchSizes(prompts_per_step=2), world_size=2, quadratic_cost=quadratic_cost)
+    (long,) = (m for mine in passes_of(plan, range(13), [8] + [2] * 12) for m in mine if 0 in m.indices)
+    assert len(long.indices) == 1 + beside
 
 
 @given(num_items=st.integers(0, 40), world_size=st.integers(1, 8))
@@ -222,18 +330,64 @@ def test_rank_shares_partition_in_order(num_items, world_size):
 
 
 def test_the_printed_plan_names_what_will_run():
-    plan = BatchPlan(BatchSizes(prompts_per_step=8, group_size=4, mini_batch_size=16), world_size=2)
-    table = {name: (value, meaning) for name, value, meaning in plan.rows()}
-    assert table["ranks"][0] == "2"
-    assert table["prompts a step"] == ("8", "4 a rank")
-    assert table["completions a step"] == ("32", "groups of 4")
-    assert table["mini-batch"] == ("16", "8 a rank")
-    assert table["optimizer steps"] == ("2 a step", "1 epoch(s) x 2")
-    assert table["micro-batch"][0] == "8 completions"
-    assert table["old_logprobs"][0] == "computed"
-    budget = BatchPlan(BatchSizes(max_tokens_per_gpu=512), world_size=1)
-    table = {name: value for name, value, _ in budget.rows()}
-    assert (table["micro-batch"], table["old_logprobs"]) == ("512 tokens", "skipped")
+    plan = BatchPlan(BatchSizes(prompts_per_step=8, group_size=4, mini_batch_size=16), world_size=2, longest=8193)
+    assert plan.rows() == [
+        ("data-parallel ranks", "2", "train on different completions"),
+        ("prompts a step", "8", "4 an engine"),
+        ("completions a step", "32", "groups of 4"),
+        ("mini-batch", "16", "completions, over all ranks"),
+        ("optimizer steps", "2 a step", "1 epoch(s) x 2"),
+        ("update pass", "17,408 tokens", "at most, forward and backward of a rank"),
+        ("forward-only pass", "34,816 tokens", "at most, where nothing is trained"),
+        ("old_logprobs", "computed", "several optimizer steps per rollout"),
+    ]
+
+
+def test_the_printed_plan_of_other_sizes():
+    def value(name, *args):
+        return next((value for key, value, _ in BatchPlan(*args).rows() if key == name), None)
+
+    by_count = BatchSizes(prompts_per_step=4, micro_batch_size_per_gpu=3)
+    assert value("update pass", by_count, 2) == value("forward-only pass", by_count, 2) == "3 completions"
+    assert value("sequence ranks", by_count, 4, 2, 2) == "2"
+    assert value("data-parallel ranks", by_count, 4, 2, 2) == "2"
+    assert value("sequence ranks", by_count, 2) is None
+
+
+def test_attention_cost_counts_what_the_matrices_have():
+    """Against parameters of real blocks: L H d / P."""
+    for config, model_class in (
+        (
+            LlamaConfig(hidden_size=48, intermediate_size=80, num_attention_heads=6, num_key_value_heads=2),
+            LlamaForCausalLM,
+        ),
+        (Qwen3Config(hidden_size=32, intermediate_size=96, num_attention_heads=4, head_dim=16), Qwen3ForCausalLM),
+    ):
+        config.num_hidden_layers = 3
+        config.layer_types = None if config.model_type == "llama" else ["full_attention"] * 3
+        with torch.device("meta"):
+            model = model_class(config)
+        matrices = sum(p.numel() for p in model.model.layers.parameters() if p.ndim == 2)
+        head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+        assert attention_cost(config) == pytest.approx(3 * config.num_attention_heads * head_dim / matrices)
+
+
+def test_attention_cost_of_other_models():
+    """Qwen3 1.7B as its card has it; experts count as often as a token meets them; windows do not grow."""
+    qwen = Qwen3Config(
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+    )
+    assert attention_cost(qwen) == pytest.approx(28 * 2048 / 1.41e9, rel=0.01)  # 1.4B without embeddings
+    mixtral = MixtralConfig()
+    assert attention_cost(mixtral) == pytest.approx(4096 / (2 * 4096 * 128 * 40 + 3 * 4096 * 2 * 14336))
+    assert attention_cost(GPT2Config()) == pytest.approx(768 / (4 * 768**2 + 3 * 768 * 4 * 768))
+    qwen.layer_types = ["full_attention"] * 7 + ["sliding_attention"] * 21
+    assert attention_cost(qwen) == pytest.approx(7 * 2048 / 1.41e9, rel=0.01)
 
 
 def test_the_printed_plan_says_when_old_logprobs_are_computed():

@@ -146,5 +146,5 @@ def test_a_trunk_that_is_not_there_is_named_by_its_own_key(model_folder):
 @pytest.mark.parametrize("family", ["llama", "llama_tied", "qwen2", "gpt2"])
 def test_every_family_has_a_trunk(family, model_folder):
     critic = load_critic(CriticConfig(), PolicyConfig(path=str(model_folder(family))))
-    assert critic(torch.tensor([[2, 3, 4]])).shape == (1, 3)
+    assert critic(torch.tensor([0, 2]), {"input_ids": torch.tensor([[2, 3, 4]])}).shape == (2,)
     assert not any("lm_head" in name for name, _ in critic.named_parameters())

@@ -1,4 +1,4 @@
-"""The policy's forward pass against plain transformers, and its export. Loading is in test_policy_loading.py."""
+"""The policy's export. Loading is in test_policy_loading.py, forward passes in test_forward.py."""
 
 from __future__ import annotations
 
@@ -6,106 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlplug.policy import PolicyConfig, export_policy, load_tokenizer, policy_forward
-from rlplug.types import SamplingParams
-
-FAMILIES = ["llama", "llama_tied", "qwen2", "gpt2"]
-RAGGED = [(2, 5), (6, 1), (4, 0), (3, 9), (1, 3), (1, 0)]
-
-
-def reference(model, batch, temperature):
-    """Logprobs and entropy, [B, T], from one unpadded forward pass per row, with plain log_softmax."""
-    rows = []
-    for ids, length in zip(batch.input_ids, batch.lengths, strict=True):
-        logp = (model(ids[None, :length]).logits[0, :-1].float() / temperature).log_softmax(dim=-1)
-        chosen = logp[range(length - 1), ids[1:length]]
-        entropy = -(logp.exp() * logp).sum(dim=-1)
-        pad = (1, batch.input_ids.shape[1] - length)
-        rows.append([torch.nn.functional.pad(values, pad) for values in (chosen, entropy)])
-    return (torch.stack(column) * batch.response_mask for column in zip(*rows, strict=True))
-
-
-def gradients_of(model, loss):
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    return dict(zip(names, torch.autograd.grad(loss, parameters, retain_graph=True), strict=True))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_forward_equals_that_of_each_row_alone(family, temperature, model_folder, load_policy, make_batch):
-    policy, batch = load_policy(model_folder(family)).train(), make_batch(RAGGED, seed=1)
-    weights = torch.randn(batch.input_ids.shape)
-    expected, expected_entropy = reference(policy, batch, temperature)
-    output = policy_forward(policy, batch, SamplingParams(temperature=temperature), "gradient")
-    torch.testing.assert_close(output.logprobs, expected, rtol=0, atol=1e-5)
-    torch.testing.assert_close(output.entropy, expected_entropy, rtol=0, atol=1e-5)
-    assert torch.equal(output.sampled_logprobs, output.logprobs)
-    assert not output.sampled_logprobs.requires_grad
-    for ours, theirs in ((output.logprobs, expected), (output.entropy, expected_entropy)):
-        gradients = gradients_of(policy, (ours * weights).sum())
-        for name, gradient in gradients_of(policy, (theirs * weights).sum()).items():
-            round_off = 1e-5 * gradient.abs().max().item()
-            torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=round_off)
-
-
-def test_what_the_padding_holds_changes_nothing(model_folder, load_policy, make_batch):
-    policy, batch = load_policy(model_folder("llama")), make_batch(RAGGED)
-    other = batch.replace(input_ids=batch.input_ids.masked_fill(~batch.attention_mask, 17))
-    outputs = [policy_forward(policy, rows, SamplingParams(), "value") for rows in (batch, other)]
-    assert torch.equal(outputs[0].logprobs, outputs[1].logprobs)
-    assert torch.equal(outputs[0].entropy, outputs[1].entropy)
-
-
-@pytest.mark.parametrize("rows", [[0], [1], [2], [3, 1], [5, 2], [0, 1, 2, 3, 4, 5]])
-def test_untrained_positions_are_zero_however_rows_are_cut(rows, model_folder, load_policy, make_batch):
-    """Were they not, an algorithm's ratio to old_logprobs from another cut would overflow there."""
-    policy, batch = load_policy(model_folder("llama")), make_batch(RAGGED)
-    whole = policy_forward(policy, batch, SamplingParams(top_p=0.9), "value")
-    batch = batch.select(rows)
-    part = policy_forward(policy, batch, SamplingParams(top_p=0.9), "value")
-    for name in ("logprobs", "entropy", "sampled_logprobs"):
-        values = getattr(part, name)
-        assert values.shape == batch.input_ids.shape
-        assert values.dtype == torch.float32
-        assert not values[~batch.response_mask].any()
-        expected = getattr(whole, name)[rows, : values.shape[1]]
-        torch.testing.assert_close(values, expected, rtol=0, atol=1e-5)
-        assert values[batch.response_mask].ne(0).all()
-
-
-def test_nothing_to_train_still_reaches_every_weight(model_folder, load_policy, make_batch):
-    """Every rank must run a backward pass through all of the model, with rows that train or without."""
-    policy = load_policy(model_folder("llama"))
-    for lengths in ([(4, 0), (1, 0)], [(1, 0)]):
-        output = policy_forward(policy, make_batch(lengths), SamplingParams(), "value")
-        gradients = gradients_of(policy, output.logprobs.sum())
-        assert not any(gradient.any() for gradient in gradients.values())
-
-
-def test_entropy_modes(model_folder, load_policy, make_batch):
-    policy, batch = load_policy(model_folder("llama")), make_batch(RAGGED)
-    none, value, gradient = (policy_forward(policy, batch, SamplingParams(), m) for m in ("none", "value", "gradient"))
-    assert not none.entropy.any()
-    assert torch.equal(value.entropy, gradient.entropy)
-    assert value.entropy[batch.response_mask].gt(0).all()
-    assert not none.entropy.requires_grad
-    assert not value.entropy.requires_grad
-    assert gradient.entropy.requires_grad
-    assert value.logprobs.requires_grad
-
-
-def test_sampled_logprobs_are_of_the_truncated_distribution(model_folder, load_policy, make_batch):
-    policy, batch = load_policy(model_folder("llama")), make_batch(RAGGED)
-    sampling = SamplingParams(temperature=0.7, top_k=5)
-    output = policy_forward(policy, batch, sampling, "none")
-    for row, position in batch.response_mask.nonzero().tolist():
-        tokens = batch.input_ids[row].tolist()
-        with torch.no_grad():
-            logits = policy(torch.tensor([tokens[:position]])).logits[0, -1] / 0.7
-        kept = {*logits.topk(5).indices.tolist(), tokens[position]}
-        expected = logits[tokens[position]] - logits[sorted(kept)].logsumexp(dim=0)
-        assert output.sampled_logprobs[row, position].item() == pytest.approx(expected.item(), abs=1e-5)
-    assert (output.sampled_logprobs > output.logprobs)[batch.response_mask].all()
+from rlplug.export import export_policy
+from rlplug.policy import PolicyConfig, load_tokenizer
 
 
 @pytest.mark.parametrize("family", ["llama", "llama_tied"])

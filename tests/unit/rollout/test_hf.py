@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlplug.errors import ConfigError, RunError
-from rlplug.policy import policy_forward
+from rlplug.forward import policy_forward
 from rlplug.rollout.buckets import weight_buckets
 from rlplug.rollout.requests import make_requests, to_samples
 from rlplug.types import Batch, Prompt, Request, SamplingParams
@@ -66,7 +66,7 @@ def test_logprobs_are_those_of_the_trainer(family, sampling, model_folder, load_
     tasks = [Prompt(uid=str(i), token_ids=prompt, text="") for i, prompt in enumerate(PROMPTS)]
     samples = to_samples(tasks, range(len(tasks)), engine.generate(requests, sampling), TextlessTokenizer())
     batch = Batch.from_samples(samples, pad_token_id=0)
-    trainer = policy_forward(policy.train(), batch, sampling, "none").sampled_logprobs
+    trainer = policy_forward(policy.train(), batch.pack(), sampling, "none").sampled_logprobs
     assert batch.response_mask.sum() > 100
     assert trainer[batch.response_mask].std() > 0.1  # not all the same
     torch.testing.assert_close(trainer, batch.rollout_logprobs, rtol=0, atol=1e-5)
@@ -113,6 +113,7 @@ def test_greedy_is_that_of_transformers(family, model_folder, load_policy, start
     policy = load_policy(model_folder(family)).eval()
     engine = start_engine(model_folder(family), policy)
     ours = engine.generate(requests_of(PROMPTS), SamplingParams(12, temperature=0))
+    policy.set_attn_implementation("sdpa")
     for prompt, completion in zip(PROMPTS, ours, strict=True):
         ids = torch.tensor([prompt])
         theirs = policy.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12)

@@ -1,0 +1,185 @@
+"""Attention inside the sequences of a packed row, registered with transformers under the name ``packed``.
+
+On CUDA in half precision it is torch's variable-length flash attention; elsewhere sequences are padded inside this
+one call. With sequence parallelism (DeepSpeed-Ulysses, arXiv 2309.14509) ranks exchange their parts of the row for
+heads of the whole row before, and back after.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface
+
+from rlplug.errors import ConfigError
+
+NAME: Final = "packed"
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int | None = None,
+    sequence_group: dist.ProcessGroup | None = None,
+    **unused: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention; the signature is that of transformers' attention functions.
+
+    Args:
+        module: The attention layer.
+        query: [1, H, n, head_dim].
+        key: [1, H_kv, n, head_dim]; H is a multiple of H_kv.
+        value: The same.
+        attention_mask: None: borders say it all.
+        scaling: Of the products; 1 / sqrt(head_dim) by default.
+        sliding_window: Keys that a query sees, its own position included.
+        softcap: ``c`` in ``c tanh(x / c)`` of the products.
+        cu_seq_lens_q: int32 [S + 1]: borders in the row of all ranks. Without them each row is one sequence.
+        max_length_q: Tokens of the longest sequence.
+        sequence_group: Ranks that hold the other parts of the row.
+        unused: What transformers passes besides.
+
+    Returns:
+        [1, n, H, head_dim], and no weights.
+    """
+    if unused.get("s_aux") is not None or not getattr(module, "is_causal", True):
+        raise ConfigError(
+            f"{type(module).__name__} has attention sinks or is not causal, which packed attention lacks: set "
+            "model.policy.attn_implementation to one of transformers' that has them, such as eager."
+        )
+    assert key.shape[2] == query.shape[2], "packed attention takes whole sequences, and no cache"
+    batch_size, _, length, _ = query.shape
+    if cu_seq_lens_q is None or max_length_q is None:
+        cu_seq_lens_q = torch.arange(batch_size + 1, device=query.device, dtype=torch.int32) * length
+        max_length_q = length
+    query, key, value = (states.transpose(0, 1).flatten(1, 2) for states in (query, key, value))
+    if sequence_group is not None:
+        query, key, value = sequences_to_heads(query, key, value, sequence_group)
+    window = None if sliding_window is None or sliding_window >= max_length_q else sliding_window
+    if uses_flash(query, value, softcap):
+        output = _flash(query, key, value, cu_seq_lens_q, max_length_q, scaling, window)
+    else:
+        output = _padded(query, key, value, cu_seq_lens_q, max_length_q, scaling, window, softcap)
+    if sequence_group is not None:
+        output = heads_to_sequences(output, sequence_group)
+    return output.view(-1, batch_size, length, output.shape[-1]).permute(1, 2, 0, 3), None
+
+
+AttentionInterface.register(NAME, packed_attention)
+
+# torch 2.11 takes fewer key-value than query heads without being told
+GROUPED: Final[dict[str, Any]] = (
+    {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+)
+
+
+def uses_flash(query: Tensor, value: Tensor, softcap: float | None) -> bool:
+    """Return whether torch's variable-length flash attention can compute this."""
+    fits = query.shape[-1] == value.shape[-1] <= 256 and query.shape[-1] % 8 == 0
+    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and softcap is None and fits
+
+
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, borders: Tensor, longest: int, scale: float | None, window: int | None
+) -> Tensor:
+    """[heads, N, head_dim] each."""
+    output: Any = varlen_attn(
+        query.transpose(0, 1),
+        key.transpose(0, 1),
+        value.transpose(0, 1),
+        cu_seq_q=borders,
+        cu_seq_k=borders,
+        max_q=longest,
+        max_k=longest,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        **GROUPED,
+    )
+    return output.transpose(0, 1)  # type: ignore[no-any-return]
+
+
+def _padded(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    borders: Tensor,
+    longest: int,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """[heads, N, head_dim] each: pad sequences to ``longest``, attend, and take the padding out again."""
+    num_tokens = query.shape[1]
+    steps = torch.arange(longest, device=query.device)
+    places = (borders[:-1, None] + steps).clamp(max=num_tokens - 1)  # [S, longest]; causality hides what is too much
+    query, key, value = (states[:, places].transpose(0, 1) for states in (query, key, value))
+    distance = steps[:, None] - steps
+    seen = (distance >= 0) & (distance < (window or longest))
+    if softcap is not None:
+        output = _softcapped(query, key, value, seen, scale, softcap)
+    else:
+        mask: dict[str, Any] = {"is_causal": True} if window is None else {"attn_mask": seen}
+        output = nn.functional.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=True, **mask)
+    tokens = torch.arange(num_tokens, device=query.device)
+    sequence = torch.searchsorted(borders[1:], tokens, right=True)
+    return output[sequence, :, tokens - borders[sequence]].transpose(0, 1)
+
+
+def _softcapped(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float | None, softcap: float) -> Tensor:
+    """Gemma 2's attention (arXiv 2408.00118, section 2), which no kernel of torch computes."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
+    products = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    products = (softcap * torch.tanh(products / softcap)).masked_fill(~seen, -torch.inf)
+    weights: Tensor = products.softmax(dim=-1, dtype=torch.float32).to(query.dtype) @ value
+    return weights
+
+
+def sequences_to_heads(
+    query: Tensor, key: Tensor, value: Tensor, group: dist.ProcessGroup
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Exchange [heads, n, head_dim] of all heads for [heads / ranks, N, head_dim] of the whole row, in one call.
+
+    Raises:
+        ConfigError: The heads do not divide over the ranks.
+    """
+    size = group.size()
+    if query.shape[0] % size or (key.shape[0] % size and size % key.shape[0]):
+        raise ConfigError(
+            f"trainer.strategy.init_args.sequence is {size}, and the model has {query.shape[0]} attention heads and "
+            f"{key.shape[0]} key-value heads on a rank: take a size that divides the first, and divides the second or "
+            "is a multiple of it."
+        )
+    repeats = max(1, size // key.shape[0])
+    key, value = (states.repeat_interleave(repeats, dim=0) for states in (key, value))
+    parts = [states.view(size, -1, *states.shape[1:]) for states in (query, key, value)]
+    received = _all_to_all(torch.cat(parts, dim=1), group)  # [ranks, heads / ranks, n, head_dim], the row's parts
+    whole = received.transpose(0, 1).flatten(1, 2)
+    query, key, value = torch.split(whole, [part.shape[1] for part in parts])
+    return query, key, value
+
+
+def heads_to_sequences(output: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Exchange [heads / ranks, N, head_dim] back for [heads, n, head_dim]."""
+    parts = output.reshape(len(output), group.size(), -1, output.shape[-1]).transpose(0, 1)
+    return _all_to_all(parts, group).flatten(0, 1)
+
+
+def _all_to_all(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Send ``parts[r]`` to rank ``r`` of the group and return what the ranks sent, in their order."""
+    sizes = [1] * group.size()
+    received: Tensor = all_to_all_single_autograd(parts.contiguous(), sizes, sizes, group)
+    return received

@@ -1,0 +1,136 @@
+"""Rows of a micro-batch laid end to end in one row, without padding.
+
+Shape legend, besides that of ``types.py``:
+    N  tokens of all rows
+    n  tokens of this rank's part of the packed row: N, or with sequence parallelism N / sequence_size, rounded up
+    S  sequences in the packed row
+    K  tokens that train, among those that this rank predicts
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PackedTokens:
+    """A packed row, and where its predictions belong in the [B, T] rows that it was made of."""
+
+    input_ids: Tensor
+    """int64 [1, n]"""
+    position_ids: Tensor
+    """int64 [1, n]: each sequence counts from 0"""
+    cu_seqlens: Tensor
+    """int32 [S + 1]: where sequences begin and end in the whole row of N tokens"""
+    max_length: int
+    """Tokens of the longest sequence."""
+    predicting: Tensor
+    """int64 [K]: the positions, of n, whose next token trains; never empty"""
+    targets: Tensor
+    """int64 [K]: those next tokens"""
+    slots: Tensor
+    """int64 [K]: ``b * T + t`` of each in the rows; ``B * T`` for one that belongs nowhere"""
+    shape: tuple[int, int]
+    """B, T"""
+    sequence_group: dist.ProcessGroup | None = None
+    """The ranks that hold the other parts of the row."""
+
+    def model_inputs(self) -> dict[str, Any]:
+        """Return what a transformers model is called with, attention's keyword arguments included."""
+        inputs: dict[str, Any] = {
+            "input_ids": self.input_ids,
+            "position_ids": self.position_ids,
+            "use_cache": False,
+            "cu_seq_lens_q": self.cu_seqlens,
+            "cu_seq_lens_k": self.cu_seqlens,
+            "max_length_q": self.max_length,
+            "max_length_k": self.max_length,
+        }
+        return inputs if self.sequence_group is None else inputs | {"sequence_group": self.sequence_group}
+
+    def unpack(self, values: Tensor) -> Tensor:
+        """Return float [B, T] with ``values`` [K] in their places and 0 elsewhere, the same on all sequence ranks."""
+        num_slots = self.shape[0] * self.shape[1]
+        grid = values.new_zeros(num_slots + 1).scatter(0, self.slots, values)[:num_slots].view(self.shape)
+        if self.sequence_group is None:
+            return grid
+        whole: Tensor = _SumOfParts.apply(grid, self.sequence_group)  # type: ignore[no-untyped-call]
+        return whole
+
+    def to(self, device: torch.device | str) -> PackedTokens:
+        """Return the same on ``device``."""
+        named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        moved: Any = {name: t.to(device, non_blocking=True) for name, t in named.items() if isinstance(t, Tensor)}
+        return dataclasses.replace(self, **moved)
+
+
+def pack(
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    response_mask: Tensor,
+    sequence_rank: int = 0,
+    sequence_size: int = 1,
+    sequence_group: dist.ProcessGroup | None = None,
+) -> PackedTokens:
+    """Pack right-padded rows.
+
+    Args:
+        input_ids: int64 [B, T], on the CPU: lengths are read.
+        attention_mask: bool [B, T]: real tokens.
+        response_mask: bool [B, T]: tokens that train. The first token of a row is predicted by none.
+        sequence_rank: Which part of the row this rank gets.
+        sequence_size: How many ranks share it. The row is filled up to a multiple of that with a sequence of its own.
+        sequence_group: Those ranks.
+    """
+    lengths = attention_mask.sum(dim=1)
+    starts = lengths.cumsum(0) - lengths
+    num_tokens = int(lengths.sum())
+    filling = -num_tokens % sequence_size
+    borders = torch.cat([starts, torch.tensor([num_tokens] + [num_tokens + filling] * (filling > 0))])
+    positions = torch.arange(input_ids.shape[1]).expand_as(input_ids)
+    ids = torch.cat([input_ids[attention_mask], torch.zeros(filling, dtype=torch.int64)])
+    position_ids = torch.cat([positions[attention_mask], torch.arange(filling)])
+
+    size = (num_tokens + filling) // sequence_size
+    first = sequence_rank * size
+    rows, columns = (response_mask & attention_mask)[:, 1:].nonzero(as_tuple=True)
+    predicting = starts[rows] + columns - first  # token columns + 1 is predicted where token columns is read
+    mine = (predicting >= 0) & (predicting < size)
+    rows, columns, predicting = rows[mine], columns[mine] + 1, predicting[mine]
+    slots, targets = rows * input_ids.shape[1] + columns, input_ids[rows, columns]
+    if not len(predicting):  # a pass must still run, for the collectives in it
+        predicting, targets, slots = torch.zeros(1, dtype=torch.int64), ids[:1], torch.tensor([input_ids.numel()])
+    return PackedTokens(
+        input_ids=ids[None, first : first + size],
+        position_ids=position_ids[None, first : first + size],
+        cu_seqlens=borders.to(torch.int32),
+        max_length=max(int(lengths.max()), filling),
+        predicting=predicting,
+        targets=targets,
+        slots=slots,
+        shape=(input_ids.shape[0], input_ids.shape[1]),
+        sequence_group=sequence_group if sequence_size > 1 else None,
+    )
+
+
+class _SumOfParts(torch.autograd.Function):
+    """Adds up what the ranks of a group hold; each rank's part gets the gradient of the sum as it is.
+
+    Every rank goes on to compute the same loss from the sum, so the gradient is whole on each already.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        whole = part.clone()
+        dist.all_reduce(whole, group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
