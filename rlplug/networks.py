@@ -1,71 +1,102 @@
-"""The networks of a run: how each is loaded, edited and sharded."""
+"""The networks of a run: each is built without memory, edited, sharded, and then filled with its weights."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from rlplug.critic import CriticConfig, ValueHead, load_critic
+from rlplug.critic import CriticConfig, ValueHead, empty_critic
 from rlplug.errors import ConfigError
-from rlplug.interfaces.optimization import Effect, Optimization
-from rlplug.policy import PolicyConfig, load_model
+from rlplug.interfaces.optimization import Effect, Network, Optimization
+from rlplug.loading import empty_model, fill, materialise
+from rlplug.policy import PolicyConfig
 from rlplug.strategy import RLFSDP2Strategy
 
 
 def build_policy(
     config: PolicyConfig, optimizations: Sequence[Optimization], strategy: RLFSDP2Strategy
 ) -> tuple[nn.Module, list[Effect]]:
-    """Return the sharded policy, and what the optimizations changed.
+    """Return the sharded policy; how its weights came and what the optimizations changed.
 
     Raises:
-        ConfigError: The model cannot be loaded, or an optimization took no effect.
+        ConfigError: The model cannot be loaded or split, or an optimization took no effect.
     """
-    policy = load_model(config)
-    for optimization in optimizations:
-        optimization.before_shard(policy)
-    _shard(policy, config.torch_dtype, strategy)
-    effects: list[Effect] = []
-    for optimization in optimizations:
-        optimization.after_shard(policy)
-        found = optimization.effects()
-        if not found:
-            raise ConfigError(
-                f"{type(optimization).__name__} took no effect on {config.path}: remove it from model.optimizations."
-            )
-        effects += found
-    return policy, effects
+    policy = empty_model(config)
+    effects = _edit_and_shard("policy", policy, config, optimizations, strategy)
+    return policy, [fill(policy, config), *effects]
 
 
-def build_reference(config: PolicyConfig | None, policy: PolicyConfig, strategy: RLFSDP2Strategy) -> nn.Module:
-    """Return the frozen reference policy: ``config``, or the policy's initial model."""
-    reference = load_model(policy) if config is None else load_model(config, key="model.reference")
-    _shard(reference, (config or policy).torch_dtype, strategy)
-    return reference.requires_grad_(False).eval()
+def build_reference(
+    config: PolicyConfig | None,
+    policy: PolicyConfig,
+    optimizations: Sequence[Optimization],
+    strategy: RLFSDP2Strategy,
+) -> tuple[nn.Module, list[Effect]]:
+    """Return the frozen reference policy, ``config`` or the policy's initial model, and its effects."""
+    chosen, key = (policy, "model.policy") if config is None else (config, "model.reference")
+    reference = empty_model(chosen, key)
+    effects = _edit_and_shard("reference", reference, chosen, optimizations, strategy)
+    effects = [fill(reference, chosen, key), *effects]
+    return reference.requires_grad_(False).eval(), _of_network("reference", effects)
 
 
 def build_critic(
-    config: CriticConfig, policy: Any, policy_config: PolicyConfig, strategy: RLFSDP2Strategy
-) -> nn.Module:
-    """Return the critic, or with a shared trunk its head. A head is an FSDP unit of its own, in float32.
+    config: CriticConfig,
+    policy: Any,
+    policy_config: PolicyConfig,
+    optimizations: Sequence[Optimization],
+    strategy: RLFSDP2Strategy,
+) -> tuple[nn.Module, list[Effect]]:
+    """Return the critic, or with a shared trunk its head, and its effects. A head is a float32 FSDP unit of its own.
 
     Args:
         config: The critic's.
         policy: The model that a shared trunk belongs to.
         policy_config: Names the trunk when ``config`` does not.
+        optimizations: Edit a trunk that is the critic's own.
         strategy: Shards.
     """
     if config.share_trunk:
         head = ValueHead(policy.config.get_text_config().hidden_size, config.seed)
-        return _shard(head, torch.float32, strategy)
-    critic = load_critic(config, policy_config)
-    _shard(critic.head, torch.float32, strategy)
-    return _shard(critic, (config.trunk or policy_config).torch_dtype, strategy)
+        strategy.shard(head, torch.float32)
+        return head, []
+    trunk, key = config.trunk_source(policy_config)
+    critic = empty_critic(config, policy_config)
+    strategy.shard(critic.head, torch.float32)
+    effects = _edit_and_shard("critic", critic, trunk, optimizations, strategy)
+    effects = [fill(critic.trunk, trunk, key, critic.trunk_prefix), *effects]
+    return critic, _of_network("critic", effects)
 
 
-def _shard(model: nn.Module, dtype: torch.dtype, strategy: RLFSDP2Strategy) -> nn.Module:
-    model.to(strategy.root_device)
-    strategy.shard(model, dtype)
-    return model
+def _edit_and_shard(
+    network: Network,
+    model: nn.Module,
+    config: PolicyConfig,
+    optimizations: Sequence[Optimization],
+    strategy: RLFSDP2Strategy,
+) -> list[Effect]:
+    """Shard an empty model between the edits of the optimizations that apply to it, and give it memory."""
+    chosen = [copy.deepcopy(optimization) for optimization in optimizations if network in optimization.applies_to]
+    for optimization in chosen:
+        optimization.before_shard(model)
+    strategy.shard(model, config.torch_dtype)
+    materialise(model, strategy.root_device)
+    effects: list[Effect] = []
+    for optimization in chosen:
+        optimization.after_shard(model)
+        found = optimization.effects()
+        if not found:
+            raise ConfigError(
+                f"{type(optimization).__name__} took no effect on the {network}, {config.path}: remove it from "
+                "model.optimizations."
+            )
+        effects += found
+    return effects
+
+
+def _of_network(network: Network, effects: Sequence[Effect]) -> list[Effect]:
+    return [Effect(f"{network}: {effect.description}") for effect in effects]

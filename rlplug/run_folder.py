@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from rlplug.checkpoint import newest_checkpoint, run_dir_of
+from rlplug.export import export_policy
 from rlplug.metrics_csv import MetricsCSV
 from rlplug.plugin_manager import describe, plugins
-from rlplug.policy import export_policy
 from rlplug.types import RewardError, Sample
 
 if TYPE_CHECKING:

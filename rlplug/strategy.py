@@ -1,87 +1,184 @@
 """``RLFSDP2Strategy``: Lightning's model-parallel strategy with what RL adds to it.
 
-On one process or many, on CPU (gloo) or GPU (NCCL), it is the same code path: parameters are FSDP2 shards over one
-data-parallel axis. Upstream's strategy leaves sharding, gradient synchronisation and mixed-mesh clipping to the
-module, so they live here, beside the mesh.
+On one process or many, on CPU (gloo) or GPU (NCCL), it is the same code path: parameters are FSDP2 shards. Upstream's
+strategy leaves sharding, gradient synchronisation and mixed-mesh clipping to the module, so they live here, beside the
+mesh.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from transformers import PreTrainedModel
+
+from rlplug.mesh import MeshSizes, build_mesh, data_mesh, weights_mesh
+from rlplug.ops.clip_grad import scale_to_norm, total_norm
+from rlplug.saving import BackgroundWriter
+from rlplug.tensor_parallel import parallelize
 
 Item = TypeVar("Item")
 
 
 class RLFSDP2Strategy(ModelParallelStrategy):
-    """FSDP2 over all processes.
+    """FSDP2 over a mesh of four axes: replicate, shard, sequence and tensor.
+
+    Ranks of the shard axis, which is what the other sizes leave of all ranks, each keep a part of every weight.
 
     Args:
+        replicate: Groups of ranks that each hold a whole copy of the weights (HSDP). Gathering stays inside a group,
+            such as a host, and only gradients cross; 1 shards over all ranks.
+        sequence: Ranks that share the tokens of a row (Ulysses), for long sequences.
+        tensor: Ranks that share each matrix of a block (tensor parallelism), for blocks too large for one device.
         reshard_after_forward: Free a block's gathered parameters after its forward pass and gather them again for
             the backward pass: less memory, more communication.
+        reshard_after_backward: Free gathered parameters after every backward pass. ``false`` keeps them for a
+            mini-batch's other micro-batches, which then gather nothing: together with
+            ``reshard_after_forward: false`` a mini-batch gathers once.
+        sync_every_micro_batch: Reduce gradients in each micro-batch rather than only in a mini-batch's last: more
+            communication, and no gradients of whole parameters are kept in between.
         timeout_s: Deadline of every collective; past it the run stops rather than hang.
         process_group_backend: ``nccl`` or ``gloo``; by default what fits the accelerator.
     """
 
     def __init__(
         self,
+        replicate: int = 1,
+        sequence: int = 1,
+        tensor: int = 1,
         reshard_after_forward: bool = True,
+        reshard_after_backward: bool = True,
+        sync_every_micro_batch: bool = False,
         timeout_s: float = 1800.0,
         process_group_backend: str | None = None,
     ) -> None:
-        super().__init__(
-            tensor_parallel_size=1,
-            process_group_backend=process_group_backend,
-            timeout=timedelta(seconds=timeout_s),
-        )
+        super().__init__(process_group_backend=process_group_backend, timeout=timedelta(seconds=timeout_s))
+        self._axes = {"replicate": replicate, "sequence": sequence, "tensor": tensor}
         self.reshard_after_forward = reshard_after_forward
+        self.reshard_after_backward = reshard_after_backward
+        self.sync_every_micro_batch = sync_every_micro_batch
 
     def setup_environment(self) -> None:
-        # upstream's "auto" means the number of nodes, not of processes
-        self._data_parallel_size = self.num_nodes * self.num_processes
-        super().setup_environment()
+        """Join the processes and lay the mesh over them; upstream's has two axes.
+
+        Raises:
+            ConfigError: The sizes of the axes do not divide the processes.
+        """
+        sizes = MeshSizes.from_world(self.num_nodes * self.num_processes, **self._axes)
+        self._setup_distributed()
+        self._device_mesh = build_mesh(self.root_device.type, sizes)
+        self._weights_mesh = weights_mesh(self._device_mesh)
+        self._data_mesh = data_mesh(self._device_mesh)
+        assert self.lightning_module is not None
+        self.lightning_module._device_mesh = self._device_mesh
+
+    # ---- the mesh -------------------------------------------------------------------------------------------------
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh over all ranks, with the axes replicate, shard, sequence and tensor."""
+        return self.device_mesh
+
+    @property
+    def data_size(self) -> int:
+        """Number of parts that rows are spread over: ranks of the replicate and shard axes."""
+        return self._data_mesh.size()
+
+    @property
+    def data_rank(self) -> int:
+        """Which of ``data_size`` parts this rank computes; ranks of one sequence or tensor group compute the same."""
+        return self._data_mesh.get_local_rank()
+
+    @property
+    def data_group(self) -> dist.ProcessGroup:
+        """Ranks that compute other rows, at this rank's place on the sequence and tensor axes."""
+        return self._data_mesh.get_group()
+
+    @property
+    def sequence_size(self) -> int:
+        """Ranks that share the tokens of a row."""
+        return self.mesh["sequence"].size()
+
+    @property
+    def sequence_rank(self) -> int:
+        """Which part of each row is this rank's."""
+        return self.mesh["sequence"].get_local_rank()
+
+    @property
+    def sequence_group(self) -> dist.ProcessGroup | None:
+        """Ranks that share the tokens of this rank's rows; ``None`` when it has them to itself."""
+        return self.mesh["sequence"].get_group() if self.sequence_size > 1 else None
+
+    @property
+    def tensor_size(self) -> int:
+        """Ranks that share each matrix of a block."""
+        return self.mesh["tensor"].size()
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.data_size, "rank": self.data_rank}
+
+    # ---- sharding -------------------------------------------------------------------------------------------------
 
     def shard(self, model: nn.Module, dtype: torch.dtype) -> None:
-        """Shard ``model`` in place, one FSDP unit per transformer block and one for the rest.
+        """Shard ``model`` in place, over the tensor axis first and then by FSDP; it may lie on the meta device.
 
+        FSDP units are the transformer blocks, the input embeddings, the output layer, and the model for the rest.
         Passes run in ``dtype``; shards, optimizer and gradient reduction stay float32. Gradients are *summed* over
         ranks, because losses are divided by global denominators.
+
+        Raises:
+            ConfigError: The model cannot be split over the tensor axis.
         """
+        if self.tensor_size > 1:
+            parallelize(model, self.mesh["tensor"])
         options: dict[str, Any] = {
-            "mesh": self.device_mesh["data_parallel"],
+            "mesh": self._weights_mesh,
             "reshard_after_forward": self.reshard_after_forward,
             "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
         }
-        for block in transformer_blocks(model):
-            fully_shard(block, **options)
-        fully_shard(model, **options)
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)  # or a factor becomes PREMUL_SUM, which gloo lacks
+        for module in [*transformer_blocks(model), *untied_embeddings(model), model]:
+            fully_shard(module, **options)
+        for unit in fsdp_units(model):
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)  # or a factor becomes PREMUL_SUM, which gloo lacks
+        model.register_forward_hook(_reshard_without_gradients)
 
-    def set_gradient_sync(self, model: nn.Module, enabled: bool) -> None:
-        """Reduce gradients over ranks in the backward passes to come, or only accumulate them on this rank."""
+    def set_last_micro_batch(self, model: nn.Module, is_last: bool) -> None:
+        """Say whether the backward pass to come is a mini-batch's last, in which gradients meet over ranks."""
         assert isinstance(model, FSDPModule)
-        model.set_requires_gradient_sync(enabled)
+        model.set_requires_gradient_sync(is_last or self.sync_every_micro_batch)
+        model.set_requires_all_reduce(is_last)  # between replicas: their part of the sum may wait
+        model.set_reshard_after_backward(is_last or self.reshard_after_backward)
 
-    @torch.no_grad()
     def clip_grad_norm(self, model: nn.Module, max_norm: float | None) -> float:
         """Scale gradients to a global norm of at most ``max_norm`` and return the norm before scaling."""
-        parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-        norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        gradients: list[Any] = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        norm = total_norm(gradients)
         if max_norm is not None and torch.isfinite(norm):
-            nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+            scale_to_norm(gradients, norm, max_norm)
         return float(norm)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return the shards where they are: upstream's copies on the host would lie beside those of the writer."""
+        assert self.model is not None
+        return get_model_state_dict(self.model)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
+        """Write a checkpoint, or let a :class:`BackgroundWriter`, given as ``storage_options``, begin to write it."""
+        if isinstance(storage_options, BackgroundWriter):
+            storage_options.begin(checkpoint, Path(filepath))
+        else:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return what a checkpoint keeps, and leave an optimizer that has not stepped as it is.
@@ -90,10 +187,13 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         would count that step.
         """
         is_fresh = not optimizer.state
-        state = super().optimizer_state(optimizer)
+        assert self.model is not None
+        state = get_optimizer_state_dict(self.model, optimizer)
         if is_fresh:
             optimizer.state.clear()
         return state
+
+    # ---- between ranks --------------------------------------------------------------------------------------------
 
     def gather(self, items: list[Item]) -> list[Item]:
         """Return the concatenation of every rank's ``items``, in rank order, on every rank."""
@@ -112,3 +212,27 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the repeated blocks of a Hugging Face model: the items of its longest module list."""
     lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
     return max(lists, key=len, default=[])
+
+
+def untied_embeddings(model: nn.Module) -> list[nn.Module]:
+    """Return the input embeddings and the output layer of the Hugging Face model in ``model``, if it has them.
+
+    Tied ones are none: FSDP wants a parameter in one unit, and both ends of the model read this one.
+    """
+    inner = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
+    if inner is None:
+        return []
+    ends = [end for end in (inner.get_input_embeddings(), inner.get_output_embeddings()) if end is not None]
+    return ends if len({id(end.weight) for end in ends}) == len(ends) else []
+
+
+def fsdp_units(model: nn.Module) -> list[FSDPModule]:
+    """Return the modules of a sharded model that gather their parameters by themselves."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def _reshard_without_gradients(model: nn.Module, inputs: Any, output: Any) -> None:
+    """Leave nothing gathered by a forward-only pass: no backward pass would free it, and who reads shards is next."""
+    if not torch.is_grad_enabled():
+        for unit in fsdp_units(model):
+            unit.reshard()

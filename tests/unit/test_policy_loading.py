@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, OPTConfig
 
 from rlplug.errors import ConfigError
-from rlplug.policy import PolicyConfig, load_model, load_spec, load_tokenizer, policy_forward, require_same_tokens
-from rlplug.types import SamplingParams
+from rlplug.loading import load_model
+from rlplug.policy import PolicyConfig, load_spec, load_tokenizer, require_same_tokens
 
 
 def config_of(folder, **options):
@@ -179,17 +179,3 @@ def test_dropout_is_off_in_training(family, copied_folder, tmp_path):
     policy.train()
     for _ in range(5):
         assert torch.equal(policy(tokens).logits, expected)
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_gradient_checkpointing_runs_blocks_twice(checkpointing, model_folder, make_batch, load_policy):
-    batch = make_batch([(3, 4), (2, 6)])
-    policy = load_model(config_of(model_folder("llama"), gradient_checkpointing=checkpointing))
-    plain = load_policy(model_folder("llama"))
-    runs = []
-    policy.model.layers[0].input_layernorm.register_forward_hook(lambda *_: runs.append(1))
-    for model in (policy, plain):
-        policy_forward(model.train(), batch, SamplingParams(), "none").logprobs.sum().backward()
-    assert len(runs) == 1 + checkpointing
-    for ours, theirs in zip(policy.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad)

@@ -20,12 +20,14 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from rlplug.batching import BatchPlan, BatchSizes
 from rlplug.critic import CriticConfig, ValueHead, load_critic
+from rlplug.export import export_policy
 from rlplug.interfaces import LossOutput, Needs
 from rlplug.learners import Learners
+from rlplug.loading import load_model
 from rlplug.objectives import PolicyObjective, Trainee
 from rlplug.passes import Passes
 from rlplug.plugin_manager import plugins
-from rlplug.policy import PolicyConfig, export_policy, load_model, load_tokenizer
+from rlplug.policy import PolicyConfig, load_tokenizer
 from rlplug.rollout.buckets import weight_buckets
 from rlplug.strategy import RLFSDP2Strategy
 from rlplug.types import Batch, SamplingParams
@@ -206,7 +208,7 @@ class Worker(LightningModule):
         buckets = weight_buckets(self.policy, torch.float32, 1 << 14)
         return {
             "world_size": dist.get_world_size(),
-            "mesh_size": strategy.device_mesh["data_parallel"].size(),
+            "mesh_size": strategy.data_size,
             "units": [name for name, module in self.policy.named_modules() if isinstance(module, FSDPModule)],
             "local_elements": strategy.gather([sum(p.to_local().numel() for p in self.policy.parameters())]),
             "dtypes": [

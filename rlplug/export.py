@@ -1,0 +1,87 @@
+"""The policy leaves as a plain Hugging Face folder."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+from transformers.core_model_loading import revert_weight_conversion
+
+from rlplug.rollout.buckets import weight_buckets
+
+MAX_FILE_BYTES: Final = 1 << 30
+
+
+def export_policy(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: torch.dtype,
+    folder: Path,
+    rank: int,
+    max_bytes: int = MAX_FILE_BYTES,
+) -> None:
+    """Write a folder that ``AutoModelForCausalLM.from_pretrained`` opens. Collective; rank 0 writes.
+
+    Weights are gathered and written one file after another, so that no rank ever holds the whole model.
+
+    Args:
+        model: Sharded or not.
+        tokenizer: Is saved beside it.
+        dtype: Of the weights in the files.
+        folder: Made if it is not there.
+        rank: This process's.
+        max_bytes: Largest file, unless a single tensor is larger.
+    """
+    if rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        _save_configs(model, tokenizer, dtype, folder)
+    files: list[dict[str, Tensor]] = []
+    for number, bucket in enumerate(weight_buckets(model, dtype, max_bytes), start=1):
+        if rank == 0:
+            weights = {name: tensor.cpu().contiguous() for name, tensor in bucket}
+            weights |= _saved_buffers(model) if number == 1 else {}
+            weights = revert_weight_conversion(model, weights)  # the names that the hub's checkpoints have
+            save_file(weights, folder / _file_name(number), metadata={"format": "pt"})
+            files.append({name: tensor.to("meta") for name, tensor in weights.items()})
+    if rank == 0:
+        _finish(folder, files)
+
+
+def _save_configs(model: Any, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, folder: Path) -> None:
+    config = copy.deepcopy(model.config)
+    config.dtype = dtype
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]
+    config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _saved_buffers(model: Any) -> dict[str, Tensor]:
+    saved = model.state_dict()
+    return {name: buffer.cpu() for name, buffer in model.named_buffers() if name in saved}
+
+
+def _finish(folder: Path, files: list[dict[str, Tensor]]) -> None:
+    """Give the files the names that transformers expects of so many, and write their index."""
+    if len(files) == 1:
+        (folder / _file_name(1)).rename(folder / "model.safetensors")
+        return
+    weight_map: dict[str, str] = {}
+    for number, weights in enumerate(files, start=1):
+        name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        (folder / _file_name(number)).rename(folder / name)
+        weight_map |= dict.fromkeys(weights, name)
+    total = sum(tensor.nbytes for weights in files for tensor in weights.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+
+def _file_name(number: int) -> str:
+    """Return the name of a file before it is known of how many."""
+    return f"part-{number:05d}.safetensors"

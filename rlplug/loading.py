@@ -1,0 +1,219 @@
+"""Weights into shards: a model is built without memory, sharded, and then filled part by part.
+
+No rank holds the whole model: it reads its own part of each tensor of the safetensors files, or draws one transformer
+block at a time and keeps its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, Final
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+
+from rlplug.errors import ConfigError
+from rlplug.interfaces.optimization import Effect
+from rlplug.mesh import local_part, local_slices
+from rlplug.model_files import read, read_config, read_generation_config, weight_files
+from rlplug.policy import PolicyConfig
+from rlplug.strategy import transformer_blocks
+
+PLAIN_DTYPES: Final = ("F64", "F32", "F16", "BF16")
+
+
+def empty_model(config: PolicyConfig, key: str = "model.policy") -> PreTrainedModel:
+    """Build a model on the meta device: float32, in training mode, without dropout.
+
+    Dropout would make the trainer's logprobs differ from the engine's on the same weights.
+
+    Args:
+        config: The model.
+        key: Where the configuration names it, for messages.
+
+    Raises:
+        ConfigError: There is no such configuration, or transformers cannot build it.
+    """
+    model_config = read_config(config.path, key)
+    if getattr(model_config, "quantization_config", None) is not None:
+        raise ConfigError(
+            f"{key}.path {config.path!r} holds quantised weights, which cannot be trained: name the folder of the "
+            "unquantised model."
+        )
+    for owner in (model_config, model_config.get_text_config()):
+        for option, value in vars(owner).items():
+            if isinstance(value, float) and "drop" in option:  # attention_dropout, attn_pdrop, layerdrop, ...
+                setattr(owner, option, 0.0)
+    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": config.attn_implementation}
+    with torch.device("meta"):
+        model: Any = read(config.path, key, "model", AutoModelForCausalLM.from_config, model_config, **options)
+    if (generation := read_generation_config(config.path)) is not None:
+        model.generation_config = generation
+    return model.train()  # type: ignore[no-any-return]
+
+
+def load_model(config: PolicyConfig, key: str = "model.policy") -> PreTrainedModel:
+    """Build and fill a model on the CPU, unsharded; see :func:`empty_model` and :func:`fill`."""
+    model = empty_model(config, key)
+    materialise(model, torch.device("cpu"))
+    model.tie_weights()  # new memory for a plain tensor is a new parameter
+    fill(model, config, key)
+    return model
+
+
+def materialise(model: nn.Module, device: torch.device) -> None:
+    """Give what is on the meta device memory on ``device``, with undefined values, and move the rest there."""
+    move: Any = model._apply  # as ``to_empty`` and ``to`` do
+    move(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
+
+
+@torch.no_grad()
+def fill(model: nn.Module, config: PolicyConfig, key: str = "model.policy", prefix: str = "") -> Effect:
+    """Give every parameter and buffer its value: each rank its own parts, as float32.
+
+    Args:
+        model: As :func:`empty_model` built it or a submodule of that, sharded or not, with memory.
+        config: Says where weights come from.
+        key: Where the configuration names it, for messages.
+        prefix: What names in the whole model have before those in ``model``.
+
+    Returns:
+        How the weights came.
+
+    Raises:
+        ConfigError: The weights cannot be read, have other shapes, or leave part of the model without a value.
+    """
+    twin = empty_model(config, key)
+    saved = model.state_dict(keep_vars=True)
+    buffers = {prefix + name: buffer for name, buffer in model.named_buffers() if name not in saved}
+    weights: dict[str, Tensor] = {prefix + name: parameter for name, parameter in model.named_parameters()}
+    weights |= {prefix + name: buffer for name, buffer in model.named_buffers() if name in saved}
+    _copy_all(buffers, _rebuilt_buffers(twin, buffers))
+    if config.init == "random":
+        _copy_all(weights, _drawn_weights(twin, _device_of(weights), config.seed))
+        return Effect(f"weights drawn with seed {config.seed}, block by block")
+    files = read(config.path, key, "weights", weight_files, config.path)
+    if weights.keys() <= files.keys() and not get_model_conversion_mapping(twin, add_legacy=False):
+        read(config.path, key, "weights", _stream, weights, files)
+        count = len(set(files.values()))
+        return Effect(f"weights streamed from {count} safetensors file{'s' * (count > 1)}")
+    _copy_all(weights, _whole_weights(config, key, weights).items())
+    return Effect("weights loaded whole on every rank: transformers converts the names of this checkpoint")
+
+
+def copy_part(target: Tensor, whole: Tensor) -> None:
+    """Copy this rank's part of ``whole`` into ``target``."""
+    local_part(target).copy_(whole[local_slices(target)])
+
+
+def _copy_all(targets: Mapping[str, Tensor], values: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy what ``targets`` names out of ``values``, which may have more: weights that are tied, or of the head."""
+    missing = set(targets)
+    for name, value in values:
+        if name in missing:
+            copy_part(targets[name], value)
+            missing.remove(name)
+    assert not missing, missing
+
+
+# ---- pretrained -----------------------------------------------------------------------------------------------------
+
+
+def _stream(weights: Mapping[str, Tensor], files: Mapping[str, str]) -> None:
+    """Read this rank's part of each tensor, one at a time.
+
+    Upstream's ``HuggingFaceStorageReader`` reads the same parts, but only in a collective load whose errors come
+    wrapped from all ranks, and casts whatever it finds, such as float8 without its scales.
+    """
+    with ExitStack() as stack:
+        opened = {
+            file: stack.enter_context(safe_open(file, framework="pt"))
+            for file in sorted({files[name] for name in weights})
+        }
+        for name, weight in weights.items():
+            stored = opened[files[name]].get_slice(name)
+            if list(stored.get_shape()) != list(weight.shape):
+                raise ValueError(
+                    f"{name} has shape {stored.get_shape()} in the file and {list(weight.shape)} by config.json"
+                )
+            if stored.get_dtype() not in PLAIN_DTYPES:
+                raise ValueError(f"{name} is stored as {stored.get_dtype()}, not as one of {', '.join(PLAIN_DTYPES)}")
+            local_part(weight).copy_(stored[local_slices(weight)])
+
+
+def _whole_weights(config: PolicyConfig, key: str, wanted: Iterable[str]) -> dict[str, Tensor]:
+    """Let transformers load the checkpoint, under the names that it gives the weights of its model."""
+    options: dict[str, Any] = {"dtype": "auto", "use_safetensors": True, "output_loading_info": True}
+    whole, info = read(config.path, key, "weights", AutoModelForCausalLM.from_pretrained, config.path, **options)
+    if missing := sorted({*wanted} & {*info["missing_keys"]}):
+        raise ConfigError(
+            f"{key}.path {config.path!r} has no value for {len(missing)} weights, first {missing[0]!r}: "
+            "the folder is incomplete, or its config.json belongs to another model."
+        )
+    state: dict[str, Tensor] = whole.state_dict()
+    return state
+
+
+# ---- random ---------------------------------------------------------------------------------------------------------
+
+
+def _drawn_weights(twin: PreTrainedModel, device: torch.device, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Draw weights as transformers initialises the model, one transformer block or other module at a time.
+
+    Every rank draws all of them, so values depend neither on the number of ranks nor on the mesh; they do depend on
+    the kind of device, since a GPU has a generator of its own.
+    """
+    blocks = set(transformer_blocks(twin))
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would move the generators of all GPUs
+        if device.type == "cuda":
+            torch.cuda.default_generators[device.index].manual_seed(seed)
+        for name, module in _children_first(twin, stop_at=blocks):
+            is_block = module in blocks
+            module.to_empty(device=device, recurse=is_block)
+            for inner_name, inner in _children_first(module, name) if is_block else [(name, module)]:
+                _owner(twin, inner_name)._init_weights(inner)
+            yield from [*module.named_parameters(name, is_block), *module.named_buffers(name, is_block)]
+            module.to_empty(device="meta", recurse=is_block)
+
+
+def _children_first(
+    module: nn.Module, name: str = "", stop_at: Iterable[nn.Module] = ()
+) -> Iterator[tuple[str, nn.Module]]:
+    """Yield modules with their names in the order in which transformers initialises them, not entering ``stop_at``."""
+    if module not in stop_at:
+        for child_name, child in module.named_children():
+            yield from _children_first(child, f"{name}.{child_name}".lstrip("."), stop_at)
+    yield name, module
+
+
+# ---- buffers --------------------------------------------------------------------------------------------------------
+
+
+def _rebuilt_buffers(twin: PreTrainedModel, buffers: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Compute buffers that no checkpoint holds, such as RoPE's frequencies, as ``from_pretrained`` does."""
+    for owner_name in dict.fromkeys(name.rpartition(".")[0] for name in buffers):
+        module = twin.get_submodule(owner_name)
+        own = [name for name in buffers if name.rpartition(".")[0] == owner_name]
+        for name in own:
+            memory = torch.empty_like(buffers[name], device="cpu")
+            module.register_buffer(name.rpartition(".")[2], memory, persistent=False)
+        _owner(twin, owner_name)._init_weights(module)
+        yield from ((name, twin.get_buffer(name)) for name in own)
+
+
+def _owner(twin: PreTrainedModel, name: str) -> PreTrainedModel:
+    """Return the innermost model around a module: it knows how to initialise it."""
+    module: Any = twin.get_submodule(name)
+    while not isinstance(module, PreTrainedModel):
+        name = name.rpartition(".")[0]
+        module = twin.get_submodule(name)
+    return module
+
+
+def _device_of(weights: Mapping[str, Tensor]) -> torch.device:
+    return next(iter(weights.values())).device

@@ -1,0 +1,68 @@
+"""The files of a Hugging Face folder or hub repository, and errors that say which one a run lacks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, GenerationConfig
+from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+
+from rlplug.errors import ConfigError
+
+
+def check_folder(path: str, key: str) -> None:
+    """Refuse a missing folder at once, rather than ask the hub for a model of that name.
+
+    Args:
+        path: Folder or hub name.
+        key: Where the configuration names it, for messages.
+    """
+    is_hub_name = path.count("/") <= 1 and not path.startswith((".", "/", "~"))
+    if not Path(path).is_dir() and not is_hub_name:
+        raise ConfigError(f"{key}.path: the folder {path!r} does not exist.")
+
+
+def read(path: str, key: str, what: str, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+    """Call ``function``, and turn what transformers raises over unusable files or options into a ConfigError."""
+    try:
+        return function(*args, **options)
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError, StrictDataclassError) as error:
+        reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
+        place = "the folder" if Path(path).is_dir() else "no folder has that name, and as a hub name it"
+        raise ConfigError(f"{key}.path {path!r}: {place} gives no {what}: {reason}") from error
+
+
+def read_config(path: str, key: str) -> Any:
+    """Read ``config.json`` as transformers' configuration of that model."""
+    check_folder(path, key)
+    return read(path, key, "configuration", AutoConfig.from_pretrained, path)
+
+
+def read_generation_config(path: str) -> GenerationConfig | None:
+    """Read ``generation_config.json``, which is optional."""
+    try:
+        return GenerationConfig.from_pretrained(path)
+    except OSError:
+        return None
+
+
+def weight_files(path: str) -> dict[str, str]:
+    """Return the safetensors file of each weight, by name; those of the hub are downloaded.
+
+    Raises:
+        OSError: There is neither an index nor a single file.
+    """
+    index = cached_file(path, "model.safetensors.index.json", _raise_exceptions_for_missing_entries=False)
+    if index is None:
+        file: Any = cached_file(path, "model.safetensors")
+        with safe_open(file, framework="pt") as opened:
+            return dict.fromkeys(opened.keys(), file)
+    files, _ = get_checkpoint_shard_files(path, index)
+    by_name = {Path(file).name: file for file in files}
+    written: dict[str, str] = json.loads(Path(index).read_text())["weight_map"]
+    return {name: by_name[file] for name, file in written.items()}
