@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning.pytorch import Callback, Trainer
 from torch.distributed.checkpoint.api import CheckpointException
+from tqdm import tqdm
 
 from rlplug.errors import ConfigError, RunError
+from rlplug.saving import BackgroundWriter
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
 FOLDER: Final = "checkpoints"
+WRITE_ERRORS: Final = (OSError, RuntimeError, CheckpointException)
 _NAME: Final = re.compile(r"step-(\d{8})")
 
 
@@ -29,52 +33,120 @@ class RLCheckpoint(Callback):
     Args:
         every_n_steps: Save after every so many RL steps, besides the end of the run and Ctrl-C.
         keep: Newest checkpoints to keep.
+        asynchronous: Copy to host memory, which takes as much as the checkpoint does, and write to the disk while
+            training goes on. At most one write is under way: the next save waits for it. The last save of a run is
+            written before the run ends.
     """
 
-    def __init__(self, every_n_steps: int = 50, keep: int = 2) -> None:
+    def __init__(self, every_n_steps: int = 50, keep: int = 2, asynchronous: bool = False) -> None:
         if every_n_steps < 1 or keep < 1:
             raise ConfigError(
                 f"checkpoint.every_n_steps is {every_n_steps} and checkpoint.keep {keep}: give at least 1 for each."
             )
         self.every_n_steps = every_n_steps
         self.keep = keep
+        self.asynchronous = asynchronous
+        self._writer: BackgroundWriter | None = None
+        self._in_flight: Path | None = None
+        """The folder that the checkpoint in the background is to become, on every rank."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.asynchronous:
+            strategy: Any = trainer.strategy
+            self._writer = BackgroundWriter(strategy.root_device, strategy._timeout)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         module: Any = pl_module
-        if trainer.should_stop or module.rollout_step % self.every_n_steps == 0:
+        is_due = trainer.should_stop or module.rollout_step % self.every_n_steps == 0
+        if is_due or self._background_is_done(trainer):
             with module.clock.phase("checkpoint"):
-                self.save(trainer, module)
+                self._finish_background(trainer)
+                if is_due:
+                    self._save(trainer, module)
 
-    def save(self, trainer: Trainer, module: Any) -> Path:
-        """Write the checkpoint of ``module.rollout_step`` unless it is there, and return its folder. Collective.
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finish_background(trainer)
+        if self._writer is not None:
+            self._writer.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Complete what is being written. Not collective: other ranks may be anywhere."""
+        if self._in_flight is None:
+            return
+        assert self._writer is not None
+        final, self._in_flight = self._in_flight, None
+        try:
+            self._writer.wait()
+        except WRITE_ERRORS as error:  # the run has failed for another reason, which is the one to report
+            _say(trainer, _failure(final, error))
+        else:
+            self._publish(trainer, final)
+
+    def _save(self, trainer: Trainer, module: Any) -> None:
+        """Write the checkpoint of ``module.rollout_step`` unless it is there, or begin to. Collective.
 
         Raises:
             RunError: Writing failed. The former checkpoints are whole.
         """
         assert module.run_dir is not None
-        folder: Path = module.run_dir / FOLDER
-        final = folder / f"step-{module.rollout_step:08d}"
-        partial = final.with_suffix(".partial")
+        final: Path = module.run_dir / FOLDER / f"step-{module.rollout_step:08d}"
         if trainer.strategy.broadcast(final.exists()):
-            return final
+            return
+        in_background = self._writer is not None and not trainer.should_stop
         try:
             if trainer.is_global_zero:
-                shutil.rmtree(partial, ignore_errors=True)
-                folder.mkdir(parents=True, exist_ok=True)
+                shutil.rmtree(_partial(final), ignore_errors=True)
+                final.parent.mkdir(parents=True, exist_ok=True)
             trainer.strategy.barrier()
-            trainer.save_checkpoint(partial, weights_only=False)
-        except (OSError, RuntimeError, CheckpointException) as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise RunError(_failure(folder, final, error)) from error
+            trainer.save_checkpoint(
+                _partial(final), weights_only=False, storage_options=self._writer if in_background else None
+            )
+        except WRITE_ERRORS as error:
+            shutil.rmtree(_partial(final), ignore_errors=True)
+            raise RunError(_failure(final, error)) from error
+        if in_background:
+            self._in_flight = final
+            return
         trainer.strategy.barrier()
-        if trainer.is_global_zero:
-            os.replace(partial, final)
-            for old in list_checkpoints(module.run_dir)[: -self.keep]:
-                shutil.rmtree(old)
+        self._publish(trainer, final)
         trainer.strategy.barrier()
-        return final
+
+    def _background_is_done(self, trainer: Trainer) -> bool:
+        """Return whether rank 0 has seen the end of the write, the same on every rank."""
+        if self._in_flight is None:
+            return False
+        assert self._writer is not None
+        is_done: bool = trainer.strategy.broadcast(self._writer.is_done)
+        return is_done
+
+    def _finish_background(self, trainer: Trainer) -> None:
+        """Wait for the checkpoint that is being written, if there is one, and give it its name. Collective.
+
+        Raises:
+            RunError: Writing failed. The former checkpoints are whole.
+        """
+        if self._in_flight is None:
+            return
+        assert self._writer is not None
+        final, self._in_flight = self._in_flight, None
+        try:
+            seconds = self._writer.wait()
+        except WRITE_ERRORS as error:
+            shutil.rmtree(_partial(final), ignore_errors=True)
+            raise RunError(_failure(final, error)) from error
+        self._publish(trainer, final)
+        trainer.strategy.barrier()
+        _say(trainer, f"checkpoint {final.name} was written in the background, {seconds:.1f} s after its step")
+
+    def _publish(self, trainer: Trainer, final: Path) -> None:
+        """Give the complete checkpoint its name; remove the oldest, and what killed saves have left."""
+        if not trainer.is_global_zero:
+            return
+        os.replace(_partial(final), final)
+        for old in [*list_checkpoints(final.parent.parent)[: -self.keep], *final.parent.glob("step-*.partial")]:
+            shutil.rmtree(old)
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
@@ -104,12 +176,23 @@ def run_dir_of(checkpoint: str | Path) -> Path | None:
     return path.parent.parent if is_ours else None
 
 
-def _failure(folder: Path, final: Path, error: BaseException) -> str:
-    left = list_checkpoints(folder.parent)
+def _partial(final: Path) -> Path:
+    """Return where a checkpoint lies while it is written."""
+    return final.with_suffix(".partial")
+
+
+def _say(trainer: Trainer, message: str) -> None:
+    if trainer.is_global_zero:
+        tqdm.write(message, file=sys.stderr)  # above a progress bar, if there is one
+
+
+def _failure(final: Path, error: BaseException) -> str:
+    run_dir = final.parent.parent
+    left = list_checkpoints(run_dir)
     reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-    free = shutil.disk_usage(folder.parent).free / (1 << 30)
+    free = shutil.disk_usage(run_dir).free / (1 << 30)
     resume = f"The former checkpoint {left[-1].name} is whole" if left else "There is no former checkpoint"
     return (
         f"checkpoint {final} could not be written: {reason} ({free:.1f} GiB are free). {resume}; make room, then go "
-        f"on with: rlplug fit --resume {folder.parent}"
+        f"on with: rlplug fit --resume {run_dir}"
     )

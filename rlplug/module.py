@@ -112,7 +112,8 @@ class RLModule(RLModuleSetup):
             self._compare_with_engine(batch, sampled)
             batch = batch.replace(old_logprobs=logprobs if needs_old_logprobs else None)
         if learners.reference is not None:
-            batch = batch.replace(ref_logprobs=passes.forward_only(batch, learners.reference_pass)[0])
+            with self.offload.reference_on_device():
+                batch = batch.replace(ref_logprobs=passes.forward_only(batch, learners.reference_pass)[0])
         if learners.critic is not None:
             batch = batch.replace(values=(values or passes.forward_only(batch, learners.critic_pass))[0])
         return batch
@@ -128,6 +129,7 @@ class RLModule(RLModuleSetup):
 
     def update(self, batch: Batch) -> None:
         """Take the step's optimizer steps."""
+        self.offload.before_update()
         try:
             result = self.updater.run(batch, self.learners.objectives(self.step), self.step)
         except NonFiniteUpdate as problem:
@@ -160,7 +162,12 @@ class RLModule(RLModuleSetup):
 
     def log_step(self) -> None:
         """Hand the step's metrics to algorithm, plugins and loggers; end the run after its last step or Ctrl-C."""
-        metrics = {**self.step_metrics, **self.driver.drain_metrics(), **self.clock.drain()}
+        metrics = {
+            **self.step_metrics,
+            **self.driver.drain_metrics(),
+            **self.offload.drain_metrics(),
+            **self.clock.drain(),
+        }
         metrics["throughput/tokens_per_s"] = metrics["completion/num_tokens"] / metrics["time/step"]
         self.algorithm.after_step(metrics)
         metrics |= self._observe("rlplug_after_update", metrics=MappingProxyType(metrics))
@@ -206,6 +213,7 @@ class RLModule(RLModuleSetup):
             self.stream.load_state_dict(stream)
             set_rng_state(rng)
             self.trainer.should_stop = True
+        self.offload.after_step()
 
     def _compare_with_engine(self, batch: Batch, sampled_logprobs: Tensor) -> None:
         """Measure the mismatch; at a run's first step it is a gate."""

@@ -12,9 +12,9 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedTokenizerBase
 
-from rlplug.batching import BatchPlan, BatchSizes
+from rlplug.batching import BatchPlan, BatchSizes, attention_cost
 from rlplug.critic import CriticConfig
 from rlplug.errors import ConfigError
 from rlplug.interfaces.algorithm import Algorithm, RunFacts
@@ -24,6 +24,7 @@ from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine
 from rlplug.learners import Learners
 from rlplug.networks import build_critic, build_policy, build_reference
 from rlplug.objectives import Trainee
+from rlplug.offload import Offload, OffloadMode
 from rlplug.passes import Passes
 from rlplug.phases import PhaseClock, StopSignal
 from rlplug.plugin_manager import plugins
@@ -33,7 +34,7 @@ from rlplug.rewards import RewardRunner
 from rlplug.rng import rng_state, set_rng_state
 from rlplug.rollout.driver import EngineDriver
 from rlplug.rollout.hf import HFRollout
-from rlplug.run_checks import check_algorithm, check_engine, check_max_grad_norm, check_sampling
+from rlplug.run_checks import check_algorithm, check_engine, check_max_grad_norm, check_optimizations, check_sampling
 from rlplug.strategy import RLFSDP2Strategy
 from rlplug.types import Prompt, Sample, SamplingParams
 from rlplug.update import Update
@@ -67,6 +68,8 @@ class RLModuleSetup(LightningModule):
         reward_deadline_s: Longest time for one reward call.
         max_reward_error_share: The run stops when a larger share of a step's samples has no reward.
         sleep_between_rollouts: Let the engine give its device memory back while the policy is updated.
+        offload: What the trainer moves to host memory while the engine generates: nothing, the optimizers' state, or
+            the weights and the reference policy as well.
         sync_bucket_mib: Weights travel to the engine in buckets of at most this size.
         stall_s: Write Python stacks to stderr when one phase takes longer.
     """
@@ -93,6 +96,7 @@ class RLModuleSetup(LightningModule):
         reward_deadline_s: float = 30.0,
         max_reward_error_share: float = 0.1,
         sleep_between_rollouts: bool = False,
+        offload: OffloadMode = "none",
         sync_bucket_mib: int = 1024,
         stall_s: float = 1800.0,
     ) -> None:
@@ -116,6 +120,7 @@ class RLModuleSetup(LightningModule):
         self.mismatch_gate = mismatch_gate
         self.on_nonfinite = on_nonfinite
         self.sleep_between_rollouts = sleep_between_rollouts
+        self.offload_mode = offload
         self.sync_bucket_bytes = sync_bucket_mib << 20
         self.stall_s = stall_s
 
@@ -191,12 +196,12 @@ class RLModuleSetup(LightningModule):
         """Check what can be checked before anything is loaded."""
         engines = plugins().registry.classes("rollouts").values()
         check_engine(self.engine, self.algorithm, engines, self.sleep_between_rollouts, self.mismatch_gate)
+        check_optimizations(self.optimizations)
         self.clock = PhaseClock(self.strategy.root_device, self.stall_s)
         if stage == "fit":
             check_sampling(self.sampling, self.validation, bool(self.val_prompts))
             check_max_grad_norm(self.max_grad_norm, "model.max_grad_norm")
-            self.plan = BatchPlan(self.batch_sizes, self.trainer.world_size)
-            self.plan.check_longest(self.stream.longest_prompt + self.sampling.max_new_tokens)
+            self.plan = self._make_plan()
             check_algorithm(
                 self.algorithm, self.plan, self.critic_config, self.reference_config, num_steps=self.total_steps
             )
@@ -208,6 +213,17 @@ class RLModuleSetup(LightningModule):
                 RunFacts(self.plan.num_completions, self.plan.group_size, self.sampling.max_new_tokens)
             )
 
+    def _make_plan(self) -> BatchPlan:
+        config = AutoConfig.from_pretrained(self.policy_config.path).get_text_config()
+        return BatchPlan(
+            self.batch_sizes,
+            self.trainer.world_size,
+            data_size=self.strategy.data_size,
+            sequence_size=self.strategy.sequence_size,
+            longest=self.stream.longest_prompt + self.sampling.max_new_tokens,
+            quadratic_cost=attention_cost(config),
+        )
+
     def configure_model(self) -> None:
         """Build what the stage needs and former stages, such as a validation, have not built."""
         if not hasattr(self, "policy"):
@@ -215,15 +231,22 @@ class RLModuleSetup(LightningModule):
         if self.trainer.state.fn != "fit":
             return
         if self.algorithm.needs.reference_policy and not self._reference:
-            self._reference = [build_reference(self.reference_config, self.policy_config, self.strategy)]
+            reference, effects = build_reference(
+                self.reference_config, self.policy_config, self.optimizations, self.strategy
+            )
+            self._reference = [reference]
+            self.effects += effects
         if self.critic_config is not None and not hasattr(self, "critic"):
-            self.critic = build_critic(self.critic_config, self.policy, self.policy_config, self.strategy)
+            self.critic, effects = build_critic(
+                self.critic_config, self.policy, self.policy_config, self.optimizations, self.strategy
+            )
+            self.effects += effects
 
     def configure_optimizers(self) -> Any:
-        optimizers = [self.make_optimizer(self.policy.parameters())]
+        optimizers = [self.make_optimizer(self.policy.named_parameters())]
         make_schedulers = [self.make_lr_scheduler]
         if self.critic_config is not None:
-            optimizers.append(self.critic_config.make_optimizer(self.critic.parameters()))
+            optimizers.append(self.critic_config.make_optimizer(self.critic.named_parameters()))
             make_schedulers.append(self.critic_config.lr_scheduler)
         pairs = zip(make_schedulers, optimizers, strict=True)
         self._schedulers = [None if make is None else make(optimizer) for make, optimizer in pairs]
@@ -270,6 +293,13 @@ class RLModuleSetup(LightningModule):
         self.engine.close()
 
     def _start_engine(self) -> None:
+        self.offload = Offload(
+            self.offload_mode,
+            self.strategy.root_device,
+            trained=[self.policy, self.critic] if hasattr(self, "critic") else [self.policy],
+            reference=self._reference,
+            optimizers=self.trainer.optimizers,
+        )
         self.driver = EngineDriver(
             engine=self.engine,
             policy=self.policy,
@@ -279,6 +309,7 @@ class RLModuleSetup(LightningModule):
             hook=plugins().hook,
             sleeps=self.sleep_between_rollouts,
             bucket_bytes=self.sync_bucket_bytes,
+            offload=self.offload,
         )
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlplug.batching import rank_share
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine
+from rlplug.offload import Offload
 from rlplug.phases import GIB
 from rlplug.rollout.buckets import weight_buckets
 from rlplug.rollout.requests import make_requests, to_samples
@@ -29,6 +30,7 @@ class EngineDriver:
         hook: The plugins' hooks; ``rlplug_sync_weights`` runs the weight sync.
         sleeps: Give device memory back between rollouts.
         bucket_bytes: Size limit of the buckets in which weights travel.
+        offload: What leaves the device meanwhile.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class EngineDriver:
         hook: Any,
         sleeps: bool,
         bucket_bytes: int,
+        offload: Offload,
     ) -> None:
         self.engine = engine
         self._policy = policy
@@ -50,6 +53,7 @@ class EngineDriver:
         self._hook = hook
         self._sleeps = sleeps
         self._bucket_bytes = bucket_bytes
+        self._offload = offload
         self._version = -1
         self._metrics: dict[str, float] = {}
         engine.start(spec, placement)
@@ -89,7 +93,11 @@ class EngineDriver:
 
     @contextmanager
     def _awake(self, version: int) -> Iterator[None]:
-        """Weights wake first and the KV cache after the sync, so that both are never beside the sync's buckets."""
+        """Weights wake first and the KV cache after the sync, so that both are never beside the sync's buckets.
+
+        The trainer's own state makes room before each of the two.
+        """
+        self._offload.before_engine_wakes()
         if self._sleeps:
             self.engine.wake(["weights"])
         if self._version != version:
@@ -97,9 +105,11 @@ class EngineDriver:
             report = self._hook.rlplug_sync_weights(engine=self.engine, buckets=buckets, version=version)
             self._version = report.policy_version
             self._metrics |= {"sync/seconds": report.seconds, "sync/gib": report.num_bytes / GIB}
+        self._offload.before_generation()
         if self._sleeps:
             self.engine.wake(["kv_cache"])
         yield
         if self._sleeps:
             self.engine.sleep()
             self._version = -1  # what slept must be sent again
+        self._offload.after_generation()

@@ -36,7 +36,8 @@ class Job:
 class Result:
     """How a command line ended."""
 
-    exit_code: int
+    exit_code: Any
+    """One, or of ``forked_ranks.py`` a list"""
     output: str
     """stdout and stderr"""
 
@@ -46,13 +47,15 @@ class Result:
         return " ".join(self.output.split())
 
 
-def run_jobs(jobs: dict[str, Job], folder: Path, timeout: float = 280) -> dict[str, Result]:
+def run_jobs(
+    jobs: dict[str, Job], folder: Path, timeout: float = 280, script: str = "forked_runs.py"
+) -> dict[str, Result]:
     """Run the jobs one after another from the repository's root."""
     outputs = {name: folder / f"{name}.log" for name in jobs}
     described = [{"arguments": job.arguments, "output": str(outputs[name]), **job.extra} for name, job in jobs.items()]
     (folder / "jobs.json").write_text(json.dumps(described))
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("forked_runs.py")), str(folder / "jobs.json")],
+        [sys.executable, str(Path(__file__).with_name(script)), str(folder / "jobs.json")],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},  # the model is tiny
         stdout=subprocess.PIPE,
@@ -62,5 +65,5 @@ def run_jobs(jobs: dict[str, Job], folder: Path, timeout: float = 280) -> dict[s
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:]
-    codes: list[int] = json.loads(done.stdout.rpartition("exit codes:")[2])
+    codes: list[Any] = json.loads(done.stdout.rpartition("exit codes:")[2])
     return {name: Result(code, outputs[name].read_text()) for name, code in zip(jobs, codes, strict=True)}

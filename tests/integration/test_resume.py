@@ -24,7 +24,7 @@ ACTOR_CRITIC = [
     *("--model.critic", "{warmup_steps: 1, optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.001}}}"),
 ]
 """With all that a checkpoint holds beside the policy: a critic, its optimizer, an adaptive KL coefficient."""
-UNREPEATABLE = ("time/", "memory/", "throughput/", "rollout/tokens_per_s", "sync/")
+UNREPEATABLE = ("time/", "memory/", "throughput/", "rollout/tokens_per_s", "sync/", "offload/")
 """What depends on the clock, and on whether the engine is a new one that has no weights yet."""
 
 
@@ -50,6 +50,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jobs["critic-early"] = Job([*ACTOR_CRITIC, "--run.dir", str(folder / "critic-early")], early)
     for name in ("critic-killed", "critic-early"):
         jobs[f"{name}-resumed"] = Job(["fit", "--resume", str(folder / name / "001")])
+    in_background = [*RUN, "--checkpoint.asynchronous", "true", "--run.dir", str(folder / "in-background")]
+    jobs["in-background"] = Job(in_background, {"signal": "SIGINT", "phase": "publish", "step": 3})
+    jobs["in-background-resumed"] = Job(["fit", "--resume", str(folder / "in-background" / "001")])
+    jobs["disk-full"] = Job(
+        [*RUN, "--checkpoint.asynchronous", "true", "--run.dir", str(folder / "disk-full")],
+        {"max_file_bytes": 1 << 20},
+    )
+    expected |= {"in-background": 130, "in-background-resumed": 0, "disk-full": 1}
     every_step = ["--checkpoint.every_n_steps", "1", "--run.dir", str(folder / "critic-every-step")]
     jobs["critic-every-step"] = Job([*ACTOR_CRITIC, *every_step])  # in the warm-up too
     expected |= dict.fromkeys(("critic-killed-resumed", "critic-early-resumed", "critic-every-step"), 0)
@@ -87,6 +95,21 @@ def test_ctrl_c_saves_and_resumes_exactly(finished: Path, phase: str) -> None:
     assert_same_run(resumed, finished / "undisturbed" / "001")
     log = (finished / f"SIGINT-{phase}.log").read_text()
     assert f"rlplug fit --resume {resumed}" in " ".join(log.split())
+
+
+def test_ctrl_c_with_checkpoints_in_the_background(finished: Path) -> None:
+    assert_same_run(finished / "in-background" / "001", finished / "undisturbed" / "001")
+    log = (finished / "in-background.log").read_text()
+    assert "checkpoint step-00000002 was written in the background" in log
+    saved = "".join(log.partition("saved as")[2].split())  # terminals wrap paths anywhere
+    assert saved.startswith(str(finished / "in-background" / "001" / "checkpoints" / "step-00000003"))
+
+
+def test_a_full_disk_is_told_when_the_write_in_the_background_fails(finished: Path) -> None:
+    log = " ".join((finished / "disk-full.log").read_text().split())
+    assert "step-00000002 could not be written" in log
+    assert "There is no former checkpoint; make room, then go on with: rlplug fit --resume" in log
+    assert not list((finished / "disk-full" / "001" / "checkpoints").iterdir())
 
 
 @pytest.mark.parametrize("way", ["killed", "early", "every-step"])

@@ -1,0 +1,250 @@
+"""Offload: what the trainer does not need while the engine generates waits in pinned host memory.
+
+A tensor that is parked keeps its identity: only its storage is emptied, and filled again later. So all that refers to
+it, such as FSDP's padded shards behind the parameters and the optimizer's state, needs not be told.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+from rlplug.phases import GIB
+
+OffloadMode: TypeAlias = Literal["none", "optimizer", "optimizer_and_weights"]
+
+CHUNK_BYTES: Final = 1 << 26
+
+
+class HostMemory:
+    """Bytes of host memory, pinned for a GPU, that are allocated once and kept.
+
+    They lie in chunks whose size is a power of two: torch rounds every pinned allocation up to one.
+    """
+
+    def __init__(self, pinned: bool, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._pinned = pinned
+        self._chunk_bytes = chunk_bytes
+        self._chunks: list[Tensor] = []
+
+    def pieces(self, start: int, num_bytes: int) -> Iterator[Tensor]:
+        """Yield uint8 views that together are the bytes from ``start`` on, allocating what is missing."""
+        while num_bytes:
+            index, offset = divmod(start, self._chunk_bytes)
+            while len(self._chunks) <= index:
+                self._chunks.append(torch.empty(self._chunk_bytes, dtype=torch.uint8, pin_memory=self._pinned))
+            piece = self._chunks[index][offset : offset + num_bytes]
+            yield piece
+            start, num_bytes = start + len(piece), num_bytes - len(piece)
+
+
+class Lot:
+    """Tensors that leave the device together, and come back together.
+
+    Args:
+        find: Returns the tensors, in lists and dicts of any depth. Asked at each parking, because an optimizer has no
+            state before its first step.
+        device: Where they live. What lies elsewhere stays there.
+        is_frozen: Their values never change: they are copied to the host only once.
+        chunk_bytes: See :class:`HostMemory`.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[], Any],
+        device: torch.device,
+        is_frozen: bool = False,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self._find = find
+        self._device = device
+        self._is_frozen = is_frozen
+        self._host = HostMemory(pinned=device.type == "cuda", chunk_bytes=chunk_bytes)
+        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._storages: list[tuple[torch.UntypedStorage, int]] = []
+        """Those whose values are on the host, with their sizes on the device in bytes."""
+        self.is_parked = False
+        self._is_coming_back = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes that are off the device."""
+        return sum(size for _, size in self._storages) if self.is_parked else 0
+
+    def park(self) -> None:
+        """Copy to the host and free on the device; nothing happens to a lot that is parked."""
+        self.finish_restore()
+        if self.is_parked:
+            return
+        if not (self._is_frozen and self._storages):
+            self._storages = distinct_storages(self._find(), self._device)
+            self._copy(to_host=True)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # whatever stream reads them has finished
+        for storage, _ in self._storages:
+            storage.resize_(0)
+        self.is_parked = True
+
+    def start_restore(self) -> None:
+        """Start to copy back; the tensors must not be used before :meth:`finish_restore`."""
+        if not self.is_parked:
+            return
+        for storage, size in self._storages:
+            storage.resize_(size)
+        self._copy(to_host=False)
+        self.is_parked, self._is_coming_back = False, True
+
+    def finish_restore(self) -> None:
+        """Wait for what :meth:`start_restore` started."""
+        if not self._is_coming_back:
+            return
+        if self._stream is not None:
+            self._stream.synchronize()
+        if not self._is_frozen:
+            self._storages = []  # who dropped a tensor meanwhile gets its memory back
+        self._is_coming_back = False
+
+    def _copy(self, to_host: bool) -> None:
+        if self._stream is None:
+            self._copy_bytes(to_host)
+            return
+        # new memory on the device may have been used by work that still runs
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            self._copy_bytes(to_host)
+
+    def _copy_bytes(self, to_host: bool) -> None:
+        start = 0
+        for storage, size in self._storages:
+            on_device = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
+            offset = 0
+            for on_host in self._host.pieces(start, size):
+                part = on_device[offset : offset + len(on_host)]
+                target, source = (on_host, part) if to_host else (part, on_host)
+                target.copy_(source, non_blocking=True)
+                offset += len(on_host)
+            start += size
+
+
+class Offload:
+    """What leaves the device while the engine generates, and when it comes back.
+
+    The optimizers' state is gone from before the engine wakes until the first optimizer step, and its way back
+    overlaps with the forward and backward passes before that. Weights go when the engine has them, and return when it
+    has generated. The reference policy is on the device in its own forward-only pass alone.
+
+    Args:
+        mode: What leaves.
+        device: The trainer's.
+        trained: Sharded networks that learn.
+        reference: Sharded networks that do not.
+        optimizers: Of ``trained``; empty in a validation.
+    """
+
+    def __init__(
+        self,
+        mode: OffloadMode,
+        device: torch.device,
+        trained: Sequence[nn.Module],
+        reference: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+    ) -> None:
+        self._mode = mode
+        self._device = device
+        if mode == "none":
+            optimizers = []
+        if mode != "optimizer_and_weights":
+            trained = reference = []
+        self._optimizers = Lot(lambda: [list(optimizer.state.values()) for optimizer in optimizers], device)
+        self._weights = Lot(lambda: _shards(trained), device)
+        self._reference = Lot(lambda: _shards(reference), device, is_frozen=True)
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(lambda *_: self._timed(self._optimizers.finish_restore))
+        self._seconds = 0.0
+        self._largest = 0
+
+    def before_engine_wakes(self) -> None:
+        """Park all but the weights, which the sync reads."""
+        self._timed(self._reference.park, self._optimizers.park)
+        self._release()
+
+    def before_generation(self) -> None:
+        """Park the weights, which the engine holds; its cache has not yet taken memory."""
+        self._timed(self._weights.park)
+        self._release()
+
+    def after_generation(self) -> None:
+        """Bring the weights back."""
+        self._timed(self._weights.start_restore, self._weights.finish_restore)
+
+    def before_update(self) -> None:
+        """Start to bring the optimizers' state back; the first optimizer step waits for its arrival."""
+        self._timed(self._optimizers.start_restore)
+
+    def after_step(self) -> None:
+        """Have all that a checkpoint holds: a step that was given up or that validated has left some of it parked."""
+        self._timed(self._optimizers.start_restore, self._optimizers.finish_restore)
+
+    @contextmanager
+    def reference_on_device(self) -> Iterator[None]:
+        """Have the reference policy for its forward-only pass."""
+        self._timed(self._reference.start_restore, self._reference.finish_restore)
+        yield
+        self._timed(self._reference.park)
+
+    def drain_metrics(self) -> dict[str, float]:
+        """Return ``offload/...`` since the last call; nothing when nothing is to leave."""
+        if self._mode == "none":
+            return {}
+        metrics = {"offload/seconds": self._seconds, "offload/gib": self._largest / GIB}
+        self._seconds, self._largest = 0.0, 0
+        return metrics
+
+    def _release(self) -> None:
+        """Give freed memory back to the device, for an engine has an allocator of its own."""
+        lots = (self._optimizers, self._weights, self._reference)
+        self._largest = max(self._largest, sum(lot.num_bytes for lot in lots))
+        if self._mode != "none" and self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _timed(self, *actions: Callable[[], None]) -> None:
+        """Count the time in which the loop stands still."""
+        began = time.perf_counter()
+        for action in actions:
+            action()
+        self._seconds += time.perf_counter() - began
+
+
+def distinct_storages(tree: Any, device: torch.device) -> list[tuple[torch.UntypedStorage, int]]:
+    """Return the storages behind the tensors of a tree on ``device``, each once, with sizes in bytes."""
+    found: dict[int, tuple[torch.UntypedStorage, int]] = {}
+    for leaf in tree_leaves(tree):
+        for tensor in _plain_tensors(leaf):
+            storage = tensor.untyped_storage()
+            if tensor.device.type == device.type and storage.nbytes():
+                found[storage.data_ptr()] = (storage, storage.nbytes())
+    return list(found.values())
+
+
+def _shards(networks: Sequence[nn.Module]) -> list[nn.Parameter]:
+    shards = [parameter for network in networks for parameter in network.parameters()]
+    assert all(isinstance(shard, DTensor) for shard in shards), "a network is still gathered"
+    return shards
+
+
+def _plain_tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors that a DTensor or a quantised tensor is made of, or a plain one itself."""
+    if isinstance(value, Tensor) and is_traceable_wrapper_subclass(value):
+        for name in value.__tensor_flatten__()[0]:  # torch 2.13 names the mesh too
+            yield from _plain_tensors(getattr(value, name))
+    elif isinstance(value, Tensor):
+        yield value

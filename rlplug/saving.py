@@ -1,0 +1,101 @@
+"""Writes a checkpoint in the background: training waits for a copy in host memory, and not for the disk."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import Future
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
+
+METADATA: Final = "meta.pt"
+"""Where Lightning's ``ModelParallelStrategy`` reads what is no tensor of the model or of an optimizer."""
+
+
+class _Stager(AsyncStager):
+    """Copies to host memory, pinned for a GPU, that is kept for the next save: torch 2.11's ``DefaultStager`` frees it.
+
+    To pin it again would take longer than the copy.
+    """
+
+    _synchronize_after_execute = False
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copier = StateDictStager(pin_memory=device.type == "cuda", share_memory=False)
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        on_gpu = self._device.type == "cuda"
+        copied: dict[str, Any] = self._copier.stage(state_dict, non_blocking=on_gpu)
+        if on_gpu:
+            torch.cuda.synchronize(self._device)
+        return copied
+
+    def synchronize_staging(self) -> None:
+        """:meth:`stage` has waited."""
+
+    def close(self) -> None:
+        self._copier.close()  # type: ignore[no-untyped-call]
+
+
+class BackgroundWriter:
+    """Writes one checkpoint at a time, in the format that Lightning's ``ModelParallelStrategy`` loads.
+
+    Every rank must make one, and begin the same checkpoints in the same order. The host memory of the copy is kept
+    for the next one.
+
+    Args:
+        device: Where the tensors are.
+        timeout: Of the writers' own collectives.
+    """
+
+    def __init__(self, device: torch.device, timeout: timedelta) -> None:
+        # its collectives come from a thread: among those of the loop they would meet in another order on each rank
+        self._group = dist.new_group(backend="gloo", timeout=timeout)
+        self._stager = _Stager(device)
+        self._written: Future[None] | None = None
+        self._began = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether :meth:`wait` would return at once. On rank 0 this is true only after all ranks have written."""
+        return self._written is not None and self._written.done()
+
+    def begin(self, checkpoint: dict[str, Any], folder: Path) -> None:
+        """Copy ``checkpoint``, as Lightning dumps it, and start to write it to ``folder``."""
+        assert self._written is None
+        self._began = time.monotonic()
+        tensors = {"state_dict": checkpoint.pop("state_dict")}
+        tensors |= {f"optimizer_{index}": state for index, state in enumerate(checkpoint.pop("optimizer_states"))}
+        if dist.get_rank() == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / METADATA).open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+        written = async_save(tensors, checkpoint_id=folder, process_group=self._group, async_stager=self._stager)
+        assert not isinstance(written, AsyncSaveResponse)  # that is for asynchronous staging
+        self._written = written
+
+    def wait(self) -> float:
+        """Wait for the end of the write, and return the seconds since its beginning.
+
+        Raises:
+            OSError | RuntimeError | CheckpointException: Writing failed, here or on another rank.
+        """
+        assert self._written is not None
+        written, self._written = self._written, None
+        written.result()
+        return time.monotonic() - self._began
+
+    def close(self) -> None:
+        """Free the host memory."""
+        assert self._written is None
+        self._stager.close()
