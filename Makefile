@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # threads that wait must not spin on cores that something else needs
 export OMP_WAIT_POLICY := passive
-SETUP_FILES := pyproject.toml plugins/algos/pyproject.toml constraints.txt
+SETUP_FILES := pyproject.toml plugins/algos/pyproject.toml plugins/optims/pyproject.toml constraints.txt
 
 .PHONY: help quickstart smollm2 test lint docs clean
 
@@ -26,9 +26,11 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy rlplug
 	$(BIN)/mypy plugins/algos/src
+	$(BIN)/mypy plugins/optims/src
 
-docs: $(VENV)/.installed-dev  ## Rewrite docs/configuration.md from the code
+docs: $(VENV)/.installed-dev  ## Rewrite what the documentation takes from the code
 	$(BIN)/python scripts/write_configuration_reference.py
+	$(BIN)/python scripts/write_optimization_table.py
 
 clean:  ## Remove what the targets above made, runs excepted
 	rm -rf $(VENV) build dist models *.egg-info plugins/*/src/*.egg-info
@@ -37,9 +39,9 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(SETUP_FILES) | $(VENV)/bin/python
-	@echo "installing rlplug and rlplug-algos into $(VENV): a few minutes the first time"
+	@echo "installing rlplug, rlplug-algos and rlplug-optims into $(VENV): a few minutes the first time"
 	$(INSTALL) torch
-	$(INSTALL) --editable '.[report,tensorboard,reasoning]' --editable plugins/algos
+	$(INSTALL) --editable '.[report,tensorboard,reasoning]' --editable plugins/algos --editable plugins/optims
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -19,7 +19,13 @@ KINDS: Final[Mapping[str, type]] = MappingProxyType(
 """The base class that a registered class of each kind must have."""
 
 _ALGORITHMS: Final = "CISPO DAPO DrGRPO GRPO GSPO PFPPO PPO ReinforcePP ReinforcePPBaseline RLOO VAPO"
-KNOWN_DISTRIBUTIONS: Final[Mapping[str, str]] = MappingProxyType(dict.fromkeys(_ALGORITHMS.split(), "rlplug-algos"))
+_OPTIMIZATIONS: Final = (
+    "ActivationOffload BackwardPrefetch CompileBlocks EntropyCheckpointing EntropyChunking ForwardPrefetch "
+    "FusedLogprobs GradientCheckpointing Liger SelectiveCheckpointing"
+)
+KNOWN_DISTRIBUTIONS: Final[Mapping[str, str]] = MappingProxyType(
+    dict.fromkeys(_ALGORITHMS.split(), "rlplug-algos") | dict.fromkeys(_OPTIMIZATIONS.split(), "rlplug-optims")
+)
 """Class names of published plugins, so that an error can name the package to install."""
 
 

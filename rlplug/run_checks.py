@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 
 from rlplug.batching import BatchPlan
 from rlplug.critic import CriticConfig
 from rlplug.errors import ConfigError
 from rlplug.interfaces.algorithm import Algorithm
+from rlplug.interfaces.optimization import Optimization
 from rlplug.interfaces.rollout import RolloutEngine, require_capability
 from rlplug.policy import PolicyConfig
 from rlplug.types import SamplingParams
@@ -78,6 +80,24 @@ def check_algorithm(
             f"{name} would not use model.reference as it is configured: remove it, or give the algorithm a "
             "kl_coefficient above 0."
         )
+
+
+def check_optimizations(optimizations: Sequence[Optimization]) -> None:
+    """Refuse an optimization that is enabled twice, and a pair that does not go together.
+
+    Raises:
+        ConfigError: The message names both and the reason.
+    """
+    classes = [type(optimization) for optimization in optimizations]
+    for first, second in itertools.combinations(classes, 2):
+        if first is second:
+            raise ConfigError(f"model.optimizations has {first.__name__} twice: remove one.")
+        reason = first.conflicts.get(second.__name__) or second.conflicts.get(first.__name__)
+        if reason is not None:
+            raise ConfigError(
+                f"model.optimizations has {first.__name__} and {second.__name__}, which do not go together: {reason}. "
+                "Remove one of the two."
+            )
 
 
 def check_engine(

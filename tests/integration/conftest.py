@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-DISTRIBUTIONS = (REPOSITORY, REPOSITORY / "plugins/algos", REPOSITORY / "tests/plugins/rlplug_probe")
+PLUGINS = ("plugins/algos", "plugins/optims", "tests/plugins/rlplug_probe")
+DISTRIBUTIONS = (REPOSITORY, *(REPOSITORY / folder for folder in PLUGINS))
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 HIDDEN_VARIABLES = ("PYTHON", "RLPLUG", "VIRTUAL_ENV", "PYTEST", "COV")
 
@@ -39,7 +40,7 @@ class Environment:
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """Wheels of rlplug, rlplug-algos and rlplug_probe in a new virtual environment that does not see the sources."""
+    """Wheels of rlplug and its plugins in a new virtual environment that does not see the sources."""
     tmp = tmp_path_factory.mktemp("environment")
     wheels = _build_wheels(tmp)
     root = tmp / "venv"

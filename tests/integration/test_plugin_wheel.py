@@ -19,7 +19,8 @@ import yaml
 from safetensors.torch import load_file
 
 from rlplug import hookspecs
-from rlplug.policy import PolicyConfig, load_model
+from rlplug.loading import load_model
+from rlplug.policy import PolicyConfig
 
 Results: TypeAlias = dict[str, subprocess.CompletedProcess[str]]
 
@@ -132,10 +133,11 @@ def test_plugins_come_from_the_wheels_and_list_what_they_bring(environment, resu
     records = json.loads(results["plugins"].stdout)
     files = [Path(record.pop("file")) for record in records]
     assert all(file.is_relative_to(environment.root) for file in files), files
-    core, algos, probe = records
+    core, algos, optims, probe = records
     assert (core["name"], core["distribution"], core["state"]) == ("rlplug", "rlplug", "loaded")
     assert (algos["name"], len(algos["registers"])) == ("algos", 11)
     assert {"algorithms/DAPO", "algorithms/GRPO", "algorithms/PPO"} < set(algos["registers"])
+    assert (optims["name"], len(optims["registers"])) == ("optims", 10)
     assert probe == {
         "name": "probe",
         "distribution": "rlplug-probe",
@@ -160,7 +162,7 @@ def test_the_probe_implements_every_hook():
 
 def test_a_blocked_plugin_brings_nothing(results):
     assert results["plugins without probe"].returncode == 0, results["plugins without probe"].stderr
-    _, _, probe = json.loads(results["plugins without probe"].stdout)
+    *_, probe = json.loads(results["plugins without probe"].stdout)
     assert (probe["name"], probe["version"], probe["state"]) == ("probe", "3.1.4", "blocked")
     assert (probe["registers"], probe["hooks"]) == ([], [])
 
@@ -174,12 +176,16 @@ def test_run_record_names_plugins_and_effects(folder, everything):
     assert [(plugin["name"], plugin["state"]) for plugin in record["plugins"]] == [
         ("rlplug", "loaded"),
         ("algos", "loaded"),
+        ("optims", "loaded"),
         ("probe", "loaded"),
     ]
     assert record["versions"]["rlplug-probe"] == "3.1.4"
     config = json.loads((folder / "probe_model/config.json").read_text())
     num_values = config["vocab_size"] * config["hidden_size"]
-    assert record["effects"] == [f"froze {num_values} values of the input embeddings"]
+    assert record["effects"] == [
+        "weights drawn with seed 0, block by block",
+        f"froze {num_values} values of the input embeddings",
+    ]
 
 
 def test_optimization_takes_effect(everything, initial_weights):
@@ -239,7 +245,7 @@ def test_resolver_makes_the_tokenizer_it_is_asked_for(rows, results):
 
 def test_optimization_without_effect_stops_the_run(folder, results):
     assert results["no effect"].returncode == 2
-    message = "NoEffect took no effect on examples/quickstart/model: remove it from model.optimizations."
+    message = "NoEffect took no effect on the policy, examples/quickstart/model: remove it from model.optimizations."
     assert f"rlplug: {message}" in results["no effect"].stderr
     run = folder / "runs/no_effect/001"
     assert not (run / "metrics.csv").exists()

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplug.packing import pack
+from rlplug.packing import LONG, STEP, pack
 
 ROWS = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 6)), min_size=1, max_size=6)
 
@@ -41,7 +41,8 @@ def test_parts_of_all_ranks_are_the_rows_end_to_end(rows, size):
         borders = part.cu_seqlens.tolist()
         assert part.cu_seqlens.dtype == torch.int32
         lengths = [end - start for start, end in itertools.pairwise(borders)]
-        assert lengths[: len(rows)] == [sum(row) for row in rows]
+        filled = [sum(row) for row in rows[:-1]] + [sum(rows[-1]) + len(tokens) - len(real)]
+        assert lengths == filled
         assert borders[-1] == len(tokens)
         assert part.max_length == max(lengths)
         assert positions == [position for length in lengths for position in range(length)]
@@ -82,3 +83,13 @@ def test_rows_without_a_trained_token_still_predict_something(size):
         packed = pack(ids, attention, response, rank, size)
         assert len(packed.predicting) == 1
         assert not packed.unpack(torch.ones(1)).any()
+
+
+def test_one_long_sequence_is_filled_to_a_round_length():
+    ids, attention, response = masks([(LONG, 3)])
+    for size in (1, 2):
+        part = pack(ids, attention, response, size - 1, size)
+        assert part.input_ids.shape == (1, LONG // size + STEP)
+        assert part.cu_seqlens.tolist() == [0, part.max_length] == [0, size * part.input_ids.shape[1]]
+    ids, attention, response = masks([(LONG - 4, 3)])
+    assert pack(ids, attention, response).input_ids.shape == (1, LONG - 1)

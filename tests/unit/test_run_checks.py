@@ -7,10 +7,10 @@ import pytest
 from rlplug.batching import BatchPlan, BatchSizes
 from rlplug.critic import CriticConfig
 from rlplug.errors import ConfigError
-from rlplug.interfaces import Algorithm, EngineCapabilities, Needs
+from rlplug.interfaces import Algorithm, Effect, EngineCapabilities, Needs, Optimization
 from rlplug.policy import PolicyConfig
 from rlplug.rollout.hf import HFRollout
-from rlplug.run_checks import check_algorithm, check_engine
+from rlplug.run_checks import check_algorithm, check_engine, check_optimizations
 
 
 class Probe(Algorithm):
@@ -109,3 +109,35 @@ def test_an_engine_that_cannot(engine, needs, sleeps, gate, words):
 def test_an_engine_that_can():
     check_engine(Sleeper(), Probe(rollout_logprobs=True), [], True, 0.1)
     check_engine(Silent(), Probe(), [], False, None)
+
+
+class Plain(Optimization):
+    def effects(self):
+        return [Effect("something")]
+
+
+class Fast(Plain):
+    pass
+
+
+class Jealous(Plain):
+    conflicts = {"Fast": "both do the same"}  # noqa: RUF012
+
+
+def test_optimizations_that_go_together():
+    check_optimizations([])
+    check_optimizations([Plain(), Fast()])
+    check_optimizations([Jealous(), Plain()])
+
+
+def test_an_optimization_is_enabled_once():
+    with pytest.raises(ConfigError, match="has Fast twice"):
+        check_optimizations([Fast(), Plain(), Fast()])
+
+
+@pytest.mark.parametrize("pair", [[Fast, Jealous], [Jealous, Fast]])
+def test_a_conflict_names_both_and_the_reason(pair):
+    """Whichever of the two declares it, and whichever is listed first."""
+    with pytest.raises(ConfigError, match="both do the same") as refused:
+        check_optimizations([Plain(), *(optimization() for optimization in pair)])
+    assert f"{pair[0].__name__} and {pair[1].__name__}" in str(refused.value)

@@ -1,0 +1,25 @@
+"""Optimisations of the update, each of which proves that it took hold, and an optimizer."""
+
+from rlplug_optims.activation_offload import ActivationOffload
+from rlplug_optims.compile_blocks import CompileBlocks
+from rlplug_optims.entropy_memory import EntropyCheckpointing, EntropyChunking
+from rlplug_optims.fused_logprobs import FusedLogprobs
+from rlplug_optims.gradient_checkpointing import GradientCheckpointing
+from rlplug_optims.liger import Liger
+from rlplug_optims.muon import Muon
+from rlplug_optims.prefetch import BackwardPrefetch, ForwardPrefetch
+from rlplug_optims.selective_checkpointing import SelectiveCheckpointing
+
+__all__ = [
+    "ActivationOffload",
+    "BackwardPrefetch",
+    "CompileBlocks",
+    "EntropyCheckpointing",
+    "EntropyChunking",
+    "ForwardPrefetch",
+    "FusedLogprobs",
+    "GradientCheckpointing",
+    "Liger",
+    "Muon",
+    "SelectiveCheckpointing",
+]

@@ -1,0 +1,75 @@
+"""Activations in pinned host memory between the forward and the backward pass."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlplug.errors import ConfigError
+from rlplug.interfaces import Effect, Optimization
+from rlplug.strategy import transformer_blocks
+from rlplug_optims.block_forward import Forward, Place, num_wrapped, wrap_forward
+from rlplug_optims.host_stash import HostStash
+
+
+class ActivationOffload(Optimization):
+    """Keep what blocks save for the backward pass in pinned host memory.
+
+    Saves: the activations of all blocks but about two, in GPU memory. With GradientCheckpointing, which leaves only the
+    blocks' inputs, it moves those.
+    Costs: as much host memory; and time, where a block computes for less time than its activations travel.
+    Proof: the blocks whose forward method is wrapped.
+
+    Copies run on a stream of their own: a block's activations leave while the next block runs forward, and come back
+    while the block behind it runs backward.
+
+    Rhu et al., "vDNN", arXiv:1602.08124. Parameters stay where they are, FSDP2's gathered ones included.
+
+    Args:
+        min_mib: Smaller tensors stay on the GPU.
+    """
+
+    applies_to = ("policy", "critic")
+
+    def __init__(self, min_mib: float = 1.0) -> None:
+        if min_mib < 0:
+            raise ConfigError(f"ActivationOffload.min_mib is {min_mib}: give 0 or more.")
+        self.min_bytes = int(min_mib * 2**20)
+        self._blocks: list[nn.Module] = []
+
+    def before_shard(self, model: nn.Module) -> None:
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                "ActivationOffload moves activations from the GPU to the host, and this machine has no GPU: remove it "
+                "from model.optimizations."
+            )
+        self._blocks = transformer_blocks(model)
+        offload_blocks(self._blocks, self.min_bytes)
+
+    def effects(self) -> list[Effect]:
+        count = num_wrapped(self._blocks, Place.OFFLOAD)
+        return [Effect(f"activations of {count} blocks kept in pinned host memory")] if count else []
+
+
+def offload_blocks(blocks: list[nn.Module], min_bytes: int) -> HostStash:
+    """Let ``blocks`` keep in host memory what they save of at least ``min_bytes``; return where it goes."""
+    stash = HostStash(min_bytes)
+    for index, block in enumerate(blocks):
+        wrap = functools.partial(_offloaded, stash, block, index == len(blocks) - 1)
+        wrap_forward(block, Place.OFFLOAD, wrap)
+    return stash
+
+
+def _offloaded(stash: HostStash, block: nn.Module, is_last: bool, forward: Forward) -> Forward:
+    def offloading(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(hidden, *args, **kwargs)
+        # what all blocks share, such as rotary embeddings, is on the GPU anyway
+        stays = [list(block.parameters()), list(block.buffers()), args, kwargs]
+        with stash.block(hidden, stays, is_last):
+            return forward(hidden, *args, **kwargs)
+
+    return offloading

@@ -1,0 +1,66 @@
+"""Compilation of transformer blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from torch import nn
+
+from rlplug.interfaces import Effect, Optimization
+from rlplug.strategy import transformer_blocks
+from rlplug_optims.block_forward import Forward, Place, num_wrapped, wrap_forward
+from rlplug_optims.compiler import stop_when_not_compiled
+
+
+class CompileBlocks(Optimization):
+    """Compile the forward method of every transformer block with ``torch.compile``.
+
+    Saves: passes over memory: norms, activations, rotary embeddings and residuals become few kernels, and fewer
+    activations are kept.
+    Costs: time to compile at the start, and once more when another length comes.
+    Proof: the blocks whose forward method is compiled.
+
+    Block by block rather than the whole model: blocks are alike, so one compilation serves all, and FSDP2's hooks stay
+    outside (TorchTitan, arXiv:2410.06511, section 2.2). With checkpointing, compiled code includes what is recomputed.
+    A block that is compiled again too often stops the run rather than go on uncompiled.
+
+    Args:
+        dynamic: Compile for any length (true), or for each length that comes (false). By default for the first length
+            as it is, and from the second on for any.
+        mode: Of ``torch.compile``: ``max-autotune-no-cudagraphs`` looks longer for faster kernels. There is none with
+            CUDA graphs, because the parameters that FSDP2 gathers are not always at the same place.
+        backend: Of ``torch.compile``; ``aot_eager`` compiles nothing, and tells a fault of the compiler from one of
+            the model.
+    """
+
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "Liger": "both fuse the same operations, and torch.compile cannot see into Liger's kernels; together they are "
+        "slower than either"
+    }
+
+    def __init__(
+        self,
+        dynamic: bool | None = None,
+        mode: Literal["default", "max-autotune-no-cudagraphs"] = "default",
+        backend: str = "inductor",
+    ) -> None:
+        self.dynamic = dynamic
+        self.mode = mode
+        self.backend = backend
+        self._blocks: list[nn.Module] = []
+
+    def before_shard(self, model: nn.Module) -> None:
+        stop_when_not_compiled()
+        self._blocks = transformer_blocks(model)
+        for block in self._blocks:
+            wrap_forward(block, Place.COMPILE, self._compiled)
+
+    def _compiled(self, forward: Forward) -> Forward:
+        compiled: Forward = torch.compile(forward, dynamic=self.dynamic, mode=self.mode, backend=self.backend)
+        return compiled
+
+    def effects(self) -> list[Effect]:
+        count = num_wrapped(self._blocks, Place.COMPILE)
+        return [Effect(f"torch.compile on {count} blocks ({self.backend})")] if count else []

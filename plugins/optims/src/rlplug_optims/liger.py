@@ -1,0 +1,87 @@
+"""Liger's kernels in place of a model's own modules."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from rlplug.errors import ConfigError
+from rlplug.interfaces import Effect, Optimization
+
+
+class Liger(Optimization):
+    """Exchange rotary embeddings, RMS norms and gated MLPs for Liger's Triton kernels.
+
+    Saves: passes over memory, and activations that the kernels do not keep.
+    Costs: nothing but its needs: CUDA, and ``pip install rlplug-optims[liger]``.
+    Proof: the modules whose forward method is Liger's, and whose rotary function it is.
+
+    Hsu et al., "Liger Kernel: Efficient Triton Kernels for LLM Training", arXiv:2410.10989, through the package's own
+    function for each model type. Its fused cross-entropy stays out: logprobs have a path of their own, FusedLogprobs.
+    Liger also exchanges the classes and the rotary function in transformers' module of the model type, so models of
+    that type that are built later in the same process have them too.
+
+    Args:
+        rope: Exchange the rotary embeddings.
+        rms_norm: Exchange the norms.
+        swiglu: Exchange the gated MLPs, with GELU (``geglu`` of Liger) too.
+    """
+
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "CompileBlocks": "both fuse the same operations, and torch.compile cannot see into Liger's kernels; together "
+        "they are slower than either"
+    }
+
+    def __init__(self, rope: bool = True, rms_norm: bool = True, swiglu: bool = True) -> None:
+        self.rope = rope
+        self.rms_norm = rms_norm
+        self.swiglu = swiglu
+        self._model: nn.Module = nn.Identity()
+        self._modeling: ModuleType | None = None
+
+    def before_shard(self, model: nn.Module) -> None:
+        if not torch.cuda.is_available():
+            raise ConfigError("Liger's kernels run on CUDA, which is not here: remove it from model.optimizations.")
+        try:
+            from liger_kernel.transformers import monkey_patch
+        except ImportError as error:
+            raise ConfigError(f"Liger is not installed ({error}): pip install rlplug-optims[liger]") from error
+        trunk = pretrained_part(model)
+        model_type = trunk.config.model_type
+        if model_type not in monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN:
+            known = ", ".join(sorted(monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN))
+            raise ConfigError(f"Liger has no kernels for model type {model_type!r}: remove it. It knows {known}.")
+        monkey_patch._apply_liger_kernel_to_instance(
+            model=trunk,
+            rope=self.rope,
+            rms_norm=self.rms_norm,
+            swiglu=self.swiglu,
+            geglu=self.swiglu,
+            cross_entropy=False,
+            fused_linear_cross_entropy=False,
+        )
+        self._model = model
+        self._modeling = sys.modules[type(trunk).__module__]
+
+    def effects(self) -> list[Effect]:
+        effects = []
+        if count := sum(_is_ligers(module.forward) for module in self._model.modules()):
+            effects.append(Effect(f"Liger replaced {count} modules"))
+        if self.rope and _is_ligers(getattr(self._modeling, "apply_rotary_pos_emb", None)):
+            effects.append(Effect("Liger replaced the rotary embedding"))
+        return effects
+
+
+def pretrained_part(model: nn.Module) -> Any:
+    """Return the model of transformers that ``model`` is, or that is the trunk of a critic."""
+    return next(module for module in model.modules() if isinstance(module, PreTrainedModel))
+
+
+def _is_ligers(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("liger_kernel")

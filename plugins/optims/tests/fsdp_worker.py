@@ -1,0 +1,168 @@
+"""One rank of real sharded passes: ``python fsdp_worker.py FOLDER``, with the environment that torchrun gives.
+
+Rank 0 writes ``results.pt``: for each case the loss, gradients and effects, and weights after steps with optimizers.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import LightningModule, Trainer
+from optims_models import SAMPLING, set_gradients, tiny_batch, tiny_model, weighted
+from rlplug_optims import (
+    BackwardPrefetch,
+    CompileBlocks,
+    EntropyCheckpointing,
+    EntropyChunking,
+    ForwardPrefetch,
+    FusedLogprobs,
+    GradientCheckpointing,
+    Muon,
+    SelectiveCheckpointing,
+)
+from rlplug_optims.activation_offload import offload_blocks
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from rlplug.errors import ConfigError
+from rlplug.forward import policy_forward
+from rlplug.strategy import RLFSDP2Strategy, transformer_blocks
+
+CASES = {
+    "plain": list,
+    "checkpointing": lambda: [GradientCheckpointing()],
+    "selective": lambda: [SelectiveCheckpointing()],
+    "fused": lambda: [FusedLogprobs(chunk_size=5)],
+    "fused compiled": lambda: [FusedLogprobs(chunk_size=8, compile=True)],
+    "entropy": lambda: [EntropyChunking(chunk_size=5), EntropyCheckpointing()],
+    "compile": lambda: [CompileBlocks(backend="aot_eager")],
+    "forward 1": lambda: [ForwardPrefetch()],
+    "forward 3": lambda: [ForwardPrefetch(depth=3)],
+    "backward 2": lambda: [BackwardPrefetch()],
+    "together": lambda: [
+        CompileBlocks(backend="aot_eager"),
+        GradientCheckpointing(every_n_blocks=2),
+        FusedLogprobs(chunk_size=5),
+        ForwardPrefetch(depth=2),
+        BackwardPrefetch(depth=3),
+    ],
+}
+NUM_STEPS = 3
+MUON = {"lr": 0.01, "weight_decay": 0.1}
+
+
+class Worker(LightningModule):
+    automatic_optimization = False
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.results: dict[str, object] = {}
+
+    def configure_model(self):
+        if not hasattr(self, "model"):
+            self.model = tiny_model("llama")
+            self.trainer.strategy.shard(self.model, torch.float32)
+
+    def configure_optimizers(self):
+        return Muon(self.model.named_parameters(), **MUON)
+
+    def training_step(self, tick, index):
+        for family in ("llama", "qwen3"):
+            for name, make in CASES.items():
+                self.results[f"{family}/{name}"] = self.case(family, make())
+        self.results["llama/offload"] = self.case("llama", [], offload=True)
+        self.results["keeps gathered"] = self.keeps_gathered()
+        self.results["muon"] = self.steps()
+
+    def case(self, family, optimizations, offload=False):
+        """Return what the passes of this rank's rows give, and what proves the optimisations."""
+        torch._dynamo.reset()
+        model = tiny_model(family)
+        try:
+            for optimization in optimizations:
+                optimization.before_shard(model)
+            if offload:
+                offload_blocks(transformer_blocks(model), 0)
+            self.trainer.strategy.shard(model, torch.float32)
+            effects = []
+            for optimization in optimizations:
+                optimization.after_shard(model)
+                effects.append([effect.description for effect in optimization.effects()])
+        except ConfigError as refused:
+            return {"refused": str(refused)}
+        order = {direction: prefetched(model, direction) for direction in ("forward", "backward")}
+        for _ in range(2):  # FSDP learns the order of units in the first pass
+            model.zero_grad()
+            loss = self.backward_of_rows(model)
+        dist.all_reduce(loss)
+        named = {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}
+        return {"loss": loss, "gradients": named, "effects": effects, "prefetch": order}
+
+    def backward_of_rows(self, model):
+        batch = tiny_batch()
+        mine = range(self.global_rank, batch.num_sequences, self.trainer.world_size)
+        mask = torch.zeros_like(batch.response_mask)
+        mask[list(mine)] = batch.response_mask[list(mine)]
+        output = policy_forward(model, batch.replace(response_mask=mask).pack(), SAMPLING, "gradient")
+        loss = weighted(output.logprobs, output.entropy)
+        loss.backward()
+        return loss.detach()
+
+    def keeps_gathered(self):
+        """Return what BackwardPrefetch says where nothing is gathered in the backward pass."""
+        strategy = self.trainer.strategy
+        strategy.reshard_after_forward = False
+        result = self.case("llama", [BackwardPrefetch()])
+        strategy.reshard_after_forward = True
+        return result
+
+    def steps(self):
+        """Train; after the first step, go on with a fresh optimizer that loads the checkpoint of the former."""
+        optimizer = self.optimizers().optimizer
+        for step in range(NUM_STEPS):
+            if step == 1:
+                state = get_optimizer_state_dict(self.model, optimizer)
+                optimizer = Muon(self.model.named_parameters(), lr=7.0)
+                set_optimizer_state_dict(self.model, optimizer, state)
+            set_gradients(self.model, step)
+            optimizer.step()
+        shards = [state["momentum_buffer"] for state in optimizer.state.values() if "momentum_buffer" in state]
+        assert all(isinstance(shard, DTensor) for shard in shards)
+        return {name: parameter.detach().full_tensor() for name, parameter in self.model.named_parameters()}
+
+
+def prefetched(model, direction):
+    """Return the names of the units that each FSDP unit prefetches."""
+    names = {id(unit._get_fsdp_state()): name for name, unit in model.named_modules() if isinstance(unit, FSDPModule)}
+    units = {name: model.get_submodule(name)._get_fsdp_state() for name in names.values()}
+    lists = {name: getattr(state, f"_states_to_{direction}_prefetch") for name, state in units.items()}
+    return {name: [names[id(state)] for state in states] for name, states in lists.items()}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder, world_size = Path(sys.argv[1]), int(sys.argv[2])
+    module = Worker(folder)
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=world_size,
+        strategy=RLFSDP2Strategy(),
+        max_epochs=1,
+        limit_train_batches=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, train_dataloaders=torch.utils.data.DataLoader([0]))
+    if trainer.is_global_zero:
+        torch.save(module.results, folder / "results.pt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Writes the table in docs/optimizations.md from the classes: what each saves and costs, where it goes, and with what.
+
+``python scripts/write_optimization_table.py`` (or ``make docs``) writes it; ``--check`` writes nothing and exits with 1
+when the table is not what the code says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from rlplug.plugin_manager import plugins
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PAGE: Final = ROOT / "docs" / "optimizations.md"
+OWN_DISTRIBUTION: Final = "rlplug-optims"
+BEGIN: Final = "<!-- Written by scripts/write_optimization_table.py: change the docstrings, then run `make docs`. -->"
+END: Final = "<!-- End of the table. -->"
+HEADER: Final = "| name | saves | costs | networks | not with |\n|---|---|---|---|---|"
+
+
+def table() -> str:
+    """Return the table, with the markers around it."""
+    registered = plugins().registry.by_distribution()[OWN_DISTRIBUTION]
+    classes = {r.name: r.factory for r in registered if r.kind == "optimizations"}
+    reasons = _reasons(classes)
+    rows = [_row(classes[name], reasons) for name in sorted(classes)]
+    notes = [f"- `{first}` and `{second}`: {reason}." for (first, second), reason in sorted(reasons.items())]
+    return "\n".join([BEGIN, "", HEADER, *rows, "", "Pairs that a run refuses, and why:", "", *notes, "", END])
+
+
+def _reasons(classes: dict[str, Any]) -> dict[tuple[str, str], str]:
+    """Return why two do not go together, by their names in alphabetical order."""
+    found: dict[tuple[str, str], str] = {}
+    for name, optimization in classes.items():
+        for other, reason in optimization.conflicts.items():
+            found[min(name, other), max(name, other)] = reason
+    return found
+
+
+def _row(optimization: Any, reasons: dict[tuple[str, str], str]) -> str:
+    name = optimization.__name__
+    others = [f"`{b if a == name else a}`" for a, b in sorted(reasons) if name in (a, b)]
+    file = Path(inspect.getfile(optimization)).resolve().relative_to(ROOT)
+    cells = [f"[`{name}`](../{file})", _said(optimization, "Saves"), _said(optimization, "Costs")]
+    return f"| {' | '.join([*cells, ', '.join(optimization.applies_to), ', '.join(others)])} |"
+
+
+def _said(optimization: Any, word: str) -> str:
+    """Return what the docstring says after ``Saves:`` or ``Costs:``, up to the next such word, in Markdown."""
+    lines = re.search(rf"^{word}: (.*?)(?=^\w+: |^$)", inspect.getdoc(optimization) or "", re.M | re.S)
+    if lines is None:
+        raise SystemExit(f"the docstring of {optimization.__name__} does not say {word!r}")
+    return " ".join(lines[1].split()).removesuffix(".").replace("``", "`").replace("|", "\\|")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", type=Path, nargs="?", default=PAGE, help="where the page is; docs/optimizations.md")
+    parser.add_argument("--check", action="store_true", help="only compare, and exit with 1 when the table is stale")
+    options = parser.parse_args()
+    page = options.path.read_text()
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        print(f"{options.path} lacks the comments around the table.", file=sys.stderr)
+        return 1
+    written = f"{before}{table()}{after}"
+    if not options.check:
+        options.path.write_text(written)
+        return 0
+    if page == written:
+        return 0
+    print(f"{options.path} is not what the code says: run make docs.", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
