@@ -1,8 +1,8 @@
 """Attention inside the sequences of a packed row, registered with transformers under the name ``packed``.
 
-On CUDA in half precision it is torch's variable-length flash attention; elsewhere sequences are padded inside this
-one call. With sequence parallelism (DeepSpeed-Ulysses, arXiv 2309.14509) ranks exchange their parts of the row for
-heads of the whole row before, and back after.
+On CUDA in half precision it is torch's variable-length flash attention, or cuDNN's for one long sequence; elsewhere
+sequences are padded inside this one call. With sequence parallelism (DeepSpeed-Ulysses, arXiv 2309.14509) ranks
+exchange their parts of the row for heads of the whole row before, and back after.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 from rlplug.errors import ConfigError
+from rlplug.packing import LONG
 
 NAME: Final = "packed"
 
@@ -69,7 +71,9 @@ def packed_attention(
     if sequence_group is not None:
         query, key, value = sequences_to_heads(query, key, value, sequence_group)
     window = None if sliding_window is None or sliding_window >= max_length_q else sliding_window
-    if uses_flash(query, value, softcap):
+    if uses_cudnn(query, value, cu_seq_lens_q, window, softcap):
+        output = _one_sequence(query, key, value, scaling)
+    elif uses_flash(query, value, softcap):
         output = _flash(query, key, value, cu_seq_lens_q, max_length_q, scaling, window)
     else:
         output = _padded(query, key, value, cu_seq_lens_q, max_length_q, scaling, window, softcap)
@@ -90,6 +94,25 @@ def uses_flash(query: Tensor, value: Tensor, softcap: float | None) -> bool:
     """Return whether torch's variable-length flash attention can compute this."""
     fits = query.shape[-1] == value.shape[-1] <= 256 and query.shape[-1] % 8 == 0
     return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and softcap is None and fits
+
+
+def uses_cudnn(query: Tensor, value: Tensor, borders: Tensor, window: int | None, softcap: float | None) -> bool:
+    """Return whether cuDNN's attention computes this: one long sequence, on Hopper or newer.
+
+    There it is 1.6 times as fast as the variable-length kernel (``benchmarks/results/2026-11-21-update-on-h200``).
+    """
+    if not uses_flash(query, value, softcap) or window is not None or query.shape[-1] > 128:
+        return False
+    return borders.shape[0] == 2 and query.shape[1] >= LONG and torch.cuda.get_device_capability() >= (9, 0)
+
+
+def _one_sequence(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    """[heads, N, head_dim] each."""
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
+        output = nn.functional.scaled_dot_product_attention(
+            query[None], key[None], value[None], is_causal=True, scale=scale, enable_gqa=True
+        )
+    return output[0]
 
 
 def _flash(

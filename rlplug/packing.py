@@ -11,11 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+LONG: Final = 4096
+"""Tokens from which a sequence that has the row to itself gets the attention kernel for long ones."""
+STEP: Final = 256
+"""Such rows have a multiple of this many tokens, because that kernel is planned anew for each length."""
 
 
 @dataclass(frozen=True)
@@ -85,19 +90,22 @@ def pack(
         attention_mask: bool [B, T]: real tokens.
         response_mask: bool [B, T]: tokens that train. The first token of a row is predicted by none.
         sequence_rank: Which part of the row this rank gets.
-        sequence_size: How many ranks share it. The row is filled up to a multiple of that with a sequence of its own.
+        sequence_size: How many ranks share it.
         sequence_group: Those ranks.
+
+    The row is filled up to a multiple of ``sequence_size``, and one long sequence to a multiple of ``STEP`` as well.
+    What fills it continues the last sequence: attention is causal, so nothing before it changes.
     """
     lengths = attention_mask.sum(dim=1)
     starts = lengths.cumsum(0) - lengths
     num_tokens = int(lengths.sum())
-    filling = -num_tokens % sequence_size
-    borders = torch.cat([starts, torch.tensor([num_tokens] + [num_tokens + filling] * (filling > 0))])
+    filling = -num_tokens % (sequence_size * (STEP if len(lengths) == 1 and num_tokens >= LONG else 1))
     positions = torch.arange(input_ids.shape[1]).expand_as(input_ids)
     ids = torch.cat([input_ids[attention_mask], torch.zeros(filling, dtype=torch.int64)])
-    position_ids = torch.cat([positions[attention_mask], torch.arange(filling)])
+    position_ids = torch.cat([positions[attention_mask], torch.arange(filling) + lengths[-1]])
+    lengths[-1] += filling
 
-    size = (num_tokens + filling) // sequence_size
+    size = len(ids) // sequence_size
     first = sequence_rank * size
     rows, columns = (response_mask & attention_mask)[:, 1:].nonzero(as_tuple=True)
     predicting = starts[rows] + columns - first  # token columns + 1 is predicted where token columns is read
@@ -109,8 +117,8 @@ def pack(
     return PackedTokens(
         input_ids=ids[None, first : first + size],
         position_ids=position_ids[None, first : first + size],
-        cu_seqlens=borders.to(torch.int32),
-        max_length=max(int(lengths.max()), filling),
+        cu_seqlens=torch.cat([starts, torch.tensor([len(ids)])]).to(torch.int32),
+        max_length=int(lengths.max()),
         predicting=predicting,
         targets=targets,
         slots=slots,

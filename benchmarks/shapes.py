@@ -1,0 +1,133 @@
+"""Models and batches of the update benchmark: shapes alone, since weights and tokens are random."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, Qwen3Config
+
+from rlplug.types import Batch
+
+SHAPES: dict[str, Any] = {
+    "llama-1.7b": lambda: LlamaConfig(
+        hidden_size=2048,
+        num_hidden_layers=24,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        intermediate_size=8192,
+        vocab_size=49152,
+        tie_word_embeddings=True,
+        max_position_embeddings=8192,
+        rope_parameters={"rope_type": "default", "rope_theta": 130000.0},
+    ),
+    "qwen3-8b": lambda: Qwen3Config(
+        hidden_size=4096,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size=12288,
+        vocab_size=151936,
+        tie_word_embeddings=False,
+        max_position_embeddings=131072,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+    ),
+    "qwen-vocabulary": lambda: Qwen3Config(  # small blocks, so that the output layer sets the peak
+        hidden_size=1024,
+        num_hidden_layers=8,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=64,
+        intermediate_size=3072,
+        vocab_size=151936,
+        tie_word_embeddings=True,
+        max_position_embeddings=32768,
+    ),
+    "tiny": lambda: LlamaConfig(
+        hidden_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=128,
+        vocab_size=512,
+        tie_word_embeddings=True,
+        max_position_embeddings=8192,
+    ),
+}
+
+
+def write_config(shape: str, folder: Path) -> Path:
+    """Write the configuration of ``shape`` and return its folder; weights are drawn by the loader."""
+    config = SHAPES[shape]()
+    config.architectures = ["LlamaForCausalLM" if config.model_type == "llama" else "Qwen3ForCausalLM"]
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = 1, 2, 2
+    config.save_pretrained(folder / shape)
+    return folder / shape
+
+
+def completion_lengths(num_rows: int, mean: int, is_heavy_tailed: bool, largest: int) -> list[int]:
+    """Return completion lengths that sum to ``num_rows * mean``: all equal, or lognormal with sigma 1."""
+    if not is_heavy_tailed:
+        return [mean] * num_rows
+    draws = torch.randn(num_rows, generator=torch.Generator().manual_seed(0)).exp()
+    lengths = (draws / draws.sum() * num_rows * mean).long().clamp(1, largest)
+    for row in lengths.argsort(descending=True).tolist():  # what rounding and clamping moved, to the longest with room
+        missing = num_rows * mean - int(lengths.sum())
+        lengths[row] = (lengths[row] + missing).clamp(1, largest)
+    return lengths.tolist()  # type: ignore[no-any-return]
+
+
+def make_batch(prompt: int, completions: list[int], vocab_size: int) -> Batch:
+    """Return a batch of random tokens and advantages; each row has ``prompt`` tokens before its completion."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (len(completions), prompt + max(completions))
+    steps = torch.arange(shape[1])
+    attention_mask = steps < prompt + torch.tensor(completions)[:, None]
+    return Batch(
+        input_ids=torch.randint(3, vocab_size, shape, generator=generator),
+        attention_mask=attention_mask,
+        response_mask=attention_mask & (steps >= prompt),
+        rollout_logprobs=torch.zeros(shape),
+        rewards=torch.zeros(shape[0]),
+        reward_valid=torch.ones(shape[0], dtype=torch.bool),
+        group_index=torch.arange(shape[0]) // 8,
+        truncated=torch.zeros(shape[0], dtype=torch.bool),
+        advantages=torch.randn(shape, generator=generator),
+    )
+
+
+def model_flops(config: Any, batch: Batch, is_update: bool) -> float:
+    """Return the floating-point operations that the batch needs, without any recomputation.
+
+    Two for each weight of a matrix and token, ``2 n^2 H head_dim`` for a layer's causal attention over n tokens, and
+    in an update twice as many again for the backward pass. The output layer counts only where the next token trains.
+    """
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = config.num_attention_heads * head_dim
+    attention = config.hidden_size * (2 * heads + 2 * config.num_key_value_heads * head_dim)
+    block = attention + 3 * config.hidden_size * config.intermediate_size
+    num_tokens, num_trained = sum(batch.lengths), int(batch.response_mask.sum())
+    products = 2 * num_tokens * config.num_hidden_layers * block
+    products += 2 * num_trained * config.hidden_size * config.vocab_size
+    scores = 2 * heads * config.num_hidden_layers * math.fsum(length**2 for length in batch.lengths)
+    return (3 if is_update else 1) * (products + scores)
+
+
+def matmul_ceiling(device: torch.device, size: int = 8192) -> float:
+    """Return the FLOP/s of the best of 20 bf16 matrix products of ``size`` cubed."""
+    if device.type != "cuda":
+        return float("nan")
+    left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    times = []
+    for _ in range(20):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(5):
+            left @ right
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / 1000 / 5)
+    return 2 * size**3 / min(times[5:])

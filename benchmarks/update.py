@@ -1,0 +1,278 @@
+"""Times the update, and the logprob phase before it, with each optimisation off and on; compares their gradients.
+
+    python benchmarks/update.py --shape llama-1.7b --rows 128 --prompt 256 --completion 512 --out OUT
+    torchrun --nproc-per-node 4 benchmarks/update.py --shape qwen3-8b --rows 16 --prompt 256 --completion 16128 \\
+        --max-tokens 16384 --variants compile+fused --strategy '{"sequence": 2}'
+
+Weights and tokens are random; loading, packing, clipping and the optimizer's step are the product's own and are timed.
+A row says: seconds of the phase (median), tokens per second and GPU, share of the matrix-product ceiling (measured in
+the same run; recomputation counts as waste), and the peak of the GPU memory that PyTorch allocated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import rlplug_optims
+import torch
+import yaml
+from lightning.pytorch import LightningModule, Trainer
+from rlplug_algos.grpo import GRPO
+from shapes import SHAPES, completion_lengths, make_batch, matmul_ceiling, model_flops, write_config
+
+from rlplug.batching import BatchPlan, BatchSizes, attention_cost
+from rlplug.errors import ConfigError
+from rlplug.learners import Learners
+from rlplug.networks import build_policy
+from rlplug.objectives import Trainee
+from rlplug.offload import Offload
+from rlplug.passes import Passes
+from rlplug.plugin_manager import plugins
+from rlplug.policy import PolicyConfig
+from rlplug.strategy import RLFSDP2Strategy
+from rlplug.types import SamplingParams
+from rlplug.update import Update
+
+VARIANTS: dict[str, list[str]] = {
+    "plain": [],
+    "plain in float32": [],
+    "fused": ["FusedLogprobs"],
+    "liger": ["Liger"],
+    "compile": ["CompileBlocks"],
+    "liger+fused": ["Liger", "FusedLogprobs"],
+    "compile+fused": ["CompileBlocks", "FusedLogprobs"],
+    "entropy chunks": ["EntropyChunking"],
+    "entropy checkpoint": ["EntropyCheckpointing"],
+    "checkpointing": ["GradientCheckpointing"],
+    "selective": ["SelectiveCheckpointing"],
+    "activation offload": ["ActivationOffload"],
+    "compile+fused+checkpointing": ["GradientCheckpointing", "CompileBlocks", "FusedLogprobs"],
+    "compile+fused+selective": ["SelectiveCheckpointing", "CompileBlocks", "FusedLogprobs"],
+    "compile+fused+half": ["GradientCheckpointing {every_n_blocks: 2}", "CompileBlocks", "FusedLogprobs"],
+    "compile+fused+prefetch 1": ["CompileBlocks", "FusedLogprobs", "ForwardPrefetch"],
+    "compile+fused+prefetch 2": ["CompileBlocks", "FusedLogprobs", "ForwardPrefetch {depth: 2}"],
+    "compile+fused+both prefetches": ["CompileBlocks", "FusedLogprobs", "ForwardPrefetch", "BackwardPrefetch"],
+}
+
+
+PHASES = ("update", "logprobs", "gradients", "offload")
+FIRST: dict[str, Any] = {}
+"""Loss and gradients of the first variant."""
+
+
+class Measured(LightningModule):
+    """Runs the phases of one variant and notes what they took."""
+
+    automatic_optimization = False
+
+    def __init__(self, options: argparse.Namespace, variant: str, folder: Path) -> None:
+        super().__init__()
+        self.options, self.variant, self.folder = options, variant, folder
+        self.row: dict[str, Any] = {}
+
+    def configure_model(self) -> None:
+        dtype = "float32" if "float32" in self.variant else self.options.dtype
+        config = PolicyConfig(path=str(self.folder), init="random", dtype=dtype)
+        optimizations = [make_optimization(text) for text in VARIANTS[self.variant]]
+        self.policy, effects = build_policy(config, optimizations, self.trainer.strategy)
+        if self.trainer.is_global_zero:
+            print(f"# {self.variant}: {'; '.join(effect.description for effect in effects)}", flush=True)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.policy.parameters(), lr=1e-6, fused=True)
+
+    def training_step(self, tick: Any, index: int) -> None:
+        options, strategy = self.options, self.trainer.strategy
+        completions = completion_lengths(
+            options.rows, options.completion, options.heavy_tail, options.longest - options.prompt
+        )
+        batch = make_batch(options.prompt, completions, self.policy.config.vocab_size)
+        sizes = BatchSizes(prompts_per_step=options.rows, group_size=1, max_tokens_per_gpu=options.max_tokens)
+        plan = BatchPlan(
+            sizes,
+            self.trainer.world_size,
+            data_size=strategy.data_size,
+            sequence_size=strategy.sequence_size,
+            longest=max(batch.lengths),
+            quadratic_cost=attention_cost(self.policy.config),
+        )
+        learners = Learners(
+            policy=Trainee("policy", self.policy, self.optimizers(), None, 1.0),
+            critic=None,
+            critic_config=None,
+            reference=None,
+            algorithm=GRPO(),
+            sampling=SamplingParams(),
+            hook=plugins().hook,
+        )
+        passes = Passes(plan, strategy)
+        updater = Update(passes, self.manual_backward, skip_nonfinite=False, seed=0)
+        phases = {
+            "logprobs": lambda: passes.forward_only(batch, learners.policy_pass),
+            "update": lambda: updater.run(batch, learners.objectives(1), 1),
+        }
+        objective = learners.objectives(1)[0]
+        num_micro_batches = len(plan.micro_batches(range(batch.num_sequences), batch.lengths, 0))
+        self.row = {"variant": self.variant, "tokens": sum(batch.lengths), "micro-batches": num_micro_batches}
+        for name in options.phases:
+            if name == "gradients":
+                self.row |= self.compare_gradients(
+                    passes.accumulate(batch, range(batch.num_sequences), objective, self.manual_backward).metrics
+                )
+                continue
+            if name == "offload":
+                self.row |= self.measure_offload(phases["update"])
+                continue
+            flops = model_flops(self.policy.config, batch, is_update=name == "update")
+            self.row |= self.measure(name, phases[name], flops / self.trainer.world_size, sum(batch.lengths))
+
+    def measure(self, name: str, phase: Any, flops_per_gpu: float, num_tokens: int) -> dict[str, float]:
+        """Return what the phase takes, after as many unmeasured runs as compilation wants."""
+        is_cuda = self.device.type == "cuda"
+        seconds = []
+        for index in range(self.options.warm_up + self.options.repeats):
+            if is_cuda:
+                torch.cuda.reset_peak_memory_stats()
+                torch.cuda.synchronize()
+            self.trainer.strategy.barrier()
+            began = time.perf_counter()
+            phase()
+            if is_cuda:
+                torch.cuda.synchronize()
+            if index >= self.options.warm_up:
+                seconds.append(time.perf_counter() - began)
+        if self.options.profile:
+            self.profile(name, phase)
+        median = statistics.median(seconds)
+        return {
+            f"{name} s": round(median, 3),
+            f"{name} slowest s": round(max(seconds), 3),
+            f"{name} tokens/s/GPU": round(num_tokens / median / self.trainer.world_size),
+            f"{name} of ceiling": round(flops_per_gpu / median / self.options.ceiling, 3),
+            f"{name} peak GiB": round(torch.cuda.max_memory_allocated() / 2**30, 1) if is_cuda else float("nan"),
+        }
+
+    def compare_gradients(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Return loss and gradients beside those of the first variant: relative, in the 2-norm."""
+        named = self.policy.named_parameters()
+        gradients = {name: p.grad.full_tensor().float().cpu() for name, p in named if p.grad is not None}
+        first = FIRST.setdefault("gradients", gradients)
+        loss = FIRST.setdefault("loss", metrics["loss"])
+        worst = max(float((g - first[name]).norm() / first[name].norm()) for name, g in gradients.items())
+        return {"loss differs by": abs(metrics["loss"] - loss) / abs(loss), "gradients differ by": worst}
+
+    def measure_offload(self, update: Any) -> dict[str, float]:
+        """Return what leaves for the host and how long that takes, and the update that it comes back in."""
+        optimizer = self.optimizers().optimizer
+        offload = Offload("optimizer_and_weights", self.device, [self.policy], [], [optimizer])
+        row: dict[str, float] = {}
+        for _ in range(self.options.warm_up + 1):
+            for name, action in (
+                ("park optimizer s", offload.before_engine_wakes),
+                ("park weights s", offload.before_generation),
+                ("restore weights s", offload.after_generation),
+                ("update with restore s", lambda: [offload.before_update(), update()]),
+                ("update s", update),
+            ):
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                action()
+                torch.cuda.synchronize()
+                row[name] = round(time.perf_counter() - began, 3)
+                if name == "park weights s":
+                    row["GiB left on the GPU"] = round(torch.cuda.memory_allocated() / 2**30, 2)
+        return row | {"offloaded GiB": round(offload.drain_metrics()["offload/gib"], 1)}
+
+    def profile(self, name: str, phase: Any) -> None:
+        """Print what the device spends its time on in one more run of the phase."""
+        with torch.profiler.profile() as profiler:
+            phase()
+        table = profiler.key_averages().table(sort_by="self_device_time_total", row_limit=self.options.profile)
+        if self.trainer.is_global_zero:
+            print(f"# {self.variant}, {name}:\n{table}", flush=True)
+
+
+def make_optimization(text: str) -> Any:
+    """Make ``Name {option: value}``."""
+    name, _, arguments = text.partition(" ")
+    return getattr(rlplug_optims, name)(**(yaml.safe_load(arguments) or {}))
+
+
+def run(options: argparse.Namespace, variant: str, folder: Path) -> dict[str, Any]:
+    module = Measured(options, variant, folder)
+    trainer = Trainer(
+        accelerator="gpu" if torch.cuda.is_available() else "cpu",
+        devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        strategy=RLFSDP2Strategy(**options.strategy),
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    try:
+        trainer.fit(module, train_dataloaders=torch.utils.data.DataLoader([0]))
+    except torch.OutOfMemoryError:
+        module.row = {"variant": variant, "error": "out of memory"}
+    except ConfigError as error:
+        module.row = {"variant": variant, "error": str(error)}
+    row = module.row
+    trainer.strategy.teardown()
+    del module, trainer
+    gc.collect()
+    torch._dynamo.reset()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="llama-1.7b")
+    parser.add_argument("--rows", type=int, default=128, help="completions a step")
+    parser.add_argument("--prompt", type=int, default=256, help="tokens")
+    parser.add_argument("--completion", type=int, default=512, help="tokens, on average")
+    parser.add_argument("--heavy-tail", action="store_true", help="lognormal completions of the same total")
+    parser.add_argument("--longest", type=int, default=8192, help="tokens of the longest row with --heavy-tail")
+    parser.add_argument("--max-tokens", type=int, default=16384, help="per micro-batch and GPU")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["plain", "compile+fused"], metavar="NAME")
+    parser.add_argument("--strategy", type=yaml.safe_load, default={}, help="options of RLFSDP2Strategy, as YAML")
+    parser.add_argument("--phases", nargs="+", choices=PHASES, default=["update", "logprobs"])
+    parser.add_argument("--warm-up", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--profile", type=int, default=0, metavar="ROWS", help="print the costliest kernels")
+    parser.add_argument("--out", type=Path, help="folder for update.jsonl")
+    options = parser.parse_args()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    is_first = os.environ.get("RANK", "0") == "0"
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu", int(os.environ.get("LOCAL_RANK", "0")))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    options.ceiling = matmul_ceiling(device)
+    facts = vars(options) | {"out": None, "torch": torch.__version__, "ceiling TFLOP/s": options.ceiling / 1e12}
+    if is_first:
+        print(f"# {json.dumps(facts)}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        config = write_config(options.shape, Path(folder))
+        for variant in options.variants:
+            row = run(options, variant, config)
+            if is_first:
+                print(json.dumps(row), flush=True)
+            if is_first and options.out is not None:
+                options.out.mkdir(parents=True, exist_ok=True)
+                with (options.out / "update.jsonl").open("a") as file:
+                    file.write(json.dumps(facts | row) + "\n")
+
+
+if __name__ == "__main__":
+    main()
