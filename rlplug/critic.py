@@ -73,7 +73,9 @@ class CriticConfig:
 
     def make_optimizer(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
         # no lambda as the field's default: jsonargparse cannot write one into the resolved configuration
-        return torch.optim.AdamW(parameters, lr=1e-5) if self.optimizer is None else self.optimizer(parameters)
+        return (
+            torch.optim.AdamW(parameters, lr=1e-5, fused=True) if self.optimizer is None else self.optimizer(parameters)
+        )
 
 
 class ValueHead(nn.Module):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
+from rlplug.attention import check_packable
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect
 from rlplug.mesh import local_part, local_slices
@@ -51,6 +52,7 @@ def empty_model(config: PolicyConfig, key: str = "model.policy") -> PreTrainedMo
     options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": config.attn_implementation}
     with torch.device("meta"):
         model: Any = read(config.path, key, "model", AutoModelForCausalLM.from_config, model_config, **options)
+    check_packable(model, f"{key}.path {config.path!r}")
     if (generation := read_generation_config(config.path)) is not None:
         model.generation_config = generation
     return model.train()  # type: ignore[no-any-return]

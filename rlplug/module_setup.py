@@ -84,7 +84,7 @@ class RLModuleSetup(LightningModule):
         reference: PolicyConfig | None = None,
         batch: BatchSizes = BatchSizes(),  # noqa: B008 - never changed
         sampling: SamplingParams = SamplingParams(),  # noqa: B008
-        optimizer: OptimizerCallable = lambda parameters: torch.optim.AdamW(parameters, lr=1e-6),
+        optimizer: OptimizerCallable = lambda parameters: torch.optim.AdamW(parameters, lr=1e-6, fused=True),
         lr_scheduler: LRSchedulerCallable | None = None,
         optimizations: list[Optimization] | None = None,
         num_steps: int | None = None,

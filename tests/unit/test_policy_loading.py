@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, OPTConfig
+from transformers import AutoConfig, AutoModelForCausalLM, OPTConfig
 
 from rlplug.errors import ConfigError
 from rlplug.loading import load_model
@@ -179,3 +180,12 @@ def test_dropout_is_off_in_training(family, copied_folder, tmp_path):
     policy.train()
     for _ in range(5):
         assert torch.equal(policy(tokens).logits, expected)
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "qwen3_next", "llama4_text"])
+def test_models_whose_sequences_would_mix_are_refused(model_type, model_folder, tmp_path):
+    config = AutoConfig.for_model(model_type)
+    config.save_pretrained(tmp_path)
+    for file in model_folder("llama").glob("tokenizer*"):
+        shutil.copy(file, tmp_path)
+    assert "would reach into the one that is packed behind it" in problem_of(tmp_path, init="random")
