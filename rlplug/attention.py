@@ -22,26 +22,6 @@ from rlplug.errors import ConfigError
 from rlplug.packing import LONG
 
 NAME: Final = "packed"
-KNOWN_LAYERS: Final = ("full_attention", "sliding_attention")
-"""Of transformers' types of layers, those that keep inside the sequences of a packed row."""
-
-
-def check_packable(model: Any, key: str) -> None:
-    """Refuse a model in which one sequence of a packed row would reach into the next.
-
-    Args:
-        model: Of transformers.
-        key: Where the configuration names it, for messages.
-
-    Raises:
-        ConfigError: It has a recurrent state, or layers of a type that is not known to keep sequences apart.
-    """
-    types = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - set(KNOWN_LAYERS)
-    if types or getattr(model, "_is_stateful", False):
-        raise ConfigError(
-            f"{key}: {type(model).__name__} has {', '.join(sorted(types)) or 'recurrent'} layers, in which a sequence "
-            "would reach into the one that is packed behind it. Take a model of attention layers alone."
-        )
 
 
 def packed_attention(
@@ -79,8 +59,8 @@ def packed_attention(
     """
     if unused.get("s_aux") is not None or not getattr(module, "is_causal", True):
         raise ConfigError(
-            f"{type(module).__name__} has attention sinks or is not causal, which packed attention lacks: set "
-            "model.policy.attn_implementation to one of transformers' that has them, such as eager."
+            f"{type(module).__name__} has attention sinks or is not causal, which packed attention lacks: take another "
+            "model, or set its attn_implementation to one of transformers' flash attentions that has them."
         )
     assert key.shape[2] == query.shape[2], "packed attention takes whole sequences, and no cache"
     batch_size, _, length, _ = query.shape

@@ -235,9 +235,11 @@ def attention_cost(config: PretrainedConfig) -> float:
     count in P alone. An estimate that only decides how even the load of ranks is.
 
     Args:
-        config: Of a text model in the shape of Llama, with a gated MLP or experts.
+        config: Of a text model in the shape of Llama, with a gated MLP or experts; without attention it costs nothing.
     """
-    hidden, num_heads = config.hidden_size, config.num_attention_heads
+    hidden, num_heads = config.hidden_size, getattr(config, "num_attention_heads", 0)
+    if not num_heads:
+        return 0.0
     head_dim = getattr(config, "head_dim", None) or hidden // num_heads
     num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
     width = getattr(config, "moe_intermediate_size", None) or getattr(config, "intermediate_size", None) or 4 * hidden

@@ -13,14 +13,14 @@ from typing import Any, Final
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
-from rlplug.attention import check_packable
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect
 from rlplug.mesh import local_part, local_slices
 from rlplug.model_files import read, read_config, read_generation_config, weight_files
+from rlplug.packable import check_attention, check_layers
 from rlplug.policy import PolicyConfig
 from rlplug.strategy import transformer_blocks
 
@@ -37,7 +37,7 @@ def empty_model(config: PolicyConfig, key: str = "model.policy") -> PreTrainedMo
         key: Where the configuration names it, for messages.
 
     Raises:
-        ConfigError: There is no such configuration, or transformers cannot build it.
+        ConfigError: There is no such configuration, transformers cannot build it, or its sequences cannot be packed.
     """
     model_config = read_config(config.path, key)
     if getattr(model_config, "quantization_config", None) is not None:
@@ -50,9 +50,11 @@ def empty_model(config: PolicyConfig, key: str = "model.policy") -> PreTrainedMo
             if isinstance(value, float) and "drop" in option:  # attention_dropout, attn_pdrop, layerdrop, ...
                 setattr(owner, option, 0.0)
     options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": config.attn_implementation}
+    if (model_class := MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), None)) is not None:
+        check_attention(model_class, config.attn_implementation, key)
     with torch.device("meta"):
         model: Any = read(config.path, key, "model", AutoModelForCausalLM.from_config, model_config, **options)
-    check_packable(model, f"{key}.path {config.path!r}")
+    check_layers(model, key)
     if (generation := read_generation_config(config.path)) is not None:
         model.generation_config = generation
     return model.train()  # type: ignore[no-any-return]

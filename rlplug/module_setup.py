@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from rlplug.batching import BatchPlan, BatchSizes, attention_cost
 from rlplug.critic import CriticConfig
@@ -22,19 +22,27 @@ from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine
 from rlplug.learners import Learners
+from rlplug.model_files import read_config
 from rlplug.networks import build_critic, build_policy, build_reference
 from rlplug.objectives import Trainee
 from rlplug.offload import Offload, OffloadMode
 from rlplug.passes import Passes
 from rlplug.phases import PhaseClock, StopSignal
 from rlplug.plugin_manager import plugins
-from rlplug.policy import PolicyConfig, load_spec, load_tokenizer, require_same_tokens
+from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
 from rlplug.prompt_stream import PromptStream
 from rlplug.rewards import RewardRunner
 from rlplug.rng import rng_state, set_rng_state
 from rlplug.rollout.driver import EngineDriver
 from rlplug.rollout.hf import HFRollout
-from rlplug.run_checks import check_algorithm, check_engine, check_max_grad_norm, check_optimizations, check_sampling
+from rlplug.run_checks import (
+    check_algorithm,
+    check_engine,
+    check_max_grad_norm,
+    check_networks,
+    check_optimizations,
+    check_sampling,
+)
 from rlplug.strategy import RLFSDP2Strategy
 from rlplug.types import Prompt, Sample, SamplingParams
 from rlplug.update import Update
@@ -206,21 +214,25 @@ class RLModuleSetup(LightningModule):
                 self.algorithm, self.plan, self.critic_config, self.reference_config, num_steps=self.total_steps
             )
             trunk = None if self.critic_config is None else self.critic_config.trunk
-            for key, config in (("model.reference", self.reference_config), ("model.critic.trunk", trunk)):
-                if config is not None:
-                    require_same_tokens(config, key, self.tokenizer)
+            networks = {"policy": self.policy_config, "reference": self.reference_config, "critic.trunk": trunk}
+            check_networks(networks, self.tokenizer, self._longest, self.strategy.sequence_size)
             self.algorithm.setup(
                 RunFacts(self.plan.num_completions, self.plan.group_size, self.sampling.max_new_tokens)
             )
 
+    @property
+    def _longest(self) -> int:
+        """Tokens of the longest possible prompt and completion."""
+        return self.stream.longest_prompt + self.sampling.max_new_tokens
+
     def _make_plan(self) -> BatchPlan:
-        config = AutoConfig.from_pretrained(self.policy_config.path).get_text_config()
+        config = read_config(self.policy_config.path, "model.policy").get_text_config()
         return BatchPlan(
             self.batch_sizes,
             self.trainer.world_size,
             data_size=self.strategy.data_size,
             sequence_size=self.strategy.sequence_size,
-            longest=self.stream.longest_prompt + self.sampling.max_new_tokens,
+            longest=self._longest,
             quadratic_cost=attention_cost(config),
         )
 

@@ -30,7 +30,7 @@ class PackedTokens:
     input_ids: Tensor
     """int64 [1, n]"""
     position_ids: Tensor
-    """int64 [1, n]: each sequence counts from 0"""
+    """int64 [1, n]: each sequence counts from 0; 0 in what fills the row"""
     cu_seqlens: Tensor
     """int32 [S + 1]: where sequences begin and end in the whole row of N tokens"""
     max_length: int
@@ -94,7 +94,8 @@ def pack(
         sequence_group: Those ranks.
 
     The row is filled up to a multiple of ``sequence_size``, and one long sequence to a multiple of ``STEP`` as well.
-    What fills it continues the last sequence: attention is causal, so nothing before it changes.
+    What fills it continues the last sequence: attention is causal, so nothing before it changes. Its positions do not
+    continue, because a model may have none beyond those of a sequence.
     """
     lengths = attention_mask.sum(dim=1)
     starts = lengths.cumsum(0) - lengths
@@ -102,7 +103,7 @@ def pack(
     filling = -num_tokens % (sequence_size * (STEP if len(lengths) == 1 and num_tokens >= LONG else 1))
     positions = torch.arange(input_ids.shape[1]).expand_as(input_ids)
     ids = torch.cat([input_ids[attention_mask], torch.zeros(filling, dtype=torch.int64)])
-    position_ids = torch.cat([positions[attention_mask], torch.arange(filling) + lengths[-1]])
+    position_ids = torch.cat([positions[attention_mask], torch.zeros(filling, dtype=torch.int64)])
     lengths[-1] += filling
 
     size = len(ids) // sequence_size

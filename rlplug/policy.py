@@ -24,7 +24,7 @@ class PolicyConfig:
         init: ``pretrained`` loads the weights; ``random`` draws new ones from the configuration, seeded by ``seed``.
         dtype: Of the weights in forward and backward passes and in the engine. The optimizer always works on
             float32 weights, and gradients are reduced in float32.
-        attn_implementation: ``packed``, rlplug's own, or another of transformers' implementations.
+        attn_implementation: ``packed``, rlplug's own, or ``flash_attention_2`` or ``_3`` of transformers.
         seed: For ``init: random``.
     """
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+from transformers import PreTrainedTokenizerBase
 
 from rlplug.batching import BatchPlan
 from rlplug.critic import CriticConfig
@@ -11,7 +13,9 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.interfaces.optimization import Optimization
 from rlplug.interfaces.rollout import RolloutEngine, require_capability
-from rlplug.policy import PolicyConfig
+from rlplug.model_files import read_config
+from rlplug.packable import check_long_sequences
+from rlplug.policy import PolicyConfig, require_same_tokens
 from rlplug.types import SamplingParams
 from rlplug.validation import ValidationConfig
 
@@ -98,6 +102,30 @@ def check_optimizations(optimizations: Sequence[Optimization]) -> None:
                 f"model.optimizations has {first.__name__} and {second.__name__}, which do not go together: {reason}. "
                 "Remove one of the two."
             )
+
+
+def check_networks(
+    networks: Mapping[str, PolicyConfig | None], tokenizer: PreTrainedTokenizerBase, longest: int, sequence_size: int
+) -> None:
+    """Refuse models that cannot be trained on the run's sequences, or beside the policy on its tokens.
+
+    Args:
+        networks: By key below ``model``, with the policy; what is not configured is ``None``.
+        tokenizer: The policy's.
+        longest: Tokens of the longest possible sequence.
+        sequence_size: Ranks that share a row.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    for name, config in networks.items():
+        if config is None:
+            continue
+        key = f"model.{name}"
+        if name != "policy":
+            require_same_tokens(config, key, tokenizer)
+        text_config = read_config(config.path, key).get_text_config()
+        check_long_sequences(text_config, config.attn_implementation, key, longest, sequence_size)
 
 
 def check_engine(

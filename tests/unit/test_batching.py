@@ -9,7 +9,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM, MixtralConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GPT2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MixtralConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from rlplug.batching import BatchPlan, BatchSizes, attention_cost, rank_share
 from rlplug.errors import ConfigError
@@ -388,6 +396,7 @@ def test_attention_cost_of_other_models():
     assert attention_cost(GPT2Config()) == pytest.approx(768 / (4 * 768**2 + 3 * 768 * 4 * 768))
     qwen.layer_types = ["full_attention"] * 7 + ["sliding_attention"] * 21
     assert attention_cost(qwen) == pytest.approx(7 * 2048 / 1.41e9, rel=0.01)
+    assert attention_cost(MambaConfig()) == 0  # to be refused when it is built
 
 
 def test_the_printed_plan_says_when_old_logprobs_are_computed():

@@ -41,11 +41,11 @@ def test_parts_of_all_ranks_are_the_rows_end_to_end(rows, size):
         borders = part.cu_seqlens.tolist()
         assert part.cu_seqlens.dtype == torch.int32
         lengths = [end - start for start, end in itertools.pairwise(borders)]
-        filled = [sum(row) for row in rows[:-1]] + [sum(rows[-1]) + len(tokens) - len(real)]
-        assert lengths == filled
+        filling = len(tokens) - len(real)
+        assert lengths == [sum(row) for row in rows[:-1]] + [sum(rows[-1]) + filling]
         assert borders[-1] == len(tokens)
         assert part.max_length == max(lengths)
-        assert positions == [position for length in lengths for position in range(length)]
+        assert positions == [position for row in rows for position in range(sum(row))] + [0] * filling
 
 
 @settings(deadline=None)

@@ -91,6 +91,12 @@ def test_attention_that_is_not_installed(init, model_folder):
     assert "FlashAttention2" in message
 
 
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "flex_attention"])
+def test_attention_that_may_mix_sequences_is_refused(implementation, model_folder):
+    with pytest.raises(ConfigError, match=rf"model\.policy\.attn_implementation is '{implementation}'.*one of packed,"):
+        load_model(config_of(model_folder("llama"), attn_implementation=implementation))
+
+
 def test_folder_without_tokenizer(copied_folder):
     folder = copied_folder("llama")
     for file in folder.glob("tokenizer*"):
@@ -182,7 +188,7 @@ def test_dropout_is_off_in_training(family, copied_folder, tmp_path):
         assert torch.equal(policy(tokens).logits, expected)
 
 
-@pytest.mark.parametrize("model_type", ["mamba", "qwen3_next", "llama4_text"])
+@pytest.mark.parametrize("model_type", ["mamba", "qwen3_next", "llama4_text", "bloom", "falcon", "xglm"])
 def test_models_whose_sequences_would_mix_are_refused(model_type, model_folder, tmp_path):
     config = AutoConfig.for_model(model_type)
     config.save_pretrained(tmp_path)

@@ -16,7 +16,10 @@ ROWS = [(2, 9), (1, 3), (4, 0), (3, 12), (2, 2), (5, 1)]
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gemma3", "mistral"]
 """All have 4 heads and 2 key-value heads: on 4 ranks, two share one."""
-CASES = {family: (family, ROWS) for family in FAMILIES} | {"filling": ("llama", [(2, 3)])}
+CASES = {family: (family, ROWS) for family in FAMILIES} | {
+    "filling": ("llama", [(2, 3)]),
+    "filling without positions": ("gpt2", [(2, 1), (10, 22)]),  # it has 32, and the last row is as long
+}
 
 
 @pytest.fixture(scope="module")
