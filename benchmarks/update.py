@@ -51,7 +51,6 @@ VARIANTS: dict[str, list[str]] = {
     "liger+fused": ["Liger", "FusedLogprobs"],
     "compile+fused": ["CompileBlocks", "FusedLogprobs"],
     "entropy chunks": ["EntropyChunking"],
-    "entropy checkpoint": ["EntropyCheckpointing"],
     "checkpointing": ["GradientCheckpointing"],
     "selective": ["SelectiveCheckpointing"],
     "activation offload": ["ActivationOffload"],
@@ -253,6 +252,9 @@ def main() -> None:
     parser.add_argument("--profile", type=int, default=0, metavar="ROWS", help="print the costliest kernels")
     parser.add_argument("--out", type=Path, help="folder for update.jsonl")
     options = parser.parse_args()
+    is_liger = ["Liger" in VARIANTS[variant] for variant in options.variants]
+    if is_liger != sorted(is_liger):
+        parser.error("Liger's rotary embedding stays for the rest of the process: give its variants last")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     is_first = os.environ.get("RANK", "0") == "0"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu", int(os.environ.get("LOCAL_RANK", "0")))

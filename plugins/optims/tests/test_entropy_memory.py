@@ -1,86 +1,124 @@
-"""Entropies in chunks and with recomputation: the same numbers, from tensors that are smaller or shorter-lived."""
+"""Logits scored in chunks and entropies with recomputation: the same numbers, and a lower peak."""
 
 from __future__ import annotations
 
 import itertools
+import weakref
 
 import pytest
 import torch
 from optims_models import tiny_model
 from rlplug_optims import EntropyCheckpointing, EntropyChunking
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlplug.errors import ConfigError
-from rlplug.scoring import scorer_of
+from rlplug.scoring import ScoreRequest, scorer_of
+from rlplug.types import SamplingParams
 
-ROWS, VOCABULARY = 64, 512
+ROWS, VOCABULARY = 250, 512
 SWITCHES = {"chunks": lambda: EntropyChunking(chunk_size=8), "recomputed": EntropyCheckpointing}
 CHOICES = [[], *itertools.permutations(SWITCHES, 1), *itertools.permutations(SWITCHES, 2)]
+SAMPLINGS = {"all": SamplingParams(temperature=0.7), "some": SamplingParams(temperature=0.7, top_k=9, top_p=0.8)}
 
 
-def entropy_of(names):
+def scorer_with(names):
     model = tiny_model()
     for name in names:
         SWITCHES[name]().before_shard(model)
-    return scorer_of(model).entropy
+    return scorer_of(model)
 
 
-def logits_of(seed=0):
-    return (torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3).requires_grad_()
+def inputs(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    logits = (torch.randn(ROWS, VOCABULARY, generator=generator) * 3).to(dtype).requires_grad_()
+    return logits, torch.randint(VOCABULARY, (ROWS,), generator=generator)
 
 
+def kept_by_sampling(probabilities, sampling):
+    """Return which tokens top-k and top-p leave, row by row."""
+    kept = torch.zeros_like(probabilities, dtype=torch.bool)
+    for row, of_row in enumerate(probabilities):
+        order = of_row.argsort(descending=True)[: sampling.top_k or len(of_row)]
+        left = of_row[order] / of_row[order].sum()
+        kept[row, order[left.cumsum(0) - left < sampling.top_p]] = True
+    return kept
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("names", CHOICES)
-def test_values_and_gradients_are_those_of_torch(names):
-    logits, weights = logits_of(), torch.arange(ROWS).cos()
-    entropies = entropy_of(names)(logits)
-    expected = torch.distributions.Categorical(logits=logits.double()).entropy()
-    torch.testing.assert_close(entropies.double(), expected, rtol=1e-5, atol=1e-5)
-    (gradient,) = torch.autograd.grad((entropies * weights).sum(), logits)
-    (wanted,) = torch.autograd.grad((expected * weights).sum(), logits)
-    torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
+def test_values_and_gradients_are_those_of_torch(names, sampling):
+    logits, targets = inputs()
+    sampling = SAMPLINGS[sampling]
+    scores = scorer_with(names).from_logits(logits, ScoreRequest(targets, sampling, "gradient"))
+    distribution = torch.distributions.Categorical(logits=logits.double() / sampling.temperature)
+    chosen = torch.nn.functional.one_hot(targets, VOCABULARY).bool()
+    kept = kept_by_sampling(distribution.probs.detach(), sampling) | chosen
+    mass = (distribution.probs.detach() * kept).sum(-1).log()
+    expected = (distribution.log_prob(targets), distribution.entropy(), distribution.log_prob(targets).detach() - mass)
+    for values, wanted in zip((scores.logprobs, scores.entropy, scores.sampled_logprobs), expected, strict=True):
+        torch.testing.assert_close(values.double(), wanted, rtol=1e-5, atol=1e-5)
+    places = torch.arange(ROWS)
+    losses = [
+        (logprobs * places.sin() + entropies * places.cos()).sum()
+        for logprobs, entropies in ((scores.logprobs, scores.entropy), expected[:2])
+    ]
+    found, wanted = (torch.autograd.grad(loss, logits)[0] for loss in losses)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def saved_elements(names):
-    """Return how many elements, the logits' own aside, are kept for the backward pass."""
-    logits = logits_of()
-    own, saved = logits.untyped_storage().data_ptr(), {}
+class Peak(TorchDispatchMode):
+    """Notes how many bytes of storages are there at a time."""
 
-    def pack(tensor):
-        if tensor.untyped_storage().data_ptr() != own:
-            saved[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
+    def __init__(self):
+        super().__init__()
+        self.sizes, self.bytes = {}, 0
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        entropy_of(names)(logits)
-    return sum(tensor.numel() for tensor in saved.values())
-
-
-def largest_intermediate(names, with_gradient):
-    sizes = []
-
-    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            result = function(*args, **(kwargs or {}))
-            if isinstance(result, torch.Tensor) and not function.is_view:
-                sizes.append(result.numel())
-            return result
-
-    logits = logits_of()
-    with torch.set_grad_enabled(with_gradient), Sizes():
-        entropy_of(names)(logits)
-    return max(sizes)
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and (key := tensor.untyped_storage()._cdata) not in self.sizes:
+                self.sizes[key] = tensor.untyped_storage().nbytes()
+                weakref.finalize(tensor.untyped_storage(), self.sizes.pop, key)
+        self.bytes = max(self.bytes, sum(self.sizes.values()))
+        return result
 
 
-def test_chunks_bound_what_the_forward_pass_makes():
-    assert largest_intermediate([], with_gradient=False) >= ROWS * VOCABULARY
-    assert largest_intermediate(["chunks"], with_gradient=False) <= 8 * VOCABULARY
-    assert largest_intermediate(["recomputed", "chunks"], with_gradient=True) <= 8 * VOCABULARY
+def peak_of(names, entropy_mode):
+    """Return the peak of an update (of a forward pass without gradients for ``none``), in float32 [K, V].
+
+    Logits are in bfloat16, 0.5 of that, and come from a product, as a model's do.
+    """
+    source, targets = inputs(torch.bfloat16)
+    scorer, request = scorer_with(names), ScoreRequest(targets, SAMPLINGS["all"], entropy_mode)
+    with Peak() as peak, torch.set_grad_enabled(entropy_mode != "none"):
+        scores = scorer.from_logits(source * 1, request)
+        if entropy_mode != "none":
+            loss = scores.logprobs.sum() + (scores.entropy.sum() if scores.entropy.requires_grad else 0)
+            loss.backward()
+    return peak.bytes / (ROWS * VOCABULARY * 4)
 
 
-def test_recomputation_keeps_nothing_but_the_logits():
-    assert saved_elements([]) >= ROWS * VOCABULARY
-    assert saved_elements(["chunks"]) >= ROWS * VOCABULARY
-    for names in (["recomputed"], ["chunks", "recomputed"], ["recomputed", "chunks"]):
-        assert saved_elements(names) == 0
+def test_chunks_lower_the_peak():
+    assert peak_of([], "none") > 2.4
+    assert peak_of(["chunks"], "none") < 0.75
+    assert peak_of([], "value") > 3.9
+    assert peak_of(["chunks"], "value") < 1.75
+
+
+def test_recomputation_lowers_the_peak_of_an_entropy_with_gradients():
+    assert peak_of([], "gradient") > 4.9
+    assert 2.5 < peak_of(["chunks"], "gradient") < 2.8
+    for names in itertools.permutations(SWITCHES):
+        assert peak_of(names, "gradient") < 1.75
+
+
+def test_nothing_to_recompute_is_refused():
+    logits, targets = inputs()
+    scorer = scorer_with(["recomputed"])
+    with pytest.raises(ConfigError, match="loss has no entropy"):
+        scorer.from_logits(logits, ScoreRequest(targets, SamplingParams(), "value"))
+    with torch.no_grad():
+        scorer.from_logits(logits.detach(), ScoreRequest(targets, SamplingParams(), "value"))
 
 
 def test_effects_say_what_is_set():
@@ -88,7 +126,7 @@ def test_effects_say_what_is_set():
     assert chunks.effects() == recomputed.effects() == []
     chunks.before_shard(model)
     recomputed.before_shard(model)
-    assert [effect.description for effect in chunks.effects()] == ["entropies computed 8 tokens at a time"]
+    assert [effect.description for effect in chunks.effects()] == ["logits scored 8 tokens at a time"]
     assert [effect.description for effect in recomputed.effects()] == ["entropies recomputed in the backward pass"]
 
 

@@ -97,6 +97,19 @@ def test_two_blocks_are_on_the_device_at_a_time(monkeypatch):
     assert watched[3] == [[], [], []]
 
 
+def test_a_number_comes_back_as_one():
+    class Scaled(nn.Module):
+        def forward(self, hidden):
+            return hidden * hidden.square().sum()
+
+    blocks = [Scaled(), Scaled()]
+    offload_blocks(blocks, 0)
+    hidden = torch.tensor([1.0, 2.0], requires_grad=True)
+    (gradient,) = torch.autograd.grad(blocks[1](blocks[0](hidden)).sum(), hidden)
+    # x |x|^2 twice is x |x|^8, and its sum has the gradient |x|^8 + 8 x |x|^6 sum(x)
+    torch.testing.assert_close(gradient, 5.0**4 + 8 * torch.tensor([1.0, 2.0]) * 5.0**3 * 3)
+
+
 def test_a_dropped_pass_leaves_nothing():
     blocks, _, hidden, shared = chain()
     output = run(blocks, hidden, shared)

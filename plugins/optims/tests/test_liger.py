@@ -5,12 +5,19 @@ What needs a GPU runs with ``pytest plugins/optims/tests/test_liger.py`` on a ma
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import types
 
 import pytest
 import torch
+import torch.distributed as dist
 from optims_models import Results, assert_same, optimized_results, plain_results, tiny_batch, tiny_model
 from rlplug_optims import Liger
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers.models.llama import modeling_llama
 
 from rlplug.errors import ConfigError
 
@@ -27,8 +34,7 @@ def test_the_same_loss_and_gradients(parts, family, monkeypatch):
     pytest.importorskip("liger_kernel")
     modeling = sys.modules[type(tiny_model(family)).__module__]
     expected = plain_results(tiny_model(family, packed=False), tiny_batch())
-    for name in dir(modeling):  # Liger exchanges some for the whole process: put them back
-        monkeypatch.setattr(modeling, name, getattr(modeling, name))
+    monkeypatch.setattr(modeling, "apply_rotary_pos_emb", modeling.apply_rotary_pos_emb)  # stays exchanged otherwise
     model, liger = tiny_model(family).cuda(), Liger(**parts)
     liger.before_shard(model)
     result = optimized_results(model, tiny_batch())
@@ -38,6 +44,7 @@ def test_the_same_loss_and_gradients(parts, family, monkeypatch):
     effects = [f"Liger replaced {count} modules"]
     effects += ["Liger replaced the rotary embedding"] if parts.get("rope", True) else []
     assert [effect.description for effect in liger.effects()] == effects
+    assert not any("liger" in type(module).__module__ for module in tiny_model(family).modules())
 
 
 @needs_gpu
@@ -47,6 +54,60 @@ def test_a_model_type_without_kernels():
     model.config.model_type = "unheard_of"
     with pytest.raises(ConfigError, match=r"'unheard_of'.*It knows .*llama"):
         Liger().before_shard(model)
+
+
+@pytest.fixture
+def package(monkeypatch):
+    """Stand in for the package: it exchanges what Liger's function for Llama does, with kernels of no use."""
+
+    def kernel(*inputs):
+        raise AssertionError("runs nowhere")
+
+    kernel.__module__ = "liger_kernel.kernels"
+
+    def apply_to_instance(model, rope, rms_norm, swiglu, **others):
+        assert not any(others[name] for name in ("cross_entropy", "fused_linear_cross_entropy"))
+        modeling_llama.apply_rotary_pos_emb = kernel if rope else modeling_llama.apply_rotary_pos_emb
+        modeling_llama.LlamaMLP = type("LigerSwiGLUMLP", (), {})
+        for layer in model.model.layers:
+            layer.mlp.forward = kernel
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", modeling_llama.apply_rotary_pos_emb)
+    monkeypatch.setattr(modeling_llama, "LlamaMLP", modeling_llama.LlamaMLP)
+    functions = {"MODEL_TYPE_TO_APPLY_LIGER_FN": {"llama": None}, "_apply_liger_kernel_to_instance": apply_to_instance}
+    module = types.ModuleType("liger_kernel.transformers")
+    module.monkey_patch = types.SimpleNamespace(**functions)
+    monkeypatch.setitem(sys.modules, "liger_kernel", types.ModuleType("liger_kernel"))
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", module)
+
+
+def test_models_built_later_have_their_own_modules(package):
+    liger, plain = Liger(rope=False), modeling_llama.LlamaMLP
+    liger.before_shard(tiny_model())
+    assert [effect.description for effect in liger.effects()] == ["Liger replaced 4 modules"]
+    assert modeling_llama.LlamaMLP is plain
+    assert all(type(layer.mlp) is plain for layer in tiny_model().model.layers)
+    assert plain_results(tiny_model(packed=False), tiny_batch()).loss.isfinite()
+
+
+def test_tensor_parallelism_is_refused(package):
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("weights", "tensor"))
+        for axis, is_refused in (("weights", False), ("tensor", True)):
+            model, liger = tiny_model(), Liger()
+            liger.before_shard(model)
+            head = model.lm_head
+            head.weight = torch.nn.Parameter(distribute_tensor(head.weight.detach(), mesh[axis], [Shard(0)]))
+            with (
+                pytest.raises(ConfigError, match=r"Liger.*trainer\.strategy\.init_args\.tensor")
+                if is_refused
+                else (contextlib.nullcontext())
+            ):
+                liger.after_shard(model)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_without_a_gpu(monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fsdp_worker import CASES
+from fsdp_worker import CASES, CASES_OF_TIED
 from optims_models import Results, assert_same, plain_results, tiny_batch, tiny_model
 from rlplug_optims import BackwardPrefetch, ForwardPrefetch
 
@@ -17,10 +17,9 @@ def expected():
     return {family: plain_results(tiny_model(family, packed=False), tiny_batch()) for family in ("llama", "qwen3")}
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("family", "name"), [*(("llama", n) for n in CASES), *(("qwen3", n) for n in CASES_OF_TIED)])
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_loss_and_gradients(name, family, world_size, sharded, expected):
+def test_loss_and_gradients(family, name, world_size, sharded, expected):
     if world_size == 1 and name in PREFETCHING:
         pytest.skip("is refused: see below")
     result = sharded(world_size)[f"{family}/{name}"]

@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from rlplug.errors import ConfigError
+
 Forward: TypeAlias = Callable[..., Any]
 """A block's forward method."""
 
@@ -25,16 +27,25 @@ class Place(IntEnum):
 
 
 def wrap_forward(block: nn.Module, place: Place, wrapper: Callable[[Forward], Forward]) -> None:
-    """Put ``wrapper`` around ``block.forward``, inside the block's hooks, and so inside those of FSDP."""
+    """Put ``wrapper`` around ``block.forward``, inside the block's hooks, and so inside those of FSDP.
+
+    Raises:
+        ConfigError: Something else has wrapped what this function had set, and would be lost.
+    """
     attributes = vars(block)
     attributes.setdefault("plain_forward", block.forward)
+    if "wrapped_forward" in attributes and block.forward is not attributes["wrapped_forward"]:
+        raise ConfigError(
+            f"an optimization in between those of rlplug-optims wraps the forward method of {type(block).__name__}: in "
+            "model.optimizations, list it before or after them, or let it wrap in after_shard."
+        )
     wrappers: dict[Place, Callable[[Forward], Forward]] = attributes.setdefault("forward_wrappers", {})
     assert place not in wrappers, f"two optimisations wrap a block as {place.name}"
     wrappers[place] = wrapper
     forward: Forward = attributes["plain_forward"]
     for _, wrap in sorted(wrappers.items()):
         forward = wrap(forward)
-    attributes["forward"] = forward
+    attributes["forward"] = attributes["wrapped_forward"] = forward
 
 
 def num_wrapped(blocks: list[nn.Module], place: Place) -> int:

@@ -19,7 +19,7 @@ class CompileBlocks(Optimization):
 
     Saves: passes over memory: norms, activations, rotary embeddings and residuals become few kernels, and fewer
     activations are kept.
-    Costs: time to compile at the start, and once more when another length comes.
+    Costs: time to compile at the start: seconds, mostly.
     Proof: the blocks whose forward method is compiled.
 
     Block by block rather than the whole model: blocks are alike, so one compilation serves all, and FSDP2's hooks stay
@@ -27,8 +27,7 @@ class CompileBlocks(Optimization):
     A block that is compiled again too often stops the run rather than go on uncompiled.
 
     Args:
-        dynamic: Compile for any length (true), or for each length that comes (false). By default for the first length
-            as it is, and from the second on for any.
+        dynamic: Compile for any length, or (false) for each length that comes, where they are few.
         mode: Of ``torch.compile``: ``max-autotune-no-cudagraphs`` looks longer for faster kernels. There is none with
             CUDA graphs, because the parameters that FSDP2 gathers are not always at the same place.
         backend: Of ``torch.compile``; ``aot_eager`` compiles nothing, and tells a fault of the compiler from one of
@@ -42,7 +41,7 @@ class CompileBlocks(Optimization):
 
     def __init__(
         self,
-        dynamic: bool | None = None,
+        dynamic: bool = True,
         mode: Literal["default", "max-autotune-no-cudagraphs"] = "default",
         backend: str = "inductor",
     ) -> None:

@@ -1,11 +1,10 @@
-"""Entropies of logits in less memory, for the path that materialises logits."""
+"""Logits scored in less memory, for the path that materialises logits."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,62 +12,66 @@ from torch.utils.checkpoint import checkpoint
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Effect, Optimization
-from rlplug.scoring import scorer_of
+from rlplug.scoring import ScoreRequest, TokenScores, scorer_of
 
 
 @dataclass(frozen=True)
-class MemorySavingEntropy:
-    """Computes what ``function`` does, [K] from logits [K, V], chunk by chunk and with recomputation.
+class ChunkedScores:
+    """Computes what ``function`` does, which goes from logits [K, V] of any float dtype to scores, chunk by chunk."""
 
-    Both can be switched on, in any order: recomputation always goes into the chunks.
-    """
+    function: Callable[[Tensor, ScoreRequest], TokenScores]
+    chunk_size: int
+
+    def __call__(self, logits: Tensor, request: ScoreRequest) -> TokenScores:
+        # split's gradient is one concatenation; that of slices would be a [K, V] of zeros for each
+        chunks = zip(torch.split(logits, self.chunk_size), torch.split(request.targets, self.chunk_size), strict=True)
+        scores = [self.function(rows, replace(request, targets=targets)) for rows, targets in chunks]
+        return TokenScores(
+            torch.cat([score.logprobs for score in scores]),
+            torch.cat([score.entropy for score in scores]),
+            torch.cat([score.sampled_logprobs for score in scores]),
+        )
+
+
+@dataclass(frozen=True)
+class RecomputedEntropy:
+    """Computes what ``function`` does, [K] from logits [K, V], and again in the backward pass."""
 
     function: Callable[[Tensor], Tensor]
-    chunk_size: int | None = None
-    recomputes: bool = False
 
     def __call__(self, logits: Tensor) -> Tensor:
-        # split's gradient is one concatenation; that of slices would be a [K, V] of zeros for each
-        chunks = [logits] if self.chunk_size is None else torch.split(logits, self.chunk_size)
-        return torch.cat([self._entropy(chunk) for chunk in chunks])
-
-    def _entropy(self, logits: Tensor) -> Tensor:
-        if not self.recomputes or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            self._require_gradient(logits)
             return self.function(logits)
         entropies: Tensor = checkpoint(self.function, logits, use_reentrant=False, preserve_rng_state=False)
         return entropies
 
-
-class _EntropyMemory(Optimization):
-    """What both switches share."""
-
-    applies_to = ("policy",)
-
-    def __init__(self) -> None:
-        self._model: nn.Module = nn.Identity()
-
-    def _edit(self, model: nn.Module, **changes: Any) -> None:
-        self._model = model
-        scorer = scorer_of(model)
-        current = scorer.entropy
-        saving = current if isinstance(current, MemorySavingEntropy) else MemorySavingEntropy(current)
-        scorer.entropy = dataclasses.replace(saving, **changes)
+    @staticmethod
+    def _require_gradient(logits: Tensor) -> None:
+        if logits.requires_grad:  # the policy is being updated, and its entropy is only measured
+            raise ConfigError(
+                "EntropyCheckpointing has nothing to do: the algorithm's loss has no entropy, so that nothing is kept "
+                "for its gradient. Remove it from model.optimizations, or set an entropy_coefficient."
+            )
 
 
-class EntropyChunking(_EntropyMemory):
-    """Compute entropies for a chunk of tokens at a time.
+class EntropyChunking(Optimization):
+    """Score logits for a chunk of tokens at a time: entropies, logprobs, and those under top-k and top-p.
 
-    Saves: in the forward pass, the softmax ``[N, V]`` and its product with the logits.
+    Saves: of an update, more than half of what scoring logits `[N, V]` takes: the float32 gradients, the softmax, its
+    product with the logits, and what sorts them for top-p exist for one chunk. The float32 logits stay.
     Costs: next to nothing. Only for the path that materialises logits.
-    Proof: the entropy function of the model's scorer.
+    Proof: the scoring function of the model's scorer.
 
-    verl's ``entropy_from_logits_with_chunking`` does this. With gradients, the softmax of every chunk is kept for the
-    backward pass: add EntropyCheckpointing.
+    verl's ``entropy_from_logits_with_chunking`` does this for entropies alone. That would not lower the peak of an
+    update, which is in the backward pass of the logprobs. With an entropy that has gradients, the softmax of every
+    chunk is kept for the backward pass: add EntropyCheckpointing.
 
     Args:
-        chunk_size: Tokens whose softmax exists at a time.
+        chunk_size: Tokens that are scored at a time.
     """
 
+    applies_to = ("policy", "reference")
     conflicts: ClassVar[Mapping[str, str]] = {
         "FusedLogprobs": "FusedLogprobs computes entropies in chunks already",
     }
@@ -76,38 +79,45 @@ class EntropyChunking(_EntropyMemory):
     def __init__(self, chunk_size: int = 2048) -> None:
         if chunk_size < 1:
             raise ConfigError(f"EntropyChunking.chunk_size is {chunk_size}: give at least 1; 2048 is usual.")
-        super().__init__()
         self.chunk_size = chunk_size
+        self._model: nn.Module = nn.Identity()
 
     def before_shard(self, model: nn.Module) -> None:
-        self._edit(model, chunk_size=self.chunk_size)
+        self._model = model
+        scorer = scorer_of(model)
+        vars(scorer)["from_logits"] = ChunkedScores(scorer.from_logits, self.chunk_size)
 
     def effects(self) -> list[Effect]:
-        function = scorer_of(self._model).entropy
-        if not isinstance(function, MemorySavingEntropy) or function.chunk_size is None:
+        function = scorer_of(self._model).from_logits
+        if not isinstance(function, ChunkedScores):
             return []
-        return [Effect(f"entropies computed {function.chunk_size} tokens at a time")]
+        return [Effect(f"logits scored {function.chunk_size} tokens at a time")]
 
 
-class EntropyCheckpointing(_EntropyMemory):
+class EntropyCheckpointing(Optimization):
     """Compute entropies again in the backward pass, rather than keep what they need.
 
     Saves: between the passes, the softmax ``[N, V]`` in float32, which gradient checkpointing of the blocks does not
-    cover.
+    cover. Add EntropyChunking, or the backward pass has a peak as high.
     Costs: the entropies once more. Only for the path that materialises logits, and an entropy that has gradients.
     Proof: the entropy function of the model's scorer.
 
-    verl's ``entropy_checkpointing`` does this.
+    verl's ``entropy_checkpointing`` does this. A loss without entropy stops the run in its first update.
     """
 
+    applies_to = ("policy",)
     conflicts: ClassVar[Mapping[str, str]] = {
         "FusedLogprobs": "FusedLogprobs recomputes what entropies need already",
     }
 
+    def __init__(self) -> None:
+        self._model: nn.Module = nn.Identity()
+
     def before_shard(self, model: nn.Module) -> None:
-        self._edit(model, recomputes=True)
+        self._model = model
+        scorer = scorer_of(model)
+        scorer.entropy = RecomputedEntropy(scorer.entropy)
 
     def effects(self) -> list[Effect]:
-        function = scorer_of(self._model).entropy
-        is_set = isinstance(function, MemorySavingEntropy) and function.recomputes
+        is_set = isinstance(scorer_of(self._model).entropy, RecomputedEntropy)
         return [Effect("entropies recomputed in the backward pass")] if is_set else []

@@ -177,4 +177,4 @@ def _view(
     storage = tensor.untyped_storage()
     size = torch.Size([storage.nbytes() // dtype.itemsize]) if size is None else size
     view = torch.empty(0, dtype=dtype, device=tensor.device)
-    return view.set_(storage, offset, size, stride or (1,))
+    return view.set_(storage, offset, size, (1,) if stride is None else stride)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from rlplug.errors import ConfigError
@@ -24,8 +25,9 @@ class Liger(Optimization):
 
     Hsu et al., "Liger Kernel: Efficient Triton Kernels for LLM Training", arXiv:2410.10989, through the package's own
     function for each model type. Its fused cross-entropy stays out: logprobs have a path of their own, FusedLogprobs.
-    Liger also exchanges the classes and the rotary function in transformers' module of the model type, so models of
-    that type that are built later in the same process have them too.
+    The rotary function is one of transformers' module, which has no other place for it: models of the same type that
+    the process builds later, such as in a notebook or a comparison, use Liger's as well. Norms and MLPs are exchanged
+    in this model alone.
 
     Args:
         rope: Exchange the rotary embeddings.
@@ -57,6 +59,9 @@ class Liger(Optimization):
         if model_type not in monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN:
             known = ", ".join(sorted(monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN))
             raise ConfigError(f"Liger has no kernels for model type {model_type!r}: remove it. It knows {known}.")
+        self._model = model
+        self._modeling = sys.modules[type(trunk).__module__]
+        plain = {name: value for name, value in vars(self._modeling).items() if isinstance(value, type)}
         monkey_patch._apply_liger_kernel_to_instance(
             model=trunk,
             rope=self.rope,
@@ -66,8 +71,15 @@ class Liger(Optimization):
             cross_entropy=False,
             fused_linear_cross_entropy=False,
         )
-        self._model = model
-        self._modeling = sys.modules[type(trunk).__module__]
+        vars(self._modeling).update(plain)  # Liger exchanges the classes too, and so later models of the process
+
+    def after_shard(self, model: nn.Module) -> None:
+        meshes = {p.device_mesh for p in model.parameters() if isinstance(p, DTensor)}
+        if any("tensor" in (mesh.mesh_dim_names or ()) for mesh in meshes):
+            raise ConfigError(
+                "model.optimizations has Liger, and trainer.strategy.init_args.tensor is above 1: Liger's kernels do "
+                "not know norms and matrices that ranks share. Take CompileBlocks, or set tensor to 1."
+            )
 
     def effects(self) -> list[Effect]:
         effects = []

@@ -39,7 +39,9 @@ class ForwardPrefetch(_Prefetch):
     Proof: the units for which FSDP2 holds a list of units to prefetch.
 
     FSDP2 by itself overlaps the next unit's all-gather with a unit's computation once the CPU has come to it; depth 1
-    issues it earlier, more overlaps more of them. Zhao et al., "PyTorch FSDP", arXiv:2304.11277, section 3.3.2.
+    issues it earlier, more overlaps more of them. Measure before keeping it: on 4 H200s with NVLink, where the CPU is
+    ahead and all-gathers are short, updates of 1.7B and 8B models took the same time with and without it. Zhao et al.,
+    "PyTorch FSDP", arXiv:2304.11277, section 3.3.2.
 
     Args:
         depth: Units ahead.
