@@ -48,7 +48,7 @@ class Result:
 
 
 def run_jobs(
-    jobs: dict[str, Job], folder: Path, timeout: float = 280, script: str = "forked_runs.py"
+    jobs: dict[str, Job], folder: Path, timeout: float = 840, script: str = "forked_runs.py"
 ) -> dict[str, Result]:
     """Run the jobs one after another from the repository's root."""
     outputs = {name: folder / f"{name}.log" for name in jobs}

@@ -18,7 +18,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Run the quickstart as it is and return its folder and what it printed."""
     folder = tmp_path_factory.mktemp("quickstart")
     command = [sys.executable, "-m", "rlplug", "fit", "--config", "configs/quickstart.yaml", "--run.dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=840, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder / "001", done.stdout
 

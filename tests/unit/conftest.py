@@ -270,7 +270,7 @@ def _run_ranks(command: list[str], world_size: int) -> None:
         for rank in range(world_size)
     ]
     try:
-        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -58,7 +58,7 @@ def run_ranks(command, world_size):
         for rank in range(world_size)
     ]
     try:
-        outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
