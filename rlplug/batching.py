@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ Phase = Literal["update", "forward"]
 """``update``: forward and backward passes. ``forward``: passes in which nothing is trained."""
 
 SMALLEST_DEFAULT_BUDGET = 16384
+
+_schedule = functools.lru_cache(maxsize=2)(schedule)
+"""A step's passes over policy, reference and critic cut the same rows, each with its own call."""
 
 
 @dataclass
@@ -181,14 +185,14 @@ class BatchPlan:
             rank: Below ``data_size``; ranks that share sequences give the same.
             phase: Whose budget holds.
         """
-        tokens = [lengths[row] for row in rows]
-        costs = [num + self.quadratic_cost * num**2 for num in tokens]
+        tokens = tuple(lengths[row] for row in rows)
+        costs = tuple(num + self.quadratic_cost * num**2 for num in tokens)
         if self.micro_batch_size is not None:
-            passes = schedule(costs, [1] * len(rows), self.data_size, self.micro_batch_size)
+            passes = _schedule(costs, (1,) * len(rows), self.data_size, self.micro_batch_size)
         else:
-            passes = schedule(costs, tokens, self.data_size, self.max_tokens[phase] * self.sequence_size)
+            passes = _schedule(costs, tokens, self.data_size, self.max_tokens[phase] * self.sequence_size)
         # what does not fit in memory fails at once, and later passes fit into the blocks that the allocator has by then
-        passes.sort(key=lambda parts: max(sum(tokens[item] for item in part) for part in parts), reverse=True)
+        passes = sorted(passes, key=lambda parts: max(sum(tokens[i] for i in part) for part in parts), reverse=True)
         filler = MicroBatch((min(rows, key=lengths.__getitem__),), is_filler=True)
         return [MicroBatch(tuple(rows[item] for item in parts[rank])) if parts[rank] else filler for parts in passes]
 

@@ -1,7 +1,7 @@
 """From hidden states to logprobs and entropies: how a model's output layer is read, and where optimisations step in.
 
-By default the layer's logits [K, V] are materialised. An optimisation can exchange how entropies come from logits, or
-replace the layer by a function that goes from hidden states to scores without ever holding the logits.
+By default the layer's logits [K, V] are materialised. An optimisation can exchange how scores or entropies come from
+logits, or replace the layer by a function that goes from hidden states to scores without ever holding the logits.
 """
 
 from __future__ import annotations

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import shutil
-import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from ranks import run_ranks
 from safetensors.torch import save_file
 from transformers import (
     AutoConfig,
@@ -220,16 +218,16 @@ def updated(
             folder = tmp_path_factory.mktemp(f"updated-{world_size}")
             shutil.copytree(model_folder("qwen2"), folder / "model")
             save_file(update_batch.tensors(), folder / "batch.safetensors")
-            _run_ranks([str(Path(__file__).with_name("update_worker.py")), str(folder), str(world_size)], world_size)
+            run_ranks([str(Path(__file__).with_name("update_worker.py")), str(folder), str(world_size)], world_size)
             done[world_size] = (folder, torch.load(folder / "results.pt"))
         return done[world_size]
 
     return run
 
 
-@pytest.fixture(scope="session")
-def run_ranks() -> Callable[[list[str], int], None]:
-    return _run_ranks
+@pytest.fixture(scope="session", name="run_ranks")
+def fixture_run_ranks() -> Callable[[list[str], int], None]:
+    return run_ranks
 
 
 @pytest.fixture(scope="session")
@@ -239,39 +237,8 @@ def run_jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, dict[st
     def run(world_size: int, jobs: dict[str, Any]) -> dict[str, Any]:
         path = tmp_path_factory.mktemp(f"jobs-{world_size}") / "jobs.json"
         path.write_text(json.dumps(jobs))
-        _run_ranks([str(Path(__file__).with_name("mesh_worker.py")), str(path)], world_size)
+        run_ranks([str(Path(__file__).with_name("mesh_worker.py")), str(path)], world_size)
         results: dict[str, Any] = torch.load(path.with_name("results.pt"))
         return results
 
     return run
-
-
-def _run_ranks(command: list[str], world_size: int) -> None:
-    """Run a script once per rank, with the environment that torchrun would give it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "GROUP_RANK": "0",
-        "TORCHELASTIC_RUN_ID": "test",
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, *command],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert not any(rank.returncode for rank in ranks), "\n".join(outputs)

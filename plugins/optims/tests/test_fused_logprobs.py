@@ -52,7 +52,9 @@ def gradients_of(logprobs, entropies, entropy_mode, leaves):
     return torch.autograd.grad(loss, [leaf for leaf in leaves if leaf is not None])
 
 
-def compare(layer, num_rows, vocabulary, sampling, entropy_mode, bias=False, rtol=1e-5, dtype=torch.float32):
+def assert_equals_plain(
+    layer, num_rows, vocabulary, sampling, entropy_mode, bias=False, rtol=1e-5, dtype=torch.float32
+):
     """Compare with the oracle, to ``rtol`` of the largest value: entropies and gradients are differences."""
     leaves, targets = inputs(num_rows, vocabulary, dtype, bias)
     scores = layer(*leaves, ScoreRequest(targets, sampling, entropy_mode))
@@ -82,7 +84,7 @@ def compare(layer, num_rows, vocabulary, sampling, entropy_mode, bias=False, rto
 )
 def test_equals_plain_torch(num_rows, vocabulary, temperature, top_k, top_p, entropy_mode, bias):
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
-    compare(ChunkedOutputLayer(8, is_compiled=False), num_rows, vocabulary, sampling, entropy_mode, bias)
+    assert_equals_plain(ChunkedOutputLayer(8, is_compiled=False), num_rows, vocabulary, sampling, entropy_mode, bias)
 
 
 def test_compiled_for_one_size_whatever_comes():
@@ -90,15 +92,15 @@ def test_compiled_for_one_size_whatever_comes():
     torch._dynamo.reset()
     layer = ChunkedOutputLayer(8, is_compiled=True)
     sampling = SamplingParams(temperature=0.7, top_k=9)
-    compare(layer, 20, 100, sampling, "gradient", bias=True)
+    assert_equals_plain(layer, 20, 100, sampling, "gradient", bias=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for num_rows in (1, 3, 8, 9, 30):
-            compare(layer, num_rows, 100, sampling, "gradient", bias=True)
+            assert_equals_plain(layer, num_rows, 100, sampling, "gradient", bias=True)
 
 
 def test_bfloat16_logits_are_rounded_and_nothing_else():
     """bfloat16 logits are off by 2^-9 of their size (here up to 10); float32 from there on."""
-    compare(
+    assert_equals_plain(
         ChunkedOutputLayer(8, is_compiled=False), 20, 100, SamplingParams(temperature=0.7), "gradient", True, 0.02,
         torch.bfloat16,
     )  # fmt: skip
