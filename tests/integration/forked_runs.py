@@ -22,6 +22,9 @@ import rlplug.lightning_cli  # noqa: F401
 from rlplug.cli import main
 from rlplug.phases import PhaseClock
 
+COMMAND = str(Path(sys.executable).with_name("rlplug"))
+"""What a run's further processes are started with."""
+
 
 def send_signal_in(phase: str, step: int, number: signal.Signals) -> None:
     """Let this process signal itself on entering ``phase`` in its ``step``-th step."""
@@ -50,7 +53,7 @@ def run_in_child(job: dict) -> int:  # type: ignore[type-arg]
                 resource.setrlimit(resource.RLIMIT_FSIZE, (job["max_file_bytes"], job["max_file_bytes"]))
             if "signal" in job:
                 send_signal_in(job["phase"], job["step"], signal.Signals[job["signal"]])
-            sys.argv = ["rlplug", *job["arguments"]]
+            sys.argv = [COMMAND, *job["arguments"]]
             code = main()
         except SystemExit as ending:  # --help and its like
             code = int(ending.code or 0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -71,7 +73,8 @@ def fit(tmp_path) -> Iterator[Callable[..., Run]]:
         trainer.fit(run, train_dataloaders=torch.utils.data.DataLoader(range(num_steps)))
         return run
 
-    yield fit
+    with mock.patch.dict(os.environ):  # the strategy's launcher leaves WORLD_SIZE and others in it
+        yield fit
     dist.destroy_process_group()
 
 
