@@ -99,31 +99,35 @@ def press_ctrl_c():
     time.sleep(0.1)
 
 
-def test_first_ctrl_c_is_a_request_and_the_second_acts(capsys):
+@pytest.fixture
+def pythons_handler():
+    """What Ctrl-C does in any program; pytest has another where a shell started it in the background."""
+    outer = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield signal.default_int_handler
+    signal.signal(signal.SIGINT, outer)
+
+
+def test_first_ctrl_c_is_a_request_and_the_second_acts(capsys, pythons_handler):
     stop = StopSignal()
-    former = signal.getsignal(signal.SIGINT)
     stop.install()
-    try:
-        assert not stop.is_set
+    assert not stop.is_set
+    press_ctrl_c()
+    assert stop.is_set
+    assert "Ctrl-C: finishing the phase, then saving." in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is pythons_handler
+    with pytest.raises(KeyboardInterrupt):
         press_ctrl_c()
-        assert stop.is_set
-        assert "Ctrl-C: finishing the phase, then saving." in capsys.readouterr().err
-        assert signal.getsignal(signal.SIGINT) is former
-        with pytest.raises(KeyboardInterrupt):
-            press_ctrl_c()
-        stop.install()
-        assert not stop.is_set  # the next fit is not ended by the former one's
-    finally:
-        signal.signal(signal.SIGINT, former)
+    stop.install()
+    assert not stop.is_set  # the next fit is not ended by the former one's
 
 
-def test_uninstalled_it_leaves_ctrl_c_alone():
-    stop, former = StopSignal(), signal.getsignal(signal.SIGINT)
+def test_uninstalled_it_leaves_ctrl_c_alone(pythons_handler):
+    stop = StopSignal()
     stop.uninstall()
     stop.install()
     stop.uninstall()
     stop.uninstall()
-    assert signal.getsignal(signal.SIGINT) is former
+    assert signal.getsignal(signal.SIGINT) is pythons_handler
     with pytest.raises(KeyboardInterrupt):
         press_ctrl_c()
     assert not stop.is_set
