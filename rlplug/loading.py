@@ -20,9 +20,9 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect
 from rlplug.mesh import local_part, local_slices
 from rlplug.model_files import read, read_config, read_generation_config, weight_files
+from rlplug.model_parts import transformer_blocks
 from rlplug.packable import check_attention, check_layers
 from rlplug.policy import PolicyConfig
-from rlplug.strategy import transformer_blocks
 
 PLAIN_DTYPES: Final = ("F64", "F32", "F16", "BF16")
 

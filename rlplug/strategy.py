@@ -19,9 +19,9 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
-from transformers import PreTrainedModel
 
 from rlplug.mesh import MeshSizes, build_mesh, data_mesh, weights_mesh
+from rlplug.model_parts import transformer_blocks, untied_embeddings
 from rlplug.ops.clip_grad import scale_to_norm, total_norm
 from rlplug.saving import BackgroundWriter
 from rlplug.tensor_parallel import parallelize
@@ -206,24 +206,6 @@ class RLFSDP2Strategy(ModelParallelStrategy):
     def any_rank(self, flag: bool) -> bool:
         """Return whether ``flag`` is true on some rank."""
         return any(self.gather([flag]))
-
-
-def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the repeated blocks of a Hugging Face model: the items of its longest module list."""
-    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=len, default=[])
-
-
-def untied_embeddings(model: nn.Module) -> list[nn.Module]:
-    """Return the input embeddings and the output layer of the Hugging Face model in ``model``, if it has them.
-
-    Tied ones are none: FSDP wants a parameter in one unit, and both ends of the model read this one.
-    """
-    inner = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
-    if inner is None:
-        return []
-    ends = [end for end in (inner.get_input_embeddings(), inner.get_output_embeddings()) if end is not None]
-    return ends if len({id(end.weight) for end in ends}) == len(ends) else []
 
 
 def fsdp_units(model: nn.Module) -> list[FSDPModule]:

@@ -17,9 +17,9 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from transformers import PreTrainedModel
 
 from rlplug.errors import ConfigError
+from rlplug.model_parts import pretrained_part
 
 KEY: Final = "trainer.strategy.init_args.tensor"
 STYLES: Final[dict[str, ParallelStyle]] = {
@@ -41,8 +41,8 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
         ConfigError: Transformers has no plan for this model, or one that is not understood, or the heads or inner
             states of a block do not divide.
     """
-    inner = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
-    if inner is None:  # a value head
+    inner = pretrained_part(model)
+    if inner is None:
         return
     base: Any = inner.base_model
     plan = _plan(base, mesh.size())

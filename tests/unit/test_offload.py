@@ -13,13 +13,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from rlplug.interfaces.rollout import EngineCapabilities, Placement
+from rlplug.model_parts import transformer_blocks
 from rlplug.offload import CHUNK_BYTES, Lot, Offload, distinct_storages
 from rlplug.phases import GIB
 from rlplug.plugin_manager import plugins
 from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
 from rlplug.rollout.driver import EngineDriver
 from rlplug.rollout.hf import HFRollout
-from rlplug.strategy import transformer_blocks
 from rlplug.types import Prompt, SamplingParams
 
 CPU = torch.device("cpu")

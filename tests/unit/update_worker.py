@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
+from ranks import fit_and_save
 from rlplug_algos.grpo import GRPO
 from safetensors.torch import load_file
 from torch.distributed.fsdp import FSDPModule
@@ -29,7 +30,6 @@ from rlplug.passes import Passes
 from rlplug.plugin_manager import plugins
 from rlplug.policy import PolicyConfig, load_tokenizer
 from rlplug.rollout.buckets import weight_buckets
-from rlplug.strategy import RLFSDP2Strategy
 from rlplug.types import Batch, SamplingParams
 from rlplug.update import NonFiniteUpdate, Update
 
@@ -229,21 +229,8 @@ class Worker(LightningModule):
 
 def main() -> None:
     torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
-    worker = Worker(folder)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=int(sys.argv[2]),
-        strategy=RLFSDP2Strategy(timeout_s=60),
-        max_steps=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(worker, train_dataloaders=torch.utils.data.DataLoader([0]))
-    if trainer.is_global_zero:
-        torch.save(worker.results, folder / "results.pt")
+    folder, world_size = Path(sys.argv[1]), int(sys.argv[2])
+    fit_and_save(Worker(folder), folder, world_size)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from optims_models import SAMPLING, set_gradients, tiny_batch, tiny_model, weighted
+from ranks import fit_and_save
 from rlplug_optims import (
     BackwardPrefetch,
     CompileBlocks,
@@ -30,7 +31,7 @@ from torch.distributed.tensor import DTensor
 
 from rlplug.errors import ConfigError
 from rlplug.forward import policy_forward
-from rlplug.strategy import RLFSDP2Strategy, transformer_blocks
+from rlplug.model_parts import transformer_blocks
 
 CASES = {
     "plain": list,
@@ -149,21 +150,7 @@ def prefetched(model, direction):
 def main() -> None:
     torch.set_num_threads(1)
     folder, world_size = Path(sys.argv[1]), int(sys.argv[2])
-    module = Worker(folder)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=world_size,
-        strategy=RLFSDP2Strategy(),
-        max_epochs=1,
-        limit_train_batches=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(module, train_dataloaders=torch.utils.data.DataLoader([0]))
-    if trainer.is_global_zero:
-        torch.save(module.results, folder / "results.pt")
+    fit_and_save(Worker(folder), folder, world_size)
 
 
 if __name__ == "__main__":

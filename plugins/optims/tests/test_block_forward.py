@@ -21,7 +21,7 @@ from rlplug_optims.block_forward import Place, wrap_forward
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlplug.errors import ConfigError
-from rlplug.strategy import transformer_blocks
+from rlplug.model_parts import transformer_blocks
 
 FAMILIES = ("llama", "qwen3")
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rlplug.interfaces import Effect, Optimization
-from rlplug.strategy import transformer_blocks
+from rlplug.model_parts import transformer_blocks
 from rlplug_optims.block_forward import Forward, Place, num_wrapped, wrap_forward
 from rlplug_optims.compiler import stop_when_not_compiled
 

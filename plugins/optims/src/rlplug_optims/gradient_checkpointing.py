@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Effect, Optimization
-from rlplug.strategy import transformer_blocks
+from rlplug.model_parts import transformer_blocks
 from rlplug_optims.block_forward import Forward, Place, num_wrapped, wrap_forward
 
 

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Effect, Optimization
+from rlplug.model_parts import pretrained_part
 
 
 class Liger(Optimization):
@@ -54,7 +54,7 @@ class Liger(Optimization):
             from liger_kernel.transformers import monkey_patch
         except ImportError as error:
             raise ConfigError(f"Liger is not installed ({error}): pip install rlplug-optims[liger]") from error
-        trunk = pretrained_part(model)
+        trunk: Any = pretrained_part(model)
         model_type = trunk.config.model_type
         if model_type not in monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN:
             known = ", ".join(sorted(monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN))
@@ -88,11 +88,6 @@ class Liger(Optimization):
         if self.rope and _is_ligers(getattr(self._modeling, "apply_rotary_pos_emb", None)):
             effects.append(Effect("Liger replaced the rotary embedding"))
         return effects
-
-
-def pretrained_part(model: nn.Module) -> Any:
-    """Return the model of transformers that ``model`` is, or that is the trunk of a critic."""
-    return next(module for module in model.modules() if isinstance(module, PreTrainedModel))
 
 
 def _is_ligers(function: Any) -> bool:

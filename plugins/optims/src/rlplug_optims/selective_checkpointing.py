@@ -13,7 +13,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Effect, Optimization
-from rlplug.strategy import transformer_blocks
+from rlplug.model_parts import transformer_blocks
 from rlplug_optims.block_forward import Forward, Place, num_wrapped, wrap_forward
 from rlplug_optims.gradient_checkpointing import checkpointed
 

@@ -1,0 +1,29 @@
+"""The parts of a Hugging Face model that sharding and optimisations work on."""
+
+from __future__ import annotations
+
+from torch import nn
+from transformers import PreTrainedModel
+
+
+def pretrained_part(model: nn.Module) -> PreTrainedModel | None:
+    """Return the model of transformers that ``model`` is, or that is the trunk of a critic; a value head has none."""
+    return next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
+
+
+def transformer_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the repeated blocks of a Hugging Face model: the items of its longest module list."""
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len, default=[])
+
+
+def untied_embeddings(model: nn.Module) -> list[nn.Module]:
+    """Return the input embeddings and the output layer of the Hugging Face model in ``model``, if it has them.
+
+    Tied ones are none: FSDP wants a parameter in one unit, and both ends of the model read this one.
+    """
+    inner = pretrained_part(model)
+    if inner is None:
+        return []
+    ends = [end for end in (inner.get_input_embeddings(), inner.get_output_embeddings()) if end is not None]
+    return ends if len({id(end.weight) for end in ends}) == len(ends) else []
