@@ -1,0 +1,100 @@
+"""What every group of checks has: an engine's settings, which a subclass overrides, and the bench it stands on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar, get_args
+
+import pytest
+import torch
+
+from rlplug.interfaces.rollout import Placement, RolloutEngine
+from rlplug.testing.bench import Bench, BenchSettings
+from rlplug.testing.claims import DOES_NOT_APPLY, ConformanceReport, claim_of
+from rlplug.testing.models import MAX_CONTEXT, Family, make_model_folder
+from rlplug.testing.reference import FLOAT32, Tolerances
+
+
+class EngineChecks:
+    """Settings of an engine under test. ``make_engine`` has to be overridden, the rest may be."""
+
+    dtype: ClassVar[torch.dtype] = torch.float32
+    """In which weights travel, and in which the engine calculates."""
+    tolerances: ClassVar[Tolerances] = FLOAT32
+    """How far logprobs may be from the reference's; ``BFLOAT16`` for an engine that calculates in it."""
+    seed_is_exact: ClassVar[bool] = True
+    """Whether a request's tokens are the same beside any others. False for kernels that are not batch-invariant:
+    then nine in ten of the first tokens must be."""
+    model_folder: ClassVar[str | None] = None
+    """A model of the Llama family, with weights, instead of the tiny one."""
+    tied_model_folder: ClassVar[str | None] = None
+    """A model with tied embeddings, with weights, instead of the tiny Qwen2."""
+    max_context: ClassVar[int] = MAX_CONTEXT
+    """In tokens. Enough for a completion that takes longer than a second, when the engine streams."""
+    num_draws: ClassVar[int] = 2000
+    """Completions from which their distribution is judged."""
+    deadline_s: ClassVar[float] = 60.0
+    """No completion of a streaming engine may take longer."""
+    min_freed_bytes: ClassVar[int | None] = None
+    """What sleep must free at least; the size of the weights by default."""
+
+    pytestmark = pytest.mark.timeout(600)  # of pytest-timeout: an engine may wait for ever
+    _bench: ClassVar[Bench | None] = None
+
+    def make_engine(self) -> RolloutEngine:
+        """Return an engine that was not started yet."""
+        raise NotImplementedError(f"{type(self).__name__}.make_engine must return the engine to test")
+
+    def placement(self) -> Placement:
+        """Return where the engine runs: the first GPU when there is one."""
+        device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        return Placement(device, rank=0, world_size=1)
+
+    def device_bytes_in_use(self, engine: RolloutEngine) -> int | None:
+        """Return how much memory is taken on the engine's device, by any process; ``None`` when that is unknown."""
+        device = self.placement().device
+        if device.type != "cuda":
+            return None
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        return total - free
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        if cls._bench is not None:
+            cls._bench.discard()
+            cls._bench = None
+
+    @pytest.fixture(autouse=True)
+    def bench(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+        """The class's bench. A check that fails may leave the engine in any state: the next one gets another."""
+        cls = type(self)
+        if cls._bench is None:
+            cls._bench = Bench(self._settings(tmp_path_factory.getbasetemp()))
+        bench = cls._bench
+        self._apply_claim(request, bench)
+        num_failed = request.session.testsfailed
+        yield bench
+        if request.session.testsfailed > num_failed:
+            bench.discard()
+
+    def _settings(self, folder: Path) -> BenchSettings:
+        named: dict[Family, str | None] = {"llama": self.model_folder, "qwen2": self.tied_model_folder}
+        folders: dict[Family, Path] = {}
+        for family in get_args(Family):
+            path = named[family]
+            folders[family] = Path(path) if path else folder / f"rlplug-conformance-{family}"
+            if not folders[family].exists():
+                make_model_folder(family, folders[family])
+        return BenchSettings(self.make_engine, folders, self.dtype, self.max_context, self.placement(), self.tolerances)
+
+    def _apply_claim(self, request: pytest.FixtureRequest, bench: Bench) -> None:
+        """Note in the report what the check is about, and skip it when it is not for this engine."""
+        claim, tests = claim_of(request.function), request.node.nodeid.rpartition("::")[0]
+        ConformanceReport.of(request.config).include(tests, bench.engine_name, bench.capabilities)
+        request.node.user_properties.append(("rlplug_claim", claim.capability))
+        if not claim.fits(bench.capabilities):
+            verb = "does not claim" if claim.is_claimed else "claims"
+            pytest.skip(f"{DOES_NOT_APPLY}{bench.engine_name} {verb} {claim.capability!r}")

@@ -1,0 +1,199 @@
+"""The one engine that the checks of a class share: started late, synced when a check needs other weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy
+import torch
+
+from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine
+from rlplug.interfaces.weight_sync import SyncReport
+from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
+from rlplug.testing.models import Family
+from rlplug.testing.reference import ReferencePolicy, Tolerances, compare, greedy_gap
+from rlplug.types import Completion, Request, SamplingParams
+
+Variant: TypeAlias = Literal["first", "changed", "endless", "ending"]
+"""The folder's weights; others; those that never, and those that soon sample an end token."""
+
+GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchSettings:
+    """What a class of checks says of its engine."""
+
+    make_engine: Callable[[], RolloutEngine]
+    folders: dict[Family, Path]
+    dtype: torch.dtype
+    max_context: int
+    placement: Placement
+    tolerances: Tolerances
+
+
+class Bench:
+    """Holds at most one engine, and knows which weights it has."""
+
+    def __init__(self, settings: BenchSettings) -> None:
+        self.settings = settings
+        self.version = 0
+        self.moved_generators: set[str] = set()
+        """Global random generators that starting an engine or a sync has moved."""
+        self._unstarted: RolloutEngine | None = settings.make_engine()
+        self.engine_name = type(self._unstarted).__name__
+        self.capabilities = self._unstarted.capabilities
+        self._engine: RolloutEngine | None = None
+        self._family: Family = "llama"
+        self._held: Variant | None = None
+        self._policies: dict[tuple[Family, Variant], ReferencePolicy] = {}
+        self.spec = self._load_spec(self._family)
+
+    # ---- the engine -----------------------------------------------------------------------------------------------
+
+    def unsynced(self) -> RolloutEngine:
+        """Return an engine that never had weights, the shared one if nothing was synced to it yet."""
+        if self._engine is None or self.version > 0:
+            self._start("llama")
+        return self.running()
+
+    def holding(self, variant: Variant = "first", family: Family = "llama") -> RolloutEngine:
+        """Return the engine, awake, with these weights."""
+        if self._engine is None or self._family != family:
+            self._start(family)
+        if self._held != variant:
+            self.sync(variant)
+        return self.running()
+
+    def running(self) -> RolloutEngine:
+        """Return the running engine, whatever it holds."""
+        assert self._engine is not None
+        return self._engine
+
+    def sync(self, variant: Variant = "first", max_bytes: int = 1 << 30) -> SyncReport:
+        """Send weights to the running engine."""
+        engine = self.running()
+        self._held = None
+        self.version += 1
+        buckets = self.policy(variant).buckets(self.settings.placement.device, max_bytes)
+        before = generator_states()
+        report = engine.update_weights(buckets, self.version)
+        self.moved_generators |= moved(before)
+        self._held = variant
+        return report
+
+    def wake_and_sync(self, variant: Variant = "changed") -> None:
+        """Wake the engine as a step does: the KV cache comes last, so that it is never beside a sync's buckets."""
+        self.running().wake(["weights"])
+        self.sync(variant)
+        self.running().wake(["kv_cache"])
+
+    def forget_weights(self) -> None:
+        """Have the next check sync again: this one leaves the engine without a complete set."""
+        self._held = None
+
+    def discard(self) -> None:
+        """Close the engine; the next check starts another."""
+        engine, self._engine, self._held = self._engine, None, None
+        if engine is not None:
+            engine.close()
+
+    def _start(self, family: Family) -> None:
+        self.discard()
+        self._family, self.version, self.spec = family, 0, self._load_spec(family)
+        self._engine, self._unstarted = self._unstarted or self.settings.make_engine(), None
+        before = generator_states()
+        self._engine.start(self.spec, self.settings.placement)
+        self.moved_generators |= moved(before)
+
+    def _load_spec(self, family: Family) -> PolicySpec:
+        config = PolicyConfig(path=str(self.settings.folders[family]))
+        spec = load_spec(config, load_tokenizer(config))
+        max_context = min(spec.max_context, self.settings.max_context)
+        return dataclasses.replace(spec, dtype=self.settings.dtype, max_context=max_context)
+
+    # ---- what it is asked, and what it should say -----------------------------------------------------------------
+
+    def policy(self, variant: Variant = "first") -> ReferencePolicy:
+        """Return the reference for a variant of the running model."""
+        key = (self._family, variant)
+        if key not in self._policies:
+            if variant == "first":
+                made = ReferencePolicy(str(self.settings.folders[self._family]), self.settings.dtype)
+            elif variant == "changed":
+                made = self.policy().changed()
+            else:
+                made = self.policy().unigram(self.spec.eos_token_ids, 1e-30 if variant == "endless" else 0.2)
+            self._policies[key] = made
+        return self._policies[key]
+
+    @property
+    def held_policy(self) -> ReferencePolicy:
+        """The reference for the weights that the engine holds."""
+        assert self._held is not None
+        return self.policy(self._held)
+
+    def prompts(self, key: str, lengths: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return prompts of random ordinary tokens that no other ``key`` has."""
+        special = {*self.spec.eos_token_ids, self.spec.pad_token_id}
+        ordinary = [token for token in range(self.policy().model.config.vocab_size) if token not in special]
+        return [tuple(random.Random(f"{key}/{i}").choices(ordinary, k=length)) for i, length in enumerate(lengths)]
+
+    def requests(self, key: str, lengths: Sequence[int], num_samples: int = 1) -> list[Request]:
+        """Return requests for ``num_samples`` completions of each of :meth:`prompts`."""
+        return requests_for(key, self.prompts(key, lengths), num_samples)
+
+    def assert_greedy(self, requests: Sequence[Request], completions: Sequence[Completion], advice: str) -> None:
+        """Fail unless each token of greedy completions is the reference's likeliest, up to round-off."""
+        gap = greedy_gap(self.held_policy, requests, completions)
+        assert gap <= self.settings.tolerances.max, (
+            f"greedy completions have a token that is {gap:.3g} nats less likely than the reference's best (at most "
+            f"{self.settings.tolerances.max:.3g} may be round-off). {advice}"
+        )
+
+    def assert_logprobs(
+        self, requests: Sequence[Request], completions: Sequence[Completion], sampling: SamplingParams, advice: str
+    ) -> None:
+        """Fail unless the completions' logprobs are the reference's."""
+        difference = compare(self.held_policy, requests, completions, sampling)
+        assert difference.within(self.settings.tolerances), (
+            f"logprobs differ from the reference's: {difference}, and at most {self.settings.tolerances} is allowed. "
+            f"{advice}"
+        )
+
+    def assert_holds(self, variant: Variant, key: str, lengths: Sequence[int], advice: str) -> None:
+        """Fail unless greedy completions and their logprobs are those of the weights that were just synced."""
+        assert self._held == variant
+        requests = self.requests(key, lengths)
+        completions = self.running().generate(requests, GREEDY)
+        self.assert_greedy(requests, completions, advice)
+        if self.capabilities.logprobs:
+            self.assert_logprobs(requests, completions, GREEDY, advice)
+
+
+def requests_for(key: str, prompts: Sequence[Sequence[int]], num_samples: int = 1) -> list[Request]:
+    """Return requests with seeds that follow from ``key``, the number of the prompt and that of the sample."""
+    names = [f"{key}/{prompt}/{sample}" for prompt in range(len(prompts)) for sample in range(num_samples)]
+    return [
+        Request(name, tuple(prompts[index // num_samples]), random.Random(name).getrandbits(63))
+        for index, name in enumerate(names)
+    ]
+
+
+def generator_states() -> dict[str, Any]:
+    """Return the states of the global random generators, by name."""
+    return {
+        "random": random.getstate(),
+        "numpy.random": numpy.random.get_state()[1].tobytes(),  # type: ignore[index]
+        "torch": torch.get_rng_state().numpy().tobytes(),
+    }
+
+
+def moved(before: dict[str, Any]) -> set[str]:
+    """Return the names of the generators whose state is no longer that of ``before``."""
+    after = generator_states()
+    return {name for name in before if before[name] != after[name]}

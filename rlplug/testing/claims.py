@@ -1,0 +1,120 @@
+"""What an engine claims, what was checked of it, and the report that says so at the end of a pytest run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+import pytest
+
+from rlplug.interfaces.rollout import EngineCapabilities
+
+Check = TypeVar("Check", bound=Callable[..., None])
+
+EVERY_ENGINE = "every engine"
+DOES_NOT_APPLY = "does not apply: "
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a check is about, and whether it applies to engines that claim it or to those that do not."""
+
+    capability: str
+    is_claimed: bool = True
+
+    def fits(self, capabilities: EngineCapabilities) -> bool:
+        """Whether the check is for an engine of these capabilities."""
+        return self.capability == EVERY_ENGINE or getattr(capabilities, self.capability) == self.is_claimed
+
+
+def applies_to(capability: str, is_claimed: bool = True) -> Callable[[Check], Check]:
+    """Mark a check as one for engines that claim ``capability``, or for those that do not."""
+    assert capability in {f.name for f in fields(EngineCapabilities)}, capability
+
+    def mark(check: Check) -> Check:
+        check.__dict__["claim"] = Claim(capability, is_claimed)
+        return check
+
+    return mark
+
+
+def claim_of(check: Callable[..., None]) -> Claim:
+    """Return what a check is about."""
+    claim: Claim = check.__dict__.get("claim", Claim(EVERY_ENGINE))
+    return claim
+
+
+@dataclass
+class Tally:
+    """The outcomes of an engine's checks."""
+
+    engine: str
+    capabilities: EngineCapabilities
+    outcomes: dict[str, Counter[str]] = field(default_factory=dict)
+    """By capability: how many checks ``passed``, ``failed``, were ``skipped``, or were ``not applied``."""
+    reasons: dict[str, list[str]] = field(default_factory=dict)
+    """By capability: which checks were skipped though they apply, and why."""
+
+    def lines(self) -> list[str]:
+        """Return a line per capability, and one per check that was skipped though it applies."""
+        names = [EVERY_ENGINE, *(f.name for f in fields(EngineCapabilities))]
+        return [line for name in names for line in self._lines_of(name)]
+
+    def _lines_of(self, name: str) -> list[str]:
+        outcomes = self.outcomes.get(name, Counter())
+        kinds = ("passed", "failed", "skipped", "not applied")
+        counts = ", ".join(f"{outcomes[kind]} {kind}" for kind in kinds if outcomes[kind])
+        claim = ""
+        if name != EVERY_ENGINE:
+            claim = "claimed" if getattr(self.capabilities, name) else "not claimed"
+        line = f"  {name:<16}  {claim:<11}  {counts or 'not checked by this kit'}".rstrip()
+        return [line, *(f"    skipped {reason}" for reason in self.reasons.get(name, []))]
+
+
+class ConformanceReport:
+    """A pytest plugin that the first check registers; the terminal summary is its."""
+
+    NAME = "rlplug-conformance"
+
+    def __init__(self) -> None:
+        self._tallies: dict[str, Tally] = {}
+
+    @staticmethod
+    def of(config: pytest.Config) -> ConformanceReport:
+        """Return this run's report."""
+        report: Any = config.pluginmanager.get_plugin(ConformanceReport.NAME)
+        if report is None:
+            report = ConformanceReport()
+            config.pluginmanager.register(report, ConformanceReport.NAME)
+        assert isinstance(report, ConformanceReport)
+        return report
+
+    def include(self, tests: str, engine: str, capabilities: EngineCapabilities) -> None:
+        """Open a tally for a test class."""
+        self._tallies.setdefault(tests, Tally(engine, capabilities))
+
+    @pytest.hookimpl
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        claims = [value for name, value in report.user_properties if name == "rlplug_claim"]
+        if not claims or not (report.when == "call" or report.skipped or report.failed):
+            return
+        tests, _, check = report.nodeid.rpartition("::")
+        (capability,) = claims
+        tally, outcome = self._tallies[tests], str(report.outcome)
+        if report.skipped and isinstance(report.longrepr, tuple):
+            reason = report.longrepr[2].removeprefix("Skipped: ")
+            if reason.startswith(DOES_NOT_APPLY):
+                outcome = "not applied"
+            else:
+                tally.reasons.setdefault(str(capability), []).append(f"{check}: {reason}")
+        tally.outcomes.setdefault(str(capability), Counter())[outcome] += 1
+
+    @pytest.hookimpl
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        for tests, tally in self._tallies.items():
+            terminalreporter.section(f"conformance of {tally.engine}")
+            terminalreporter.write_line(f"  {tests}")
+            for line in tally.lines():
+                terminalreporter.write_line(line)

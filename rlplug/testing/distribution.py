@@ -1,0 +1,120 @@
+"""Checks of sampling: seeds, logprobs of the sampled distribution, and tokens that follow it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy
+import pytest
+
+from rlplug.testing.base import EngineChecks
+from rlplug.testing.bench import GREEDY, Bench
+from rlplug.testing.claims import applies_to
+from rlplug.testing.reference import chi_square, sampled_distribution
+from rlplug.types import Completion, Request, SamplingParams
+
+SAMPLINGS = [
+    SamplingParams(12),
+    SamplingParams(12, temperature=0.7),
+    SamplingParams(12, temperature=1.5),
+    SamplingParams(12, top_p=0.8),
+    SamplingParams(12, top_k=5),
+    SamplingParams(12, temperature=0.7, top_p=0.8, top_k=9),
+    SamplingParams(12, temperature=0.0),
+]
+
+
+def name_of(sampling: SamplingParams) -> str:
+    return f"temperature={sampling.temperature},top_p={sampling.top_p},top_k={sampling.top_k}"
+
+
+class DistributionChecks(EngineChecks):
+    """What is drawn, and what the engine says of it."""
+
+    def test_completions_differ_by_seed(self, bench: Bench) -> None:
+        completions = bench.holding().generate(bench.requests("by seed", [5], num_samples=16), SamplingParams(16))
+        num_distinct = len({c.token_ids for c in completions})
+        assert num_distinct > 12, (
+            f"16 completions of one prompt with 16 seeds have {num_distinct} different texts: give each its own "
+            "request.seed."
+        )
+
+    def test_equal_seeds_repeat(self, bench: Bench) -> None:
+        engine, sampling = bench.holding(), SamplingParams(16)
+        (request,) = bench.requests("repeats", [5])
+        twins = [Request(name, request.prompt_ids, request.seed) for name in ("one", "two")]
+        first, again = engine.generate(twins, sampling), engine.generate(twins[::-1], sampling)
+        self.assert_same_tokens(first, [first[1], first[0]], "one batch")
+        self.assert_same_tokens(first, again, "two calls")
+
+    def test_seed_decides_whatever_else_is_in_the_batch(self, bench: Bench) -> None:
+        engine, sampling = bench.holding(), SamplingParams(10)
+        requests = bench.requests("batch", [3, 1, 60, 12], num_samples=3)
+        together = engine.generate(requests, sampling)
+        self.assert_same_tokens(together, engine.generate(requests[::-1], sampling)[::-1], "the reverse order")
+        self.assert_same_tokens(
+            together, [engine.generate([request], sampling)[0] for request in requests], "one request at a time"
+        )
+
+    def assert_same_tokens(self, expected: Sequence[Completion], other: Sequence[Completion], where: str) -> None:
+        """Fail unless tokens repeat: all of them, or nine in ten of the first ones where round-off may decide."""
+        if self.seed_is_exact:
+            num_same = sum(a.token_ids == b.token_ids for a, b in zip(expected, other, strict=True))
+            needed = len(expected)
+        else:
+            num_same = sum(a.token_ids[:1] == b.token_ids[:1] for a, b in zip(expected, other, strict=True))
+            needed = math.ceil(0.9 * len(expected))
+        assert num_same >= needed, (
+            f"{num_same} of {len(expected)} requests with the same prompt and seed gave the same tokens in {where}: "
+            "draw each request from a generator of its own seed. If only round-off differs between batches, because "
+            "kernels are not batch-invariant, set seed_is_exact = False."
+        )
+
+    def test_greedy_is_the_likeliest_token(self, bench: Bench) -> None:
+        engine, requests = bench.holding(), bench.requests("greedy", [1, 8, 120], num_samples=2)
+        completions = engine.generate(requests, GREEDY)
+        bench.assert_greedy(requests, completions, "temperature=0 means greedy, whatever the seed.")
+
+    @applies_to("logprobs")
+    @pytest.mark.parametrize("sampling", SAMPLINGS, ids=name_of)
+    def test_logprobs_are_of_the_sampled_distribution(self, bench: Bench, sampling: SamplingParams) -> None:
+        engine, requests = bench.holding(), bench.requests(name_of(sampling), [1, 3, 12, 150], num_samples=4)
+        bench.assert_logprobs(
+            requests,
+            engine.generate(requests, sampling),
+            sampling,
+            "Return the logprob of each token after temperature, top-k and top-p, renormalised over what these keep; "
+            "for greedy, the untempered one. Look it up by token id: the first of several is not always the sampled.",
+        )
+
+    @applies_to("logprobs", is_claimed=False)
+    def test_logprobs_that_are_not_claimed_are_nan(self, bench: Bench) -> None:
+        completions = bench.holding().generate(bench.requests("nan", [4]), GREEDY)
+        assert all(math.isnan(logprob) for c in completions for logprob in c.logprobs), (
+            "an engine without the capability 'logprobs' must return NaN for each token, not a made-up number."
+        )
+
+    @pytest.mark.parametrize(
+        "sampling",
+        [SamplingParams(1), SamplingParams(1, temperature=0.5), SamplingParams(1, temperature=1.5, top_p=0.7, top_k=9)],
+        ids=name_of,
+    )
+    def test_tokens_follow_the_distribution(self, bench: Bench, sampling: SamplingParams) -> None:
+        """Chi-square of first tokens, with seeds that are always the same; a right engine exceeds it once in 1e6."""
+        engine = bench.holding()
+        requests = bench.requests(f"draws/{name_of(sampling)}", [6], self.num_draws)
+        expected = sampled_distribution(bench.policy().logits(requests[0].prompt_ids)[0], sampling)
+        drawn = [completion.token_ids[0] for completion in engine.generate(requests, sampling)]
+        counts = numpy.bincount(drawn, minlength=len(expected)).astype(float)
+        share_outside = counts[expected == 0].sum() / counts.sum()
+        assert share_outside <= self.tolerances.outside, (
+            f"{share_outside:.1%} of the tokens are ones that top-k and top-p exclude. Top-k comes first, then top-p "
+            "of what is left."
+        )
+        statistic, bound = chi_square(counts, expected)
+        assert statistic < bound, (
+            f"chi-square of {self.num_draws} tokens against the reference is {statistic:.0f}, above {bound:.0f}: the "
+            "engine draws from another distribution than sampling asks for. Look at temperature, top_p and top_k, at "
+            "defaults taken from generation_config.json, and at how seeds become random numbers."
+        )

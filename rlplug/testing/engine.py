@@ -1,0 +1,30 @@
+"""``EngineConformance``: the checks that every rollout engine must pass."""
+
+from __future__ import annotations
+
+from rlplug.testing.distribution import DistributionChecks
+from rlplug.testing.memory import SleepChecks
+from rlplug.testing.streaming import StreamingChecks
+from rlplug.testing.tokens import FirstChecks, TokenChecks
+from rlplug.testing.weights import TiedWeightChecks, WeightChecks
+
+
+# pytest runs the checks of base classes from the last to the first: those that need another engine are at the ends
+class EngineConformance(
+    TiedWeightChecks, StreamingChecks, SleepChecks, WeightChecks, DistributionChecks, TokenChecks, FirstChecks
+):
+    """Subclass it in a test module, and return the engine from ``make_engine``.
+
+    The checks share an engine, and start a second one for tied embeddings; each also runs alone. Those of a capability
+    that the engine does not claim do not apply. The report at the end of pytest's output says, for each capability,
+    whether it is claimed and how many of its checks passed, failed, or were skipped and why.
+
+    Example::
+
+        class TestMyEngine(EngineConformance):
+            dtype = torch.bfloat16
+            tolerances = BFLOAT16
+
+            def make_engine(self) -> MyEngine:
+                return MyEngine(memory_share=0.3)
+    """

@@ -1,0 +1,86 @@
+"""Model folders for the checks: a tiny Llama, and a tiny Qwen2 with tied embeddings, saved as any model is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
+
+Family: TypeAlias = Literal["llama", "qwen2"]
+
+VOCABULARY = 64
+MAX_CONTEXT = 2048
+PAD, BOS, ENDS = 0, 2, (1, 7)
+"""Ids of the tiny models; both end tokens are in ``generation_config.json``, and only the first in the tokenizer."""
+
+HOSTILE_GENERATION_CONFIG = {
+    "do_sample": True,
+    "temperature": 0.3,
+    "top_p": 0.5,
+    "top_k": 3,
+    "repetition_penalty": 5.0,
+    "max_new_tokens": 2,
+    "min_new_tokens": 2,
+    "suppress_tokens": [8, 9, 10, 11],
+    "num_beams": 2,
+    "eos_token_id": list(ENDS),
+    "pad_token_id": PAD,
+    "bos_token_id": BOS,
+}
+"""What a checkpoint may recommend to chat applications; none of it but the end tokens may reach a rollout."""
+
+
+def make_model_folder(family: Family, folder: Path) -> None:
+    """Write configuration, float32 weights and a tokenizer, always the same.
+
+    Heads have 64 dimensions and the hidden size is 128, which attention kernels and block scales ask for. Weights are
+    large enough for distributions that are far from uniform, and no norm or bias is trivial.
+    """
+    config = _config(family)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                torch.nn.init.normal_(parameter, std=2.0)
+            elif parameter.dim() == 1:
+                torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps(HOSTILE_GENERATION_CONFIG))
+    _tokenizer().save_pretrained(folder)
+
+
+def _config(family: Family) -> LlamaConfig | Qwen2Config:
+    common: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": MAX_CONTEXT,
+        "initializer_range": 0.15,
+        "bos_token_id": BOS,
+        "eos_token_id": ENDS[0],
+        "pad_token_id": PAD,
+    }
+    if family == "llama":
+        return LlamaConfig(**common, head_dim=64, tie_word_embeddings=False)
+    return Qwen2Config(**common, tie_word_embeddings=True)
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    """One token per character, behind a BOS: an engine that tokenises for itself shows it.
+
+    The model embeds more ids than the tokenizer has, as most models do.
+    """
+    characters = [chr(ord("A") + index) for index in range(VOCABULARY - 8)]
+    vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", "<bos>", *characters])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>")

@@ -1,0 +1,182 @@
+"""What the engine is compared with: transformers' forward in float32, without cache, padding or rlplug's operators."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import numpy.typing
+import torch
+from transformers import AutoModelForCausalLM
+
+from rlplug.interfaces.weight_sync import Bucket
+from rlplug.rollout.buckets import weight_buckets
+from rlplug.types import Completion, Request, SamplingParams
+
+Array = numpy.typing.NDArray[numpy.float64]
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """How far an engine's logprobs may be from the reference's, in nats, over the tokens of one check."""
+
+    mean: float
+    max: float
+    outside: float
+    """Share of sampled tokens that the reference's top-k and top-p exclude: those at the border, for round-off."""
+
+
+FLOAT32 = Tolerances(mean=1e-5, max=2e-4, outside=0.0)
+BFLOAT16 = Tolerances(mean=0.05, max=0.5, outside=0.03)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Between an engine's logprobs and the reference's, over ``num_tokens`` tokens."""
+
+    mean: float
+    max: float
+    outside: float
+    num_tokens: int
+
+    def within(self, tolerances: Tolerances) -> bool:
+        """Whether all three are small enough; NaN is not."""
+        return self.mean <= tolerances.mean and self.max <= tolerances.max and self.outside <= tolerances.outside
+
+
+class ReferencePolicy:
+    """Weights that an engine may hold, and what they say.
+
+    Args:
+        path: Hugging Face folder of a model with RMS norms and a residual stream, such as Llama or Qwen.
+        dtype: The reference's weights are rounded to it, and travel in it; it calculates in float32.
+    """
+
+    def __init__(self, path: str, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.model: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        self._round()
+
+    def num_bytes(self) -> int:
+        """Return the size of the weights as they travel."""
+        return sum(int(parameter.numel()) * self.dtype.itemsize for parameter in self.model.parameters())
+
+    def largest_bytes(self) -> int:
+        """Return the size of the largest tensor as it travels."""
+        return max(int(parameter.numel()) * self.dtype.itemsize for parameter in self.model.parameters())
+
+    def buckets(self, device: torch.device, max_bytes: int = 1 << 30) -> Iterator[Bucket]:
+        """Yield the weights as a trainer does. A bucket becomes NaN when the next is asked for."""
+        for bucket in weight_buckets(self.model, self.dtype, max_bytes):
+            lent = [(name, tensor.to(device, copy=True)) for name, tensor in bucket]
+            yield lent
+            for _, tensor in lent:
+                tensor.fill_(math.nan)
+
+    @torch.no_grad()
+    def changed(self) -> ReferencePolicy:
+        """Return other weights, with a change to each tensor that logprobs show."""
+        other = copy.deepcopy(self)
+        generator = torch.Generator().manual_seed(1)
+        for name, parameter in other.model.named_parameters():
+            scale = 1.0 if name.endswith("bias") else 0.5  # the softmax hides most of a key's bias
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=scale * float(parameter.std()))
+        other._round()
+        return other
+
+    @torch.no_grad()
+    def unigram(self, end_token_ids: Sequence[int], end_probability: float) -> ReferencePolicy:
+        """Return weights under which each token is an end token with ``end_probability``, whatever comes before.
+
+        All other tokens are equally likely. The layers add nothing, every embedding points along the first
+        dimension, and norms leave it at ``sqrt(D)``.
+        """
+        other = copy.deepcopy(self)
+        for name, parameter in other.model.named_parameters():
+            parameter.fill_(1.0 if "norm" in name else 0.0)
+        num_tokens, hidden = other.model.get_input_embeddings().weight.shape
+        odds = end_probability / (1 - end_probability) * (num_tokens - len(end_token_ids)) / len(end_token_ids)
+        logits = torch.full((num_tokens,), 64.0)  # all positive, so that tied embeddings all point the same way
+        logits[list(end_token_ids)] += max(math.log(odds), -60.0)
+        other.model.get_input_embeddings().weight[:, 0] = logits / hidden**0.5
+        other.model.get_output_embeddings().weight[:, 0] = logits / hidden**0.5
+        other._round()
+        return other
+
+    @torch.no_grad()
+    def logits(self, prompt_ids: Sequence[int], token_ids: Sequence[int] = ()) -> Array:
+        """Return the logits, float64 [tokens + 1, V], from which each token of a completion, and the next, come."""
+        ids = torch.tensor([[*prompt_ids, *token_ids]])
+        logits: Array = self.model(ids, use_cache=False).logits[0, len(prompt_ids) - 1 :].double().numpy()
+        return logits
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        for parameter in self.model.parameters():
+            parameter.copy_(parameter.to(self.dtype))
+
+
+def sampled_distribution(logits: Array, sampling: SamplingParams) -> Array:
+    """Return the probabilities [..., V] that tokens are drawn with; for greedy, the untempered ones.
+
+    Temperature first, then top-k, then top-p of what is left; the likeliest token always stays.
+    """
+    scaled = logits / (sampling.temperature or 1.0)
+    probabilities: Array = numpy.exp(scaled - scaled.max(axis=-1, keepdims=True))
+    order = numpy.argsort(-probabilities, axis=-1)
+    ordered = numpy.take_along_axis(probabilities, order, axis=-1)
+    ordered[..., sampling.top_k or ordered.shape[-1] :] = 0
+    ordered /= ordered.sum(axis=-1, keepdims=True)
+    if sampling.top_p < 1:
+        ordered[numpy.cumsum(ordered, axis=-1) - ordered >= sampling.top_p] = 0
+        ordered /= ordered.sum(axis=-1, keepdims=True)
+    numpy.put_along_axis(probabilities, order, ordered, axis=-1)
+    return probabilities
+
+
+def compare(
+    policy: ReferencePolicy, requests: Sequence[Request], completions: Sequence[Completion], sampling: SamplingParams
+) -> Difference:
+    """Return how far the completions' logprobs are from the reference's. A token that it excludes is only counted."""
+    differences, num_outside = [numpy.zeros(0)], 0
+    for request, completion in zip(requests, completions, strict=True):
+        logits = policy.logits(request.prompt_ids, completion.token_ids)[:-1]
+        chosen = numpy.array(completion.token_ids, dtype=int)[:, None]
+        expected = numpy.take_along_axis(sampled_distribution(logits, sampling), chosen, axis=-1)[:, 0]
+        inside = expected > 0
+        num_outside += int((~inside).sum())
+        differences.append(numpy.abs(numpy.log(expected[inside]) - numpy.array(completion.logprobs)[inside]))
+    all_differences = numpy.concatenate(differences)
+    num_tokens = len(all_differences) + num_outside
+    assert len(all_differences) > 0, "nothing to compare: every completion is empty, or no token can be sampled"
+    return Difference(float(all_differences.mean()), float(all_differences.max()), num_outside / num_tokens, num_tokens)
+
+
+def greedy_gap(policy: ReferencePolicy, requests: Sequence[Request], completions: Sequence[Completion]) -> float:
+    """Return how much likelier than a completion's token the reference's best one is, in nats, at most."""
+    gaps = [0.0]
+    for request, completion in zip(requests, completions, strict=True):
+        logits = policy.logits(request.prompt_ids, completion.token_ids)[:-1]
+        chosen = numpy.take_along_axis(logits, numpy.array(completion.token_ids, dtype=int)[:, None], axis=-1)[:, 0]
+        gaps.append(float((logits.max(axis=-1) - chosen).max(initial=0.0)))
+    return max(gaps)
+
+
+def chi_square(counts: Array, probabilities: Array) -> tuple[float, float]:
+    """Return Pearson's statistic over cells that expect 5 or more, and what it exceeds once in a million.
+
+    The bound on chi-square's tail is that of Laurent and Massart (2000), lemma 1:
+    P(X >= k + 2 sqrt(k x) + 2 x) <= exp(-x).
+    """
+    expected = counts.sum() * probabilities
+    cells = expected >= 5
+    observed, expected = (numpy.append(part[cells], part[~cells].sum()) for part in (counts, expected))
+    free, tail = int(cells.sum()), math.log(1e6)
+    statistic = ((observed - expected) ** 2 / numpy.maximum(expected, 5)).sum()
+    return float(statistic), free + 2 * math.sqrt(free * tail) + 2 * tail

@@ -1,0 +1,160 @@
+"""Checks of streaming: requests are submitted, collected by a deadline, and aborted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from rlplug.interfaces.rollout import RolloutEngine
+from rlplug.testing.base import EngineChecks
+from rlplug.testing.bench import GREEDY, Bench
+from rlplug.testing.claims import applies_to
+from rlplug.types import Completion, Request, SamplingParams
+
+SLACK_S = 2.0
+"""How late ``collect`` may be on a busy machine."""
+
+
+class StreamingChecks(EngineChecks):
+    """``submit``, ``collect`` and ``abort``."""
+
+    @applies_to("streaming", is_claimed=False)
+    def test_streaming_that_is_not_claimed_is_refused(self, bench: Bench) -> None:
+        engine = bench.holding()
+        for call in (
+            lambda: engine.submit(bench.requests("refused", [3]), GREEDY),
+            lambda: engine.collect(0.1),
+            lambda: engine.abort(["refused/0/0"]),
+        ):
+            with pytest.raises(NotImplementedError, match="streaming"):
+                call()
+
+    @applies_to("streaming")
+    def test_submitted_requests_come_back_once(self, bench: Bench) -> None:
+        engine, requests = bench.holding(), bench.requests("streamed", [1, 70, 8], num_samples=3)
+        engine.submit(requests[:4], GREEDY)
+        engine.submit(requests[4:], GREEDY)
+        completions = self.collect(engine, requests)
+        bench.assert_greedy(requests, completions, "A streamed completion must be that of its own request_id.")
+        assert {c.policy_version for c in completions} == {bench.version}, (
+            f"streamed completions must carry the version {bench.version} of the last sync."
+        )
+        assert engine.collect(0.0) == [], "collect returned a completion twice, or one of no request."
+
+    @applies_to("streaming")
+    def test_streamed_tokens_follow_from_seeds(self, bench: Bench) -> None:
+        engine, requests = bench.holding(), bench.requests("seeded stream", [4, 20], num_samples=5)
+        sampling = SamplingParams(10, temperature=0.8, top_p=0.9)
+        expected = engine.generate(requests, sampling)
+        engine.submit(requests, sampling)
+        completions = self.collect(engine, requests)
+        num_same = sum(a.token_ids[:1] == b.token_ids[:1] for a, b in zip(expected, completions, strict=True))
+        assert num_same >= 0.9 * len(requests), (
+            f"{num_same} of {len(requests)} streamed requests gave the tokens that generate gives for the same seeds."
+        )
+        if bench.capabilities.logprobs:
+            bench.assert_logprobs(requests, completions, sampling, "Streamed logprobs are those of generate.")
+
+    @applies_to("streaming")
+    def test_collect_without_requests_returns_by_its_deadline(self, bench: Bench) -> None:
+        self.assert_nothing_collected(bench.holding(), "nothing was submitted")
+
+    @applies_to("streaming")
+    def test_collect_returns_by_its_deadline(self, bench: Bench) -> None:
+        engine, (request,) = bench.holding("endless"), bench.requests("deadline", [3])
+        engine.submit([request], self._endless(bench))
+        self.assert_nothing_collected(engine, "a long request runs")
+        engine.abort([request.request_id])
+        self.collect(engine, [request])
+
+    @applies_to("streaming")
+    def test_collect_returns_what_is_ready_at_once(self, bench: Bench) -> None:
+        """Its time limit is for the first completion; others may take longer."""
+        engine, (long, short) = bench.holding("endless"), bench.requests("ready", [3, 4])
+        engine.submit([long], self._endless(bench))
+        engine.submit([short], SamplingParams(2))
+        (first,) = engine.collect(self.deadline_s)
+        engine.abort([long.request_id])
+        self.collect(engine, [long])
+        assert (first.request_id, first.finish_reason) == (short.request_id, "length"), (
+            f"collect must return the short request as soon as it is done, not {first.request_id!r}."
+        )
+
+    @applies_to("streaming")
+    def test_concurrent_submission(self, bench: Bench) -> None:
+        """Environments submit from threads of their own."""
+        engine = bench.holding()
+        parts = [bench.requests(f"thread {index}", [2, 9], num_samples=2) for index in range(4)]
+        threads = [threading.Thread(target=engine.submit, args=(part, GREEDY)) for part in parts]
+        for thread in threads:
+            thread.start()
+        requests = [request for part in parts for request in part]
+        completions = self.collect(engine, requests)
+        for thread in threads:
+            thread.join()
+        bench.assert_greedy(requests, completions, "Requests of several threads must not mix.")
+
+    @applies_to("streaming")
+    def test_abort_returns_what_there_is(self, bench: Bench) -> None:
+        engine, sampling = bench.holding("endless"), self._endless(bench)
+        aborted, other = bench.requests("aborted", [3, 3])
+        for wait_s in (0.2, 0.5, 2.0):  # until it has a token; a request that is done by then is too short
+            engine.submit([aborted], sampling)
+            engine.submit([other], SamplingParams(20))
+            time.sleep(wait_s)
+            engine.abort([aborted.request_id])
+            partial, whole = self.collect(engine, [aborted, other])
+            assert partial.finish_reason == "abort", (
+                f"after {len(partial.token_ids)} tokens, an aborted request came back as {partial.finish_reason!r}: "
+                "abort must stop it, and return what it has so far with finish_reason 'abort'."
+            )
+            assert len(partial.token_ids) < sampling.max_new_tokens, "an aborted request ran to its end."
+            assert len(partial.logprobs) == len(partial.token_ids), "there must be one logprob per token."
+            assert (whole.finish_reason, len(whole.token_ids)) == ("length", 20), "abort must leave others alone."
+            if partial.token_ids:
+                return
+        raise AssertionError("abort must return the tokens that there are, and returned none after 2 s.")
+
+    @applies_to("streaming")
+    def test_abort_of_what_is_done_changes_nothing(self, bench: Bench) -> None:
+        """A request may end while the call that aborts it is on its way."""
+        engine, requests = bench.holding(), bench.requests("done", [3])
+        engine.submit(requests, GREEDY)
+        self.collect(engine, requests)
+        engine.abort([requests[0].request_id])
+        assert engine.collect(0.2) == [], "an aborted request that was done before came back a second time."
+        engine.submit(requests, GREEDY)
+        (again,) = self.collect(engine, requests)
+        assert again.finish_reason != "abort", "a request was stopped by the abort of one that was done before."
+
+    def collect(self, engine: RolloutEngine, requests: Sequence[Request]) -> list[Completion]:
+        """Return the completions of ``requests`` in their order; fail if one is late, or of no request."""
+        waiting = {request.request_id for request in requests}
+        collected: dict[str, Completion] = {}
+        deadline = time.monotonic() + self.deadline_s
+        while waiting:
+            assert time.monotonic() < deadline, (
+                f"{len(waiting)} of {len(requests)} requests did not come back within {self.deadline_s} s, such as "
+                f"{min(waiting)!r}."
+            )
+            for completion in engine.collect(1.0):
+                assert completion.request_id in waiting, (
+                    f"collect returned {completion.request_id!r}, which was not submitted or came back before."
+                )
+                waiting.remove(completion.request_id)
+                collected[completion.request_id] = completion
+        return [collected[request.request_id] for request in requests]
+
+    def assert_nothing_collected(self, engine: RolloutEngine, when: str) -> None:
+        """Fail unless ``collect`` gives up in time."""
+        began = time.monotonic()
+        completions = engine.collect(0.2)
+        seconds = time.monotonic() - began
+        assert completions == [], f"collect(0.2) returned {len(completions)} completions when {when}."
+        assert seconds < 0.2 + SLACK_S, f"collect(0.2) took {seconds:.1f} s when {when}: its deadline is the argument."
+
+    def _endless(self, bench: Bench) -> SamplingParams:
+        return SamplingParams(bench.spec.max_context - 10)

@@ -1,0 +1,152 @@
+"""Checks of the weight sync: all weights arrive, nothing of the former ones stays, and no half of a sync is used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rlplug.errors import RunError
+from rlplug.interfaces.rollout import RolloutEngine
+from rlplug.interfaces.weight_sync import Bucket
+from rlplug.testing.base import EngineChecks
+from rlplug.testing.bench import GREEDY, Bench
+
+ALL_ARRIVE = (
+    "Every tensor of every bucket must end where the model reads it, also inside fused or re-packed weights, and be "
+    "copied before the next bucket is asked for: a bucket is valid only until then."
+)
+
+
+class WeightChecks(EngineChecks):
+    """``update_weights``."""
+
+    def test_new_weights_are_used(self, bench: Bench) -> None:
+        bench.holding("first")
+        bench.sync("changed")
+        bench.assert_holds("changed", "new weights", [2, 30], ALL_ARRIVE)
+        bench.sync("first")
+        bench.assert_holds("first", "former weights", [2, 30], ALL_ARRIVE)
+
+    def test_prompt_seen_before_the_sync_is_computed_anew(self, bench: Bench) -> None:
+        """The prompt is longer than a block of any engine's prefix cache."""
+        bench.holding("first")
+        bench.assert_holds("first", "seen", [400, 400], ALL_ARRIVE)
+        bench.sync("changed")
+        bench.assert_holds(
+            "changed",
+            "seen",
+            [400, 400],
+            "This prompt was also generated from before the sync: a prefix or KV cache with the former weights' keys "
+            "and values must be reset by update_weights.",
+        )
+
+    def test_buckets_smaller_than_the_largest_tensor(self, bench: Bench) -> None:
+        bench.holding("first")
+        bench.sync("changed", max_bytes=bench.policy().largest_bytes() // 3)
+        bench.assert_holds("changed", "small buckets", [3, 20], ALL_ARRIVE)
+
+    def test_buckets_of_one_tensor(self, bench: Bench) -> None:
+        """What engines fuse, such as q, k and v, then comes in different buckets."""
+        bench.holding("first")
+        bench.sync("changed", max_bytes=1)
+        bench.assert_holds("changed", "one tensor", [3, 20], ALL_ARRIVE)
+
+    def test_every_bucket_is_consumed_and_reported(self, bench: Bench) -> None:
+        engine, policy = bench.holding(), bench.policy()
+        num_bytes = policy.num_bytes()
+        sent = list(map(len, policy.buckets(self.placement().device, num_bytes // 4)))
+        is_exhausted = False
+
+        def watched() -> Iterator[Bucket]:
+            nonlocal is_exhausted
+            yield from policy.buckets(self.placement().device, num_bytes // 4)
+            is_exhausted = True
+
+        bench.forget_weights()
+        bench.version += 1
+        began = time.perf_counter()
+        report = engine.update_weights(watched(), bench.version)
+        seconds = time.perf_counter() - began
+        assert is_exhausted, (
+            "update_weights must take buckets until there are none: producing one is a collective operation, and the "
+            "other ranks would wait for ever."
+        )
+        assert (report.num_buckets, report.num_tensors) == (len(sent), sum(sent)), (
+            f"{report} counts otherwise than the {len(sent)} buckets of {sum(sent)} tensors that were sent."
+        )
+        assert report.num_bytes == num_bytes, f"{report} has another num_bytes than the {num_bytes} that were sent."
+        assert report.policy_version == bench.version, f"{report} has another version than {bench.version}."
+        assert 0 < report.seconds <= seconds, f"{report} says it took longer than the {seconds:.3f} s of the call."
+
+    def test_unknown_name_is_refused(self, bench: Bench) -> None:
+        def misnamed() -> Iterator[Bucket]:
+            for bucket in bench.policy("changed").buckets(self.placement().device, max_bytes=1):
+                yield [(name.replace("layers.1.mlp.up_proj", "layers.1.mlp.upp_roj"), value) for name, value in bucket]
+
+        bench.holding()
+        self.assert_refuses_sync(bench, misnamed(), "upp_roj", "a name that the engine does not know")
+
+    @pytest.mark.parametrize("missing", ["embed_tokens", "layers.1.self_attn.k_proj", "layers.0.mlp.gate_proj", "norm"])
+    def test_missing_name_is_refused(self, bench: Bench, missing: str) -> None:
+        """Also one part of what engines fuse."""
+
+        def incomplete() -> Iterator[Bucket]:
+            for bucket in bench.policy("changed").buckets(self.placement().device):
+                yield [(name, value) for name, value in bucket if f"{missing}.weight" not in name]
+
+        bench.holding()
+        self.assert_refuses_sync(bench, incomplete(), missing, f"no {missing}.weight")
+
+    def test_sync_that_breaks_off_is_not_used(self, bench: Bench) -> None:
+        def broken() -> Iterator[Bucket]:
+            yield from list(bench.policy("changed").buckets(self.placement().device, max_bytes=1))[:3]
+            raise ConnectionError("the trainer is gone")
+
+        engine = bench.holding()
+        bench.forget_weights()
+        with pytest.raises((ConnectionError, RunError)):
+            engine.update_weights(broken(), bench.version + 1)
+        self.assert_needs_sync(engine, bench, "the buckets of a sync broke off with an exception")
+
+    def assert_refuses_sync(self, bench: Bench, buckets: Iterator[Bucket], name: str, what: str) -> None:
+        """Fail unless the sync raises, generation waits for a complete one, and that one works."""
+        engine = bench.holding()
+        bench.forget_weights()
+        with pytest.raises(RunError) as refusal:  # noqa: PT012 - says what was expected
+            engine.update_weights(buckets, bench.version + 1)
+            pytest.fail(f"update_weights accepted a sync with {what}: it must raise RunError.")
+        assert name in str(refusal.value), f"the error must name the weight {name!r}: {refusal.value}"
+        self.assert_needs_sync(engine, bench, f"a sync with {what} was refused")
+
+    def assert_needs_sync(self, engine: RolloutEngine, bench: Bench, what: str) -> None:
+        """Fail unless generation is refused until a complete sync, and works then."""
+        with pytest.raises(RunError):  # noqa: PT012 - says what was expected
+            engine.generate(bench.requests("incomplete", [3]), GREEDY)
+            pytest.fail(f"generate must raise RunError after {what}, until a sync is complete.")
+        bench.sync("first")
+        bench.assert_holds("first", f"complete after {what}", [3, 20], ALL_ARRIVE)
+
+
+class TiedWeightChecks(EngineChecks):
+    """The same on a model whose output layer is its embedding. A second engine: they come after the others."""
+
+    @pytest.mark.parametrize("max_bytes", [1 << 30, 1], ids=["one bucket", "one tensor"])
+    def test_tied_embeddings_are_sent_once(self, bench: Bench, max_bytes: int) -> None:
+        bench.holding("first", family="qwen2")
+        bench.sync("changed", max_bytes)
+        bench.assert_holds(
+            "changed",
+            f"tied/{max_bytes}",
+            [2, 30],
+            f"Tied weights travel once, under the first name: the output layer must follow the embedding. {ALL_ARRIVE}",
+        )
+        bench.sync("first", max_bytes)
+        bench.assert_holds("first", f"tied again/{max_bytes}", [2, 30], ALL_ARRIVE)
+
+    def test_closes_twice(self, bench: Bench) -> None:
+        engine = bench.holding("first", family="qwen2")
+        engine.close()
+        engine.close()
+        bench.discard()

@@ -1,0 +1,127 @@
+"""HFRollout with what it lacks for a test of every check: it sleeps and it streams."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import queue
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from rlplug.errors import RunError
+from rlplug.interfaces import Bucket, EngineCapabilities, Placement, PolicySpec, SyncReport
+from rlplug.rollout.hf import HFRollout
+from rlplug.types import Completion, Request, SamplingParams
+
+
+class Aborted(StoppingCriteria):
+    """Stops the generation of this thread's request when it was aborted."""
+
+    def __init__(self) -> None:
+        self.running = threading.local()
+        self.request_ids: set[str] = set()
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        is_aborted = getattr(self.running, "request_id", None) in self.request_ids
+        return torch.full((len(input_ids),), is_aborted)
+
+
+class CapableRollout(HFRollout):
+    """Drops its weights to sleep, and runs each submitted request in a thread of its own."""
+
+    capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(sleep=True, streaming=True)
+
+    def start(self, policy: PolicySpec, placement: Placement) -> None:
+        super().start(policy, placement)
+        self._asleep: set[str] = set()
+        self._cache = torch.zeros(1 << 20, dtype=torch.uint8)
+        """Stands for a KV cache that is there all the time, as real engines have it."""
+        self._threads = ThreadPoolExecutor(8)
+        self._finished: queue.SimpleQueue[Completion] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._unfinished: set[str] = set()
+        self._aborted = Aborted()
+        self._model.generate = functools.partial(
+            self._model.generate, stopping_criteria=StoppingCriteriaList([self._aborted])
+        )
+
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
+        if "weights" in self._asleep:
+            raise RunError("CapableRollout got weights while they slept: call wake before update_weights.")
+        return super().update_weights(buckets, version)
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
+        if self._asleep:
+            raise RunError(f"CapableRollout cannot generate while {', '.join(sorted(self._asleep))} sleep.")
+        return super().generate(requests, sampling)
+
+    # ---- sleep ----------------------------------------------------------------------------------------------------
+
+    def sleep(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
+        self._asleep |= set(tags)
+        if "weights" in tags:
+            self._version = None
+            self._resize(0)
+        if "kv_cache" in tags:
+            self._cache = torch.zeros(0, dtype=torch.uint8)
+
+    def wake(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
+        self._asleep -= set(tags)
+        if "weights" in tags:
+            self._resize(1)
+        if "kv_cache" in tags:
+            self._cache = torch.zeros(1 << 20, dtype=torch.uint8)
+
+    def _resize(self, share: int) -> None:
+        for parameter in self._model.parameters():
+            parameter.untyped_storage().resize_(share * parameter.numel() * parameter.element_size())
+
+    def bytes_in_use(self) -> int:
+        storages = [parameter.untyped_storage() for parameter in self._model.parameters()]
+        return self._cache.nbytes + sum(storage.nbytes() for storage in storages)
+
+    # ---- streaming ------------------------------------------------------------------------------------------------
+
+    def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
+        with self._lock:
+            self._unfinished |= {request.request_id for request in requests}
+        for request in requests:
+            self._threads.submit(self._run, request, sampling)
+
+    def _run(self, request: Request, sampling: SamplingParams) -> None:
+        self._aborted.running.request_id = request.request_id
+        (completion,) = self.generate([request], sampling)
+        with self._lock:
+            self._unfinished.remove(request.request_id)
+            if request.request_id in self._aborted.request_ids:
+                self._aborted.request_ids.remove(request.request_id)
+                if completion.finish_reason == "length" and len(completion.token_ids) < sampling.max_new_tokens:
+                    completion = dataclasses.replace(completion, finish_reason="abort")
+        self._finished.put(completion)
+
+    def collect(self, timeout_s: float) -> list[Completion]:
+        deadline = time.monotonic() + timeout_s
+        completions: list[Completion] = []
+        while True:
+            left = 0.0 if completions else max(0.0, deadline - time.monotonic())
+            try:
+                completions.append(self._finished.get(timeout=left) if left else self._finished.get_nowait())
+            except queue.Empty:
+                return completions
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        with self._lock:
+            self._aborted.request_ids |= self._unfinished & set(request_ids)
+
+    def close(self) -> None:
+        if self._model is not None:
+            self.abort(list(self._unfinished))
+            self._threads.shutdown()
+        super().close()

@@ -1,0 +1,220 @@
+"""Each check fails on the engine that was sabotaged for it, and no other does."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+FILE = Path(__file__).with_name("sabotaged_engines.py")
+
+MISSING = {
+    f"test_missing_name_is_refused[{name}]"
+    for name in ("embed_tokens", "layers.0.mlp.gate_proj", "layers.1.self_attn.k_proj", "norm")
+}
+DRAWN_AT = "test_tokens_follow_the_distribution[temperature={},top_p={},top_k={}]"
+SAID_AT = "test_logprobs_are_of_the_sampled_distribution[temperature={},top_p={},top_k={}]"
+STREAMING = {
+    "test_submitted_requests_come_back_once",
+    "test_streamed_tokens_follow_from_seeds",
+    "test_collect_returns_what_is_ready_at_once",
+    "test_concurrent_submission",
+    "test_abort_returns_what_there_is",
+    "test_abort_of_what_is_done_changes_nothing",
+}
+
+CAUGHT_BY = {
+    "TestCapable": {},
+    "TestFirst": {"GeneratesWithoutWeights": {"test_generate_before_any_sync_refuses"}},
+    "TestBos": {
+        "AddsBos": {
+            "test_prompts_are_used_as_they_are",
+            "test_context_ends_a_completion",
+            "test_prompt_beyond_the_context_is_refused_by_request_id",
+        },
+    },
+    "TestOrder": {
+        "ReturnsShortPromptsFirst": {
+            "test_results_are_in_the_order_of_requests",
+            "test_prompts_are_used_as_they_are",
+            "test_context_ends_a_completion",
+        },
+    },
+    "TestTokens": {
+        "StripsPadding": {"test_prompts_are_used_as_they_are"},
+        "RefusesNoRequests": {"test_no_requests"},
+        "StampsTheFirstVersion": {"test_completions_carry_the_version_of_the_weights"},
+        "ReturnsTensors": {"test_completions_are_well_formed"},
+        "KnowsOneEndToken": {"test_every_end_token_ends_and_is_included"},
+        "CutsAllAtTheContextOfOne": {"test_context_ends_a_completion"},
+        "TruncatesPrompts": {"test_prompt_beyond_the_context_is_refused_by_request_id"},
+        "HasNoSpeedYet": {"test_stats_are_finite"},
+        "MovesTheGlobalGenerator": {"test_global_random_generators_are_left_alone"},
+    },
+    "TestEndTokens": {"CutsEndTokens": {"test_every_end_token_ends_and_is_included"}},
+    "TestDrawn": {
+        "IgnoresSeeds": {"test_equal_seeds_repeat", "test_seed_decides_whatever_else_is_in_the_batch"},
+        "DrawsUntempered": {DRAWN_AT.format(0.5, 1.0, 0), DRAWN_AT.format(1.5, 0.7, 9)},
+    },
+    "TestSaid": {
+        "DrawsWhenGreedy": {"test_greedy_is_the_likeliest_token"},
+        "SeedsAllAlike": {
+            "test_completions_differ_by_seed",
+            DRAWN_AT.format(1.0, 1.0, 0),
+            DRAWN_AT.format(0.5, 1.0, 0),
+            DRAWN_AT.format(1.5, 0.7, 9),
+        },
+        "SaysUntemperedLogprobs": {
+            SAID_AT.format(0.7, 1.0, 0),
+            SAID_AT.format(1.5, 1.0, 0),
+            SAID_AT.format(1.0, 0.8, 0),
+            SAID_AT.format(1.0, 1.0, 5),
+            SAID_AT.format(0.7, 0.8, 9),
+        },
+    },
+    "TestArrival": {
+        "KeepsItsPrefixCache": {"test_prompt_seen_before_the_sync_is_computed_anew"},
+        "DropsTheSecondBucket": {
+            "test_buckets_of_one_tensor",
+            "test_buckets_smaller_than_the_largest_tensor",
+            "test_tied_embeddings_are_sent_once[one tensor]",
+        },
+        "LeavesTheHeadBehind": {
+            "test_tied_embeddings_are_sent_once[one bucket]",
+            "test_tied_embeddings_are_sent_once[one tensor]",
+        },
+        "StopsAtTheLastName": {"test_every_bucket_is_consumed_and_reported"},
+        "ClosesOnce": {"test_closes_twice"},
+    },
+    "TestLate": {
+        "CopiesBucketsTooLate": {
+            "test_new_weights_are_used",
+            "test_prompt_seen_before_the_sync_is_computed_anew",
+            "test_buckets_of_one_tensor",
+            "test_buckets_smaller_than_the_largest_tensor",
+            "test_unknown_name_is_refused",
+            "test_sync_that_breaks_off_is_not_used",
+            *MISSING,
+        },
+    },
+    "TestNames": {
+        "AcceptsAnyNames": {"test_unknown_name_is_refused", *MISSING},
+        "MiscountsBytes": {"test_every_bucket_is_consumed_and_reported"},
+    },
+    "TestFailedSyncs": {
+        "ForgivesFailedSyncs": {"test_unknown_name_is_refused", "test_sync_that_breaks_off_is_not_used", *MISSING},
+    },
+    "TestFrees": {
+        "NeedsWeightsToSleep": {"test_sleeps_before_the_first_sync"},
+        "FreesOnlyItsCache": {"test_sleep_frees_memory"},
+    },
+    "TestTrusts": {"TrustsWeightsThatSlept": {"test_weights_that_slept_are_stale_until_the_sync"}},
+    "TestNeverSleeps": {
+        "GeneratesInItsSleep": {
+            "test_asleep_engine_refuses_to_generate",
+            "test_sleep_frees_memory",
+            "test_weights_that_slept_are_stale_until_the_sync",
+        },
+    },
+    "TestWakes": {
+        "WakesWithoutItsLayers": {"test_round_of_a_step"},
+        "SleepsWholeOrNotAtAll": {"test_kv_cache_sleeps_alone"},
+    },
+    "TestAbort": {"IgnoresAbort": {"test_abort_returns_what_there_is"}},
+    "TestCollect": {
+        "AbortsWithoutTokens": {"test_abort_returns_what_there_is"},
+        "CollectsAll": {"test_collect_returns_by_its_deadline", "test_collect_returns_what_is_ready_at_once"},
+        "RaisesWhenIdle": {
+            "test_collect_without_requests_returns_by_its_deadline",
+            "test_submitted_requests_come_back_once",
+            "test_abort_of_what_is_done_changes_nothing",
+        },
+    },
+    "TestCollectTwice": {"CollectsTwice": STREAMING},
+    "TestThreads": {
+        "RemembersAborts": {"test_abort_of_what_is_done_changes_nothing"},
+        "StreamsWithSeedsOfItsOwn": {"test_streamed_tokens_follow_from_seeds"},
+        "LosesRequestsOfOtherThreads": {"test_concurrent_submission"},
+    },
+    "TestClaims": {
+        "ClaimsToStream": {
+            *STREAMING,
+            "test_collect_without_requests_returns_by_its_deadline",
+            "test_collect_returns_by_its_deadline",
+        },
+    },
+    "TestNoClaims": {
+        "PretendsToSleepAndStream": {
+            "test_logprobs_that_are_not_claimed_are_nan",
+            "test_sleep_that_is_not_claimed_is_refused",
+            "test_streaming_that_is_not_claimed_is_refused",
+        },
+    },
+}
+"""For each class of checks: the mistakes in its engine, and the checks that find each."""
+
+
+@dataclass
+class Outcomes:
+    """A pytest plugin that keeps which checks of which class passed and failed."""
+
+    passed: set[tuple[str, str]] = field(default_factory=set)
+    failed: set[tuple[str, str]] = field(default_factory=set)
+    output: str = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        tests, _, check = report.nodeid.partition("::")[2].partition("::")
+        if report.failed:
+            self.failed.add((tests, check))
+        elif report.when == "call" and report.passed:
+            self.passed.add((tests, check))
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Outcomes:
+    """Run all classes in a pytest inside this one; its signals and dumps would get in the way of the outer's."""
+    outcomes, output = Outcomes(), io.StringIO()
+    options = ["-p", "no:cacheprovider", "-p", "no:timeout", "-p", "no:faulthandler", "--capture=no"]
+    with contextlib.redirect_stdout(output):
+        pytest.main([*options, "-W", "ignore::pytest.PytestUnknownMarkWarning", str(FILE)], plugins=[outcomes])
+    outcomes.output = output.getvalue()
+    return outcomes
+
+
+@pytest.mark.parametrize("tests", CAUGHT_BY)
+def test_mistakes_are_caught_by_the_checks_for_them(outcomes, tests):
+    expected = {check for checks in CAUGHT_BY[tests].values() for check in checks}
+    assert {check for of, check in outcomes.failed if of == tests} == expected, outcomes.output[-20_000:]
+
+
+def test_every_check_can_fail(outcomes):
+    """And no class of checks was left out of the table."""
+    checks = {check.partition("[")[0] for _, check in outcomes.passed | outcomes.failed}
+    assert checks == {check.partition("[")[0] for _, check in outcomes.failed}
+    assert {tests for tests, _ in outcomes.passed | outcomes.failed} == CAUGHT_BY.keys()
+
+
+def test_report_says_what_was_claimed_and_checked(outcomes):
+    _, _, rest = outcomes.output.partition(" conformance of CapableRollout ===")
+    lines = rest.splitlines()
+    assert lines[1].endswith("sabotaged_engines.py::TestCapable")
+    report = [" ".join(line.split()) for line in lines[2:13]]
+    assert report == [
+        "every engine 1 passed",
+        "colocated claimed not checked by this kit",
+        "disaggregated not claimed not checked by this kit",
+        "logprobs claimed not checked by this kit",
+        "sleep claimed 5 passed, 1 skipped, 1 not applied",
+        "skipped test_sleep_frees_memory: nothing measures memory on cpu: override device_bytes_in_use",
+        "streaming claimed 8 passed, 1 not applied",
+        "in_flight_update not claimed not checked by this kit",
+        "fp8_refit not claimed not checked by this kit",
+        "multi_turn not claimed not checked by this kit",
+        "tensor_parallel not claimed not checked by this kit",
+    ]
+    _, _, rest = outcomes.output.partition(" conformance of PretendsToSleepAndStream ===")
+    lines = [" ".join(line.split()) for line in rest.splitlines()]
+    assert "sleep not claimed 1 failed, 5 not applied" in lines
