@@ -27,9 +27,9 @@ class EngineChecks:
     """Whether a request's tokens are the same beside any others. False for kernels that are not batch-invariant:
     then nine in ten of the first tokens must be."""
     model_folder: ClassVar[str | None] = None
-    """A model of the Llama family, with weights, instead of the tiny one."""
+    """Folder of a model of the Llama family, with weights, instead of the tiny one."""
     tied_model_folder: ClassVar[str | None] = None
-    """A model with tied embeddings, with weights, instead of the tiny Qwen2."""
+    """Folder of a model with tied embeddings, with weights, instead of the tiny Qwen2."""
     max_context: ClassVar[int] = MAX_CONTEXT
     """In tokens. Enough for a completion that takes longer than a second, when the engine streams."""
     num_draws: ClassVar[int] = 2000
@@ -86,7 +86,7 @@ class EngineChecks:
         for family in get_args(Family):
             path = named[family]
             folders[family] = Path(path) if path else folder / f"rlplug-conformance-{family}"
-            if not folders[family].exists():
+            if path is None and not folders[family].exists():
                 make_model_folder(family, folders[family])
         return BenchSettings(self.make_engine, folders, self.dtype, self.max_context, self.placement(), self.tolerances)
 

@@ -46,7 +46,7 @@ def make_model_folder(family: Family, folder: Path) -> None:
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
-                torch.nn.init.normal_(parameter, std=2.0)
+                torch.nn.init.normal_(parameter, std=1.5)
             elif parameter.dim() == 1:
                 torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
     model.save_pretrained(folder)

@@ -84,9 +84,8 @@ class ReferencePolicy:
         """Return other weights, with a change to each tensor that logprobs show."""
         other = copy.deepcopy(self)
         generator = torch.Generator().manual_seed(1)
-        for name, parameter in other.model.named_parameters():
-            scale = 1.0 if name.endswith("bias") else 0.5  # the softmax hides most of a key's bias
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=scale * float(parameter.std()))
+        for parameter in other.model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=float(parameter.std()))
         other._round()
         return other
 
