@@ -30,6 +30,9 @@ class EngineChecks:
     """Folder of a model of the Llama family, with weights, instead of the tiny one."""
     tied_model_folder: ClassVar[str | None] = None
     """Folder of a model with tied embeddings, with weights, instead of the tiny Qwen2."""
+    weight_change: ClassVar[float] = 1.0
+    """Noise on weights before a sync, in their standard deviations. On the tiny models, 1 makes every tensor count; a
+    deep model of your own is chaotic in bfloat16 then, and needs about 0.1."""
     max_context: ClassVar[int] = MAX_CONTEXT
     """In tokens. Enough for a completion that takes longer than a second, when the engine streams."""
     num_draws: ClassVar[int] = 2000
@@ -88,7 +91,15 @@ class EngineChecks:
             folders[family] = Path(path) if path else folder / f"rlplug-conformance-{family}"
             if path is None and not folders[family].exists():
                 make_model_folder(family, folders[family])
-        return BenchSettings(self.make_engine, folders, self.dtype, self.max_context, self.placement(), self.tolerances)
+        return BenchSettings(
+            self.make_engine,
+            folders,
+            self.dtype,
+            self.max_context,
+            self.placement(),
+            self.tolerances,
+            self.weight_change,
+        )
 
     def _apply_claim(self, request: pytest.FixtureRequest, bench: Bench) -> None:
         """Note in the report what the check is about, and skip it when it is not for this engine."""

@@ -34,6 +34,7 @@ class BenchSettings:
     max_context: int
     placement: Placement
     tolerances: Tolerances
+    weight_change: float
 
 
 class Bench:
@@ -125,7 +126,7 @@ class Bench:
             if variant == "first":
                 made = ReferencePolicy(str(self.settings.folders[self._family]), self.settings.dtype)
             elif variant == "changed":
-                made = self.policy().changed()
+                made = self.policy().changed(self.settings.weight_change)
             else:
                 made = self.policy().unigram(self.spec.eos_token_ids, 1e-30 if variant == "endless" else 0.2)
             self._policies[key] = made

@@ -80,12 +80,12 @@ class ReferencePolicy:
                 tensor.fill_(math.nan)
 
     @torch.no_grad()
-    def changed(self) -> ReferencePolicy:
-        """Return other weights, with a change to each tensor that logprobs show."""
+    def changed(self, size: float) -> ReferencePolicy:
+        """Return other weights: each tensor gets noise of ``size`` times its own standard deviation."""
         other = copy.deepcopy(self)
         generator = torch.Generator().manual_seed(1)
         for parameter in other.model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=float(parameter.std()))
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=size * float(parameter.std()))
         other._round()
         return other
 

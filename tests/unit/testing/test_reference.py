@@ -90,7 +90,7 @@ def test_unigram_says_the_same_after_every_token(family, dtype, end_probability,
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_stale_tensor_shows_even_within_the_tolerances_of_bfloat16(family, folder_of):
     first = ReferencePolicy(str(folder_of[family]), torch.bfloat16)
-    changed, stale = first.changed(), first.changed()
+    changed, stale = first.changed(1.0), first.changed(1.0)
     requests, completions = greedy_completions(changed)
     assert compare(changed, requests, completions, SamplingParams(temperature=0)).within(FLOAT32)
     assert greedy_gap(changed, requests, completions) == 0
