@@ -3,7 +3,7 @@
 from rlplug.interfaces.algorithm import Advantages, Algorithm, Denominators, LossOutput, Needs, RunFacts
 from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.interfaces.reward import Reward
-from rlplug.interfaces.rollout import EngineCapabilities, Placement, PolicySpec, RolloutEngine
+from rlplug.interfaces.rollout import EngineCapabilities, EngineFault, Placement, PolicySpec, RolloutEngine, SleepingPart
 from rlplug.interfaces.weight_sync import Bucket, SyncReport
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Denominators",
     "Effect",
     "EngineCapabilities",
+    "EngineFault",
     "LossOutput",
     "Needs",
     "Optimization",
@@ -21,5 +22,6 @@ __all__ = [
     "Reward",
     "RolloutEngine",
     "RunFacts",
+    "SleepingPart",
     "SyncReport",
 ]

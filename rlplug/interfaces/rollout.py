@@ -5,13 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 
-from rlplug.errors import ConfigError
+from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.weight_sync import Bucket, SyncReport
 from rlplug.types import Completion, Request, SamplingParams
+
+
+SleepingPart: TypeAlias = Literal["weights", "kv_cache"]
 
 
 @dataclass(frozen=True)
@@ -61,21 +64,47 @@ class Placement:
     world_size: int
 
 
+class EngineFault(RunError):
+    """An engine died, or missed a deadline. The core starts all ranks' engines anew and asks for what is missing.
+
+    Args:
+        message: What happened.
+        completions: Those that were finished before.
+    """
+
+    def __init__(self, message: str, completions: Sequence[Completion] = ()) -> None:
+        super().__init__(message)
+        self.completions = list(completions)
+
+
 class RolloutEngine(ABC):
-    """Generates completions with the policy's newest weights. One engine per trainer rank."""
+    """Generates completions with the policy's newest weights. Each trainer rank has one of these objects.
+
+    The core makes the calls in the order of :mod:`rlplug.rollout.lifecycle`, and refuses any other before it reaches
+    the engine: no engine has to check whether it was started, has weights, or is awake.
+    """
 
     capabilities: ClassVar[EngineCapabilities] = EngineCapabilities()
 
+    @property
+    def ranks_per_engine(self) -> int:
+        """Trainer ranks that run one engine together. They get the same requests and return the same completions."""
+        return 1
+
     @abstractmethod
     def start(self, policy: PolicySpec, placement: Placement) -> None:
-        """Build the engine. Imports of the engine's library belong here, not at the top of the plugin."""
+        """Build the engine, also anew after ``close``. All ranks call it at the same time.
+
+        Imports of the engine's library belong here, not at the top of the plugin.
+        """
 
     @abstractmethod
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return one completion per request, in the order of the requests.
 
         Raises:
-            RunError: A prompt leaves no room for a token in ``max_context``, or no sync was completed.
+            RunError: A prompt leaves no room for a token in ``max_context``; the engine can go on.
+            EngineFault: The engine cannot.
         """
 
     @abstractmethod
@@ -85,8 +114,8 @@ class RolloutEngine(ABC):
         Every bucket must be consumed on every rank: producing one is a collective operation.
 
         Raises:
-            RunError: A name is unknown to the engine, or one that it has was not sent. The engine then refuses to
-                generate until a sync is complete.
+            RunError: A name is unknown to the engine, or one that it has was not sent. Another sync may follow.
+            EngineFault: The engine cannot go on.
         """
 
     @abstractmethod
@@ -97,12 +126,16 @@ class RolloutEngine(ABC):
         """Return counters since the last call, logged as ``rollout/<key>``."""
         return {}
 
-    def sleep(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
-        """Give the tagged device memory back."""
+    def advice(self) -> list[str]:
+        """Return what the counters so far suggest to set, in plain words; the core prints each piece once."""
+        return []
+
+    def sleep(self) -> None:
+        """Give all device memory back that can be: weights and KV cache. What slept is lost."""
         raise self._cannot("sleep")
 
-    def wake(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
-        """Take the tagged device memory again; weights are stale until the next ``update_weights``."""
+    def wake(self, part: SleepingPart) -> None:
+        """Take memory for a part again: first for the weights, then, after ``update_weights``, for the KV cache."""
         raise self._cannot("sleep")
 
     def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:

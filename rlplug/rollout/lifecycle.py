@@ -10,7 +10,8 @@
                                     | update_weights
                                   synced --wake_kv_cache--> ready
 
-The KV cache wakes after the sync, so that it is never on the device beside the sync's buckets.
+The KV cache wakes after the sync, so that it is never on the device beside the sync's buckets. ``close`` may come at
+any time, and ``start`` again after it.
 """
 
 from __future__ import annotations
@@ -23,39 +24,52 @@ from typing import Final, Literal, TypeAlias
 import torch
 
 from rlplug.errors import RunError
+from rlplug.interfaces.rollout import EngineFault
 from rlplug.phases import GIB
 
 State: TypeAlias = Literal["new", "stale", "ready", "asleep", "loading", "synced", "broken", "closed"]
-Call: TypeAlias = Literal["start", "update_weights", "generate", "sleep", "wake_weights", "wake_kv_cache"]
+Call: TypeAlias = Literal["start", "update_weights", "generate", "sleep", "wake_weights", "wake_kv_cache", "close"]
 
 NEXT_STATES: Final[dict[Call, dict[State, State]]] = {
-    "start": {"new": "stale"},
+    "start": {"new": "stale", "closed": "stale"},
     "update_weights": {"stale": "ready", "ready": "ready", "loading": "synced"},
     "generate": {"ready": "ready"},
     "sleep": {"stale": "asleep", "ready": "asleep"},
     "wake_weights": {"asleep": "loading"},
     "wake_kv_cache": {"synced": "ready"},
+    "close": dict.fromkeys(("new", "stale", "ready", "asleep", "loading", "synced", "broken", "closed"), "closed"),
 }
 """For each call: the states in which it is legal, and the state that it leads to."""
 
+STATES_AFTER_ERROR: Final[dict[Call, dict[State, State]]] = {
+    "update_weights": {"stale": "stale", "ready": "stale", "loading": "loading"},
+    "generate": {"ready": "ready"},
+}
+"""After a call that refused what it was given; any other error, and every ``EngineFault``, leaves a broken engine."""
+
 MEANINGS: Final[dict[State, str]] = {
     "new": "was not started",
-    "stale": "has no weights, or old ones: update_weights comes first",
+    "stale": "has no weights, or only a part of new ones: update_weights comes first",
     "ready": "is ready to generate",
     "asleep": "sleeps: wake its weights first",
-    "loading": "waits for update_weights: weights that slept are stale",
+    "loading": "waits for update_weights: weights that slept are lost",
     "synced": "has new weights, and a KV cache that sleeps",
-    "broken": "is unusable since a call failed: start another",
+    "broken": "is unusable since a call failed: close it and start it again",
     "closed": "is closed",
 }
 
-MIN_FREED_SHARE: Final = 0.5
-"""Of the device memory that an engine took since it slept last, or at its start, what sleep must give back. CUDA
-graphs, communicators and libraries stay."""
+MEASURED: Final = frozenset({"start", "wake_weights", "wake_kv_cache", "sleep"})
+"""Calls around which device memory is read; it costs a synchronisation."""
+
+FREED_SHARE: Final = 0.9
+"""What sleep must give back of what the engine took when it woke."""
+
+FREED_SHARE_AFTER_START: Final = 0.5
+"""The same for its first sleep: CUDA graphs, communicators and libraries stay."""
 
 
 class Lifecycle:
-    """Follows one engine through its calls; a call that raises leaves it broken.
+    """Follows one engine through its calls.
 
     Args:
         name: The engine's, for messages.
@@ -66,8 +80,9 @@ class Lifecycle:
         self._name = name
         self._device = device
         self._taken_bytes = 0
+        self._freed_share = FREED_SHARE
         self.state: State = "new"
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[Call, float] = {}
         """How long the newest call of each kind took."""
         self.freed_bytes = 0
         """What the newest sleep gave back."""
@@ -79,22 +94,25 @@ class Lifecycle:
         Raises:
             RunError: The call is not legal now, or sleep gave too little memory back.
         """
-        if self.state not in NEXT_STATES[call]:
-            raise RunError(f"{self._name} cannot {call.replace('_', ' ', 1)} now: it {MEANINGS[self.state]}.")
-        following, self.state = NEXT_STATES[call][self.state], "broken"
-        before, began = self._bytes_in_use(), time.perf_counter()
-        yield
+        state = self.state
+        if state not in NEXT_STATES[call]:
+            raise RunError(f"{self._name} cannot {call.replace('_', ' ', 1)} now: it {MEANINGS[state]}.")
+        self.state = "broken"
+        before, began = self._bytes_in_use(call), time.perf_counter()
+        try:
+            yield
+        except EngineFault:
+            raise
+        except Exception:
+            self.state = STATES_AFTER_ERROR.get(call, {}).get(state, "broken")
+            raise
         self.seconds[call] = time.perf_counter() - began
-        self._check_memory(call, self._bytes_in_use() - before)
-        self.state = following
+        self._check_memory(call, self._bytes_in_use(call) - before)
+        self.state = NEXT_STATES[call][state]
 
-    def closes(self) -> None:
-        """Note that the engine was closed, which is legal at any time."""
-        self.state = "closed"
-
-    def _bytes_in_use(self) -> int:
+    def _bytes_in_use(self, call: Call) -> int:
         """Return the memory that is taken on the device, by any process."""
-        if self._device.type != "cuda":
+        if self._device.type != "cuda" or call not in MEASURED:
             return 0
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
@@ -102,13 +120,16 @@ class Lifecycle:
         return total - free
 
     def _check_memory(self, call: Call, change: int) -> None:
-        if call != "sleep":
-            self._taken_bytes += change if call in ("start", "wake_weights", "wake_kv_cache") else 0
-            return
-        self.freed_bytes, taken, self._taken_bytes = -change, self._taken_bytes, 0
-        if self.freed_bytes < MIN_FREED_SHARE * taken:
-            raise RunError(
-                f"{self._name} took {taken / GIB:.1f} GiB of the device, and gave {self.freed_bytes / GIB:.1f} GiB back "
-                "when it went to sleep: the update would have too little. Look for requests that still run, or set "
-                "model.sleep_between_rollouts to false and lower the engine's share of the memory."
-            )
+        if call == "start":
+            self._taken_bytes, self._freed_share = change, FREED_SHARE_AFTER_START
+        elif call == "sleep":
+            self.freed_bytes, needed = -change, int(self._freed_share * self._taken_bytes)
+            taken, self._taken_bytes, self._freed_share = self._taken_bytes, 0, FREED_SHARE
+            if self.freed_bytes < needed:
+                raise RunError(
+                    f"{self._name} took {taken / GIB:.1f} GiB of the device, and gave {self.freed_bytes / GIB:.1f} GiB "
+                    "back when it went to sleep: the update would have too little. Look for requests that still run, "
+                    "or set model.sleep_between_rollouts to false and lower the engine's share of the memory."
+                )
+        else:
+            self._taken_bytes += change
