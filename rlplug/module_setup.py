@@ -79,6 +79,7 @@ class RLModuleSetup(LightningModule):
         offload: What the trainer moves to host memory while the engine generates: nothing, the optimizers' state, or
             the weights and the reference policy as well.
         sync_bucket_mib: Weights travel to the engine in buckets of at most this size.
+        max_engine_restarts: How often one rollout may start its engines anew after one died or missed a deadline.
         stall_s: Write Python stacks to stderr when one phase takes longer.
     """
 
@@ -106,6 +107,7 @@ class RLModuleSetup(LightningModule):
         sleep_between_rollouts: bool = False,
         offload: OffloadMode = "none",
         sync_bucket_mib: int = 1024,
+        max_engine_restarts: int = 2,
         stall_s: float = 1800.0,
     ) -> None:
         super().__init__()
@@ -130,6 +132,7 @@ class RLModuleSetup(LightningModule):
         self.sleep_between_rollouts = sleep_between_rollouts
         self.offload_mode = offload
         self.sync_bucket_bytes = sync_bucket_mib << 20
+        self.max_engine_restarts = max_engine_restarts
         self.stall_s = stall_s
 
         self.rollout_step = 0
@@ -302,7 +305,8 @@ class RLModuleSetup(LightningModule):
 
     def teardown(self, stage: str) -> None:
         self.stop_signal.uninstall()
-        self.engine.close()
+        if hasattr(self, "driver"):
+            self.driver.close()
 
     def _start_engine(self) -> None:
         self.offload = Offload(
@@ -322,6 +326,8 @@ class RLModuleSetup(LightningModule):
             sleeps=self.sleep_between_rollouts,
             bucket_bytes=self.sync_bucket_bytes,
             offload=self.offload,
+            any_rank=self.strategy.any_rank,
+            max_restarts=self.max_engine_restarts,
         )
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------

@@ -3,7 +3,14 @@
 from rlplug.interfaces.algorithm import Advantages, Algorithm, Denominators, LossOutput, Needs, RunFacts
 from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.interfaces.reward import Reward
-from rlplug.interfaces.rollout import EngineCapabilities, EngineFault, Placement, PolicySpec, RolloutEngine, SleepingPart
+from rlplug.interfaces.rollout import (
+    EngineCapabilities,
+    EngineFault,
+    Placement,
+    PolicySpec,
+    RolloutEngine,
+    SleepingPart,
+)
 from rlplug.interfaces.weight_sync import Bucket, SyncReport
 
 __all__ = [

@@ -13,7 +13,6 @@ from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.weight_sync import Bucket, SyncReport
 from rlplug.types import Completion, Request, SamplingParams
 
-
 SleepingPart: TypeAlias = Literal["weights", "kv_cache"]
 
 

@@ -23,7 +23,9 @@ def weight_buckets(model: nn.Module, dtype: torch.dtype, max_bytes: int = 1 << 3
     size = 0
     for name, parameter in model.named_parameters():
         tensor = parameter.detach()
-        tensor = (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).to(dtype)
+        tensor = tensor.to(dtype)  # before it is gathered: half the bytes travel
+        if isinstance(tensor, DTensor):
+            tensor = tensor.full_tensor()
         if bucket and size + tensor.nbytes > max_bytes:
             yield bucket
             bucket, size = [], 0

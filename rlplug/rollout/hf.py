@@ -16,10 +16,11 @@ from transformers import (
     LogitsProcessorList,
 )
 
-from rlplug.errors import ConfigError, RunError, did_you_mean
+from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.rollout import EngineCapabilities, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, SyncReport
 from rlplug.ops.logprobs import scaled_logits, token_logprobs, truncate_logits
+from rlplug.rollout.receipt import WeightReceipt
 from rlplug.types import Completion, Request, SamplingParams
 
 
@@ -54,8 +55,6 @@ class HFRollout(RolloutEngine):
         self._model.generation_config = GenerationConfig()
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        if self._version is None:
-            raise RunError("HFRollout has no complete set of weights: call update_weights before generate.")
         began = time.perf_counter()
         # requests that the context cuts short run apart, so that they cut short no other
         by_room: dict[int, list[int]] = {}
@@ -129,23 +128,13 @@ class HFRollout(RolloutEngine):
 
     @torch.no_grad()
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
-        began = time.perf_counter()
-        self._version = None
         mine = dict(self._model.named_parameters())
-        received: set[str] = set()
-        num_buckets = num_bytes = 0
-        for bucket in buckets:
-            num_buckets += 1
+        receipt = WeightReceipt(type(self).__name__, mine)
+        for bucket in receipt.count(buckets):
             for name, tensor in bucket:
-                if name not in mine:
-                    raise RunError(f"HFRollout has no weight {name!r}.{did_you_mean(name, mine)}")
                 mine[name].copy_(tensor)
-                received.add(name)
-                num_bytes += tensor.nbytes
-        if missing := sorted(mine.keys() - received):
-            raise RunError(f"the weight sync left out {len(missing)} weights of HFRollout, first {missing[0]!r}.")
         self._version = version
-        return SyncReport(num_bytes, num_buckets, len(received), time.perf_counter() - began, version)
+        return receipt.report(version)
 
     def stats(self) -> dict[str, float]:
         stats = {"num_tokens": float(self._num_tokens), "tokens_per_s": self._num_tokens / max(self._seconds, 1e-9)}

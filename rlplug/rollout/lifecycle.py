@@ -64,6 +64,9 @@ MEASURED: Final = frozenset({"start", "wake_weights", "wake_kv_cache", "sleep"})
 FREED_SHARE: Final = 0.9
 """What sleep must give back of what the engine took when it woke."""
 
+SLACK_BYTES: Final = 256 << 20
+"""Other programs use the device too."""
+
 FREED_SHARE_AFTER_START: Final = 0.5
 """The same for its first sleep: CUDA graphs, communicators and libraries stay."""
 
@@ -123,7 +126,7 @@ class Lifecycle:
         if call == "start":
             self._taken_bytes, self._freed_share = change, FREED_SHARE_AFTER_START
         elif call == "sleep":
-            self.freed_bytes, needed = -change, int(self._freed_share * self._taken_bytes)
+            self.freed_bytes, needed = -change, self._freed_share * self._taken_bytes - SLACK_BYTES
             taken, self._taken_bytes, self._freed_share = self._taken_bytes, 0, FREED_SHARE
             if self.freed_bytes < needed:
                 raise RunError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -12,8 +12,9 @@ import numpy
 import torch
 
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine
-from rlplug.interfaces.weight_sync import SyncReport
+from rlplug.interfaces.weight_sync import Bucket, SyncReport
 from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
+from rlplug.rollout.lifecycle import Lifecycle
 from rlplug.testing.models import Family
 from rlplug.testing.reference import ReferencePolicy, Tolerances, compare, greedy_gap
 from rlplug.types import Completion, Request, SamplingParams
@@ -38,7 +39,7 @@ class BenchSettings:
 
 
 class Bench:
-    """Holds at most one engine, and knows which weights it has."""
+    """Holds at most one engine, makes its calls as the core does, and knows which weights it has."""
 
     def __init__(self, settings: BenchSettings) -> None:
         self.settings = settings
@@ -49,25 +50,27 @@ class Bench:
         self.engine_name = type(self._unstarted).__name__
         self.capabilities = self._unstarted.capabilities
         self._engine: RolloutEngine | None = None
+        self._life = Lifecycle(self.engine_name, settings.placement.device)
         self._family: Family = "llama"
         self._held: Variant | None = None
         self._policies: dict[tuple[Family, Variant], ReferencePolicy] = {}
         self.spec = self._load_spec(self._family)
 
-    # ---- the engine -----------------------------------------------------------------------------------------------
+    # ---- which engine, with which weights -------------------------------------------------------------------------
 
     def unsynced(self) -> RolloutEngine:
         """Return an engine that never had weights, the shared one if nothing was synced to it yet."""
         if self._engine is None or self.version > 0:
-            self._start("llama")
+            self._make("llama")
         return self.running()
 
     def holding(self, variant: Variant = "first", family: Family = "llama") -> RolloutEngine:
-        """Return the engine, awake, with these weights."""
+        """Return the engine, ready for any call, with these weights."""
         if self._engine is None or self._family != family:
-            self._start(family)
+            self._make(family)
         if self._held != variant:
             self.sync(variant)
+        assert self._life.state == "ready"
         return self.running()
 
     def running(self) -> RolloutEngine:
@@ -75,49 +78,78 @@ class Bench:
         assert self._engine is not None
         return self._engine
 
-    def sync(self, variant: Variant = "first", max_bytes: int = 1 << 30) -> SyncReport:
-        """Send weights to the running engine."""
-        engine = self.running()
+    def discard(self) -> None:
+        """Close the engine; the next check makes another."""
+        if self._engine is not None:
+            try:
+                self.close()
+            finally:
+                self._engine = None
+
+    def _make(self, family: Family) -> None:
+        self.discard()
+        self._family, self.version, self.spec = family, 0, self._load_spec(family)
+        self._engine, self._unstarted = self._unstarted or self.settings.make_engine(), None
+        self._life = Lifecycle(self.engine_name, self.settings.placement.device)
+        self.start()
+
+    # ---- its calls, in the order that the core keeps --------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the engine, also again after it was closed."""
+        before = generator_states()
+        with self._life.calls("start"):
+            self.running().start(self.spec, self.settings.placement)
+        self.moved_generators |= moved(before)
+
+    def close(self) -> None:
+        """Close the engine, and keep it."""
+        self._held = None
+        with self._life.calls("close"):
+            self.running().close()
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
+        """Ask the running engine for completions."""
+        with self._life.calls("generate"):
+            return self.running().generate(requests, sampling)
+
+    def update_weights(self, buckets: Iterable[Bucket]) -> SyncReport:
+        """Send any buckets, under the next version: what the engine holds then is not known."""
         self._held = None
         self.version += 1
+        with self._life.calls("update_weights"):
+            return self.running().update_weights(buckets, self.version)
+
+    def sync(self, variant: Variant = "first", max_bytes: int = 1 << 30) -> SyncReport:
+        """Send weights to the running engine."""
         buckets = self.policy(variant).buckets(self.settings.placement.device, max_bytes)
         before = generator_states()
-        report = engine.update_weights(buckets, self.version)
+        report = self.update_weights(buckets)
         self.moved_generators |= moved(before)
         self._held = variant
         return report
 
+    def sleep(self) -> None:
+        """Have the engine give its memory back, and lose its weights."""
+        self._held = None
+        with self._life.calls("sleep"):
+            self.running().sleep()
+
     def wake_and_sync(self, variant: Variant = "changed") -> None:
         """Wake the engine as a step does: the KV cache comes last, so that it is never beside a sync's buckets."""
-        self.running().wake(["weights"])
+        with self._life.calls("wake_weights"):
+            self.running().wake("weights")
         self.sync(variant)
-        self.running().wake(["kv_cache"])
+        with self._life.calls("wake_kv_cache"):
+            self.running().wake("kv_cache")
 
-    def forget_weights(self) -> None:
-        """Have the next check sync again: this one leaves the engine without a complete set."""
-        self._held = None
-
-    def discard(self) -> None:
-        """Close the engine; the next check starts another."""
-        engine, self._engine, self._held = self._engine, None, None
-        if engine is not None:
-            engine.close()
-
-    def _start(self, family: Family) -> None:
-        self.discard()
-        self._family, self.version, self.spec = family, 0, self._load_spec(family)
-        self._engine, self._unstarted = self._unstarted or self.settings.make_engine(), None
-        before = generator_states()
-        self._engine.start(self.spec, self.settings.placement)
-        self.moved_generators |= moved(before)
+    # ---- what it is asked, and what it should say -----------------------------------------------------------------
 
     def _load_spec(self, family: Family) -> PolicySpec:
         config = PolicyConfig(path=str(self.settings.folders[family]))
         spec = load_spec(config, load_tokenizer(config))
         max_context = min(spec.max_context, self.settings.max_context)
         return dataclasses.replace(spec, dtype=self.settings.dtype, max_context=max_context)
-
-    # ---- what it is asked, and what it should say -----------------------------------------------------------------
 
     def policy(self, variant: Variant = "first") -> ReferencePolicy:
         """Return the reference for a variant of the running model."""
@@ -170,7 +202,7 @@ class Bench:
         """Fail unless greedy completions and their logprobs are those of the weights that were just synced."""
         assert self._held == variant
         requests = self.requests(key, lengths)
-        completions = self.running().generate(requests, GREEDY)
+        completions = self.generate(requests, GREEDY)
         self.assert_greedy(requests, completions, advice)
         if self.capabilities.logprobs:
             self.assert_logprobs(requests, completions, GREEDY, advice)

@@ -33,7 +33,8 @@ class DistributionChecks(EngineChecks):
     """What is drawn, and what the engine says of it."""
 
     def test_completions_differ_by_seed(self, bench: Bench) -> None:
-        completions = bench.holding().generate(bench.requests("by seed", [5], num_samples=16), SamplingParams(16))
+        bench.holding()
+        completions = bench.generate(bench.requests("by seed", [5], num_samples=16), SamplingParams(16))
         num_distinct = len({c.token_ids for c in completions})
         assert num_distinct > 12, (
             f"16 completions of one prompt with 16 seeds have {num_distinct} different texts: give each its own "
@@ -41,20 +42,21 @@ class DistributionChecks(EngineChecks):
         )
 
     def test_equal_seeds_repeat(self, bench: Bench) -> None:
-        engine, sampling = bench.holding(), SamplingParams(16)
+        bench.holding()
+        sampling = SamplingParams(16)
         (request,) = bench.requests("repeats", [5])
         twins = [Request(name, request.prompt_ids, request.seed) for name in ("one", "two")]
-        first, again = engine.generate(twins, sampling), engine.generate(twins[::-1], sampling)
+        first, again = bench.generate(twins, sampling), bench.generate(twins[::-1], sampling)
         self.assert_same_tokens(first, [first[1], first[0]], "one batch")
         self.assert_same_tokens(first, again, "two calls")
 
     def test_seed_decides_whatever_else_is_in_the_batch(self, bench: Bench) -> None:
-        engine, sampling = bench.holding(), SamplingParams(10)
-        requests = bench.requests("batch", [3, 1, 60, 12], num_samples=3)
-        together = engine.generate(requests, sampling)
-        self.assert_same_tokens(together, engine.generate(requests[::-1], sampling)[::-1], "the reverse order")
+        bench.holding()
+        sampling, requests = SamplingParams(10), bench.requests("batch", [3, 1, 60, 12], num_samples=3)
+        together = bench.generate(requests, sampling)
+        self.assert_same_tokens(together, bench.generate(requests[::-1], sampling)[::-1], "the reverse order")
         self.assert_same_tokens(
-            together, [engine.generate([request], sampling)[0] for request in requests], "one request at a time"
+            together, [bench.generate([request], sampling)[0] for request in requests], "one request at a time"
         )
 
     def assert_same_tokens(self, expected: Sequence[Completion], other: Sequence[Completion], where: str) -> None:
@@ -72,17 +74,19 @@ class DistributionChecks(EngineChecks):
         )
 
     def test_greedy_is_the_likeliest_token(self, bench: Bench) -> None:
-        engine, requests = bench.holding(), bench.requests("greedy", [1, 8, 120], num_samples=2)
-        completions = engine.generate(requests, GREEDY)
+        bench.holding()
+        requests = bench.requests("greedy", [1, 8, 120], num_samples=2)
+        completions = bench.generate(requests, GREEDY)
         bench.assert_greedy(requests, completions, "temperature=0 means greedy, whatever the seed.")
 
     @applies_to("logprobs")
     @pytest.mark.parametrize("sampling", SAMPLINGS, ids=name_of)
     def test_logprobs_are_of_the_sampled_distribution(self, bench: Bench, sampling: SamplingParams) -> None:
-        engine, requests = bench.holding(), bench.requests(name_of(sampling), [1, 3, 12, 150], num_samples=4)
+        bench.holding()
+        requests = bench.requests(name_of(sampling), [1, 3, 12, 150], num_samples=4)
         bench.assert_logprobs(
             requests,
-            engine.generate(requests, sampling),
+            bench.generate(requests, sampling),
             sampling,
             "Return the logprob of each token after temperature, top-k and top-p, renormalised over what these keep; "
             "for greedy, the untempered one. Look it up by token id: the first of several is not always the sampled.",
@@ -90,7 +94,8 @@ class DistributionChecks(EngineChecks):
 
     @applies_to("logprobs", is_claimed=False)
     def test_logprobs_that_are_not_claimed_are_nan(self, bench: Bench) -> None:
-        completions = bench.holding().generate(bench.requests("nan", [4]), GREEDY)
+        bench.holding()
+        completions = bench.generate(bench.requests("nan", [4]), GREEDY)
         assert all(math.isnan(logprob) for c in completions for logprob in c.logprobs), (
             "an engine without the capability 'logprobs' must return NaN for each token, not a made-up number."
         )
@@ -102,10 +107,10 @@ class DistributionChecks(EngineChecks):
     )
     def test_tokens_follow_the_distribution(self, bench: Bench, sampling: SamplingParams) -> None:
         """Chi-square of first tokens, with seeds that are always the same; a right engine exceeds it once in 1e6."""
-        engine = bench.holding()
+        bench.holding()
         requests = bench.requests(f"draws/{name_of(sampling)}", [6], self.num_draws)
         expected = sampled_distribution(bench.policy().logits(requests[0].prompt_ids)[0], sampling)
-        drawn = [completion.token_ids[0] for completion in engine.generate(requests, sampling)]
+        drawn = [completion.token_ids[0] for completion in bench.generate(requests, sampling)]
         counts = numpy.bincount(drawn, minlength=len(expected)).astype(float)
         share_outside = counts[expected == 0].sum() / counts.sum()
         assert share_outside <= self.tolerances.outside, (

@@ -19,7 +19,7 @@ SLACK_S = 2.0
 
 
 class StreamingChecks(EngineChecks):
-    """``submit``, ``collect`` and ``abort``."""
+    """``submit``, ``collect`` and ``abort``, of an engine that is ready to generate."""
 
     @applies_to("streaming", is_claimed=False)
     def test_streaming_that_is_not_claimed_is_refused(self, bench: Bench) -> None:
@@ -48,7 +48,7 @@ class StreamingChecks(EngineChecks):
     def test_streamed_tokens_follow_from_seeds(self, bench: Bench) -> None:
         engine, requests = bench.holding(), bench.requests("seeded stream", [4, 20], num_samples=5)
         sampling = SamplingParams(10, temperature=0.8, top_p=0.9)
-        expected = engine.generate(requests, sampling)
+        expected = bench.generate(requests, sampling)
         engine.submit(requests, sampling)
         completions = self.collect(engine, requests)
         num_same = sum(a.token_ids[:1] == b.token_ids[:1] for a, b in zip(expected, completions, strict=True))

@@ -10,23 +10,7 @@ import pytest
 from rlplug.errors import RunError
 from rlplug.testing.base import EngineChecks
 from rlplug.testing.bench import GREEDY, Bench, generator_states, moved, requests_for
-from rlplug.testing.claims import applies_to
 from rlplug.types import SamplingParams
-
-
-class FirstChecks(EngineChecks):
-    """Checks of an engine that never had weights. They come first, before others give it some."""
-
-    def test_generate_before_any_sync_refuses(self, bench: Bench) -> None:
-        engine = bench.unsynced()
-        with pytest.raises(RunError):
-            engine.generate(bench.requests("unsynced", [3]), GREEDY)
-
-    @applies_to("sleep")
-    def test_sleeps_before_the_first_sync(self, bench: Bench) -> None:
-        bench.unsynced().sleep()
-        bench.wake_and_sync()
-        bench.assert_holds("changed", "first sync", [3, 20], "A run's first call after start is sleep.")
 
 
 class TokenChecks(EngineChecks):
@@ -34,43 +18,45 @@ class TokenChecks(EngineChecks):
 
     def test_prompts_are_used_as_they_are(self, bench: Bench) -> None:
         """Special and padding ids inside prompts are tokens like any others."""
-        engine, end, pad = bench.holding(), bench.spec.eos_token_ids[0], bench.spec.pad_token_id
+        bench.holding()
+        end, pad = bench.spec.eos_token_ids[0], bench.spec.pad_token_id
         plain = bench.prompts("as they are", [1, 2, 5, 40, 200])
         special = [(pad, *plain[2], pad), (*plain[2], end, *plain[1], end), (pad,), (end,), (end, pad, end, pad)]
         requests = requests_for("as they are", plain + special)
         bench.assert_greedy(
             requests,
-            engine.generate(requests, GREEDY),
+            bench.generate(requests, GREEDY),
             "The engine must continue prompt_ids: add no BOS, strip or mask no special or padding id, cut nothing, "
             "never go through text. Nothing of the model's generation_config.json but end tokens may have an effect.",
         )
 
     def test_results_are_in_the_order_of_requests(self, bench: Bench) -> None:
-        engine = bench.holding()
+        bench.holding()
         requests = bench.requests("order", [30, 1, 100, 2, 7, 64], num_samples=3)
         random.Random(0).shuffle(requests)
-        completions = engine.generate(requests, SamplingParams(6))
+        completions = bench.generate(requests, SamplingParams(6))
         assert [c.request_id for c in completions] == [r.request_id for r in requests], (
             "generate must return one completion per request, in the order of the requests, whichever is done first."
         )
 
     def test_no_requests(self, bench: Bench) -> None:
-        assert bench.holding().generate([], GREEDY) == [], "generate of no requests must return an empty list."
+        bench.holding()
+        assert bench.generate([], GREEDY) == [], "generate of no requests must return an empty list."
 
     def test_completions_carry_the_version_of_the_weights(self, bench: Bench) -> None:
-        engine = bench.holding()
+        bench.holding()
         for _ in range(2):
             bench.sync()
-            versions = {c.policy_version for c in engine.generate(bench.requests("version", [3, 4]), GREEDY)}
+            versions = {c.policy_version for c in bench.generate(bench.requests("version", [3, 4]), GREEDY)}
             assert versions == {bench.version}, (
                 f"completions carry {versions} after update_weights with version={bench.version}: stamp each with "
                 "the version of the last complete sync."
             )
 
     def test_completions_are_well_formed(self, bench: Bench) -> None:
-        engine, sampling = bench.holding(), SamplingParams(20)
-        num_tokens = bench.policy().model.config.vocab_size
-        for completion in engine.generate(bench.requests("form", [1, 6, 33], num_samples=4), sampling):
+        bench.holding()
+        sampling, num_tokens = SamplingParams(20), bench.policy().model.config.vocab_size
+        for completion in bench.generate(bench.requests("form", [1, 6, 33], num_samples=4), sampling):
             assert 1 <= len(completion.token_ids) <= 20, f"{len(completion.token_ids)} tokens of at most 20."
             assert len(completion.logprobs) == len(completion.token_ids), "there must be one logprob per token."
             assert all(type(token) is int and 0 <= token < num_tokens for token in completion.token_ids), (
@@ -79,8 +65,9 @@ class TokenChecks(EngineChecks):
             assert all(type(logprob) is float for logprob in completion.logprobs), "logprobs must be Python floats."
 
     def test_every_end_token_ends_and_is_included(self, bench: Bench) -> None:
-        engine, ends = bench.holding("ending"), set(bench.spec.eos_token_ids)
-        completions = engine.generate(bench.requests("ends", [2, 9], num_samples=40), SamplingParams(8))
+        bench.holding("ending")
+        ends = set(bench.spec.eos_token_ids)
+        completions = bench.generate(bench.requests("ends", [2, 9], num_samples=40), SamplingParams(8))
         stopped = [c for c in completions if c.finish_reason == "stop"]
         cut = [c for c in completions if c.finish_reason == "length"]
         assert len(stopped) + len(cut) == len(completions), "finish_reason must be 'stop' or 'length' here."
@@ -96,9 +83,10 @@ class TokenChecks(EngineChecks):
 
     def test_context_ends_a_completion(self, bench: Bench) -> None:
         """A request at the end of the context cuts no other short."""
-        engine, context = bench.holding("endless"), bench.spec.max_context
+        bench.holding("endless")
+        context = bench.spec.max_context
         requests = bench.requests("context", [context - 1, 5, context - 3])
-        completions = engine.generate(requests, SamplingParams(10))
+        completions = bench.generate(requests, SamplingParams(10))
         lengths = [len(c.token_ids) for c in completions]
         assert lengths == [1, 10, 3], (
             f"prompts that leave room for 1, 10 and 3 tokens in max_context={context} gave {lengths}."
@@ -106,11 +94,12 @@ class TokenChecks(EngineChecks):
         assert {c.finish_reason for c in completions} == {"length"}, "the end of the context is finish_reason 'length'."
 
     def test_prompt_beyond_the_context_is_refused_by_request_id(self, bench: Bench) -> None:
-        engine, context = bench.holding(), bench.spec.max_context
+        bench.holding()
+        context = bench.spec.max_context
         for length in (context, context + 5):
             requests = bench.requests("beyond", [3, length])
             with pytest.raises(RunError) as refusal:
-                engine.generate(requests, GREEDY)
+                bench.generate(requests, GREEDY)
             assert requests[1].request_id in str(refusal.value), (
                 f"the error must name the request {requests[1].request_id!r}: {refusal.value}"
             )
@@ -118,18 +107,27 @@ class TokenChecks(EngineChecks):
 
     def test_stats_are_finite(self, bench: Bench) -> None:
         engine = bench.holding()
-        engine.generate(bench.requests("stats", [3]), GREEDY)
+        bench.generate(bench.requests("stats", [3]), GREEDY)
         for name, value in engine.stats().items():
             assert type(name) is str, f"stats() has the key {name!r}, which is no str."
             assert type(value) is float, f"stats()[{name!r}] is {value!r}: give a float."
             assert math.isfinite(value), f"stats()[{name!r}] is {value!r}: give a finite number."
 
+    def test_advice_is_text(self, bench: Bench) -> None:
+        engine = bench.holding()
+        bench.generate(bench.requests("advice", [3]), GREEDY)
+        advice = engine.advice()
+        assert type(advice) is list, f"advice() returned {advice!r}: give a list, an empty one when there is none."
+        for piece in advice:
+            assert type(piece) is str, f"advice() has {piece!r}, which is no str."
+            assert piece.strip(), "advice() has an empty piece, and each is printed: leave it out."
+
     def test_global_random_generators_are_left_alone(self, bench: Bench) -> None:
         """The trainer's own draws must not depend on the engine: a resumed run would differ."""
-        engine = bench.holding()
+        bench.holding()
         bench.sync()
         before = generator_states()
-        engine.generate(bench.requests("generators", [3]), SamplingParams(4))
+        bench.generate(bench.requests("generators", [3]), SamplingParams(4))
         names = bench.moved_generators | moved(before)
         assert not names, (
             f"start, update_weights or generate moved the global generators {sorted(names)} of the trainer's process: "

@@ -225,11 +225,11 @@ class Sleeper(HFRollout):
         parts = {"weights": model.parameters(), "optimizer": state_of(optimizer), "reference": reference.parameters()}
         self.calls.append((call, " ".join(name for name, tensors in parts.items() if resident(tensors))))
 
-    def sleep(self, tags=("weights", "kv_cache")):
+    def sleep(self):
         self.note("sleep")
 
-    def wake(self, tags=("weights", "kv_cache")):
-        self.note(f"wake {tags[0]}")
+    def wake(self, part):
+        self.note(f"wake {part}")
 
     def update_weights(self, buckets, version):
         self.note("sync")
@@ -258,6 +258,8 @@ def test_the_order_of_engine_and_trainer(make_sharded, model_folder, sleeps):
         sleeps=sleeps,
         bucket_bytes=1 << 14,
         offload=offload,
+        any_rank=bool,
+        max_restarts=0,
     )
 
     def complete():

@@ -94,8 +94,6 @@ def test_refusals_say_what_to_do(model_folder, load_policy, start_engine):
     ):
         with pytest.raises(RunError, match=message):
             engine.update_weights([wrong], version=2)
-        with pytest.raises(RunError, match="no complete set of weights: call update_weights"):
-            engine.generate(requests_of(PROMPTS), SamplingParams(2))
 
 
 def test_stats_count_since_the_last_call(model_folder, load_policy, start_engine):

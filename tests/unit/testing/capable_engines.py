@@ -7,7 +7,7 @@ import functools
 import queue
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from rlplug.errors import RunError
-from rlplug.interfaces import Bucket, EngineCapabilities, Placement, PolicySpec, SyncReport
+from rlplug.interfaces import EngineCapabilities, Placement, PolicySpec, SleepingPart
 from rlplug.rollout.hf import HFRollout
 from rlplug.types import Completion, Request, SamplingParams
 
@@ -40,7 +39,6 @@ class CapableRollout(HFRollout):
 
     def start(self, policy: PolicySpec, placement: Placement) -> None:
         super().start(policy, placement)
-        self._asleep: set[str] = set()
         self._cache = torch.zeros(1 << 20, dtype=torch.uint8)
         """Stands for a KV cache that is there all the time, as real engines have it."""
         self._threads = ThreadPoolExecutor(8)
@@ -52,31 +50,16 @@ class CapableRollout(HFRollout):
             self._model.generate, stopping_criteria=StoppingCriteriaList([self._aborted])
         )
 
-    def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
-        if "weights" in self._asleep:
-            raise RunError("CapableRollout got weights while they slept: call wake before update_weights.")
-        return super().update_weights(buckets, version)
-
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        if self._asleep:
-            raise RunError(f"CapableRollout cannot generate while {', '.join(sorted(self._asleep))} sleep.")
-        return super().generate(requests, sampling)
-
     # ---- sleep ----------------------------------------------------------------------------------------------------
 
-    def sleep(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
-        self._asleep |= set(tags)
-        if "weights" in tags:
-            self._version = None
-            self._resize(0)
-        if "kv_cache" in tags:
-            self._cache = torch.zeros(0, dtype=torch.uint8)
+    def sleep(self) -> None:
+        self._resize(0)
+        self._cache = torch.zeros(0, dtype=torch.uint8)
 
-    def wake(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
-        self._asleep -= set(tags)
-        if "weights" in tags:
+    def wake(self, part: SleepingPart) -> None:
+        if part == "weights":
             self._resize(1)
-        if "kv_cache" in tags:
+        else:
             self._cache = torch.zeros(1 << 20, dtype=torch.uint8)
 
     def _resize(self, share: int) -> None:

@@ -1,0 +1,259 @@
+"""``VLLMRollout``: vLLM in the trainer's process, one engine per GPU or per tensor-parallel group of ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from rlplug.errors import ConfigError, RunError
+from rlplug.interfaces import (
+    Bucket,
+    EngineCapabilities,
+    EngineFault,
+    Placement,
+    PolicySpec,
+    RolloutEngine,
+    SleepingPart,
+    SyncReport,
+)
+from rlplug.rng import preserved_rng
+from rlplug.rollout.receipt import WeightReceipt
+from rlplug.types import Completion, Request, SamplingParams
+from rlplug_rollout_vllm.memory import MemoryBefore, start_failure
+from rlplug_rollout_vllm.options import VLLMOptions
+from rlplug_rollout_vllm.sampling import room_for, sampling_arguments, to_completion
+from rlplug_rollout_vllm.stats import EngineStats
+from rlplug_rollout_vllm.versions import require_vllm
+from rlplug_rollout_vllm.weights import load_weights, policy_shapes
+
+
+class VLLMRollout(RolloutEngine):
+    """Generates with vLLM on the trainer's own devices.
+
+    With ``model.sleep_between_rollouts`` the update has the memory that the engine takes (CUDA only). With
+    ``tensor_parallel_size`` above 1, as many consecutive ranks run one engine together.
+
+    Args:
+        generate_deadline_s: A rollout that takes longer counts as a fault: its engine starts anew. Looked at between
+            vLLM's steps; what hangs inside one is reported by ``model.stall_s``.
+        options: Those of :class:`rlplug_rollout_vllm.options.VLLMOptions`.
+    """
+
+    capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(
+        colocated=True, sleep=torch.cuda.is_available(), tensor_parallel=True
+    )
+
+    def __init__(self, generate_deadline_s: float = 1800.0, **options: Any) -> None:
+        self.options = VLLMOptions(**options)
+        self.generate_deadline_s = generate_deadline_s
+        self._engine: Any = None
+        self._version = -1
+
+    @property
+    def ranks_per_engine(self) -> int:
+        return self.options.tensor_parallel_size
+
+    # ---- start and close ------------------------------------------------------------------------------------------
+
+    def start(self, policy: PolicySpec, placement: Placement) -> None:
+        size = self.ranks_per_engine
+        if placement.world_size % size:
+            raise ConfigError(
+                f"rollout.tensor_parallel_size is {size}, and the trainer has {placement.world_size} ranks: give a "
+                "divisor of that, or run servers of their own (VLLMServerRollout)."
+            )
+        self._policy, self._device = policy, placement.device
+        self._shapes = policy_shapes(policy.path)
+        memory = MemoryBefore.of(placement.device)
+        with _process_for_vllm(placement):
+            require_vllm()
+            arguments = self.options.arguments(policy, placement.device)
+            arguments["enable_sleep_mode"] = placement.device.type == "cuda"
+            if dist.is_initialized():
+                arguments["distributed_executor_backend"] = "external_launcher"
+            try:
+                self._engine = _make_engine(arguments, self._observe)
+            except (RuntimeError, ValueError) as problem:
+                num_bytes = sum(shape.numel() for shape in self._shapes.values()) * policy.dtype.itemsize // size
+                share, longest = self.options.gpu_memory_utilization, arguments["max_model_len"]
+                raise start_failure(problem, memory, share, num_bytes, longest) from problem
+        (self._model,) = self._engine.apply_model(lambda model: model)
+        config = self._engine.vllm_config
+        self._max_model_len: int = config.model_config.max_model_len
+        self._stats = EngineStats(
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+            kv_cache_tokens=(config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
+        )
+
+    def close(self) -> None:
+        if self._engine is not None:
+            with _default_group_kept():
+                self._engine.engine_core.shutdown()
+            self._engine = self._model = None
+            gc.collect()  # vLLM's allocator serves one engine at a time, and this one's tensors are in cycles
+
+    # ---- generation -----------------------------------------------------------------------------------------------
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
+        began = time.perf_counter()
+        rooms = [room_for(request, self._policy, self._max_model_len) for request in requests]
+        finished: dict[str, Completion] = {}
+        try:
+            with preserved_rng():
+                for request, room in zip(requests, rooms, strict=True):
+                    self._add(request, sampling, room)
+                for completion in self._run(deadline=began + self.generate_deadline_s):
+                    finished[completion.request_id] = completion
+        except torch.AcceleratorError as problem:
+            raise RunError(f"vLLM lost its GPU, and the trainer with it, which shares it: {problem}") from problem
+        except Exception as problem:
+            message = (
+                f"vLLM has {len(finished)} of {len(requests)} completions and failed: {type(problem).__name__}: "
+                f"{problem}."
+            )
+            raise EngineFault(message, list(finished.values())) from problem
+        self._stats.seconds += time.perf_counter() - began
+        return [finished[request.request_id] for request in requests]
+
+    def _run(self, deadline: float) -> Iterator[Completion]:
+        """Yield completions as they finish."""
+        while self._engine.has_unfinished_requests():
+            for output in self._engine.step():
+                if output.finished:
+                    yield self._completion(output)
+            if time.perf_counter() > deadline:
+                raise TimeoutError(f"it took longer than rollout.generate_deadline_s {self.generate_deadline_s:g}")
+
+    def _add(self, request: Request, sampling: SamplingParams, room: int) -> None:
+        from vllm import SamplingParams as VLLMSamplingParams
+        from vllm.inputs.engine import tokens_input
+
+        arguments = sampling_arguments(request, sampling, self._policy, room)
+        prompt = tokens_input(list(request.prompt_ids))
+        self._engine.add_request(request.request_id, prompt, VLLMSamplingParams(**arguments))
+
+    def _completion(self, output: Any) -> Completion:
+        (generated,) = output.outputs
+        token_ids = generated.token_ids
+        logprobs = [entry[token].logprob for token, entry in zip(token_ids, generated.logprobs, strict=True)]
+        self._stats.num_tokens += len(token_ids)
+        self._stats.prompt_tokens += len(output.prompt_token_ids)
+        self._stats.cached_prompt_tokens += output.num_cached_tokens or 0
+        return to_completion(output.request_id, token_ids, logprobs, generated.finish_reason, self._version)
+
+    def _observe(self, running: int, waiting: int, kv_cache_use: float, preemptions: int) -> None:
+        self._stats.observe(running, waiting, kv_cache_use)
+        self._stats.preemptions += preemptions
+
+    def stats(self) -> dict[str, float]:
+        return self._stats.drain()
+
+    def advice(self) -> list[str]:
+        return self._stats.advice()
+
+    # ---- weights and memory ---------------------------------------------------------------------------------------
+
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
+        receipt = WeightReceipt(type(self).__name__, self._shapes)
+        load_weights(self._model, self._engine.vllm_config, receipt.count(buckets))
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._engine.reset_prefix_cache()
+        self._version = version
+        return receipt.report(version)
+
+    def sleep(self) -> None:
+        if not self.capabilities.sleep:
+            super().sleep()
+        self._engine.sleep(level=2)
+
+    def wake(self, part: SleepingPart) -> None:
+        if not self.capabilities.sleep:
+            super().wake(part)
+        self._engine.wake_up(tags=[part])
+
+
+def _make_engine(arguments: dict[str, Any], observe: Any) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    return LLMEngine.from_engine_args(
+        EngineArgs(**arguments),
+        usage_context=UsageContext.LLM_CLASS,  # vLLM's defaults for many requests at once, as in its LLM class
+        stat_loggers=[lambda *_: _Observer(observe)],
+        enable_multiprocessing=False,
+    )
+
+
+class _Observer:
+    """What vLLM calls a stat logger: it hands on what :class:`EngineStats` counts, after every step."""
+
+    def __init__(self, observe: Any) -> None:
+        self._observe = observe
+
+    def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *_: Any, **__: Any) -> None:
+        if scheduler_stats is not None:
+            self._observe(
+                scheduler_stats.num_running_reqs,
+                scheduler_stats.num_waiting_reqs,
+                scheduler_stats.kv_cache_usage,
+                iteration_stats.num_preempted_reqs if iteration_stats is not None else 0,
+            )
+
+    def log(self) -> None:
+        pass
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+    def record_sleep_state(self, *_: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def _process_for_vllm(placement: Placement) -> Iterator[None]:
+    """Have the environment in which vLLM starts as a part of the trainer, and leave the trainer's own as it was."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it cannot seed requests, and compiles at every start
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the threads are the trainer's too
+    needed = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "RANK": str(placement.rank),
+        "LOCAL_RANK": str(placement.device.index or 0),
+        "WORLD_SIZE": str(placement.world_size),
+    }
+    former = {name: os.environ.get(name) for name in needed}
+    os.environ.update(needed)
+    try:
+        with preserved_rng():
+            yield
+    finally:
+        for name, value in former.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _default_group_kept() -> Iterator[None]:
+    """Keep vLLM, which destroys all process groups when it stops, from destroying the trainer's."""
+    destroy = dist.destroy_process_group
+
+    def destroy_others(group: Any = None) -> None:
+        if group is not None and group is not dist.group.WORLD:
+            destroy(group)
+
+    dist.destroy_process_group = destroy_others
+    try:
+        yield
+    finally:
+        dist.destroy_process_group = destroy

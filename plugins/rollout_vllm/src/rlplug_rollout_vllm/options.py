@@ -1,0 +1,140 @@
+"""What of vLLM can be set: the knobs of its tuning guides by name, and the rest through ``engine_args``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import torch
+
+from rlplug.errors import ConfigError, did_you_mean
+from rlplug.interfaces import PolicySpec
+
+CPU_KV_CACHE_GIB: Final = 1.0
+"""Of an engine on a CPU, whose host's memory is also the trainer's."""
+
+RESERVED: Final = {
+    "model": "model.policy.path names it",
+    "tokenizer": "token ids go in and out",
+    "skip_tokenizer_init": "token ids go in and out",
+    "load_format": "weights come from the trainer",
+    "generation_config": "model.sampling says how to draw",
+    "logprobs_mode": "logprobs are of the distribution that is sampled",
+    "enable_sleep_mode": "model.sleep_between_rollouts asks for it",
+    "distributed_executor_backend": "it follows from where the engine runs",
+    "weight_transfer_config": "it follows from where the engine runs",
+    "disable_log_stats": "rollout/... metrics come from vLLM's statistics",
+}
+"""Arguments of vLLM that the plugin sets itself, and why."""
+
+
+@dataclass(frozen=True)
+class VLLMOptions:
+    """How an engine is built. What is ``null`` is left to vLLM, which chooses by model and device.
+
+    Args:
+        gpu_memory_utilization: Share of the GPU's memory that the engine takes, awake: weights, KV cache, activations.
+            Raise it when requests wait; with ``model.sleep_between_rollouts`` the update has that memory too.
+        kv_cache_gib: Size of the KV cache instead of what ``gpu_memory_utilization`` leaves; on a CPU, 1 by default.
+        kv_cache_dtype: ``auto`` is that of the weights; ``fp8`` holds twice the tokens, and its logprobs differ more.
+        dtype: Of weights and activations; ``auto`` is the policy's.
+        max_model_len: Longest prompt and completion together, in tokens; by default the policy's context. The KV cache
+            must hold one such sequence.
+        max_num_seqs: Requests that run at once.
+        max_num_batched_tokens: Tokens of one forward pass: larger makes prompts faster, and takes memory.
+        enable_chunked_prefill: Cut long prompts, so that they run beside requests that decode. Not on a CPU.
+        enable_prefix_caching: Compute a prompt once for all its completions.
+        enforce_eager: No compilation and no CUDA graphs: starts a minute sooner, and generates slower. By default
+            false on a GPU, and true on a CPU.
+        cudagraph_capture_sizes: Batch sizes for which CUDA graphs are captured.
+        tensor_parallel_size: GPUs that share one model.
+        seed: Of vLLM itself; every request brings its own.
+        engine_args: Any other argument of vLLM's ``EngineArgs``, by name; checked against the installed version.
+    """
+
+    gpu_memory_utilization: float = 0.5
+    kv_cache_gib: float | None = None
+    kv_cache_dtype: str = "auto"
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    enable_chunked_prefill: bool | None = None
+    enable_prefix_caching: bool | None = None
+    enforce_eager: bool | None = None
+    cudagraph_capture_sizes: list[int] | None = None
+    tensor_parallel_size: int = 1
+    seed: int = 0
+    engine_args: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"rollout.gpu_memory_utilization is {self.gpu_memory_utilization}: give a share above 0, up to 1."
+            )
+        for name in ("kv_cache_gib", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"rollout.{name} is {value}: give a positive number.")
+
+    def arguments(self, policy: PolicySpec, device: torch.device) -> dict[str, Any]:
+        """Return keyword arguments for ``EngineArgs``, without those that follow from where the engine runs.
+
+        Raises:
+            ConfigError: ``engine_args`` names what is set elsewhere, or what the installed vLLM does not have.
+        """
+        known = vllm_argument_names()
+        for name in self.engine_args:
+            if name in RESERVED:
+                raise ConfigError(f"rollout.engine_args.{name} cannot be set: {RESERVED[name]}.")
+            if name in self.__dataclass_fields__:
+                raise ConfigError(f"rollout.engine_args.{name}: set rollout.{name} instead.")
+            if name not in known:
+                raise ConfigError(
+                    f"rollout.engine_args.{name} is no argument of the installed vLLM.{did_you_mean(name, known)}"
+                )
+        if device.type == "cpu" and self.enable_chunked_prefill:
+            raise ConfigError(
+                "rollout.enable_chunked_prefill is true, and on a CPU vLLM cannot cut the prompts of seeded requests: "
+                "remove it."
+            )
+        longest = policy.max_context if self.max_model_len is None else min(self.max_model_len, policy.max_context)
+        dtype = str(policy.dtype).removeprefix("torch.") if self.dtype == "auto" else self.dtype
+        arguments = {
+            "model": policy.path,
+            "skip_tokenizer_init": True,
+            "load_format": "dummy",
+            "generation_config": "vllm",
+            "logprobs_mode": "processed_logprobs",
+            "max_model_len": longest,
+            "dtype": dtype,
+            "kv_cache_dtype": self.kv_cache_dtype,
+            "gpu_memory_utilization": self.gpu_memory_utilization,
+            "enforce_eager": device.type == "cpu" if self.enforce_eager is None else self.enforce_eager,
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "seed": self.seed,
+        }
+        for name in (
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "enable_chunked_prefill",
+            "enable_prefix_caching",
+            "cudagraph_capture_sizes",
+        ):
+            if getattr(self, name) is not None:
+                arguments[name] = getattr(self, name)
+        if device.type == "cpu":
+            # vLLM 0.32 cuts no prompt of a seeded request there: "CPU Generator does not use offset"
+            arguments["enable_chunked_prefill"] = False
+            arguments["max_num_batched_tokens"] = max(longest, arguments.get("max_num_batched_tokens", 0))
+        kv_cache_gib = CPU_KV_CACHE_GIB if self.kv_cache_gib is None and device.type == "cpu" else self.kv_cache_gib
+        if kv_cache_gib is not None:
+            arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * (1 << 30))
+        return arguments | self.engine_args
+
+
+def vllm_argument_names() -> set[str]:
+    """Return the names of the arguments of the installed vLLM's ``EngineArgs``."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    return set(EngineArgs.__dataclass_fields__)

@@ -1,0 +1,55 @@
+"""From rlplug's requests to vLLM's sampling parameters, and from its outputs to completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlplug.errors import RunError
+from rlplug.interfaces import PolicySpec
+from rlplug.types import Completion, FinishReason, Request, SamplingParams
+
+
+def room_for(request: Request, policy: PolicySpec, max_model_len: int) -> int:
+    """Return how many tokens the context leaves for a completion.
+
+    Raises:
+        RunError: None.
+    """
+    room = max_model_len - len(request.prompt_ids)
+    if room < 1:
+        remedy = "raise rollout.max_model_len" if max_model_len < policy.max_context else "shorten it"
+        raise RunError(
+            f"request {request.request_id}: its prompt has {len(request.prompt_ids)} tokens, and the engine's context "
+            f"ends at {max_model_len}: {remedy}, or let data.max_prompt_tokens filter it."
+        )
+    return room
+
+
+def sampling_arguments(request: Request, sampling: SamplingParams, policy: PolicySpec, room: int) -> dict[str, Any]:
+    """Return the arguments of vLLM's ``SamplingParams`` for one request, as plain data."""
+    return {
+        "max_tokens": min(sampling.max_new_tokens, room),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": request.seed,
+        "stop_token_ids": list(policy.eos_token_ids),
+        "ignore_eos": True,  # the end tokens are stop_token_ids
+        "logprobs": 0,  # of the sampled token alone
+        "detokenize": False,
+    }
+
+
+def to_completion(
+    request_id: str, token_ids: Sequence[int], logprobs: Sequence[float], finish_reason: str | None, version: int
+) -> Completion:
+    """Return what vLLM generated as a completion.
+
+    Raises:
+        RunError: It ended in a way that training has no use for.
+    """
+    reasons: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+    if finish_reason not in reasons:
+        raise RunError(f"request {request_id}: vLLM ended it with finish reason {finish_reason!r}.")
+    return Completion(request_id, tuple(token_ids), tuple(logprobs), reasons[finish_reason], version)

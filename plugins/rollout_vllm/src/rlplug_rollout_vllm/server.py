@@ -1,0 +1,328 @@
+"""``VLLMServerRollout``: vLLM in processes of its own, which this plugin starts, or at URLs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
+from typing import Any, ClassVar, Final, TypeVar
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.utilities import rank_zero_info
+from packaging.version import Version
+
+from rlplug.errors import ConfigError
+from rlplug.interfaces import (
+    Bucket,
+    EngineCapabilities,
+    EngineFault,
+    Placement,
+    PolicySpec,
+    RolloutEngine,
+    SyncReport,
+)
+from rlplug.rollout.receipt import WeightReceipt
+from rlplug.types import Completion, Request, SamplingParams
+from rlplug_rollout_vllm.http_client import HTTPClient
+from rlplug_rollout_vllm.options import VLLMOptions
+from rlplug_rollout_vllm.sampling import room_for, sampling_arguments
+from rlplug_rollout_vllm.server_process import ServerProcesses, wait_until_healthy
+from rlplug_rollout_vllm.server_requests import Job, ServerRequests
+from rlplug_rollout_vllm.server_stats import MetricsSampler
+from rlplug_rollout_vllm.server_weights import WeightSender, is_loopback, transfer_backend
+from rlplug_rollout_vllm.stats import EngineStats
+from rlplug_rollout_vllm.versions import NEWEST, OLDEST, require_vllm
+from rlplug_rollout_vllm.weights import policy_shapes
+
+Shared = TypeVar("Shared")
+
+ROUTES: Final = {
+    "start_weight_update": "with VLLM_SERVER_DEV_MODE=1 in its environment",
+    "inference/v1/generate": "with --enable-scale-out",
+}
+"""What a server must have beside vLLM's defaults, and how it gets it."""
+
+STREAM_INTERVAL: Final = 8
+"""Tokens that a server sends at once to a request that was submitted. An abort loses those that wait to be sent."""
+
+DIAGNOSIS_S: Final = 2.0
+"""How long a fault waits for what the server's end says of it."""
+
+
+class VLLMServerRollout(RolloutEngine):
+    """Generates with vLLM in server processes, on GPUs of their own.
+
+    Without ``urls``, the first rank starts servers on its host, which end with the trainer. Requests go round-robin to
+    all servers; weights reach all of them over one NCCL group (gloo on a CPU).
+
+    Servers that run already must be started so, with the trainer's ``rlplug-rollout-vllm`` installed beside vLLM::
+
+        VLLM_SERVER_DEV_MODE=1 VLLM_API_KEY=... vllm serve MODEL --host ADDRESS --port 8000 \\
+            --dtype bfloat16 --max-model-len 4096 --tensor-parallel-size 1 --api-server-count 1 \\
+            --load-format dummy --skip-tokenizer-init --generation-config vllm \\
+            --logprobs-mode processed_logprobs --weight-transfer-config '{"backend": "nccl"}' \\
+            --stream-interval 8 --middleware rlplug_rollout_vllm.server_key.RequireKey --enable-scale-out
+
+    ``--enable-scale-out`` is of newer versions of vLLM; 0.26 neither has nor needs it. The middleware makes the routes
+    that take weights ask for the key, which vLLM does not. Weights and keys travel unencrypted: keep to a network of
+    your own.
+
+    Args:
+        gpus: For the servers, as indices among the GPUs that the trainer sees; each server gets
+            ``tensor_parallel_size * data_parallel_size`` of them. Leave them out of ``trainer.devices``.
+        urls: Of servers that run already, such as ``http://10.0.0.7:8000``; each is used for one trainer alone.
+        api_key_env: Environment variable of the key of ``urls``. Servers that are started here get a random one.
+        data_parallel_size: Copies of the model behind each server.
+        start_deadline_s: For servers to become healthy.
+        request_deadline_s: For one completion, from when it is asked for; a longer one counts as a fault.
+        sync_deadline_s: For each bucket of weights; a longer one counts as a fault.
+        options: Those of :class:`rlplug_rollout_vllm.options.VLLMOptions`; not with ``urls``.
+    """
+
+    capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(
+        colocated=False, disaggregated=True, streaming=True, tensor_parallel=True
+    )
+
+    def __init__(
+        self,
+        gpus: list[int] | None = None,
+        urls: list[str] | None = None,
+        api_key_env: str = "VLLM_API_KEY",
+        data_parallel_size: int = 1,
+        start_deadline_s: float = 600.0,
+        request_deadline_s: float = 1800.0,
+        sync_deadline_s: float = 300.0,
+        **options: Any,
+    ) -> None:
+        self.options = VLLMOptions(**options)
+        self.gpus = gpus
+        self.urls = None if urls is None else [url.rstrip("/") for url in urls]
+        self.api_key_env = api_key_env
+        self.data_parallel_size = data_parallel_size
+        self.start_deadline_s = start_deadline_s
+        self.request_deadline_s = request_deadline_s
+        self.sync_deadline_s = sync_deadline_s
+        self._processes: ServerProcesses | None = None
+        self._client: HTTPClient | None = None
+        self._sender: WeightSender | None = None
+        self._version = -1
+        if self.urls is not None:
+            self._check_urls(self.urls)
+
+    def _check_urls(self, urls: Sequence[str]) -> None:
+        if not urls:
+            raise ConfigError("rollout.urls is empty: name a server, or leave it out to have some started.")
+        for url in urls:
+            if not url.startswith(("http://", "https://")):
+                raise ConfigError(f"rollout.urls has {url!r}: write http://HOST:PORT.")
+            if not is_loopback(url) and not os.environ.get(self.api_key_env):
+                raise ConfigError(
+                    f"rollout.urls has {url}, which others can reach, and the environment variable "
+                    f"{self.api_key_env} (rollout.api_key_env) is not set: put the server's VLLM_API_KEY into it."
+                )
+        defaults = VLLMOptions()
+        named = [f.name for f in fields(VLLMOptions) if getattr(self.options, f.name) != getattr(defaults, f.name)]
+        named += [name for name in ("gpus",) if self.gpus is not None]
+        if named:
+            raise ConfigError(
+                f"rollout.{named[0]} is set, and the servers at rollout.urls run already: set it where they are "
+                "started, and remove it here."
+            )
+
+    # ---- start and close ------------------------------------------------------------------------------------------
+
+    def start(self, policy: PolicySpec, placement: Placement) -> None:
+        require_vllm()
+        self._policy, self._placement = policy, placement
+        self._shapes = policy_shapes(policy.path)
+        arguments = self.options.arguments(policy, placement.device)
+        devices = self._devices_of_servers(placement.device)
+        if self.urls is None and placement.rank == 0:
+            arguments["data_parallel_size"] = self.data_parallel_size
+            arguments["weight_transfer_config"] = {"backend": transfer_backend(placement.device)}
+            arguments.setdefault("stream_interval", STREAM_INTERVAL)
+            self._processes = ServerProcesses(arguments, devices)
+            rank_zero_info(f"starting vLLM on {', '.join(self._processes.urls)}, log: {self._processes.logs()}")
+        urls, key, key_name = self._where()
+        self._client = HTTPClient(key, key_name)
+        processes = self._processes
+        wait_until_healthy(
+            self._client,
+            urls,
+            self.start_deadline_s,
+            processes.check if processes is not None else lambda: None,
+            processes.logs() if processes is not None else "",
+        )
+        longest, max_num_seqs, kv_cache_tokens = [], 0, 0
+        for url in urls:
+            settings = self._settings_of(url)
+            longest.append(settings["model_config"]["max_model_len"])
+            max_num_seqs += settings["scheduler_config"]["max_num_seqs"] * self.data_parallel_size
+            cache = settings["cache_config"]
+            kv_cache_tokens += (cache["num_gpu_blocks"] or 0) * (cache["block_size"] or 0) * self.data_parallel_size
+        self._max_model_len = min(policy.max_context, *longest)
+        self._stats = EngineStats(max_num_seqs, kv_cache_tokens)
+        self._requests = ServerRequests(self._client, urls, placement.rank, self.request_deadline_s, self._stats)
+        if placement.rank == 0:
+            self._sampler = MetricsSampler(self._client, urls, self._stats, lambda: self._requests.is_busy)
+            self._client.spawn(self._sampler.run())
+            self._sender = WeightSender(self._client, urls, placement.device, self.sync_deadline_s)
+            self._sender.connect()
+
+    def _devices_of_servers(self, device: torch.device) -> list[str | None]:
+        """Return what each server that is started sees as ``CUDA_VISIBLE_DEVICES``."""
+        if device.type != "cuda" or self.urls is not None:
+            return [None]
+        size = self.options.tensor_parallel_size * self.data_parallel_size
+        gpus = self.gpus or []
+        if not gpus or len(gpus) % size or len(set(gpus)) < len(gpus):
+            raise ConfigError(
+                f"rollout.gpus is {self.gpus}, and each server takes {size} (tensor_parallel_size times "
+                "data_parallel_size): list GPUs for one or more servers, each GPU once, or set rollout.urls."
+            )
+        if max(gpus) >= torch.cuda.device_count():
+            raise ConfigError(f"rollout.gpus is {gpus}, and the trainer sees {torch.cuda.device_count()} GPUs.")
+        if device.index in gpus:
+            warnings.warn(
+                f"rollout.gpus has {device.index}, on which the trainer runs too: give it to one of both alone, or "
+                "use VLLMRollout.",
+                stacklevel=2,
+            )
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = seen.split(",") if seen else [str(index) for index in range(torch.cuda.device_count())]
+        return [",".join(names[gpu] for gpu in gpus[i : i + size]) for i in range(0, len(gpus), size)]
+
+    def _where(self) -> tuple[list[str], str, str]:
+        """Return the servers' URLs, their key, and where that comes from; the same on all ranks."""
+        if self.urls is not None:
+            return self.urls, os.environ.get(self.api_key_env, ""), f"{self.api_key_env} (rollout.api_key_env)"
+        mine = None if self._processes is None else (self._processes.urls, self._processes.key, socket.gethostname())
+        urls, key, host = from_rank_zero(mine)
+        if host != socket.gethostname():
+            raise ConfigError(
+                f"the servers run on {host} for ranks of that host alone, and rank {self._placement.rank} is on "
+                f"{socket.gethostname()}: start servers yourself, and set rollout.urls."
+            )
+        return urls, key, "the servers' environment"
+
+    def _settings_of(self, url: str) -> dict[str, Any]:
+        """Return vLLM's configuration of a server.
+
+        Raises:
+            ConfigError: It is of another version, or was not started as this class needs it.
+        """
+        assert self._client is not None
+        version = Version(self._client.get(f"{url}/version")["version"])
+        if not OLDEST <= Version(version.base_version) < NEWEST:
+            raise ConfigError(
+                f"vLLM {version} runs at {url}, and rlplug-rollout-vllm knows {OLDEST} up to, not including, {NEWEST}."
+            )
+        self._client.get(f"{url}/v1/models")  # asks for the key
+        for route, remedy in ROUTES.items():
+            if self._client.status(f"{url}/{route}") != 405:  # a GET of what takes POST
+                raise ConfigError(f"vLLM {version} at {url} has no /{route}: start it {remedy}.")
+        settings: dict[str, Any] = self._client.get(f"{url}/server_info?config_format=json")["vllm_config"]
+        mode = settings["model_config"]["logprobs_mode"]
+        if mode != "processed_logprobs":
+            raise ConfigError(
+                f"vLLM at {url} has the logprobs mode {mode!r}, in which ratios of probabilities are wrong: start it "
+                "with --logprobs-mode processed_logprobs."
+            )
+        return settings
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        sender, self._sender = self._sender, None
+        processes, self._processes = self._processes, None
+        if client is not None:
+            client.close()
+        if processes is not None:
+            processes.close()
+        if sender is not None:
+            sender.close()
+
+    # ---- generation -----------------------------------------------------------------------------------------------
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
+        jobs = self._jobs(requests, sampling, is_streamed=False)
+        try:
+            return self._requests.generate(jobs)
+        except EngineFault as fault:
+            raise self._explained(fault) from fault
+
+    def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
+        self._requests.submit(self._jobs(requests, sampling, is_streamed=True))
+
+    def collect(self, timeout_s: float) -> list[Completion]:
+        try:
+            return self._requests.collect(timeout_s)
+        except EngineFault as fault:
+            raise self._explained(fault) from fault
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        self._requests.abort(request_ids)
+
+    def _jobs(self, requests: Sequence[Request], sampling: SamplingParams, is_streamed: bool) -> list[Job]:
+        rooms = [room_for(request, self._policy, self._max_model_len) for request in requests]
+        return [
+            Job(request, sampling_arguments(request, sampling, self._policy, room), self._version, is_streamed)
+            for request, room in zip(requests, rooms, strict=True)
+        ]
+
+    def _explained(self, fault: EngineFault) -> EngineFault:
+        """Return a fault with what the end of a server says of it."""
+        problem = self._processes.problem(DIAGNOSIS_S) if self._processes is not None else ""
+        return EngineFault(f"{fault} {problem}".strip(), fault.completions)
+
+    # ---- weights --------------------------------------------------------------------------------------------------
+
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
+        receipt = WeightReceipt(type(self).__name__, self._shapes)
+        fault = self._send(receipt.count(buckets))
+        # no rank may generate before all weights are there
+        if problem := from_rank_zero("" if fault is None else str(fault)):
+            raise EngineFault(problem) from fault
+        self._version = version
+        return receipt.report(version)
+
+    def _send(self, buckets: Iterator[Bucket]) -> EngineFault | None:
+        """Send the buckets from the first rank, and take them on the others; return what went wrong."""
+        fault = None
+        if self._sender is not None:
+            try:
+                self._sender.send(buckets)
+            except EngineFault as problem:
+                fault = self._explained(problem)
+        for _ in buckets:  # the others wait in those that are left
+            pass
+        return fault
+
+    # ---- stats ----------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, float]:
+        assert self._client is not None
+        metrics = self._client.spawn(self._drain()).result()
+        if self._placement.rank == 0:
+            return metrics
+        return {name: metrics[name] for name in ("num_tokens", "tokens_per_s")}
+
+    async def _drain(self) -> dict[str, float]:
+        if self._placement.rank == 0:
+            await self._sampler.sample()
+        self._requests.count_seconds()
+        return self._stats.drain()
+
+    def advice(self) -> list[str]:
+        return self._stats.advice()
+
+
+def from_rank_zero(value: Shared | None) -> Any:
+    """Return what the trainer's first rank gives here."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]

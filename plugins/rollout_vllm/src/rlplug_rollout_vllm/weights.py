@@ -1,0 +1,69 @@
+"""How weights under Hugging Face names become those of a vLLM model in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rlplug.interfaces import Bucket
+
+PLAIN_METHODS = frozenset({"NoneType", "UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
+
+
+def policy_shapes(path: str) -> dict[str, torch.Size]:
+    """Return the shapes of the weights that a sync brings, by name: those of the policy in transformers."""
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def is_plain(model: nn.Module, vllm_config: Any) -> bool:
+    """Whether a weight, once loaded, is what the kernels read: nothing is quantised, re-packed or derived from it."""
+    methods = {type(getattr(module, "quant_method", None)).__name__ for module in model.modules()}
+    on_gpu = all(parameter.is_cuda for parameter in model.parameters())
+    return on_gpu and methods <= PLAIN_METHODS and not vllm_config.model_config.use_mla
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, vllm_config: Any, buckets: Iterable[Bucket]) -> None:
+    """Load all weights of a model, bucket by bucket.
+
+    Plain weights are copied where they are. Others go through vLLM's layer-wise reload, which keeps a layer's weights
+    until all have come, processes them as at a start, and copies the result to where CUDA graphs read it. That happens
+    also when a bucket is refused, so that the model can take another sync.
+    """
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    load: Any = model.load_weights
+    if is_plain(model, vllm_config):
+        for bucket in buckets:
+            load(iter(bucket))
+        return
+    with set_current_vllm_config(vllm_config):
+        initialize_layerwise_reload(model)
+        try:
+            for bucket in buckets:
+                # a layer may wait for weights of the next bucket, and this one's memory is used again for it
+                load((name, tensor.clone()) for name, tensor in bucket)
+        finally:
+            finalize_layerwise_reload(model, vllm_config.model_config)
+            repack_tied_head(model)
+
+
+def repack_tied_head(model: nn.Module) -> None:
+    """Have an output layer that reads the embedding's weight follow it.
+
+    The layer-wise reload does not count it among the layers that got weights, and on a CPU it reads a re-packed copy
+    (vLLM 0.32).
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    embeddings = [m for m in model.modules() if type(m) is VocabParallelEmbedding]
+    for head in (m for m in model.modules() if isinstance(m, ParallelLMHead)):
+        if any(head.weight.data_ptr() == embedding.weight.data_ptr() for embedding in embeddings):
+            head.quant_method.process_weights_after_loading(head)

@@ -1,0 +1,174 @@
+"""The driver after faults: engines start anew, take the weights again, and are asked for what is missing."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rlplug.errors import RunError
+from rlplug.interfaces import EngineCapabilities, EngineFault, Placement
+from rlplug.offload import Offload
+from rlplug.plugin_manager import plugins
+from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
+from rlplug.rollout import driver as driver_module
+from rlplug.rollout.driver import EngineDriver
+from rlplug.rollout.hf import HFRollout
+from rlplug.types import Prompt, SamplingParams
+
+CPU = torch.device("cpu")
+PROMPTS = [Prompt(uid=str(index), token_ids=(3, 4 + index), text="") for index in range(4)]
+
+
+class FaultyRollout(HFRollout):
+    """Fails at the calls of its list, such as ``("generate", 1)``: the first one, after one completion."""
+
+    capabilities = EngineCapabilities(sleep=True)
+
+    def __init__(self, faults=(), together=1):
+        super().__init__()
+        self.faults, self.together = set(faults), together
+        self.calls: list[str] = []
+        self.asked: list[list[str]] = []
+
+    @property
+    def ranks_per_engine(self):
+        return self.together
+
+    def note(self, call):
+        self.calls.append(call)
+        if (call, self.calls.count(call)) in self.faults:
+            raise EngineFault(f"{call} failed.")
+
+    def start(self, policy, placement):
+        self.note("start")
+        super().start(policy, placement)
+
+    def update_weights(self, buckets, version):
+        self.note("sync")
+        return super().update_weights(buckets, version)
+
+    def generate(self, requests, sampling):
+        self.asked.append([request.request_id for request in requests])
+        try:
+            self.note("generate")
+        except EngineFault as problem:
+            raise EngineFault(str(problem), super().generate(requests[:1], sampling)) from None
+        return super().generate(requests, sampling)
+
+    def sleep(self):
+        self.note("sleep")
+
+    def wake(self, part):
+        self.note(f"wake {part}")
+
+    def close(self):
+        self.calls.append("close")
+        super().close()
+
+
+@pytest.fixture
+def make_driver(model_folder):
+    folder = str(model_folder("qwen2"))
+    config = PolicyConfig(path=folder, dtype="float32")
+    tokenizer = load_tokenizer(config)
+    policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    def make(engine, sleeps=False, max_restarts=2, any_rank=bool, rank=0, world_size=1):
+        return EngineDriver(
+            engine=engine,
+            policy=policy,
+            spec=load_spec(config, tokenizer),
+            placement=Placement(CPU, rank, world_size),
+            tokenizer=tokenizer,
+            hook=plugins().hook,
+            sleeps=sleeps,
+            bucket_bytes=1 << 14,
+            offload=Offload("none", CPU, [policy], [], []),
+            any_rank=any_rank,
+            max_restarts=max_restarts,
+        )
+
+    return make
+
+
+def complete(driver):
+    """Return what identifies the samples; their logprobs depend on the batch in the last bit."""
+    samples = driver.complete(PROMPTS, 2, SamplingParams(max_new_tokens=3), "0/1", version=1)
+    return [(sample.group, sample.token_ids, sample.policy_version) for sample in samples]
+
+
+@pytest.mark.filterwarnings("ignore:FaultyRollout starts anew")
+def test_finished_completions_are_kept_and_the_rest_is_asked_again(make_driver):
+    expected = complete(make_driver(HFRollout()))
+    engine = FaultyRollout({("generate", 1)})
+    driver = make_driver(engine)
+    assert complete(driver) == expected
+    assert engine.calls == ["start", "sync", "generate", "close", "start", "sync", "generate"]
+    assert engine.asked[1] == engine.asked[0][1:]
+    assert driver.drain_metrics()["rollout/restarts"] == 1
+
+
+@pytest.mark.filterwarnings("ignore:FaultyRollout starts anew")
+@pytest.mark.parametrize("call", ["wake weights", "sync", "wake kv_cache", "generate"])
+def test_every_call_of_a_rollout_may_fail(make_driver, call):
+    expected = complete(make_driver(HFRollout()))
+    engine = FaultyRollout({(call, 1)})
+    assert complete(make_driver(engine, sleeps=True)) == expected
+    again = ["close", "start", "sleep", "wake weights", "sync", "wake kv_cache", "generate", "sleep"]
+    assert engine.calls[-len(again) :] == again
+
+
+def test_buckets_are_taken_though_the_engine_failed(make_driver, monkeypatch):
+    """Each is a collective operation, in which other ranks wait."""
+    taken = []
+
+    def watched(*arguments):
+        taken.append("begin")
+        yield from weight_buckets(*arguments)
+        taken.append("end")
+
+    weight_buckets = driver_module.weight_buckets
+    monkeypatch.setattr(driver_module, "weight_buckets", watched)
+    with pytest.warns(UserWarning, match="starts anew, and 8 requests follow again: sync failed"):
+        complete(make_driver(FaultyRollout({("sync", 1)})))
+    assert taken == ["begin", "end"] * 2
+
+
+def test_fault_of_another_rank_restarts_this_one_too(make_driver):
+    flags = iter([True, False])
+    engine = FaultyRollout()
+    with warnings.catch_warnings(action="error"):  # the other rank says what happened
+        complete(make_driver(engine, any_rank=lambda mine: mine or next(flags)))
+    assert engine.calls == ["start", "sync", "generate", "close", "start", "sync", "generate"]
+    assert engine.asked[1] == []
+
+
+@pytest.mark.filterwarnings("ignore:FaultyRollout starts anew")
+def test_restarts_are_bounded(make_driver):
+    engine = FaultyRollout({("generate", number) for number in range(1, 9)})
+    with pytest.raises(RunError, match=r"failed again after 2 restarts .* generate failed.*max_engine_restarts"):
+        complete(make_driver(engine))
+    assert engine.calls.count("start") == 3
+
+
+def test_ranks_of_one_engine_divide_its_completions(make_driver):
+    """They ask for the same, and keep whole groups each; together they have what two single ranks have."""
+    alone = [make_driver(HFRollout(), rank=rank, world_size=4) for rank in range(4)]
+    shared = [FaultyRollout(together=2) for _ in range(4)]
+    drivers = [make_driver(engine, rank=rank, world_size=4) for rank, engine in enumerate(shared)]
+    assert [complete(driver) for driver in drivers] == [complete(driver) for driver in alone]
+    assert shared[0].asked == shared[1].asked != shared[2].asked == shared[3].asked
+
+
+def test_advice_is_printed_once(make_driver, monkeypatch):
+    printed = []
+    monkeypatch.setattr(driver_module, "rank_zero_info", printed.append)
+    engine = HFRollout()
+    engine.advice = lambda: ["raise max_num_seqs"]
+    driver = make_driver(engine)
+    complete(driver)
+    complete(driver)
+    assert printed == ["HFRollout: raise max_num_seqs"]

@@ -1,0 +1,233 @@
+"""The order of an engine's calls: what is legal, what a refusal says, and what sleep must give back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlplug.errors import RunError
+from rlplug.interfaces.rollout import EngineFault
+from rlplug.phases import GIB
+from rlplug.rollout.lifecycle import MEANINGS, MEASURED, NEXT_STATES, STATES_AFTER_ERROR, Lifecycle
+
+CPU = torch.device("cpu")
+PATHS = {
+    "new": [],
+    "stale": ["start"],
+    "ready": ["start", "update_weights"],
+    "asleep": ["start", "update_weights", "sleep"],
+    "loading": ["start", "sleep", "wake_weights"],
+    "synced": ["start", "sleep", "wake_weights", "update_weights"],
+    "broken": ["start", "a fault"],
+    "closed": ["start", "close"],
+}
+"""Calls that lead to each state."""
+
+LEGAL = [(state, call, after) for call, states in NEXT_STATES.items() for state, after in states.items()]
+ILLEGAL = [(state, call) for call, states in NEXT_STATES.items() for state in PATHS if state not in states]
+FAILING = [case[:2] for case in LEGAL]
+
+
+def call_all(life: Lifecycle, calls: list[str]) -> list[str]:
+    """Make calls that do nothing; return the state after each."""
+    states = []
+    for call in calls:
+        if call == "a fault":
+            fail(life, "update_weights", EngineFault("it died"))
+        else:
+            with life.calls(call):
+                pass
+        states.append(life.state)
+    return states
+
+
+def fail(life: Lifecycle, call: str, error: BaseException) -> None:
+    with pytest.raises(type(error)) as raised, life.calls(call):
+        raise error
+    assert raised.value is error
+
+
+def life_in(state: str) -> Lifecycle:
+    life = Lifecycle("MyEngine", CPU)
+    call_all(life, PATHS[state])
+    assert life.state == state
+    return life
+
+
+# ---- order -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_sleep():
+    calls = ["start", "update_weights", "generate", "generate", "update_weights", "generate", "close"]
+    expected = ["stale", "ready", "ready", "ready", "ready", "ready", "closed"]
+    assert call_all(Lifecycle("MyEngine", CPU), calls) == expected
+
+
+def test_a_run_with_sleep_that_starts_again():
+    one_step = ["wake_weights", "update_weights", "wake_kv_cache", "generate", "sleep"]
+    states = ["loading", "synced", "ready", "ready", "asleep"]
+    life = Lifecycle("MyEngine", CPU)
+    calls = ["start", "sleep", *one_step, *one_step, "close", "close"]
+    for _ in range(2):
+        assert call_all(life, calls) == ["stale", "asleep", *states, *states, "closed", "closed"]
+
+
+@pytest.mark.parametrize(("state", "call", "after"), LEGAL)
+def test_legal_calls(state, call, after):
+    life = life_in(state)
+    with life.calls(call):
+        pass
+    assert life.state == after
+    assert life.seconds[call] >= 0
+
+
+@pytest.mark.parametrize(("state", "call"), ILLEGAL)
+def test_illegal_calls_never_reach_the_engine(state, call):
+    life, reached = life_in(state), False
+    with pytest.raises(RunError) as refusal, life.calls(call):
+        reached = True
+    assert not reached
+    assert str(refusal.value) == f"MyEngine cannot {call.replace('_', ' ', 1)} now: it {MEANINGS[state]}."
+    assert not isinstance(refusal.value, EngineFault)  # nothing that a restart would help
+    assert life.state == state
+
+
+@pytest.mark.parametrize(
+    ("state", "call", "message"),
+    [
+        ("new", "generate", "MyEngine cannot generate now: it was not started."),
+        ("stale", "generate", "it has no weights, or only a part of new ones: update_weights comes first."),
+        ("asleep", "generate", "it sleeps: wake its weights first."),
+        ("asleep", "update_weights", "MyEngine cannot update weights now: it sleeps: wake its weights first."),
+        ("loading", "wake_kv_cache", "MyEngine cannot wake kv_cache now: it waits for update_weights: weights that"),
+        ("synced", "generate", "it has new weights, and a KV cache that sleeps."),
+        ("ready", "start", "MyEngine cannot start now: it is ready to generate."),
+        ("broken", "generate", "it is unusable since a call failed: close it and start it again."),
+    ],
+)
+def test_refusals_say_why(state, call, message):
+    with pytest.raises(RunError) as refusal, life_in(state).calls(call):
+        pass
+    assert message in str(refusal.value)
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [RunError("refused"), ConnectionError("gone"), AssertionError()], ids=repr)
+@pytest.mark.parametrize(("state", "call"), FAILING)
+def test_a_refused_sync_or_request_leaves_an_engine_that_goes_on(state, call, error):
+    after = {
+        ("stale", "update_weights"): "stale",
+        ("ready", "update_weights"): "stale",
+        ("loading", "update_weights"): "loading",
+        ("ready", "generate"): "ready",
+    }
+    life = life_in(state)
+    fail(life, call, error)
+    assert life.state == after.get((state, call), "broken")
+
+
+@pytest.mark.parametrize("error", [EngineFault("it died"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize(("state", "call"), FAILING)
+def test_a_fault_or_an_interrupt_breaks_the_engine_until_it_starts_again(state, call, error):
+    life = life_in(state)
+    fail(life, call, error)
+    assert life.state == "broken"
+    for other in NEXT_STATES.keys() - {"close"}:
+        with pytest.raises(RunError, match="close it and start it again"), life.calls(other):
+            pass
+    assert call_all(life, ["close", "start", "update_weights", "generate"])[-1] == "ready"
+
+
+def test_states_after_errors_are_of_legal_calls():
+    assert {(state, call) for call, states in STATES_AFTER_ERROR.items() for state in states} <= set(FAILING)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+class Device:
+    """A device of which an engine takes and gives back memory, in GiB. Others' is on it too."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.used = 7.0
+        self.life = Lifecycle("MyEngine", CPU)
+        monkeypatch.setattr(
+            Lifecycle, "_bytes_in_use", lambda life, call: int(self.used * GIB) if call in MEASURED else 0
+        )
+
+    def calls(self, call: str, change: float = 0.0) -> None:
+        with self.life.calls(call):
+            self.used += change
+
+    def others_take(self, change: float) -> None:
+        self.used += change
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    return Device(monkeypatch)
+
+
+def test_the_first_sleep_after_start_may_leave_half(device):
+    device.calls("start", 10.0)
+    device.calls("sleep", -5.0)
+    assert device.life.state == "asleep"
+    assert device.life.freed_bytes == 5 * GIB
+
+
+def test_the_first_sleep_after_start_may_come_after_the_first_rollout(device):
+    device.calls("start", 10.0)
+    device.calls("update_weights")
+    device.calls("generate")
+    device.others_take(20.0)
+    device.calls("sleep", -5.0)
+    assert device.life.freed_bytes == 5 * GIB
+
+
+def test_the_first_sleep_gives_too_little(device):
+    device.calls("start", 10.0)
+    with pytest.raises(RunError) as error:
+        device.calls("sleep", -4.5)
+    assert "MyEngine took 10.0 GiB of the device, and gave 4.5 GiB back when it went to sleep" in str(error.value)
+    assert "model.sleep_between_rollouts to false" in str(error.value)
+    assert not isinstance(error.value, EngineFault)
+    assert device.life.state == "broken"
+
+
+def wake(device: Device) -> None:
+    device.calls("wake_weights", 4.0)
+    device.calls("update_weights", 0.5)
+    device.calls("wake_kv_cache", 6.0)
+
+
+def test_rounds_give_nine_tenths_of_what_woke(device):
+    device.calls("start", 10.0)
+    device.calls("sleep", -8.0)
+    for _ in range(3):
+        wake(device)
+        device.others_take(-3.0)
+        device.calls("generate", 0.5)
+        device.calls("sleep", -9.0)
+        assert device.life.freed_bytes == 9 * GIB
+    wake(device)
+    with pytest.raises(RunError, match=r"took 10\.0 GiB of the device, and gave 8\.5 GiB back"):
+        device.calls("sleep", -8.5)
+
+
+def test_the_first_sleep_after_another_start_may_leave_half(device):
+    device.calls("start", 10.0)
+    device.calls("sleep", -8.0)
+    device.calls("close", -2.0)
+    device.calls("start", 10.0)
+    device.calls("sleep", -5.0)
+    wake(device)
+    with pytest.raises(RunError, match=r"gave 5\.0 GiB back"):
+        device.calls("sleep", -5.0)
+
+
+def test_memory_of_a_cpu_is_not_read():
+    life = Lifecycle("MyEngine", CPU)
+    assert call_all(life, ["start", "sleep"]) == ["stale", "asleep"]
+    assert life.freed_bytes == 0
