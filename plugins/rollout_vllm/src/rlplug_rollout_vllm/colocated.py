@@ -6,11 +6,13 @@ import contextlib
 import gc
 import os
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import (
@@ -63,7 +65,7 @@ class VLLMRollout(RolloutEngine):
     # ---- start and close ------------------------------------------------------------------------------------------
 
     def start(self, policy: PolicySpec, placement: Placement) -> None:
-        size = self.ranks_per_engine
+        began, size = time.perf_counter(), self.ranks_per_engine
         if placement.world_size % size:
             raise ConfigError(
                 f"rollout.tensor_parallel_size is {size}, and the trainer has {placement.world_size} ranks: give a "
@@ -73,7 +75,7 @@ class VLLMRollout(RolloutEngine):
         self._shapes = policy_shapes(policy.path)
         memory = MemoryBefore.of(placement.device)
         with _process_for_vllm(placement):
-            require_vllm()
+            version = require_vllm()
             arguments = self.options.arguments(policy, placement.device)
             arguments["enable_sleep_mode"] = placement.device.type == "cuda"
             if dist.is_initialized():
@@ -90,6 +92,11 @@ class VLLMRollout(RolloutEngine):
         self._stats = EngineStats(
             max_num_seqs=config.scheduler_config.max_num_seqs,
             kv_cache_tokens=(config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
+        )
+
+        rank_zero_info(
+            f"vLLM {version}: up to {self._stats.max_num_seqs} requests at once, a KV cache of "
+            f"{self._stats.kv_cache_tokens:,} tokens; started in {time.perf_counter() - began:.0f} s"
         )
 
     def close(self) -> None:
@@ -221,7 +228,7 @@ class _Observer:
 @contextlib.contextmanager
 def _process_for_vllm(placement: Placement) -> Iterator[None]:
     """Have the environment in which vLLM starts as a part of the trainer, and leave the trainer's own as it was."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it warns of much that is meant, such as the dummy weights
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it cannot seed requests, and compiles at every start
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the threads are the trainer's too
     needed = {
@@ -233,7 +240,8 @@ def _process_for_vllm(placement: Placement) -> Iterator[None]:
     former = {name: os.environ.get(name) for name in needed}
     os.environ.update(needed)
     try:
-        with preserved_rng():
+        with preserved_rng(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
             yield
     finally:
         for name, value in former.items():

@@ -45,14 +45,16 @@ def start_failure(
     text = f"vLLM did not start: {type(problem).__name__}: {problem}"
     if memory is None:
         return RunError(text)
-    others = memory.total - memory.free - memory.trainer
     asked = share * memory.total
-    text += (
-        f"\nOf {memory.total / GIB:.1f} GiB the trainer's tensors take {memory.trainer / GIB:.1f}, other programs and CUDA "
-        f" {others / GIB:.1f}, and {memory.free / GIB:.1f} are free. vLLM may take {asked / GIB:.1f} "
-        f"(rollout.gpu_memory_utilization {share:g}): {weight_bytes / GIB:.1f} for weights, the rest for activations "
-        "and the KV cache. "
-    )
+    sizes = {
+        "the trainer's tensors": memory.trainer,
+        "other programs and CUDA": memory.total - memory.free - memory.trainer,
+        "free": memory.free,
+        f"asked for by rollout.gpu_memory_utilization {share:g}": asked,
+        "of that for weights": weight_bytes,
+    }
+    text += f"\nOf the GPU's {memory.total / GIB:.1f} GiB: "
+    text += ", ".join(f"{size / GIB:.1f} {what}" for what, size in sizes.items()) + ". "
     if asked > memory.free:
         fits = int(100 * memory.free / memory.total) / 100
         text += f"Set rollout.gpu_memory_utilization to {fits:g} or less, or free memory with model.offload."

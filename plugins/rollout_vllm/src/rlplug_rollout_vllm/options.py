@@ -28,6 +28,9 @@ RESERVED: Final = {
 """Arguments of vLLM that the plugin sets itself, and why."""
 
 
+CPU_BATCHED_TOKENS: Final = 4096
+
+
 @dataclass(frozen=True)
 class VLLMOptions:
     """How an engine is built. What is ``null`` is left to vLLM, which chooses by model and device.
@@ -126,7 +129,7 @@ class VLLMOptions:
         if device.type == "cpu":
             # vLLM 0.32 cuts no prompt of a seeded request there: "CPU Generator does not use offset"
             arguments["enable_chunked_prefill"] = False
-            arguments["max_num_batched_tokens"] = max(longest, arguments.get("max_num_batched_tokens", 0))
+            arguments["max_num_batched_tokens"] = max(longest, self.max_num_batched_tokens or CPU_BATCHED_TOKENS)
         kv_cache_gib = CPU_KV_CACHE_GIB if self.kv_cache_gib is None and device.type == "cpu" else self.kv_cache_gib
         if kv_cache_gib is not None:
             arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * (1 << 30))

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Final, TypeVar
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.utilities import rank_zero_info
 from packaging.version import Version
 
 from rlplug.errors import ConfigError
@@ -29,7 +28,7 @@ from rlplug.types import Completion, Request, SamplingParams
 from rlplug_rollout_vllm.http_client import HTTPClient
 from rlplug_rollout_vllm.options import VLLMOptions
 from rlplug_rollout_vllm.sampling import room_for, sampling_arguments
-from rlplug_rollout_vllm.server_process import ServerProcesses, wait_until_healthy
+from rlplug_rollout_vllm.server_process import ServerProcesses, tell, wait_until_healthy
 from rlplug_rollout_vllm.server_requests import Job, ServerRequests
 from rlplug_rollout_vllm.server_stats import MetricsSampler
 from rlplug_rollout_vllm.server_weights import WeightSender, is_loopback, transfer_backend
@@ -145,7 +144,7 @@ class VLLMServerRollout(RolloutEngine):
             arguments["weight_transfer_config"] = {"backend": transfer_backend(placement.device)}
             arguments.setdefault("stream_interval", STREAM_INTERVAL)
             self._processes = ServerProcesses(arguments, devices)
-            rank_zero_info(f"starting vLLM on {', '.join(self._processes.urls)}, log: {self._processes.logs()}")
+            tell(f"starting vLLM on {', '.join(self._processes.urls)}, log: {self._processes.logs()}")
         urls, key, key_name = self._where()
         self._client = HTTPClient(key, key_name)
         processes = self._processes

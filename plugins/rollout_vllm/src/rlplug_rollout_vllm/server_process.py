@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from lightning.pytorch.utilities import rank_zero_info
-
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
 from rlplug_rollout_vllm import server_keeper
@@ -159,9 +157,16 @@ def wait_until_healthy(
                 where = f" Its log: {logs}" if logs else " Is it running, and is the address right?"
                 raise RunError(f"vLLM on {url} was not healthy after rollout.start_deadline_s {deadline_s:g} s.{where}")
             if seconds > next_line:
-                rank_zero_info(f"waiting for vLLM on {url.partition('//')[2]}, {seconds:.0f} s")
+                tell(f"waiting for vLLM on {url.partition('//')[2]}, {seconds:.0f} s")
                 next_line += PROGRESS_S
             time.sleep(POLL_S)
+
+
+def tell(text: str) -> None:
+    """Print a line on the trainer's first rank."""
+    from lightning.pytorch.utilities import rank_zero_info  # vLLM's processes, which import this package, need it not
+
+    rank_zero_info(text)
 
 
 def free_ports(count: int) -> list[int]:

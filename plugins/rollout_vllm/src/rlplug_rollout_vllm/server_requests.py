@@ -147,6 +147,8 @@ class ServerRequests:
             job.finish_reason = "abort"  # its connection is closed now, on which the server stops it
         finally:
             self._end(job)
+        if job.finish_reason is None:
+            raise EngineFault(f"{job.url} broke off a completion after {len(job.token_ids)} tokens.")
         self._stats.num_tokens += len(job.token_ids)
         return to_completion(job.request.request_id, job.token_ids, job.logprobs, job.finish_reason, job.version)
 

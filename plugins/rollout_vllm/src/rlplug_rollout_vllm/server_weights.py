@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -69,10 +70,10 @@ class WeightSender:
         try:
             self._group = self._together(questions, lambda: self._join(address, port, world_size))
         except EngineFault as problem:
+            config = json.dumps({"backend": transfer_backend(self._device)})
             raise RunError(
-                f"vLLM's workers cannot join the trainer to take its weights: {problem} A server that runs already needs "
-                f'--weight-transfer-config \'{{"backend": "{transfer_backend(self._device)}"}}\'; one that was '
-                "connected to another trainer before may have to be started anew."
+                f"vLLM's workers cannot join the trainer to take its weights: {problem} A server of rollout.urls needs "
+                f"--weight-transfer-config '{config}'; one that another trainer used before may have to start anew."
             ) from problem
 
     def _join(self, address: str, port: int, world_size: int) -> Any:

@@ -63,7 +63,8 @@ def repack_tied_head(model: nn.Module) -> None:
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
-    embeddings = [m for m in model.modules() if type(m) is VocabParallelEmbedding]
-    for head in (m for m in model.modules() if isinstance(m, ParallelLMHead)):
+    embeddings: list[Any] = [m for m in model.modules() if type(m) is VocabParallelEmbedding]
+    heads: list[Any] = [m for m in model.modules() if isinstance(m, ParallelLMHead)]
+    for head in heads:
         if any(head.weight.data_ptr() == embedding.weight.data_ptr() for embedding in embeddings):
             head.quant_method.process_weights_after_loading(head)

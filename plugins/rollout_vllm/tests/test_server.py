@@ -1,0 +1,312 @@
+"""Servers that die, hang, refuse or belong to somebody else, and a trainer that dies: on the CPU, with real ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM")
+
+from rlplug_rollout_vllm import VLLMServerRollout
+from rlplug_rollout_vllm.gloo_transfer import BACKEND
+from rlplug_rollout_vllm.options import VLLMOptions
+from rlplug_rollout_vllm.server_process import ServerProcesses, free_ports, frontend_flags, to_flags
+from transformers import AutoModelForCausalLM
+
+from rlplug.errors import ConfigError, RunError
+from rlplug.interfaces import EngineFault, Placement, PolicySpec
+from rlplug.interfaces.weight_sync import Bucket
+from rlplug.testing.models import make_model_folder
+from rlplug.types import Completion, Request, SamplingParams
+
+PLACEMENT = Placement(torch.device("cpu"), rank=0, world_size=1)
+GREEDY = SamplingParams(6, temperature=0.0)
+KEY = "RLPLUG_TEST_KEY"
+SMALL: dict[str, Any] = {"max_model_len": 2048, "kv_cache_gib": 0.25}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "llama"
+    make_model_folder("llama", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def spec(folder: Path) -> PolicySpec:
+    return PolicySpec(str(folder), torch.float32, eos_token_ids=(), pad_token_id=0, max_context=2048)
+
+
+@pytest.fixture(scope="module")
+def bucket(folder: Path) -> Bucket:
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return [(name, parameter.detach()) for name, parameter in model.named_parameters()]
+
+
+@pytest.fixture(scope="module")
+def others(spec: PolicySpec) -> Iterator[ServerProcesses]:
+    """A server that somebody else runs; it starts while the tests before use their own."""
+    arguments = VLLMOptions(**SMALL).arguments(spec, PLACEMENT.device)
+    processes = ServerProcesses({**arguments, "weight_transfer_config": {"backend": BACKEND}}, [None])
+    yield processes
+    processes.close()
+
+
+@pytest.fixture
+def theirs(others: ServerProcesses, monkeypatch: pytest.MonkeyPatch) -> Iterator[VLLMServerRollout]:
+    """An engine for that server, not started."""
+    monkeypatch.setenv(KEY, others.key)
+    engine = VLLMServerRollout(urls=others.urls, api_key_env=KEY, request_deadline_s=3.0)
+    yield engine
+    engine.close()
+
+
+def requests(name: str, count: int = 2) -> list[Request]:
+    return [Request(f"{name}/{index}", (5, 9, 6 + index), seed=index) for index in range(count)]
+
+
+def tokens(completions: list[Completion]) -> list[tuple[int, ...]]:
+    return [completion.token_ids for completion in completions]
+
+
+def running(pids: list[int]) -> list[int]:
+    """Return those of the processes that run: not what is left of one that nobody waited for."""
+
+    def runs(pid: int) -> bool:
+        try:
+            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    return [pid for pid in pids if runs(pid)]
+
+
+# ---- what is refused before anything starts ---------------------------------------------------------------------
+
+
+def test_url_of_another_host_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match=r"http://10\.0\.0\.7:8000.*VLLM_API_KEY"):
+        VLLMServerRollout(urls=["http://10.0.0.7:8000"])
+    monkeypatch.setenv("VLLM_API_KEY", "a key")
+    VLLMServerRollout(urls=["http://10.0.0.7:8000"])
+    VLLMServerRollout(urls=["http://127.0.0.1:8000", "http://localhost:8001"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"urls": []}, "rollout.urls is empty"),
+        ({"urls": ["127.0.0.1:8000"]}, "http://HOST:PORT"),
+        ({"urls": ["http://127.0.0.1:8000"], "gpus": [1]}, "rollout.gpus is set"),
+        ({"urls": ["http://127.0.0.1:8000"], "max_num_seqs": 8}, "rollout.max_num_seqs is set"),
+    ],
+)
+def test_contradictions_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        VLLMServerRollout(**arguments)
+
+
+def test_typo_in_engine_args_is_refused(spec: PolicySpec) -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'swap_space'|max_num_partial_prefils"):
+        VLLMServerRollout(engine_args={"max_num_partial_prefils": 2}).start(spec, PLACEMENT)
+
+
+def test_flags_are_read_back_as_they_were(spec: PolicySpec) -> None:
+    """vLLM's own parser is the oracle."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    arguments = {
+        **VLLMOptions(engine_args={"hf_overrides": {"rope_theta": 1e4}}).arguments(spec, PLACEMENT.device),
+        "cudagraph_capture_sizes": [1, 2, 4],
+        "weight_transfer_config": {"backend": "nccl"},
+    }
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    parsed = parser.parse_args(to_flags(arguments))
+    for name, value in arguments.items():
+        if name != "weight_transfer_config":
+            assert getattr(parsed, name) == value, name
+    assert parsed.weight_transfer_config.backend == "nccl"
+
+
+# ---- servers of our own -----------------------------------------------------------------------------------------
+
+
+def test_server_that_is_killed(others: ServerProcesses, spec: PolicySpec, bucket: Bucket) -> None:
+    """``others`` starts beside."""
+    engine = VLLMServerRollout(**SMALL)
+    try:
+        engine.start(spec, PLACEMENT)
+        assert engine.update_weights(iter([bucket]), 1).num_tensors == len(bucket)
+        before = tokens(engine.generate(requests("before"), GREEDY))
+        pids = [process.pid for process in psutil.Process().children(recursive=True)]
+
+        long, short = requests("long", 1), requests("short")
+        engine.submit(short, GREEDY)
+        engine.submit(long, SamplingParams(2000))
+        time.sleep(1.0)
+        (server,) = [p for p in pids if "api_server" in " ".join(psutil.Process(p).cmdline()) and is_ours(engine, p)]
+        os.kill(server, signal.SIGKILL)
+        done = []
+        with pytest.raises(EngineFault, match=r"ended with status 137.*server-0\.log") as fault:  # noqa: PT012
+            while True:
+                done += engine.collect(5.0)
+        done += fault.value.completions
+        assert sorted(c.request_id for c in done) == ["short/0", "short/1"]
+        assert sorted(tokens(done)) == sorted(before)
+
+        engine.close()
+        engine.start(spec, PLACEMENT)
+        engine.update_weights(iter([bucket]), 2)
+        again = engine.generate(requests("again"), GREEDY)
+        assert tokens(again) == before
+        assert {completion.policy_version for completion in again} == {2}
+        ours = [p for p in running(children()) if is_ours(engine, p)]
+    finally:
+        engine.close()
+    assert ours
+    assert not running(ours)
+
+
+def children() -> list[int]:
+    return [process.pid for process in psutil.Process().children(recursive=True)]
+
+
+def is_ours(engine: VLLMServerRollout, pid: int) -> bool:
+    """Whether a process runs below the engine's keeper, and is no keeper itself."""
+    assert engine._processes is not None
+    keepers = {server.keeper.pid for server in engine._processes._servers}
+    return any(parent.pid in keepers for parent in psutil.Process(pid).parents())
+
+
+def test_start_failure_shows_the_end_of_the_log(spec: PolicySpec) -> None:
+    engine = VLLMServerRollout(engine_args={"quantization": "no-such-method"}, **SMALL)
+    with pytest.raises(RunError, match=r"(?s)did not start.*server-0\.log.*no-such-method"):
+        engine.start(spec, PLACEMENT)
+    engine.close()
+
+
+# ---- servers of somebody else -----------------------------------------------------------------------------------
+
+
+def test_wrong_key_is_refused(theirs: VLLMServerRollout, spec: PolicySpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY, "wrong")
+    with pytest.raises(RunError, match=f"refuses the key of {KEY}"):
+        theirs.start(spec, PLACEMENT)
+
+
+@pytest.mark.parametrize("route", ["start_weight_update", "collective_rpc", "inference/v1/generate", "metrics"])
+def test_every_route_asks_for_the_key(theirs: VLLMServerRollout, others: ServerProcesses, route: str) -> None:
+    import urllib.error
+    import urllib.request
+
+    (url,) = others.urls
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        urllib.request.urlopen(urllib.request.Request(f"{url}/{route}", data=b"{}", method="POST"))
+    assert refusal.value.code == 401
+
+
+def test_server_of_somebody_else(theirs: VLLMServerRollout, spec: PolicySpec, bucket: Bucket) -> None:
+    """Also a second time, after a trainer that left a sync open."""
+    theirs.start(spec, PLACEMENT)
+    theirs.update_weights(iter([bucket]), 1)
+    first = tokens(theirs.generate(requests("first"), GREEDY))
+    assert theirs._sender is not None
+    (url,) = theirs.urls or []
+    theirs._sender._ask(url, "start_weight_update").result()
+    theirs.close()
+
+    theirs.start(spec, PLACEMENT)
+    theirs.update_weights(iter([bucket]), 2)
+    assert tokens(theirs.generate(requests("second"), GREEDY)) == first
+
+
+def test_server_that_hangs(
+    theirs: VLLMServerRollout, others: ServerProcesses, spec: PolicySpec, bucket: Bucket
+) -> None:
+    theirs.start(spec, PLACEMENT)
+    theirs.update_weights(iter([bucket]), 1)
+    stopped = psutil.Process(others._servers[0].keeper.pid).children(recursive=True)
+    for process in stopped:
+        process.suspend()
+    try:
+        began = time.monotonic()
+        with pytest.raises(EngineFault, match=r"did not answer within rollout\.request_deadline_s 3 s"):
+            theirs.generate(requests("hanging"), GREEDY)
+        assert time.monotonic() - began < 6
+    finally:
+        for process in stopped:
+            process.resume()
+    theirs.close()
+    theirs.start(spec, PLACEMENT)
+    theirs.update_weights(iter([bucket]), 2)
+    assert len(theirs.generate(requests("awake"), GREEDY)) == 2
+
+
+def test_stats(theirs: VLLMServerRollout, spec: PolicySpec, bucket: Bucket) -> None:
+    theirs.start(spec, PLACEMENT)
+    theirs.update_weights(iter([bucket]), 1)
+    theirs.stats()
+    prompt = tuple(5 + index % 40 for index in range(300))
+    theirs.generate([Request(f"stats/{index}", prompt, index) for index in range(8)], SamplingParams(200))
+    stats = theirs.stats()
+    assert stats["num_tokens"] == 1600
+    assert 0 < stats["tokens_per_s"] < 1e5
+    assert 1 <= stats["running"] <= 8
+    assert 0 < stats["kv_cache_use"] < 1
+    assert stats["prefix_cache_hits"] > 0.5, "seven of eight equal prompts"
+    assert theirs.stats()["num_tokens"] == 0
+
+
+def test_server_of_another_start_is_refused(others: ServerProcesses) -> None:
+    """The arguments that the command in the class's documentation has are those that a started server gets."""
+    documented = VLLMServerRollout.__doc__ or ""
+    assert all(flag in documented for flag in frontend_flags() if flag.startswith("--enable"))
+
+
+# ---- several ranks, and their end -------------------------------------------------------------------------------
+
+
+def test_servers_of_two_ranks_end_with_the_trainer(folder: Path) -> None:
+    (port,) = free_ports(1)
+    script = Path(__file__).with_name("server_trainer.py")
+    environment = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(folder)],
+            env=environment | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        first, second = (json.loads(next(line for line in rank.stdout or () if line[:1] == "{")) for rank in ranks)
+        assert first["token_ids"] == second["token_ids"], "both ranks ask for the same, of the same weights"
+        assert first["versions"] == second["versions"] == [4, 4, 4]
+        assert first["num_tensors"] == second["num_tensors"] == 21
+        assert set(second["stats"]) == {"num_tokens", "tokens_per_s"}
+        assert second["processes"] == []
+        assert len(first["processes"]) >= 4, "the keeper, the API server, the engine's core, its worker"
+        assert running(first["processes"]) == first["processes"]
+        ranks[0].kill()
+        deadline = time.monotonic() + 20
+        while (left := running(first["processes"])) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert not left
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()

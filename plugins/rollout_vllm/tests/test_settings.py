@@ -1,0 +1,211 @@
+"""Options, versions, statistics and the explanation of a failed start; nothing here starts vLLM."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rlplug_rollout_vllm import options as options_module
+from rlplug_rollout_vllm.memory import GIB, MemoryBefore, start_failure
+from rlplug_rollout_vllm.options import VLLMOptions
+from rlplug_rollout_vllm.sampling import room_for, sampling_arguments, to_completion
+from rlplug_rollout_vllm.stats import EngineStats
+from rlplug_rollout_vllm.versions import require_vllm
+
+from rlplug.errors import ConfigError, RunError
+from rlplug.interfaces import PolicySpec
+from rlplug.types import Request, SamplingParams
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7), pad_token_id=0, max_context=4096)
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch):
+    names = {"model", "seed", "block_size", "swap_space", "max_num_seqs", "async_scheduling"}
+    monkeypatch.setattr(options_module, "vllm_argument_names", lambda: names)
+
+
+# ---- options --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_null_is_left_to_vllm():
+    arguments = VLLMOptions().arguments(SPEC, GPU)
+    assert not {"max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "kv_cache_memory_bytes"} & {
+        *arguments
+    }
+    assert arguments["max_model_len"] == 4096
+    assert arguments["dtype"] == "bfloat16"
+    assert arguments["enforce_eager"] is False
+
+
+def test_options_become_arguments():
+    chosen = VLLMOptions(
+        max_num_seqs=7, max_model_len=100, enable_prefix_caching=False, kv_cache_gib=2, dtype="float16", seed=3
+    )
+    arguments = chosen.arguments(SPEC, GPU)
+    expected = {
+        "max_num_seqs": 7,
+        "max_model_len": 100,
+        "enable_prefix_caching": False,
+        "kv_cache_memory_bytes": 2 * GIB,
+        "dtype": "float16",
+        "seed": 3,
+    }
+    assert expected.items() <= arguments.items()
+
+
+def test_context_of_the_policy_is_the_limit():
+    assert VLLMOptions(max_model_len=9999).arguments(SPEC, GPU)["max_model_len"] == 4096
+
+
+def test_cpu_starts_eager_with_whole_prompts():
+    arguments = VLLMOptions().arguments(SPEC, CPU)
+    assert arguments["enforce_eager"] is True
+    assert arguments["enable_chunked_prefill"] is False
+    assert arguments["max_num_batched_tokens"] >= 4096
+    assert arguments["kv_cache_memory_bytes"] == GIB
+    with pytest.raises(ConfigError, match="enable_chunked_prefill is true"):
+        VLLMOptions(enable_chunked_prefill=True).arguments(SPEC, CPU)
+
+
+def test_other_arguments_pass_through():
+    chosen = VLLMOptions(engine_args={"block_size": 32, "async_scheduling": False})
+    assert {"block_size": 32, "async_scheduling": False}.items() <= chosen.arguments(SPEC, GPU).items()
+
+
+@pytest.mark.parametrize(
+    ("engine_args", "message"),
+    [
+        ({"blok_size": 32}, r"engine_args\.blok_size is no argument of the installed vLLM\. Did you mean 'block_size'"),
+        ({"max_num_seqs": 3}, r"set rollout\.max_num_seqs instead"),
+        ({"model": "x"}, r"engine_args\.model cannot be set: model\.policy\.path names it"),
+    ],
+)
+def test_arguments_that_cannot_be_passed(engine_args, message):
+    with pytest.raises(ConfigError, match=message):
+        VLLMOptions(engine_args=engine_args).arguments(SPEC, GPU)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"gpu_memory_utilization": 0}, {"gpu_memory_utilization": 1.1}, {"max_num_seqs": 0}, {"kv_cache_gib": -1}]
+)
+def test_values_that_cannot_be(wrong):
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=rf"rollout\.{name} is"):
+        VLLMOptions(**wrong)
+
+
+# ---- versions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["0.26.0", "0.29.1", "0.32.0+cpu", "0.32.3.dev1"])
+def test_versions_that_are_known(monkeypatch, version):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version))
+    assert str(require_vllm()) == version
+
+
+@pytest.mark.parametrize("version", ["0.25.3", "0.33.0", "1.0"])
+def test_other_versions_are_refused_by_name(monkeypatch, version):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version))
+    with pytest.raises(ConfigError, match=rf"vLLM {version} is installed.*0\.26.*0\.33.*pip install"):
+        require_vllm()
+
+
+def test_missing_vllm_is_said_with_the_remedy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ConfigError, match=r"pip install 'rlplug-rollout-vllm\[cuda\]'"):
+        require_vllm()
+
+
+# ---- statistics -----------------------------------------------------------------------------------------------------
+
+
+def make_stats(*observations, preemptions=0):
+    stats = EngineStats(max_num_seqs=64, kv_cache_tokens=10_000)
+    stats.num_tokens, stats.seconds = 1000, 2.0
+    stats.prompt_tokens, stats.cached_prompt_tokens, stats.preemptions = 400, 300, preemptions
+    for observation in observations:
+        stats.observe(*observation)
+    return stats, stats.drain()
+
+
+def test_statistics_are_peaks_and_rates():
+    stats, metrics = make_stats((10, 5, 0.2), (64, 3, 0.4), (1, 0, 0.1))
+    assert metrics == {
+        "num_tokens": 1000.0,
+        "tokens_per_s": 500.0,
+        "kv_cache_use": 0.4,
+        "running": 64.0,
+        "waiting": 5.0,
+        "preemptions": 0.0,
+        "prefix_cache_hits": 0.75,
+    }
+    assert not any(stats.drain().values())
+
+
+@pytest.mark.parametrize(
+    ("observations", "preemptions", "words"),
+    [
+        ([(64, 9, 0.12)], 0, ["KV cache 12% full", "0 preemptions", "raise rollout.max_num_seqs from 64"]),
+        ([(64, 9, 0.95)], 3, ["95% full", "3 preemptions", "lower max_num_seqs from 64"]),
+        ([(30, 9, 0.97)], 0, ["9 requests waited", "10,000 tokens", "raise rollout.gpu_memory_utilization"]),
+        ([(64, 0, 0.12)], 0, None),
+        ([(64, 9, 0.7)], 0, None),
+        ([(20, 9, 0.1), (64, 0, 0.2)], 0, None),  # they waited for their prompts' turn alone
+    ],
+)
+def test_advice(observations, preemptions, words):
+    stats, _ = make_stats(*observations, preemptions=preemptions)
+    if words is None:
+        assert stats.advice() == []
+    else:
+        (advice,) = stats.advice()
+        assert all(word in advice for word in words), advice
+
+
+# ---- a failed start -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("free", "share", "weights", "words"),
+    [
+        (40, 0.6, 16, "Set rollout.gpu_memory_utilization to 0.28 or less, or free memory with model.offload"),
+        (139, 0.1, 16, "Raise rollout.gpu_memory_utilization, or share the model"),
+        (139, 0.5, 16, "one sequence of rollout.max_model_len 131072"),
+    ],
+)
+def test_failed_start_says_who_holds_the_memory(free, share, weights, words):
+    memory = MemoryBefore(total=140 * GIB, free=free * GIB, trainer=90 * GIB)
+    error = start_failure(ValueError("no room"), memory, share, weights * GIB, longest=131072)
+    assert isinstance(error, RunError)
+    assert "no room" in str(error)
+    assert "90.0 the trainer's tensors" in str(error)
+    assert words in str(error)
+
+
+# ---- requests -------------------------------------------------------------------------------------------------------
+
+
+def test_request_beyond_the_context_is_refused_by_name():
+    request = Request("0/1/2", tuple(range(100)), seed=1)
+    assert room_for(request, SPEC, 101) == 1
+    with pytest.raises(RunError, match=r"request 0/1/2: its prompt has 100 tokens.*raise rollout\.max_model_len"):
+        room_for(request, SPEC, 100)
+    with pytest.raises(RunError, match=r"shorten it"):
+        room_for(Request("a", tuple(range(5000)), seed=1), SPEC, 4096)
+
+
+def test_sampling_arguments_name_every_end_token():
+    arguments = sampling_arguments(Request("a", (1,), seed=5), SamplingParams(10, temperature=0.7), SPEC, room=6)
+    assert arguments["max_tokens"] == 6
+    assert arguments["stop_token_ids"] == [1, 7]
+    assert arguments["ignore_eos"] is True
+    assert arguments["seed"] == 5
+
+
+def test_unknown_finish_reason_is_no_completion():
+    with pytest.raises(RunError, match="'error'"):
+        to_completion("a", [1], [0.0], "error", 1)

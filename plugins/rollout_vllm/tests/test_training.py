@@ -1,0 +1,60 @@
+"""Training with vLLM on the CPU, through the command line: one key moves a run from HFRollout to it."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM")
+
+ROOT = Path(__file__).parents[3]
+VLLM = ["--model.rollout", "VLLMRollout", "--model.rollout.kv_cache_gib", "0.25"]
+
+
+def fit(folder: Path, *arguments: str) -> list[dict[str, float]]:
+    """Run ``rlplug fit`` in the repository and return its metrics, a row per step."""
+    command = [sys.executable, "-m", "rlplug", "fit", *arguments, "--run.report", "false", "--run.dir", str(folder)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    with (folder / "001" / "metrics.csv").open() as file:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+QUICKSTART = ["--config", "configs/quickstart.yaml", "--model.validation.at_start", "false"]
+
+
+@pytest.mark.parametrize("tensor_parallel_size", [1, 2])
+def test_two_processes_sync_their_shards(tmp_path, tensor_parallel_size):
+    """Engine and trainer agree on every sampled token, so each engine holds what the two ranks' shards are."""
+    options = ["--trainer.devices", "2", "--model.num_steps", "3"]
+    parallel = ["--model.rollout.tensor_parallel_size", str(tensor_parallel_size)]
+    steps = fit(tmp_path, *QUICKSTART, *options, *VLLM, *parallel)
+    assert len(steps) == 3
+    for step in steps:
+        assert step["mismatch/max"] < 1e-4
+        assert step["sync/gib"] > 0.001
+        assert step["rollout/restarts"] == 0
+
+
+def test_learning_curves_of_both_engines_overlap(tmp_path):
+    """The quickstart's first 110 of 160 steps, in which its reward rises from 0 to about 0.8."""
+    options = [*QUICKSTART, "--model.num_steps", "110", "--model.validation.every_n_steps", "null"]
+    curves = {}
+    for name, engine in (("hf", []), ("vllm", VLLM)):
+        rewards = [step["reward/mean"] for step in fit(tmp_path / name, *options, *engine)]
+        curves[name] = [sum(rewards[start : start + 10]) / 10 for start in range(0, 110, 10)]
+    assert curves["vllm"][0] < 0.1 < 0.5 < curves["vllm"][-1], curves
+    assert all(abs(a - b) < 0.25 for a, b in zip(curves["hf"], curves["vllm"], strict=True)), curves
+
+
+def test_smollm2_trains(tmp_path):
+    steps = fit(tmp_path, "--config", "configs/smollm2.yaml", *VLLM, "--model.num_steps", "2")
+    assert len(steps) == 2
+    assert all(step["mismatch/mean"] < 1e-3 for step in steps)
+    assert all(step["rollout/prefix_cache_hits"] > 0 for step in steps)
