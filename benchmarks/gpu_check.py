@@ -11,6 +11,7 @@ import random
 import statistics
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -57,11 +58,11 @@ def smollm2(model: Path, out: Path, num_steps: int) -> list[str]:
     ]
 
 
-def run(name: str, arguments: list[str], out: Path) -> dict[str, object]:
+def run(name: str, arguments: list[str], out: Path, environment: Mapping[str, str] | None = None) -> dict[str, object]:
     """Run one command line and summarise its metrics."""
     command = [sys.executable, "-m", "rlplug", *arguments, "--run.dir", str(out / name)]
     with (out / f"{name}.log").open("w") as log:
-        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False).returncode
     if code:
         print((out / f"{name}.log").read_text()[-3000:])
         return {"run": name, "exit code": code}

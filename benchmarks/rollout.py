@@ -245,7 +245,7 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", default=None)
     arguments = parser.parse_args()
     on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
     folder = write_config(arguments.shape, Path(tempfile.mkdtemp()))

@@ -141,7 +141,7 @@ class RLModule(RLModuleSetup):
         if result.metrics["policy/skipped_updates"]:
             self._save_for_inspection(batch)
         if result.sampled_logprobs is not None:
-            self._measure_mismatch(batch, result.sampled_logprobs)
+            self._compare_with_engine(batch, result.sampled_logprobs)
         self.step_metrics |= result.metrics
 
     def publish(self) -> None:
@@ -216,21 +216,20 @@ class RLModule(RLModuleSetup):
         self.offload.after_step()
 
     def _compare_with_engine(self, batch: Batch, sampled_logprobs: Tensor) -> None:
-        """Measure the mismatch; at a run's first step it is a gate."""
-        self._measure_mismatch(batch, sampled_logprobs)
-        if not self._is_first_step or self.mismatch_gate is None:
+        """Measure how far engine and trainer are apart; in a run's first step, or in every one, that is a gate."""
+        if not self.engine.capabilities.logprobs:
+            return
+        self.step_metrics |= mismatch_metrics(batch.rollout_logprobs, sampled_logprobs, batch.response_mask)
+        if self.mismatch_gate is None or not (self._is_first_step or self.gate_every_step):
             return
         mean, largest = self.step_metrics["mismatch/mean"], self.step_metrics["mismatch/max"]
         if not mean <= self.mismatch_gate:
             raise RunError(
-                f"{type(self.engine).__name__} and the trainer disagree on the same tokens and weights: mean "
-                f"|difference of logprobs| {mean:.4f}, maximum {largest:.3f}, gate {self.mismatch_gate}. Look for "
-                "other weights, dtype, temperature or chat template in the engine; model.mismatch_gate sets the limit."
+                f"step {self.step}: {type(self.engine).__name__} and the trainer disagree on the same tokens and "
+                f"weights: mean |difference of logprobs| {mean:.4f}, maximum {largest:.3f}, gate {self.mismatch_gate}. "
+                "Look for other weights, dtype, temperature or chat template in the engine; model.mismatch_gate sets "
+                "the limit."
             )
-
-    def _measure_mismatch(self, batch: Batch, sampled_logprobs: Tensor) -> None:
-        if self.engine.capabilities.logprobs:
-            self.step_metrics |= mismatch_metrics(batch.rollout_logprobs, sampled_logprobs, batch.response_mask)
 
     def _validate(self) -> dict[str, float]:
         self.step_metrics |= self.driver.drain_metrics()  # rollout/... in the log is of the training rollout

@@ -71,6 +71,7 @@ class RLModuleSetup(LightningModule):
         mismatch_gate: The run stops in its first step when engine and trainer disagree on the sampled tokens by more
             than this, as the mean absolute difference of logprobs in nats. bf16 engines show about 0.03. ``null``
             only measures it.
+        gate_every_step: Hold every step to ``mismatch_gate``: proof that each weight sync brought what was trained.
         on_nonfinite: After a NaN or infinite loss or gradient, ``stop`` the run or ``skip`` that optimizer step. The
             batch is saved for inspection either way.
         reward_deadline_s: Longest time for one reward call.
@@ -101,6 +102,7 @@ class RLModuleSetup(LightningModule):
         validation: ValidationConfig = ValidationConfig(),  # noqa: B008
         seed: int = 0,
         mismatch_gate: float | None = 0.1,
+        gate_every_step: bool = False,
         on_nonfinite: Literal["stop", "skip"] = "stop",
         reward_deadline_s: float = 30.0,
         max_reward_error_share: float = 0.1,
@@ -128,6 +130,7 @@ class RLModuleSetup(LightningModule):
         self.validation = validation
         self.seed = seed
         self.mismatch_gate = mismatch_gate
+        self.gate_every_step = gate_every_step
         self.on_nonfinite = on_nonfinite
         self.sleep_between_rollouts = sleep_between_rollouts
         self.offload_mode = offload

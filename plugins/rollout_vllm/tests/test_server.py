@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +22,10 @@ import torch
 
 pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM")
 
-from rlplug_rollout_vllm import VLLMServerRollout
+from rlplug_rollout_vllm import VLLMServerRollout, server_keeper
 from rlplug_rollout_vllm.gloo_transfer import BACKEND
 from rlplug_rollout_vllm.options import VLLMOptions
-from rlplug_rollout_vllm.server_process import ServerProcesses, free_ports, frontend_flags, to_flags
+from rlplug_rollout_vllm.server_process import free_ports, to_flags
 from transformers import AutoModelForCausalLM
 
 from rlplug.errors import ConfigError, RunError
@@ -54,20 +58,51 @@ def bucket(folder: Path) -> Bucket:
     return [(name, parameter.detach()) for name, parameter in model.named_parameters()]
 
 
+@dataclass(frozen=True)
+class OtherServer:
+    """A server that somebody else runs."""
+
+    url: str
+    key: str
+    process: subprocess.Popen[bytes]
+
+
 @pytest.fixture(scope="module")
-def others(spec: PolicySpec) -> Iterator[ServerProcesses]:
-    """A server that somebody else runs; it starts while the tests before use their own."""
-    arguments = VLLMOptions(**SMALL).arguments(spec, PLACEMENT.device)
-    processes = ServerProcesses({**arguments, "weight_transfer_config": {"backend": BACKEND}}, [None])
-    yield processes
-    processes.close()
+def other(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OtherServer]:
+    """Started with the documented command, but for what a CPU needs; it starts while the first tests run."""
+    (port,) = free_ports(1)
+    options = ["--model", str(folder), "--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28)]
+    options += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "2048"]
+    changes = {"ADDRESS": "127.0.0.1", "8000": str(port), "bfloat16": "float32", "4096": "2048"}
+    changes['{"backend": "nccl"}'] = json.dumps({"backend": BACKEND})
+    with (tmp_path_factory.mktemp("log") / "other.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, server_keeper.__file__, str(os.getpid()), sys.executable]
+            + ["-m", "vllm.entrypoints.openai.api_server"]
+            + [changes.get(word, word) for word in documented_flags()]
+            + options,
+            env=os.environ | {"VLLM_SERVER_DEV_MODE": "1", "VLLM_API_KEY": "their key"},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    yield OtherServer(f"http://127.0.0.1:{port}", "their key", process)
+    process.terminate()
+    process.wait()
+
+
+def documented_flags() -> list[str]:
+    """Return those of ``vllm serve`` in the class's documentation."""
+    text = VLLMServerRollout.__doc__ or ""
+    words = shlex.split(text[text.index("VLLM_SERVER_DEV_MODE=1") :].partition("\n\n")[0].replace("\\\n", ""))
+    assert words[2:5] == ["vllm", "serve", "MODEL"]
+    return words[5:]
 
 
 @pytest.fixture
-def theirs(others: ServerProcesses, monkeypatch: pytest.MonkeyPatch) -> Iterator[VLLMServerRollout]:
+def theirs(other: OtherServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[VLLMServerRollout]:
     """An engine for that server, not started."""
-    monkeypatch.setenv(KEY, others.key)
-    engine = VLLMServerRollout(urls=others.urls, api_key_env=KEY, request_deadline_s=3.0)
+    monkeypatch.setenv(KEY, other.key)
+    engine = VLLMServerRollout(urls=[other.url], api_key_env=KEY, start_deadline_s=90.0)
     yield engine
     engine.close()
 
@@ -119,8 +154,8 @@ def test_contradictions_are_refused(arguments: dict[str, Any], message: str) -> 
 
 
 def test_typo_in_engine_args_is_refused(spec: PolicySpec) -> None:
-    with pytest.raises(ConfigError, match="Did you mean 'swap_space'|max_num_partial_prefils"):
-        VLLMServerRollout(engine_args={"max_num_partial_prefils": 2}).start(spec, PLACEMENT)
+    with pytest.raises(ConfigError, match=r"rollout\.engine_args\.max_num_seqz .*Did you mean"):
+        VLLMServerRollout(engine_args={"max_num_seqz": 2}).start(spec, PLACEMENT)
 
 
 def test_flags_are_read_back_as_they_were(spec: PolicySpec) -> None:
@@ -144,20 +179,18 @@ def test_flags_are_read_back_as_they_were(spec: PolicySpec) -> None:
 # ---- servers of our own -----------------------------------------------------------------------------------------
 
 
-def test_server_that_is_killed(others: ServerProcesses, spec: PolicySpec, bucket: Bucket) -> None:
-    """``others`` starts beside."""
+def test_server_that_is_killed(other: OtherServer, spec: PolicySpec, bucket: Bucket) -> None:
+    """The other server starts beside."""
     engine = VLLMServerRollout(**SMALL)
     try:
         engine.start(spec, PLACEMENT)
         assert engine.update_weights(iter([bucket]), 1).num_tensors == len(bucket)
         before = tokens(engine.generate(requests("before"), GREEDY))
-        pids = [process.pid for process in psutil.Process().children(recursive=True)]
-
+        server, *_ = processes_of(engine)
         long, short = requests("long", 1), requests("short")
         engine.submit(short, GREEDY)
         engine.submit(long, SamplingParams(2000))
         time.sleep(1.0)
-        (server,) = [p for p in pids if "api_server" in " ".join(psutil.Process(p).cmdline()) and is_ours(engine, p)]
         os.kill(server, signal.SIGKILL)
         done = []
         with pytest.raises(EngineFault, match=r"ended with status 137.*server-0\.log") as fault:  # noqa: PT012
@@ -173,22 +206,18 @@ def test_server_that_is_killed(others: ServerProcesses, spec: PolicySpec, bucket
         again = engine.generate(requests("again"), GREEDY)
         assert tokens(again) == before
         assert {completion.policy_version for completion in again} == {2}
-        ours = [p for p in running(children()) if is_ours(engine, p)]
+        ours = processes_of(engine)
     finally:
         engine.close()
-    assert ours
+    assert len(ours) >= 3, "the API server, the engine's core, its worker"
     assert not running(ours)
 
 
-def children() -> list[int]:
-    return [process.pid for process in psutil.Process().children(recursive=True)]
-
-
-def is_ours(engine: VLLMServerRollout, pid: int) -> bool:
-    """Whether a process runs below the engine's keeper, and is no keeper itself."""
+def processes_of(engine: VLLMServerRollout) -> list[int]:
+    """Return the processes of an engine's only server, the API server first."""
     assert engine._processes is not None
-    keepers = {server.keeper.pid for server in engine._processes._servers}
-    return any(parent.pid in keepers for parent in psutil.Process(pid).parents())
+    (server,) = engine._processes._servers
+    return [process.pid for process in psutil.Process(server.keeper.pid).children(recursive=True)]
 
 
 def test_start_failure_shows_the_end_of_the_log(spec: PolicySpec) -> None:
@@ -208,24 +237,21 @@ def test_wrong_key_is_refused(theirs: VLLMServerRollout, spec: PolicySpec, monke
 
 
 @pytest.mark.parametrize("route", ["start_weight_update", "collective_rpc", "inference/v1/generate", "metrics"])
-def test_every_route_asks_for_the_key(theirs: VLLMServerRollout, others: ServerProcesses, route: str) -> None:
-    import urllib.error
-    import urllib.request
-
-    (url,) = others.urls
+def test_every_route_asks_for_the_key(theirs: VLLMServerRollout, other: OtherServer, route: str) -> None:
     with pytest.raises(urllib.error.HTTPError) as refusal:
-        urllib.request.urlopen(urllib.request.Request(f"{url}/{route}", data=b"{}", method="POST"))
+        urllib.request.urlopen(urllib.request.Request(f"{other.url}/{route}", data=b"{}", method="POST"))
     assert refusal.value.code == 401
 
 
-def test_server_of_somebody_else(theirs: VLLMServerRollout, spec: PolicySpec, bucket: Bucket) -> None:
+def test_server_of_somebody_else(
+    theirs: VLLMServerRollout, other: OtherServer, spec: PolicySpec, bucket: Bucket
+) -> None:
     """Also a second time, after a trainer that left a sync open."""
     theirs.start(spec, PLACEMENT)
     theirs.update_weights(iter([bucket]), 1)
     first = tokens(theirs.generate(requests("first"), GREEDY))
-    assert theirs._sender is not None
-    (url,) = theirs.urls or []
-    theirs._sender._ask(url, "start_weight_update").result()
+    assert theirs._client is not None
+    theirs._client.spawn(theirs._client.ask("POST", f"{other.url}/start_weight_update")).result()
     theirs.close()
 
     theirs.start(spec, PLACEMENT)
@@ -233,12 +259,15 @@ def test_server_of_somebody_else(theirs: VLLMServerRollout, spec: PolicySpec, bu
     assert tokens(theirs.generate(requests("second"), GREEDY)) == first
 
 
-def test_server_that_hangs(
-    theirs: VLLMServerRollout, others: ServerProcesses, spec: PolicySpec, bucket: Bucket
-) -> None:
+def test_server_that_hangs(theirs: VLLMServerRollout, other: OtherServer, spec: PolicySpec, bucket: Bucket) -> None:
     theirs.start(spec, PLACEMENT)
     theirs.update_weights(iter([bucket]), 1)
-    stopped = psutil.Process(others._servers[0].keeper.pid).children(recursive=True)
+    theirs.generate(requests("warm"), GREEDY)  # the first takes seconds
+    theirs.close()
+    theirs.request_deadline_s = 3.0
+    theirs.start(spec, PLACEMENT)
+    theirs.update_weights(iter([bucket]), 1)
+    stopped = psutil.Process(other.process.pid).children(recursive=True)
     for process in stopped:
         process.suspend()
     try:
@@ -268,12 +297,6 @@ def test_stats(theirs: VLLMServerRollout, spec: PolicySpec, bucket: Bucket) -> N
     assert 0 < stats["kv_cache_use"] < 1
     assert stats["prefix_cache_hits"] > 0.5, "seven of eight equal prompts"
     assert theirs.stats()["num_tokens"] == 0
-
-
-def test_server_of_another_start_is_refused(others: ServerProcesses) -> None:
-    """The arguments that the command in the class's documentation has are those that a started server gets."""
-    documented = VLLMServerRollout.__doc__ or ""
-    assert all(flag in documented for flag in frontend_flags() if flag.startswith("--enable"))
 
 
 # ---- several ranks, and their end -------------------------------------------------------------------------------

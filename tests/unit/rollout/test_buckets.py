@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from ranks import run_ranks
 
 from rlplug.rollout.buckets import weight_buckets
 
@@ -29,3 +32,9 @@ def test_every_parameter_once_in_bounded_buckets(family, max_bytes, dtype, model
     for bucket, size, following in zip(buckets, sizes, [*buckets[1:], None], strict=True):
         assert size <= max_bytes or len(bucket) == 1
         assert following is None or size + following[0][1].nbytes > max_bytes  # no bucket ends early
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_shards_are_gathered_together(world_size):
+    """One collective operation a bucket, whatever the rows; other ways of sharding are gathered one by one."""
+    run_ranks([str(Path(__file__).with_name("gather_shards.py"))], world_size)

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Final, TypeVar
 
 import torch
 import torch.distributed as dist
-from packaging.version import Version
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import (
@@ -30,24 +29,19 @@ from rlplug_rollout_vllm.options import VLLMOptions
 from rlplug_rollout_vllm.sampling import room_for, sampling_arguments
 from rlplug_rollout_vllm.server_process import ServerProcesses, tell, wait_until_healthy
 from rlplug_rollout_vllm.server_requests import Job, ServerRequests
+from rlplug_rollout_vllm.server_settings import ServerSettings
 from rlplug_rollout_vllm.server_stats import MetricsSampler
 from rlplug_rollout_vllm.server_weights import WeightSender, is_loopback, transfer_backend
 from rlplug_rollout_vllm.stats import EngineStats
-from rlplug_rollout_vllm.versions import NEWEST, OLDEST, require_vllm
+from rlplug_rollout_vllm.versions import require_vllm
 from rlplug_rollout_vllm.weights import policy_shapes
 
 Shared = TypeVar("Shared")
 
-ROUTES: Final = {
-    "start_weight_update": "with VLLM_SERVER_DEV_MODE=1 in its environment",
-    "inference/v1/generate": "with --enable-scale-out",
-}
-"""What a server must have beside vLLM's defaults, and how it gets it."""
-
 STREAM_INTERVAL: Final = 8
 """Tokens that a server sends at once to a request that was submitted. An abort loses those that wait to be sent."""
 
-DIAGNOSIS_S: Final = 2.0
+DIAGNOSIS_S: Final = 3.0
 """How long a fault waits for what the server's end says of it."""
 
 
@@ -139,36 +133,37 @@ class VLLMServerRollout(RolloutEngine):
         self._shapes = policy_shapes(policy.path)
         arguments = self.options.arguments(policy, placement.device)
         devices = self._devices_of_servers(placement.device)
-        if self.urls is None and placement.rank == 0:
-            arguments["data_parallel_size"] = self.data_parallel_size
-            arguments["weight_transfer_config"] = {"backend": transfer_backend(placement.device)}
-            arguments.setdefault("stream_interval", STREAM_INTERVAL)
-            self._processes = ServerProcesses(arguments, devices)
-            tell(f"starting vLLM on {', '.join(self._processes.urls)}, log: {self._processes.logs()}")
+        try:
+            if self.urls is None and placement.rank == 0:
+                self._start_servers(arguments, devices)
+            self._connect()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_servers(self, arguments: dict[str, Any], devices: Sequence[str | None]) -> None:
+        arguments["data_parallel_size"] = self.data_parallel_size
+        arguments["weight_transfer_config"] = {"backend": transfer_backend(self._placement.device)}
+        arguments.setdefault("stream_interval", STREAM_INTERVAL)
+        self._processes = ServerProcesses(arguments, devices)
+        tell(f"starting vLLM on {', '.join(self._processes.urls)}, log: {self._processes.logs()}")
+
+    def _connect(self) -> None:
         urls, key, key_name = self._where()
-        self._client = HTTPClient(key, key_name)
-        processes = self._processes
-        wait_until_healthy(
-            self._client,
-            urls,
-            self.start_deadline_s,
-            processes.check if processes is not None else lambda: None,
-            processes.logs() if processes is not None else "",
+        client = self._client = HTTPClient(key, key_name)
+        wait_until_healthy(client, urls, self.start_deadline_s, self._processes)
+        settings = [ServerSettings.read(client, url) for url in urls]
+        self._max_model_len = min(self._policy.max_context, *(each.max_model_len for each in settings))
+        self._stats = EngineStats(
+            max_num_seqs=sum(each.max_num_seqs for each in settings),
+            kv_cache_tokens=sum(each.kv_cache_tokens for each in settings),
         )
-        longest, max_num_seqs, kv_cache_tokens = [], 0, 0
-        for url in urls:
-            settings = self._settings_of(url)
-            longest.append(settings["model_config"]["max_model_len"])
-            max_num_seqs += settings["scheduler_config"]["max_num_seqs"] * self.data_parallel_size
-            cache = settings["cache_config"]
-            kv_cache_tokens += (cache["num_gpu_blocks"] or 0) * (cache["block_size"] or 0) * self.data_parallel_size
-        self._max_model_len = min(policy.max_context, *longest)
-        self._stats = EngineStats(max_num_seqs, kv_cache_tokens)
-        self._requests = ServerRequests(self._client, urls, placement.rank, self.request_deadline_s, self._stats)
-        if placement.rank == 0:
-            self._sampler = MetricsSampler(self._client, urls, self._stats, lambda: self._requests.is_busy)
-            self._client.spawn(self._sampler.run())
-            self._sender = WeightSender(self._client, urls, placement.device, self.sync_deadline_s)
+        rank = self._placement.rank
+        self._requests = ServerRequests(client, urls, rank, self.request_deadline_s, self._stats)
+        if rank == 0:
+            self._sampler = MetricsSampler(client, urls, self._stats, lambda: self._requests.is_busy)
+            client.spawn(self._sampler.run())
+            self._sender = WeightSender(client, urls, self._placement.device, self.sync_deadline_s)
             self._sender.connect()
 
     def _devices_of_servers(self, device: torch.device) -> list[str | None]:
@@ -206,31 +201,6 @@ class VLLMServerRollout(RolloutEngine):
                 f"{socket.gethostname()}: start servers yourself, and set rollout.urls."
             )
         return urls, key, "the servers' environment"
-
-    def _settings_of(self, url: str) -> dict[str, Any]:
-        """Return vLLM's configuration of a server.
-
-        Raises:
-            ConfigError: It is of another version, or was not started as this class needs it.
-        """
-        assert self._client is not None
-        version = Version(self._client.get(f"{url}/version")["version"])
-        if not OLDEST <= Version(version.base_version) < NEWEST:
-            raise ConfigError(
-                f"vLLM {version} runs at {url}, and rlplug-rollout-vllm knows {OLDEST} up to, not including, {NEWEST}."
-            )
-        self._client.get(f"{url}/v1/models")  # asks for the key
-        for route, remedy in ROUTES.items():
-            if self._client.status(f"{url}/{route}") != 405:  # a GET of what takes POST
-                raise ConfigError(f"vLLM {version} at {url} has no /{route}: start it {remedy}.")
-        settings: dict[str, Any] = self._client.get(f"{url}/server_info?config_format=json")["vllm_config"]
-        mode = settings["model_config"]["logprobs_mode"]
-        if mode != "processed_logprobs":
-            raise ConfigError(
-                f"vLLM at {url} has the logprobs mode {mode!r}, in which ratios of probabilities are wrong: start it "
-                "with --logprobs-mode processed_logprobs."
-            )
-        return settings
 
     def close(self) -> None:
         client, self._client = self._client, None

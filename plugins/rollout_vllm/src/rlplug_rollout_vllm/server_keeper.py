@@ -22,6 +22,8 @@ from typing import Any
 POLL_S = 0.2
 GRACE_S = 5.0
 """How long a server may take to end by itself."""
+ORPHANS_S = 2.0
+"""How long what it started may take then to give shared memory back."""
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -47,22 +49,46 @@ def main() -> int:
 
 
 def end(server: subprocess.Popen[bytes]) -> int:
-    """End a server and all that it started: first politely, then not."""
-    if server.poll() is None:
-        server.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(GRACE_S)
+    """End a server, politely at first, and then what it started."""
+    server.terminate()
+    try:
+        status = server.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        status = server.wait()
+    deadline = time.monotonic() + ORPHANS_S
+    while (orphans := children()) and time.monotonic() < deadline:
+        kill([orphan for orphan in orphans if not is_tracker(orphan)])
+        reap()
+        time.sleep(0.02)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
-    status = server.wait()
-    deadline = time.monotonic() + GRACE_S
-    while (orphans := children()) and time.monotonic() < deadline:
-        for orphan in orphans:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(orphan, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(-1, 0)
+    kill(children())
+    reap()
     return status
+
+
+def is_tracker(pid: int) -> bool:
+    """Whether a process is Python's resource tracker, which gives shared memory back when all others are gone."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"resource_tracker" in file.read()
+    except OSError:
+        return False
+
+
+def kill(pids: list[int]) -> None:
+    """Kill processes, if they are there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def reap() -> None:
+    """Let children that ended go."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def children() -> list[int]:

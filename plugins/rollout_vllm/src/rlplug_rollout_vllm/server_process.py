@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,11 +104,6 @@ class ServerProcesses:
                 return ""
             time.sleep(0.1)
 
-    def check(self) -> None:
-        """Raise RunError when a server has ended."""
-        if problem := self.problem():
-            raise RunError(f"vLLM did not start. {problem}")
-
     def logs(self) -> str:
         """Return where the logs are."""
         return ", ".join(str(server.log) for server in self._servers)
@@ -136,26 +131,26 @@ class ServerProcesses:
 
 
 def wait_until_healthy(
-    client: HTTPClient, urls: Sequence[str], deadline_s: float, check: Callable[[], None], logs: str
+    client: HTTPClient, urls: Sequence[str], deadline_s: float, processes: ServerProcesses | None
 ) -> None:
     """Wait for servers that start.
 
     Args:
-        check: Raises when one of them cannot become healthy any more.
-        logs: Where their logs are, for messages; empty when that is not known.
+        processes: Those of them that this process started.
 
     Raises:
-        RunError: They are not healthy by the deadline.
+        RunError: One has ended, or is not healthy by the deadline.
     """
     began = time.monotonic()
     next_line = PROGRESS_S
     for url in urls:
         while not client.is_healthy(url):
-            check()
+            if processes is not None and (problem := processes.problem()):
+                raise RunError(f"vLLM did not start. {problem}")
             seconds = time.monotonic() - began
             if seconds > deadline_s:
-                where = f" Its log: {logs}" if logs else " Is it running, and is the address right?"
-                raise RunError(f"vLLM on {url} was not healthy after rollout.start_deadline_s {deadline_s:g} s.{where}")
+                hint = "Does it run, and is the address right?" if processes is None else f"Log: {processes.logs()}"
+                raise RunError(f"vLLM on {url} was not healthy after rollout.start_deadline_s {deadline_s:g} s. {hint}")
             if seconds > next_line:
                 tell(f"waiting for vLLM on {url.partition('//')[2]}, {seconds:.0f} s")
                 next_line += PROGRESS_S
