@@ -32,7 +32,7 @@ from rlplug.strategy import RLFSDP2Strategy
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "configuration.md"
-OWN_DISTRIBUTIONS: Final = ("rlplug", "rlplug-algos", "rlplug-optims")
+OWN_DISTRIBUTIONS: Final = ("rlplug", "rlplug-algos", "rlplug-optims", "rlplug-rollout-vllm")
 """What is described; other plugins may be installed where this runs."""
 
 SECTIONS: Final = {"model": RLModule, "data": PromptDataModule, "run": None, "checkpoint": None}

@@ -24,6 +24,7 @@ PAGES = (
     "CONTRIBUTING.md",
     "plugins/algos/README.md",
     "plugins/optims/README.md",
+    "plugins/rollout_vllm/README.md",
     *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")),
 )
 CLONE = ("Makefile", "configs", "constraints.txt", "examples", "plugins", "pyproject.toml", "scripts", "tests")
@@ -256,6 +257,7 @@ class Reader:
 
 def _check_own(requirement: Requirement) -> None:
     folders = {"rlplug": ROOT} | {f"rlplug-{name}": ROOT / f"plugins/{name}" for name in ("algos", "optims")}
+    folders["rlplug-rollout-vllm"] = ROOT / "plugins/rollout_vllm"
     if requirement.name not in folders:
         raise ValueError(f"pip install {requirement}: the distributions here are {', '.join(folders)}")
     project = tomllib.loads((folders[requirement.name] / "pyproject.toml").read_text())["project"]

@@ -18,10 +18,6 @@ from rlplug.interfaces import EngineFault
 
 Result = TypeVar("Result")
 
-KEEP_ALIVE_S: Final = 2.0
-"""Idle connections are closed before the server does it, after ``VLLM_HTTP_TIMEOUT_KEEP_ALIVE`` (5 s): a request that
-crosses its closing would be lost."""
-
 MAX_FILES: Final = 65536
 """Each request takes a connection, and a rollout has thousands."""
 
@@ -53,7 +49,9 @@ class HTTPClient:
 
     @staticmethod
     async def _open(key: str) -> aiohttp.ClientSession:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
+        # A connection for each question: a busy server closes one that has been idle for VLLM_HTTP_TIMEOUT_KEEP_ALIVE
+        # (5 s) also when a question is on its way, since libuv looks at timers first (docs.libuv.org/en/v1.x/design.html)
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         return aiohttp.ClientSession(connector=connector, headers=headers)
 
