@@ -256,8 +256,8 @@ class Reader:
 
 
 def _check_own(requirement: Requirement) -> None:
-    folders = {"rlplug": ROOT} | {f"rlplug-{name}": ROOT / f"plugins/{name}" for name in ("algos", "optims")}
-    folders["rlplug-rollout-vllm"] = ROOT / "plugins/rollout_vllm"
+    names = ("algos", "optims", "rollout_vllm")
+    folders = {"rlplug": ROOT} | {f"rlplug-{name.replace('_', '-')}": ROOT / f"plugins/{name}" for name in names}
     if requirement.name not in folders:
         raise ValueError(f"pip install {requirement}: the distributions here are {', '.join(folders)}")
     project = tomllib.loads((folders[requirement.name] / "pyproject.toml").read_text())["project"]

@@ -133,11 +133,12 @@ def test_plugins_come_from_the_wheels_and_list_what_they_bring(environment, resu
     records = json.loads(results["plugins"].stdout)
     files = [Path(record.pop("file")) for record in records]
     assert all(file.is_relative_to(environment.root) for file in files), files
-    core, algos, optims, probe = records
+    core, algos, optims, probe, vllm = records
     assert (core["name"], core["distribution"], core["state"]) == ("rlplug", "rlplug", "loaded")
     assert (algos["name"], len(algos["registers"])) == ("algos", 11)
     assert {"algorithms/DAPO", "algorithms/GRPO", "algorithms/PPO"} < set(algos["registers"])
     assert (optims["name"], len(optims["registers"])) == ("optims", 10)
+    assert (vllm["name"], vllm["registers"]) == ("rollout_vllm", ["rollouts/VLLMRollout", "rollouts/VLLMServerRollout"])
     assert probe == {
         "name": "probe",
         "distribution": "rlplug-probe",
@@ -162,7 +163,7 @@ def test_the_probe_implements_every_hook():
 
 def test_a_blocked_plugin_brings_nothing(results):
     assert results["plugins without probe"].returncode == 0, results["plugins without probe"].stderr
-    *_, probe = json.loads(results["plugins without probe"].stdout)
+    *_, probe, _ = json.loads(results["plugins without probe"].stdout)
     assert (probe["name"], probe["version"], probe["state"]) == ("probe", "3.1.4", "blocked")
     assert (probe["registers"], probe["hooks"]) == ([], [])
 
@@ -178,6 +179,7 @@ def test_run_record_names_plugins_and_effects(folder, everything):
         ("algos", "loaded"),
         ("optims", "loaded"),
         ("probe", "loaded"),
+        ("rollout_vllm", "loaded"),
     ]
     assert record["versions"]["rlplug-probe"] == "3.1.4"
     config = json.loads((folder / "probe_model/config.json").read_text())

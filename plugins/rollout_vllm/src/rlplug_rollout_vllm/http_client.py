@@ -49,8 +49,8 @@ class HTTPClient:
 
     @staticmethod
     async def _open(key: str) -> aiohttp.ClientSession:
-        # A connection for each question: a busy server closes one that has been idle for VLLM_HTTP_TIMEOUT_KEEP_ALIVE
-        # (5 s) also when a question is on its way, since libuv looks at timers first (docs.libuv.org/en/v1.x/design.html)
+        # A connection for each question: a busy server closes one that was idle for VLLM_HTTP_TIMEOUT_KEEP_ALIVE (5 s)
+        # also when a question is on its way, since libuv looks at timers first (docs.libuv.org/en/v1.x/design.html).
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         return aiohttp.ClientSession(connector=connector, headers=headers)

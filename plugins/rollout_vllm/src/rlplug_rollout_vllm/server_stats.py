@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -28,7 +27,7 @@ def read_metrics(text: str) -> dict[str, float]:
     """Return the sums over a server's engines by the names of the stats; the KV cache's use is the largest."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    found: Counter[str] = Counter()
+    found = dict.fromkeys(SUMMED.values(), 0.0)
     kv_cache_use = 0.0
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -36,7 +35,7 @@ def read_metrics(text: str) -> dict[str, float]:
                 found[SUMMED[sample.name]] += sample.value
             elif sample.name == KV_CACHE_USE:
                 kv_cache_use = max(kv_cache_use, sample.value)
-    return {**{name: found[name] for name in SUMMED.values()}, "kv_cache_use": kv_cache_use}
+    return {**found, "kv_cache_use": kv_cache_use}
 
 
 class MetricsSampler:
