@@ -28,6 +28,8 @@ class EngineCapabilities:
     """Returns the logprobs of the tokens that it sampled; without this they are NaN."""
     sleep: bool = False
     """Gives device memory back between rollouts."""
+    restart: bool = True
+    """Starts again after ``close``, in the same process; without this, a fault ends the run."""
     streaming: bool = False
     """``submit``, ``collect`` and ``abort``."""
     in_flight_update: bool = False

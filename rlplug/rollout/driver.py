@@ -202,6 +202,11 @@ class EngineDriver:
     def _restart(self, fault: EngineFault | None, num_faults: int, num_missing: int) -> None:
         """Start the engines of all ranks anew: some start together with others, and each needs the next sync."""
         name, problem = type(self.engine).__name__, fault or "the engine of another rank failed"
+        if not self.engine.capabilities.restart:
+            raise RunError(
+                f"{name} failed, and cannot start again in this process: {problem} Go on from the newest checkpoint "
+                "with rlplug fit --resume."
+            ) from fault
         if num_faults > self._max_restarts:
             raise RunError(
                 f"{name} failed again after {self._max_restarts} restarts in one rollout: {problem} The newest "

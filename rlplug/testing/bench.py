@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy
+import pytest
 import torch
 
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine
@@ -51,10 +52,12 @@ class Bench:
         self.capabilities = self._unstarted.capabilities
         self._engine: RolloutEngine | None = None
         self._life = Lifecycle(self.engine_name, settings.placement.device)
-        self._family: Family = "llama"
+        self._was_started = False
+        self.family: Family = "llama"
+        """Of the model that the engine has."""
         self._held: Variant | None = None
         self._policies: dict[tuple[Family, Variant], ReferencePolicy] = {}
-        self.spec = self._load_spec(self._family)
+        self.spec = self._load_spec(self.family)
 
     # ---- which engine, with which weights -------------------------------------------------------------------------
 
@@ -66,7 +69,7 @@ class Bench:
 
     def holding(self, variant: Variant = "first", family: Family = "llama") -> RolloutEngine:
         """Return the engine, ready for any call, with these weights."""
-        if self._engine is None or self._family != family:
+        if self._engine is None or self.family != family:
             self._make(family)
         if self._held != variant:
             self.sync(variant)
@@ -87,8 +90,11 @@ class Bench:
                 self._engine = None
 
     def _make(self, family: Family) -> None:
+        if self._was_started and not self.capabilities.restart:
+            pytest.skip(f"{self.engine_name} starts once in a process: run this check alone, with pytest -k")
+        self._was_started = True
         self.discard()
-        self._family, self.version, self.spec = family, 0, self._load_spec(family)
+        self.family, self.version, self.spec = family, 0, self._load_spec(family)
         self._engine, self._unstarted = self._unstarted or self.settings.make_engine(), None
         self._life = Lifecycle(self.engine_name, self.settings.placement.device)
         self.start()
@@ -153,10 +159,10 @@ class Bench:
 
     def policy(self, variant: Variant = "first") -> ReferencePolicy:
         """Return the reference for a variant of the running model."""
-        key = (self._family, variant)
+        key = (self.family, variant)
         if key not in self._policies:
             if variant == "first":
-                made = ReferencePolicy(str(self.settings.folders[self._family]), self.settings.dtype)
+                made = ReferencePolicy(str(self.settings.folders[self.family]), self.settings.dtype)
             elif variant == "changed":
                 made = self.policy().changed(self.settings.weight_change)
             else:

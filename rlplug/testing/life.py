@@ -21,6 +21,7 @@ class FirstChecks(EngineChecks):
 class LastChecks(EngineChecks):
     """Checks that close the engine."""
 
+    @applies_to("restart")
     def test_starts_again_after_close(self, bench: Bench) -> None:
         """So the core goes on after an ``EngineFault``."""
         bench.holding("first", family="qwen2")
@@ -35,7 +36,7 @@ class LastChecks(EngineChecks):
         )
 
     def test_closes_twice(self, bench: Bench) -> None:
-        bench.holding("first", family="qwen2")
+        bench.holding("first", family=bench.family)
         bench.close()
         bench.close()
         bench.discard()

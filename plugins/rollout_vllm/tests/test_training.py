@@ -43,13 +43,13 @@ def test_two_processes_sync_their_shards(tmp_path, tensor_parallel_size):
 
 
 def test_learning_curves_of_both_engines_overlap(tmp_path):
-    """The first half of the quickstart, in which its reward rises from 0 to about 0.6."""
-    options = [*QUICKSTART, "--model.num_steps", "80", "--model.validation.every_n_steps", "null"]
+    """The first 70 of the quickstart's 160 steps, in which its reward rises from 0 to about 0.5."""
+    options = [*QUICKSTART, "--model.num_steps", "70", "--model.validation.every_n_steps", "null"]
     curves = {}
     for name, engine in (("hf", []), ("vllm", VLLM)):
         rewards = [step["reward/mean"] for step in fit(tmp_path / name, *options, *engine)]
-        curves[name] = [sum(rewards[start : start + 10]) / 10 for start in range(0, 80, 10)]
-    assert curves["vllm"][0] < 0.1 < 0.35 < curves["vllm"][-1], curves
+        curves[name] = [sum(rewards[start : start + 10]) / 10 for start in range(0, 70, 10)]
+    assert curves["vllm"][0] < 0.1 < 0.25 < curves["vllm"][-1], curves
     assert all(abs(a - b) < 0.25 for a, b in zip(curves["hf"], curves["vllm"], strict=True)), curves
 
 

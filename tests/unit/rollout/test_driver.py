@@ -154,6 +154,14 @@ def test_restarts_are_bounded(make_driver):
     assert engine.calls.count("start") == 3
 
 
+def test_fault_of_an_engine_that_cannot_start_again_ends_the_run(make_driver):
+    engine = FaultyRollout({("generate", 1)})
+    engine.capabilities = EngineCapabilities(sleep=True, restart=False)
+    with pytest.raises(RunError, match=r"cannot start again in this process: generate failed\. Go on .* --resume"):
+        complete(make_driver(engine))
+    assert engine.calls.count("start") == 1
+
+
 def test_ranks_of_one_engine_divide_its_completions(make_driver):
     """They ask for the same, and keep whole groups each; together they have what two single ranks have."""
     alone = [make_driver(HFRollout(), rank=rank, world_size=4) for rank in range(4)]

@@ -194,14 +194,15 @@ def test_report_says_what_was_claimed_and_checked(outcomes):
     _, _, rest = outcomes.output.partition(" conformance of CapableRollout ===")
     lines = rest.splitlines()
     assert lines[1].endswith("sabotaged_capabilities.py::TestCapable")
-    report = [" ".join(line.split()) for line in lines[2:13]]
+    report = [" ".join(line.split()) for line in lines[2:14]]
     assert report == [
-        "every engine 2 passed",
+        "every engine 1 passed",
         "colocated claimed not checked by this kit",
         "disaggregated not claimed not checked by this kit",
         "logprobs claimed not checked by this kit",
         "sleep claimed 2 passed, 1 skipped, 1 not applied",
         "skipped test_sleep_frees_memory: nothing measures memory on cpu: override device_bytes_in_use",
+        "restart claimed 1 passed",
         "streaming claimed 8 passed, 1 not applied",
         "in_flight_update not claimed not checked by this kit",
         "fp8_refit not claimed not checked by this kit",

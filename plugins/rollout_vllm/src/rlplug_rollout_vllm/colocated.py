@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -48,7 +48,10 @@ class VLLMRollout(RolloutEngine):
     """
 
     capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(
-        colocated=True, sleep=torch.cuda.is_available(), tensor_parallel=True
+        colocated=True,
+        sleep=torch.cuda.is_available(),
+        restart=not torch.cuda.is_available(),  # its allocator for sleep serves one engine in a process
+        tensor_parallel=True,
     )
 
     def __init__(self, generate_deadline_s: float = 1800.0, **options: Any) -> None:
@@ -56,6 +59,7 @@ class VLLMRollout(RolloutEngine):
         self.generate_deadline_s = generate_deadline_s
         self._engine: Any = None
         self._version = -1
+        self._is_asleep = False
 
     @property
     def ranks_per_engine(self) -> int:
@@ -102,9 +106,8 @@ class VLLMRollout(RolloutEngine):
         engine, self._engine, self._model = self._engine, None, None
         if engine is None:
             return
-        # vLLM's allocator serves one engine at a time, and only what nobody refers to is given back when it shuts down
-        if finalizer := getattr(engine, "_finalizer", None):
-            finalizer()
+        if self._is_asleep:
+            return  # its memory is free already, and vLLM frees it a second time
         with _default_group_kept():
             engine.engine_core.shutdown()
 
@@ -182,45 +185,51 @@ class VLLMRollout(RolloutEngine):
         if not self.capabilities.sleep:
             super().sleep()
         self._engine.sleep(level=2)
+        self._is_asleep = True
 
     def wake(self, part: SleepingPart) -> None:
         if not self.capabilities.sleep:
             super().wake(part)
         self._engine.wake_up(tags=[part])
+        self._is_asleep = False
 
 
-def _make_engine(arguments: dict[str, Any], observe: Any) -> Any:
+def _make_engine(arguments: dict[str, Any], observe: Callable[[int, int, float, int], None]) -> Any:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    return LLMEngine.from_engine_args(
-        EngineArgs(**arguments),
-        usage_context=UsageContext.LLM_CLASS,  # vLLM's defaults for many requests at once, as in its LLM class
-        stat_loggers=[lambda *_: _Observer(observe)],
-        enable_multiprocessing=False,
+    # the context decides on vLLM's defaults: those of its LLM class are for many requests at once
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS, enable_multiprocessing=False
     )
+    if engine.vllm_config.cache_config.enable_prefix_caching:
+        # statistics of every token take a millisecond a step with 512 requests; the scheduler's tell enough, but
+        # without a prefix cache they do not have preemptions
+        engine.log_stats = engine.output_processor.log_stats = False
+    engine.logger_manager = _Observer(observe)
+    return engine
 
 
 class _Observer:
-    """What vLLM calls a stat logger: it hands on what :class:`EngineStats` counts, after every step."""
+    """In the place of vLLM's loggers of statistics: hands on what :class:`EngineStats` counts, after every step."""
 
-    def __init__(self, observe: Any) -> None:
+    def __init__(self, observe: Callable[[int, int, float, int], None]) -> None:
         self._observe = observe
 
-    def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *_: Any, **__: Any) -> None:
-        if scheduler_stats is not None:
-            self._observe(
-                scheduler_stats.num_running_reqs,
-                scheduler_stats.num_waiting_reqs,
-                scheduler_stats.kv_cache_usage,
-                iteration_stats.num_preempted_reqs if iteration_stats is not None else 0,
-            )
+    def record(self, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:
+        if iteration_stats is None:
+            preemptions = scheduler_stats.prefix_cache_stats.preempted_requests
+        else:
+            preemptions = iteration_stats.num_preempted_reqs
+        self._observe(
+            scheduler_stats.num_running_reqs,
+            scheduler_stats.num_waiting_reqs,
+            scheduler_stats.kv_cache_usage,
+            preemptions,
+        )
 
     def log(self) -> None:
-        pass
-
-    def log_engine_initialized(self) -> None:
         pass
 
     def record_sleep_state(self, *_: Any) -> None:

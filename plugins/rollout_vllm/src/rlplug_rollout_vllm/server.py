@@ -51,17 +51,8 @@ class VLLMServerRollout(RolloutEngine):
     Without ``urls``, the first rank starts servers on its host, which end with the trainer. Requests go round-robin to
     all servers; weights reach all of them over one NCCL group (gloo on a CPU).
 
-    Servers that run already must be started so, with the trainer's ``rlplug-rollout-vllm`` installed beside vLLM::
-
-        VLLM_SERVER_DEV_MODE=1 VLLM_API_KEY=... vllm serve MODEL --host ADDRESS --port 8000 \\
-            --dtype bfloat16 --max-model-len 4096 --tensor-parallel-size 1 --api-server-count 1 \\
-            --load-format dummy --skip-tokenizer-init --generation-config vllm \\
-            --logprobs-mode processed_logprobs --weight-transfer-config '{"backend": "nccl"}' \\
-            --stream-interval 8 --middleware rlplug_rollout_vllm.server_key.RequireKey --enable-scale-out
-
-    ``--enable-scale-out`` is of newer versions of vLLM; 0.26 neither has nor needs it. The middleware makes the routes
-    that take weights ask for the key, which vLLM does not. Weights and keys travel unencrypted: keep to a network of
-    your own.
+    Servers that run already are named by ``urls``; ``docs/rollout-engines.md`` says how to start them. Weights and keys
+    travel unencrypted: keep to a network of your own.
 
     Args:
         gpus: For the servers, as indices among the GPUs that the trainer sees; each server gets
