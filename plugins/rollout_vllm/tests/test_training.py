@@ -64,5 +64,5 @@ def test_smollm2_trains(tmp_path):
         "--model.num_steps",
         "2",
     )
-    assert len(steps) == 2
+    assert len(steps) == 1
     assert all(step["mismatch/mean"] < 1e-3 for step in steps)
