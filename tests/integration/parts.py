@@ -37,3 +37,18 @@ class Silent(HFRollout):
     """An engine that says it returns no logprobs."""
 
     capabilities = EngineCapabilities(logprobs=False)
+
+
+class TakesWeightsOnce(HFRollout):
+    """An engine that keeps the weights of its first sync."""
+
+    has_weights = False
+
+    def update_weights(self, buckets, version):  # type: ignore[no-untyped-def]
+        kept = {name: weight.clone() for name, weight in self._model.named_parameters()}
+        report = super().update_weights(buckets, version)
+        if self.has_weights:
+            for name, weight in self._model.named_parameters():
+                weight.data.copy_(kept[name])
+        self.has_weights = True
+        return report

@@ -40,6 +40,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     small_vocabulary = model_with(folder / "small-vocabulary", vocab_size=9)
     chat = ["--data.chat", "true"]
     corrected = ["--model.algorithm.correction", "{level: token, mode: mask}"]
+    stale = ["--model.rollout", "parts.TakesWeightsOnce", "--model.gate_every_step", "true"]
+    stale += ["--model.mismatch_gate", "0.001", "--model.optimizer.init_args.lr", "0.1"]
     wrong = {
         "command": ["train"],
         "key": [*SMALL, "--model.num_stepz", "3"],
@@ -65,6 +67,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         "long-buffer": [*SMALL, "--model.algorithm", "DAPO", "--model.algorithm.overlong_buffer", "4"],
         "no-logprobs": [*SMALL, "--model.rollout", "parts.Silent", *corrected, "--model.mismatch_gate", "null"],
         "no-gate": [*SMALL, "--model.rollout", "parts.Silent"],
+        "stale": [*SMALL, *stale],
         "strategy": [*SMALL, "--trainer.strategy", "auto"],
         "no-held-out": [*SMALL, "--model.validation.every_n_steps", "1", "--data.val", "null"],
         "no-gpu": [*SMALL, "--trainer.accelerator", "gpu"],
@@ -118,6 +121,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         ("long-buffer", ["DAPO", "overlong_buffer is 4", "max_new_tokens"]),
         ("no-logprobs", ["correction (GRPO)", "'logprobs'", "Silent", "Engines here that can: HFRollout"]),
         ("no-gate", ["Silent returns no logprobs", "model.mismatch_gate to null"]),
+        ("stale", ["TakesWeightsOnce and the trainer disagree", "step 2", "gate 0.001", "model.mismatch_gate"]),
         ("strategy", ["trainer.strategy", "rlplug.strategy.RLFSDP2Strategy"]),
         ("no-held-out", ["model.validation", "data.val is not set"]),
         pytest.param("no-gpu", ["trainer: No supported gpu backend found"], marks=WITHOUT_GPU),

@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,8 @@ from rlplug_rollout_vllm.sampling import room_for, sampling_arguments, to_comple
 from rlplug_rollout_vllm.stats import EngineStats
 from rlplug_rollout_vllm.versions import require_vllm
 from rlplug_rollout_vllm.weights import load_weights, policy_shapes
+
+PROGRESS_S: Final = 30.0
 
 
 class VLLMRollout(RolloutEngine):
@@ -85,7 +87,7 @@ class VLLMRollout(RolloutEngine):
                 arguments["distributed_executor_backend"] = "external_launcher"
             try:
                 self._engine = _make_engine(arguments, self._observe)
-            except (RuntimeError, ValueError) as problem:
+            except (AssertionError, RuntimeError, ValueError) as problem:
                 num_bytes = sum(shape.numel() for shape in self._shapes.values()) * policy.dtype.itemsize // size
                 share, longest = self.options.gpu_memory_utilization, arguments["max_model_len"]
                 raise start_failure(problem, memory, share, num_bytes, longest) from problem
@@ -96,7 +98,6 @@ class VLLMRollout(RolloutEngine):
             max_num_seqs=config.scheduler_config.max_num_seqs,
             kv_cache_tokens=(config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
         )
-
         rank_zero_info(
             f"vLLM {version}: up to {self._stats.max_num_seqs} requests at once, a KV cache of "
             f"{self._stats.kv_cache_tokens:,} tokens; started in {time.perf_counter() - began:.0f} s"
@@ -104,12 +105,9 @@ class VLLMRollout(RolloutEngine):
 
     def close(self) -> None:
         engine, self._engine, self._model = self._engine, None, None
-        if engine is None:
-            return
-        if self._is_asleep:
-            return  # its memory is free already, and vLLM frees it a second time
-        with _default_group_kept():
-            engine.engine_core.shutdown()
+        if engine is not None and not self._is_asleep:  # vLLM would free what slept a second time
+            with _default_group_kept():
+                engine.engine_core.shutdown()
 
     # ---- generation -----------------------------------------------------------------------------------------------
 
@@ -121,7 +119,7 @@ class VLLMRollout(RolloutEngine):
             with preserved_rng():
                 for request, room in zip(requests, rooms, strict=True):
                     self._add(request, sampling, room)
-                for completion in self._run(deadline=began + self.generate_deadline_s):
+                for completion in self._run(began, len(requests)):
                     finished[completion.request_id] = completion
         except torch.AcceleratorError as problem:
             raise RunError(f"vLLM lost its GPU, and the trainer with it, which shares it: {problem}") from problem
@@ -134,14 +132,20 @@ class VLLMRollout(RolloutEngine):
         self._stats.seconds += time.perf_counter() - began
         return [finished[request.request_id] for request in requests]
 
-    def _run(self, deadline: float) -> Iterator[Completion]:
-        """Yield completions as they finish."""
+    def _run(self, began: float, num_requests: int) -> Iterator[Completion]:
+        """Yield completions as they finish; a long rollout says how far it is."""
+        num_finished, next_line_s = 0, PROGRESS_S
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
                 if output.finished:
+                    num_finished += 1
                     yield self._completion(output)
-            if time.perf_counter() > deadline:
+            seconds = time.perf_counter() - began
+            if seconds > self.generate_deadline_s:
                 raise TimeoutError(f"it took longer than rollout.generate_deadline_s {self.generate_deadline_s:g}")
+            if seconds > next_line_s:
+                next_line_s += PROGRESS_S
+                rank_zero_info(f"rollout: {num_finished} of {num_requests} completions after {seconds:.0f} s")
 
     def _add(self, request: Request, sampling: SamplingParams, room: int) -> None:
         from vllm import SamplingParams as VLLMSamplingParams

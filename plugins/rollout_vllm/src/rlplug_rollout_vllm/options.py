@@ -21,6 +21,7 @@ RESERVED: Final = {
     "generation_config": "model.sampling says how to draw",
     "logprobs_mode": "logprobs are of the distribution that is sampled",
     "enable_sleep_mode": "model.sleep_between_rollouts asks for it",
+    "data_parallel_size": "VLLMServerRollout has it as an option of its own",
     "distributed_executor_backend": "it follows from where the engine runs",
     "weight_transfer_config": "it follows from where the engine runs",
     "disable_log_stats": "rollout/... metrics come from vLLM's statistics",
