@@ -14,7 +14,7 @@ VLLM_BIN := $(VLLM_VENV)/bin
 .PHONY: help quickstart smollm2 test test-vllm lint docs clean
 
 help:  ## Show the targets
-	@grep -E '^[a-z0-9]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 quickstart: $(VENV)/.installed  ## Train a tiny policy from scratch on the CPU, about a minute
 	$(BIN)/rlplug fit --config configs/quickstart.yaml
