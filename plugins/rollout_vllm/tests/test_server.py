@@ -73,7 +73,7 @@ def other(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ot
     (port,) = free_ports(1)
     options = ["--model", str(folder), "--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28)]
     options += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "2048"]
-    changes = {"ADDRESS": "127.0.0.1", "8000": str(port), "bfloat16": "float32", "4096": "2048"}
+    changes = {"10.0.0.7": "127.0.0.1", "8000": str(port), "bfloat16": "float32", "4096": "2048"}
     changes['{"backend": "nccl"}'] = json.dumps({"backend": BACKEND})
     with (tmp_path_factory.mktemp("log") / "other.log").open("wb") as log:
         process = subprocess.Popen(
@@ -91,9 +91,9 @@ def other(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ot
 
 
 def documented_flags() -> list[str]:
-    """Return those of ``vllm serve`` in the class's documentation."""
-    text = VLLMServerRollout.__doc__ or ""
-    words = shlex.split(text[text.index("VLLM_SERVER_DEV_MODE=1") :].partition("\n\n")[0].replace("\\\n", ""))
+    """Return those of ``vllm serve`` in the documentation."""
+    text = (Path(__file__).parents[3] / "docs/rollout-engines.md").read_text()
+    words = shlex.split(text[text.index("VLLM_SERVER_DEV_MODE=1") :].partition("\n```")[0].replace("\\\n", ""))
     assert words[2:5] == ["vllm", "serve", "MODEL"]
     return words[5:]
 
