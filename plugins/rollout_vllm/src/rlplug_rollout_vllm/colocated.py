@@ -62,6 +62,7 @@ class VLLMRollout(RolloutEngine):
         self._engine: Any = None
         self._version = -1
         self._is_asleep = False
+        self._shares_group = False
 
     @property
     def ranks_per_engine(self) -> int:
@@ -83,7 +84,8 @@ class VLLMRollout(RolloutEngine):
             version = require_vllm()
             arguments = self.options.arguments(policy, placement.device)
             arguments["enable_sleep_mode"] = placement.device.type == "cuda"
-            if dist.is_initialized():
+            self._shares_group = dist.is_initialized()
+            if self._shares_group:
                 arguments["distributed_executor_backend"] = "external_launcher"
             try:
                 self._engine = _make_engine(arguments, self._observe)
@@ -106,7 +108,7 @@ class VLLMRollout(RolloutEngine):
     def close(self) -> None:
         engine, self._engine, self._model = self._engine, None, None
         if engine is not None and not self._is_asleep:  # vLLM would free what slept a second time
-            with _default_group_kept():
+            with _default_group_kept() if self._shares_group else contextlib.nullcontext():
                 engine.engine_core.shutdown()
 
     # ---- generation -----------------------------------------------------------------------------------------------
@@ -150,19 +152,22 @@ class VLLMRollout(RolloutEngine):
     def _add(self, request: Request, sampling: SamplingParams, room: int) -> None:
         from vllm import SamplingParams as VLLMSamplingParams
         from vllm.inputs.engine import tokens_input
+        from vllm.sampling_params import RequestOutputKind
 
         arguments = sampling_arguments(request, sampling, self._policy, room)
+        # else each step puts all completions together anew, and makes a dict for each token's logprob
+        arguments |= {"output_kind": RequestOutputKind.FINAL_ONLY, "flat_logprobs": True}
         prompt = tokens_input(list(request.prompt_ids))
         self._engine.add_request(request.request_id, prompt, VLLMSamplingParams(**arguments))
 
     def _completion(self, output: Any) -> Completion:
         (generated,) = output.outputs
-        token_ids = generated.token_ids
-        logprobs = [entry[token].logprob for token, entry in zip(token_ids, generated.logprobs, strict=True)]
+        token_ids, logprobs = generated.token_ids, generated.logprobs
+        assert logprobs.token_ids == list(token_ids), "there is one logprob for each token, of that token"
         self._stats.num_tokens += len(token_ids)
         self._stats.prompt_tokens += len(output.prompt_token_ids)
         self._stats.cached_prompt_tokens += output.num_cached_tokens or 0
-        return to_completion(output.request_id, token_ids, logprobs, generated.finish_reason, self._version)
+        return to_completion(output.request_id, token_ids, logprobs.logprobs, generated.finish_reason, self._version)
 
     def _observe(self, running: int, waiting: int, kv_cache_use: float, preemptions: int) -> None:
         self._stats.observe(running, waiting, kv_cache_use)
@@ -203,37 +208,33 @@ def _make_engine(arguments: dict[str, Any], observe: Callable[[int, int, float, 
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    # the context decides on vLLM's defaults: those of its LLM class are for many requests at once
-    engine = LLMEngine.from_engine_args(
-        EngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS, enable_multiprocessing=False
+    return LLMEngine.from_engine_args(
+        EngineArgs(**arguments),
+        usage_context=UsageContext.LLM_CLASS,  # it decides on defaults: vLLM's for many requests at once
+        stat_loggers=[lambda *_: _Observer(observe)],
+        enable_multiprocessing=False,
     )
-    if engine.vllm_config.cache_config.enable_prefix_caching:
-        # statistics of every token take a millisecond a step with 512 requests; the scheduler's tell enough, but
-        # without a prefix cache they do not have preemptions
-        engine.log_stats = engine.output_processor.log_stats = False
-    engine.logger_manager = _Observer(observe)
-    return engine
 
 
 class _Observer:
-    """In the place of vLLM's loggers of statistics: hands on what :class:`EngineStats` counts, after every step."""
+    """What vLLM calls a stat logger: hands on what :class:`EngineStats` counts, after every step."""
 
     def __init__(self, observe: Callable[[int, int, float, int], None]) -> None:
         self._observe = observe
 
-    def record(self, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:
-        if iteration_stats is None:
-            preemptions = scheduler_stats.prefix_cache_stats.preempted_requests
-        else:
-            preemptions = iteration_stats.num_preempted_reqs
-        self._observe(
-            scheduler_stats.num_running_reqs,
-            scheduler_stats.num_waiting_reqs,
-            scheduler_stats.kv_cache_usage,
-            preemptions,
-        )
+    def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *_: Any, **__: Any) -> None:
+        if scheduler_stats is not None:
+            self._observe(
+                scheduler_stats.num_running_reqs,
+                scheduler_stats.num_waiting_reqs,
+                scheduler_stats.kv_cache_usage,
+                iteration_stats.num_preempted_reqs if iteration_stats is not None else 0,
+            )
 
     def log(self) -> None:
+        pass
+
+    def log_engine_initialized(self) -> None:
         pass
 
     def record_sleep_state(self, *_: Any) -> None:
