@@ -114,13 +114,8 @@ class Lifecycle:
         self.state = NEXT_STATES[call][state]
 
     def _bytes_in_use(self, call: Call) -> int:
-        """Return the memory that is taken on the device, by any process."""
-        if self._device.type != "cuda" or call not in MEASURED:
-            return 0
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(self._device)
-        return total - free
+        """Return the memory that is taken, or 0 where it is not looked at."""
+        return device_bytes_in_use(self._device) if self._device.type == "cuda" and call in MEASURED else 0
 
     def _check_memory(self, call: Call, change: int) -> None:
         if call == "start":
@@ -136,3 +131,11 @@ class Lifecycle:
                 )
         else:
             self._taken_bytes += change
+
+
+def device_bytes_in_use(device: torch.device) -> int:
+    """Return the memory that is taken on a GPU, by any process, without what torch keeps for later."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rlplug.interfaces.rollout import Placement, RolloutEngine
+from rlplug.rollout.lifecycle import device_bytes_in_use
 from rlplug.testing.bench import Bench, BenchSettings
 from rlplug.testing.claims import DOES_NOT_APPLY, ConformanceReport, claim_of
 from rlplug.testing.models import MAX_CONTEXT, Family, make_model_folder
@@ -57,12 +58,7 @@ class EngineChecks:
     def device_bytes_in_use(self, engine: RolloutEngine) -> int | None:
         """Return how much memory is taken on the engine's device, by any process; ``None`` when that is unknown."""
         device = self.placement().device
-        if device.type != "cuda":
-            return None
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(device)
-        return total - free
+        return device_bytes_in_use(device) if device.type == "cuda" else None
 
     @classmethod
     def teardown_class(cls) -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rlplug_rollout_vllm import options as options_module
-from rlplug_rollout_vllm.memory import GIB, MemoryBefore, start_failure
+from rlplug_rollout_vllm.memory import MemoryBefore, start_failure
 from rlplug_rollout_vllm.options import VLLMOptions
 from rlplug_rollout_vllm.sampling import room_for, sampling_arguments, to_completion
 from rlplug_rollout_vllm.stats import EngineStats
@@ -16,6 +16,7 @@ from rlplug_rollout_vllm.versions import require_vllm
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import PolicySpec
+from rlplug.phases import GIB
 from rlplug.types import Request, SamplingParams
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

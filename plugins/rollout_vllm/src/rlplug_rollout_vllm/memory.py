@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from rlplug.errors import RunError
-
-GIB = 1 << 30
+from rlplug.phases import GIB
 
 
 @dataclass(frozen=True)

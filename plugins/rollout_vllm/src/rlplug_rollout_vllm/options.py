@@ -40,7 +40,7 @@ class VLLMOptions:
         gpu_memory_utilization: Share of the GPU's memory that the engine takes, awake: weights, KV cache, activations.
             Raise it when requests wait; with ``model.sleep_between_rollouts`` the update has that memory too.
         kv_cache_gib: Size of the KV cache instead of what ``gpu_memory_utilization`` leaves; on a CPU, 1 by default.
-        kv_cache_dtype: ``auto`` is that of the weights; ``fp8`` holds twice the tokens, and its logprobs differ more.
+        kv_cache_dtype: ``auto`` is that of the weights; ``fp8`` holds twice the tokens in the same memory.
         dtype: Of weights and activations; ``auto`` is the policy's.
         max_model_len: Longest prompt and completion together, in tokens; by default the policy's context. The KV cache
             must hold one such sequence.
