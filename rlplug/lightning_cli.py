@@ -16,16 +16,18 @@ from rlplug.datamodule import PromptDataModule
 from rlplug.errors import ConfigError
 from rlplug.module import RLModule
 from rlplug.parser import RLArgumentParser
+from rlplug.profiling import StepProfiler
 from rlplug.progress import RLProgressBar
 from rlplug.run_folder import RunFolder
 
 
 class RLCLI(LightningCLI):
-    """``model``: the loop and its parts; ``data``: prompts; ``run`` and ``checkpoint``: what is kept."""
+    """``model``: the loop and its parts; ``data``: prompts; ``run``, ``checkpoint`` and ``profile``: what is kept."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(RunFolder, "run")
         parser.add_lightning_class_args(RLCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(StepProfiler, "profile")
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:

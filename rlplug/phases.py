@@ -14,6 +14,8 @@ from typing import Any, Final
 import psutil
 import torch
 
+from rlplug.trace_ranges import trace_range
+
 PHASES: Final = ("prompts", "rollout", "rewards", "filter", "logprobs", "advantages", "update", "publish")
 """The eight phases of a step, in order. ``validate`` comes besides, when it is due."""
 
@@ -52,9 +54,10 @@ class PhaseClock:
         faulthandler.dump_traceback_later(self._stall_s, repeat=True, file=sys.__stderr__ or sys.stderr)
         began = time.perf_counter()
         try:
-            yield
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+            with trace_range(name):
+                yield
+                if self._device.type == "cuda":
+                    torch.cuda.synchronize(self._device)
         finally:
             faulthandler.cancel_dump_traceback_later()
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began

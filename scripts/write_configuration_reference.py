@@ -35,7 +35,7 @@ PAGE: Final = ROOT / "docs" / "configuration.md"
 OWN_DISTRIBUTIONS: Final = ("rlplug", "rlplug-algos", "rlplug-optims", "rlplug-rollout-vllm")
 """What is described; other plugins may be installed where this runs."""
 
-SECTIONS: Final = {"model": RLModule, "data": PromptDataModule, "run": None, "checkpoint": None}
+SECTIONS: Final = {"model": RLModule, "data": PromptDataModule, "run": None, "checkpoint": None, "profile": None}
 """Sections of a configuration, and the class of those that LightningCLI adds by itself."""
 
 KINDS: Final = {

@@ -18,6 +18,7 @@ METRICS_FILE = "metrics.csv"
 SAMPLES_FILE = "samples.jsonl"
 RUN_FILE = "run.json"
 CONFIG_FILE = "config.yaml"
+PROFILE_FILE = "profile/summary.txt"
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,8 @@ class RunData:
     info: Mapping[str, Any]
     """``run.json``, or nothing."""
     config: str
+    profile: str
+    """The summary of the steps that were profiled; empty when none were."""
     notes: tuple[str, ...]
     """What the folder lacks or what could not be read, a sentence each."""
 
@@ -116,6 +119,7 @@ def read_run(run_dir: Path) -> RunData:
         samples=_read_samples(run_dir / SAMPLES_FILE, metrics.steps, notes),
         info=_read_info(run_dir / RUN_FILE, notes),
         config=_read_config(run_dir / CONFIG_FILE, notes),
+        profile=_read_profile(run_dir / PROFILE_FILE),
         notes=tuple(notes),
     )
 
@@ -259,6 +263,10 @@ def _read_config(path: Path, notes: list[str]) -> str:
         notes.append(f"No {CONFIG_FILE}: the resolved configuration is unknown.")
         return ""
     return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _read_profile(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def _number(cell: Any) -> float | None:

@@ -26,6 +26,7 @@ import torch
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault
 from rlplug.phases import GIB
+from rlplug.trace_ranges import ENGINE, trace_range
 
 State: TypeAlias = Literal["new", "stale", "ready", "asleep", "loading", "synced", "broken", "closed"]
 Call: TypeAlias = Literal["start", "update_weights", "generate", "sleep", "wake_weights", "wake_kv_cache", "close"]
@@ -103,7 +104,8 @@ class Lifecycle:
         self.state = "broken"
         before, began = self._bytes_in_use(call), time.perf_counter()
         try:
-            yield
+            with trace_range(ENGINE + call):
+                yield
         except EngineFault:
             raise
         except Exception:

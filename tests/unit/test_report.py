@@ -325,6 +325,16 @@ def test_a_folder_with_metrics_alone_has_a_report_that_says_what_is_missing(tmp_
     assert "unknown" in page.text
 
 
+def test_the_summary_of_a_profile_is_in_the_report(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path)
+    assert "Profiled steps" not in read_page(run_dir).text
+    (run_dir / "profile").mkdir()
+    (run_dir / "profile" / "summary.txt").write_text("attention<half>  41.5%")
+    text = read_page(run_dir).text
+    assert "Profiled steps" in text
+    assert "attention<half> 41.5%" in text
+
+
 def test_a_run_without_finished_steps_has_a_report(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("step,reward/mean\n")
     (tmp_path / "samples.jsonl").write_text("")

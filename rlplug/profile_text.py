@@ -1,0 +1,102 @@
+"""The summary of a profile as a text to read, and its most telling lines."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rlplug.profile_summary import ALL, BETWEEN, Gap, RangeTime, Summary
+
+SLOWER: Final = (
+    "A profiler costs time: these steps are slower than others, and shares say more than seconds do. time/... in "
+    "metrics.csv has the seconds of the other steps."
+)
+WIDEST_NAME: Final = 100
+"""Names of kernels are cut here; summary.json has them whole."""
+LEAST_SHARE: Final = 0.01
+"""Phases that take less of all the time have no table of their own; summary.json has theirs."""
+
+
+def summary_text(summary: Summary, title: str) -> str:
+    """Return the whole summary; tables are aligned for a fixed-width font."""
+    note = textwrap.fill(SLOWER, 118)
+    return "\n".join([title, note, "", *_phases(summary), *_costs(summary), *_gaps(summary.gaps), ""])
+
+
+def headlines(summary: Summary) -> Iterator[str]:
+    """Yield a few lines: the longest phases, the costliest kernel or operator, the longest gap."""
+    everything = summary.phases[-1]
+    phases = sorted(_only_phases(summary.phases), key=lambda row: -row.seconds)[:3]
+    yield f"{everything.seconds:.3g} s{_busy(everything)}: " + ", ".join(
+        f"{row.name} {row.seconds / everything.seconds:.0%}{_busy(row)}" for row in phases
+    )
+    for cost in summary.costs.get(ALL, [])[:1]:
+        kind = "kernel" if _has_device(summary) else "operator"
+        yield f"costliest {kind}: {_cut(cost.name)}, {cost.share:.0%} of {_shared(summary)}"
+    for gap in summary.gaps[:1]:
+        yield f"longest idle gap of the device: {gap.seconds:.3g} s in {gap.phase}"
+
+
+def _phases(summary: Summary) -> Iterator[str]:
+    """Yield the table of phases, with the engine's calls indented; busy, idle and share are the device's."""
+    rows = summary.phases
+    has_device = _has_device(summary)
+    yield f"{'phase':24}{'times':>7}{'seconds':>11}" + f"{'busy':>11}{'idle':>11}{'share':>8}" * has_device
+    for row in rows:
+        name = f"  {row.name.partition('/')[2]}" if "/" in row.name else row.name
+        line = f"{name:24}{row.count if row.name != ALL else '':>7}{row.seconds:11.4f}"
+        if row.busy is not None:
+            line += f"{row.busy:11.4f}{row.seconds - row.busy:11.4f}{_share(row):8.1%}"
+        yield line
+    if has_device and ALL not in summary.costs:
+        yield "\nThe trace has no work of the GPU: look for another profiler that holds it, such as nsys."
+    if not has_device:
+        yield "\nThere is no GPU here: what follows are operators on the CPU, each without those that it calls."
+
+
+def _costs(summary: Summary) -> Iterator[str]:
+    kind = "kernels, copies and fills" if _has_device(summary) else "operators"
+    least = LEAST_SHARE * summary.phases[-1].seconds
+    long = [row.name for row in _only_phases(summary.phases) if row.seconds >= least]
+    for group in (name for name in (ALL, *long) if name in summary.costs):
+        where = "all phases" if group == ALL else group
+        yield f"\nCostliest {kind} in {where}; shares are of {_shared(summary)} there"
+        yield f"{'seconds':>11}{'share':>8}{'count':>9}  name"
+        for cost in summary.costs[group]:
+            yield f"{cost.seconds:11.4f}{cost.share:8.1%}{cost.count:9}  {_cut(cost.name)}"
+
+
+def _gaps(gaps: Sequence[Gap]) -> Iterator[str]:
+    if not gaps:
+        return
+    yield "\nLongest idle gaps of the device, and what it did before and after"
+    yield f"{'seconds':>11}  {'phase':16}names"
+    for gap in gaps:
+        yield f"{gap.seconds:11.4f}  {gap.phase:16}{_cut(gap.before or '-')}"
+        yield f"{'':29}{_cut(gap.after or '-')}"
+
+
+def _only_phases(rows: Sequence[RangeTime]) -> list[RangeTime]:
+    return [row for row in rows if "/" not in row.name and row.name not in (ALL, BETWEEN)]
+
+
+def _has_device(summary: Summary) -> bool:
+    return summary.phases[-1].busy is not None
+
+
+def _shared(summary: Summary) -> str:
+    """Return what shares are of."""
+    return "the device's busy time" if _has_device(summary) else "all operators' time"
+
+
+def _share(row: RangeTime) -> float:
+    return (row.busy or 0.0) / (row.seconds or 1.0)
+
+
+def _busy(row: RangeTime) -> str:
+    return "" if row.busy is None else f" (device busy {_share(row):.0%})"
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= WIDEST_NAME else name[: WIDEST_NAME - 3] + "..."

@@ -1,0 +1,181 @@
+"""Profile a few RL steps: a trace and its summary, or a window for Nsight Systems."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from rich.console import Console
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from rlplug.errors import ConfigError
+from rlplug.profile_summary import read_trace, summarize
+from rlplug.profile_text import SLOWER, headlines, summary_text
+from rlplug.trace_ranges import ranges_made_by
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule
+
+FOLDER: Final = "profile"
+SUMMARY: Final = "summary.txt"
+_STEPS: Final = re.compile(r"([1-9]\d*)(?:-([1-9]\d*))?")
+
+
+class StepProfiler(Callback):
+    """Shows where the time of some steps goes; a step takes longer while it is profiled.
+
+    Args:
+        steps: RL steps to profile, counted from 1: ``5``, or ``5-7`` with both ends; ``null`` profiles none. Take some
+            past the first, which warm up.
+        tool: ``torch`` writes a trace and a summary of it below ``profile/`` in the run folder. ``nsys`` marks the
+            steps for Nsight Systems, under which the run must have been started.
+        ranks: Profile the ``first`` rank alone or ``all``, each with a trace of its own; the summary is the first's.
+    """
+
+    def __init__(
+        self,
+        steps: int | str | None = None,
+        tool: Literal["torch", "nsys"] = "torch",
+        ranks: Literal["first", "all"] = "first",
+    ) -> None:
+        self.steps = None if steps is None else parse_steps(str(steps))
+        self.tool = tool
+        self.ranks = ranks
+        self._console = Console()
+        self._first = 0
+        """The step with which profiling begins; 0 where this process profiles nothing."""
+        self._running: ExitStack | None = None
+        self._profile: profile | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        device = trainer.strategy.root_device
+        if stage == "fit" and self.steps is not None and self.tool == "nsys" and device.type != "cuda":
+            raise ConfigError(
+                f"profile.tool is nsys, which records GPUs, and this run is on {device}: set profile.tool to torch."
+            )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module: Any = pl_module
+        if self.steps is None:
+            return
+        first, last = self.steps
+        if last > module.total_steps:
+            raise ConfigError(
+                f"profile.steps is {steps_label(first, last)!r}, and the run's last step is {module.total_steps}: give "
+                "steps up to that one, or raise model.num_steps."
+            )
+        if last <= module.rollout_step:
+            begins = f"the run goes on with step {module.rollout_step + 1}"
+            self._say(trainer, f"profile.steps {steps_label(first, last)}: {begins}, and none is profiled")
+        elif trainer.is_global_zero or self.ranks == "all":
+            self._first = max(first, module.rollout_step + 1)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        module: Any = pl_module
+        if module.rollout_step + 1 == self._first:
+            self._start(trainer.strategy.root_device)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        module: Any = pl_module
+        if self._running is not None and (trainer.should_stop or module.rollout_step == self.last):
+            self._stop()
+            if module.rollout_step >= self._first:  # else Ctrl-C has ended the run in the first of the steps
+                self._report(trainer, module)
+            self._profile = None  # a trace takes much memory
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._stop()
+
+    @property
+    def last(self) -> int:
+        """The step with which profiling ends."""
+        assert self.steps is not None
+        return self.steps[1]
+
+    def _start(self, device: torch.device) -> None:
+        self._running = ExitStack()
+        if self.tool == "nsys":
+            torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+            self._running.callback(torch.cuda.profiler.stop)
+            self._running.enter_context(ranges_made_by(torch.cuda.nvtx.range))
+            return
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
+        self._profile = self._running.enter_context(profile(activities=activities))
+        self._running.enter_context(ranges_made_by(record_function))
+
+    def _stop(self) -> None:
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+    def _report(self, trainer: Trainer, module: Any) -> None:
+        """Write the trace, and on rank 0 its summary, and say where they are."""
+        steps = steps_label(self._first, module.rollout_step)
+        if self._profile is None:
+            self._say(trainer, f"profile: Nsight Systems was shown steps {steps}; it writes what it recorded itself")
+            return
+        folder: Path = module.run_dir / FOLDER
+        folder.mkdir(exist_ok=True)
+        path = folder / f"steps-{steps}.rank-{trainer.global_rank}.trace.json"
+        self._profile.export_chrome_trace(str(path))
+        if trainer.is_global_zero:
+            self._summarize(trainer, path, steps)
+        compressed = compress(path)
+        self._say(trainer, f"  trace, for https://ui.perfetto.dev: {compressed}")
+
+    def _summarize(self, trainer: Trainer, trace: Path, steps: str) -> None:
+        device = trainer.strategy.root_device
+        has_device = device.type == "cuda"
+        name = torch.cuda.get_device_name(device) if has_device else None
+        summary = summarize(read_trace(trace, has_device), has_device)
+        facts = {"steps": steps, "rank": trainer.global_rank, "device": name, "note": SLOWER}
+        (trace.parent / "summary.json").write_text(json.dumps(facts | asdict(summary), indent=2))
+        title = f"Profile of steps {steps}, rank {trainer.global_rank}, {name or 'CPU'}."
+        (trace.parent / SUMMARY).write_text(summary_text(summary, title))
+        self._say(trainer, f"profile of steps {steps}: {trace.parent / SUMMARY}")
+        for line in headlines(summary):
+            self._say(trainer, f"  {line}")
+
+    def _say(self, trainer: Trainer, message: str) -> None:
+        if trainer.is_global_zero:
+            self._console.print(message, soft_wrap=True, markup=False, highlight=False)
+
+
+def parse_steps(text: str) -> tuple[int, int]:
+    """Return the first and the last step of ``5`` or ``5-7``.
+
+    Raises:
+        ConfigError: The text is neither, or the range has no step.
+    """
+    found = _STEPS.fullmatch(text.strip())
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    if last < first:
+        raise ConfigError(
+            f"profile.steps is {text!r}: give one RL step or the first and last of several, counted from 1, such as "
+            "5 or 5-7."
+        )
+    return first, last
+
+
+def steps_label(first: int, last: int) -> str:
+    """Return what :func:`parse_steps` reads."""
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def compress(path: Path) -> Path:
+    """Replace a file by one with ``.gz`` behind its name, and return that."""
+    compressed = path.with_name(f"{path.name}.gz")
+    with path.open("rb") as whole, gzip.open(compressed, "wb", compresslevel=5) as file:
+        shutil.copyfileobj(whole, file, 1 << 20)
+    path.unlink()
+    return compressed

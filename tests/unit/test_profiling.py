@@ -1,0 +1,125 @@
+"""Which steps are profiled, and the window that Nsight Systems is shown."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from rlplug.errors import ConfigError
+from rlplug.profiling import StepProfiler, compress, parse_steps
+from rlplug.trace_ranges import trace_range
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"), [("5", (5, 5)), ("5-7", (5, 7)), ("7-7", (7, 7)), ("9-10", (9, 10)), (" 12 ", (12, 12))]
+)
+def test_a_step_or_a_range_with_both_ends(text, steps):
+    assert parse_steps(text) == steps
+    assert StepProfiler(text).steps == steps
+
+
+def test_yaml_s_number_is_a_step_and_null_is_none():
+    assert StepProfiler(5).steps == (5, 5)
+    assert StepProfiler().steps is None
+
+
+@pytest.mark.parametrize("text", ["", "0", "0-3", "7-5", "5-", "-5", "5:7", "5-7-9", "a", "1.5", "5 7"])
+def test_anything_else_is_a_mistake_in_the_configuration(text):
+    with pytest.raises(ConfigError, match=r"profile\.steps is .*such as 5 or 5-7\."):
+        StepProfiler(text)
+
+
+def run(profiler: StepProfiler, num_steps: int, done: int = 0, rank: int = 0, should_stop_in: int = 0) -> None:
+    """Take the steps of a run as Lightning would, with a phase in each."""
+    trainer: Any = SimpleNamespace(
+        strategy=SimpleNamespace(root_device=torch.device("cuda")), is_global_zero=rank == 0, should_stop=False
+    )
+    module: Any = SimpleNamespace(total_steps=num_steps, rollout_step=done)
+    profiler.setup(trainer, module, "fit")
+    profiler.on_train_start(trainer, module)
+    while module.rollout_step < num_steps and not trainer.should_stop:
+        profiler.on_train_batch_start(trainer, module, None, 0)
+        with trace_range(f"update {module.rollout_step + 1}"):
+            pass
+        module.rollout_step += 1
+        trainer.should_stop = module.rollout_step in (should_stop_in, num_steps)
+        profiler.on_train_batch_end(trainer, module, None, None, 0)
+
+
+@pytest.fixture
+def nsys(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What Nsight Systems is told, in order; no GPU is needed to tell it."""
+    seen = mock.Mock()
+    for name in ("profiler.start", "profiler.stop", "nvtx.range"):
+        module = getattr(torch.cuda, name.partition(".")[0])
+        told = mock.MagicMock() if name == "nvtx.range" else mock.Mock()
+        seen.attach_mock(told, name.partition(".")[2])
+        monkeypatch.setattr(module, name.partition(".")[2], told)
+    calls: list[Any] = seen.mock_calls
+    return calls
+
+
+def window(steps: list[int]) -> list[Any]:
+    ranges = [
+        call
+        for step in steps
+        for call in (
+            mock.call.range(f"rlplug/update {step}"),
+            mock.call.range().__enter__(),
+            mock.call.range().__exit__(None, None, None),
+        )
+    ]
+    return [mock.call.start(), *ranges, mock.call.stop()]
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "shown"),
+    [
+        ("2-3", {"num_steps": 4}, [2, 3]),
+        ("1", {"num_steps": 1}, [1]),
+        ("2-4", {"num_steps": 4, "done": 2}, [3, 4]),  # resumed among them
+        ("2-4", {"num_steps": 4, "should_stop_in": 3}, [2, 3]),  # Ctrl-C
+    ],
+)
+def test_nsys_is_shown_these_steps_and_no_other(nsys, steps, options, shown):
+    run(StepProfiler(steps, tool="nsys"), **options)
+    assert nsys == window(shown)
+
+
+@pytest.mark.parametrize(("steps", "options"), [(None, {}), ("1-2", {"done": 2}), ("2", {"rank": 1})])
+def test_nothing_is_profiled(nsys, steps, options):
+    run(StepProfiler(steps, tool="nsys"), num_steps=4, **options)
+    assert nsys == []
+
+
+def test_every_rank_is_profiled_on_request(nsys):
+    run(StepProfiler("2", tool="nsys", ranks="all"), num_steps=4, rank=1)
+    assert nsys == window([2])
+
+
+def test_an_error_closes_the_window(nsys):
+    profiler = StepProfiler("1-2", tool="nsys")
+    fails = mock.patch.object(profiler, "on_train_batch_end", side_effect=ValueError("broken"))
+    with fails, pytest.raises(ValueError, match="broken"):
+        run(profiler, num_steps=2)
+    profiler.on_exception(mock.Mock(), mock.Mock(), ValueError("broken"))
+    assert nsys == window([1])
+
+
+def test_steps_past_the_run_s_end_are_a_mistake():
+    with pytest.raises(ConfigError, match=r"profile\.steps is '3-5', and the run's last step is 4"):
+        run(StepProfiler("3-5"), num_steps=4)
+
+
+def test_compressing_replaces_the_file(tmp_path: Path):
+    path = tmp_path / "trace.json"
+    path.write_text("[]" * 1000)
+    compressed = compress(path)
+    assert [compressed] == list(tmp_path.iterdir())
+    assert gzip.decompress(compressed.read_bytes()) == b"[]" * 1000
