@@ -13,9 +13,12 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from rlplug.transfer import to_device
 
 LONG: Final = 4096
 """Tokens from which a sequence that has the row to itself gets the attention kernel for long ones."""
@@ -71,7 +74,7 @@ class PackedTokens:
     def to(self, device: torch.device | str) -> PackedTokens:
         """Return the same on ``device``."""
         named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        moved: Any = {name: t.to(device, non_blocking=True) for name, t in named.items() if isinstance(t, Tensor)}
+        moved: Any = {name: to_device(t, device) for name, t in named.items() if isinstance(t, Tensor)}
         return dataclasses.replace(self, **moved)
 
 
@@ -97,33 +100,35 @@ def pack(
     What fills it continues the last sequence: attention is causal, so nothing before it changes. Its positions do not
     continue, because a model may have none beyond those of a sequence.
     """
-    lengths = attention_mask.sum(dim=1)
-    starts = lengths.cumsum(0) - lengths
+    # in numpy: on a machine of many cores torch wakes threads for each of these operations, which take longer than they
+    ids, real, trained = input_ids.numpy(), attention_mask.numpy(), response_mask.numpy() & attention_mask.numpy()
+    lengths = real.sum(axis=1)
+    starts = lengths.cumsum() - lengths
     num_tokens = int(lengths.sum())
     filling = -num_tokens % (sequence_size * (STEP if len(lengths) == 1 and num_tokens >= LONG else 1))
-    positions = torch.arange(input_ids.shape[1]).expand_as(input_ids)
-    ids = torch.cat([input_ids[attention_mask], torch.zeros(filling, dtype=torch.int64)])
-    position_ids = torch.cat([positions[attention_mask], torch.zeros(filling, dtype=torch.int64)])
+    positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+    row_ids = np.concatenate([ids[real], np.zeros(filling, dtype=np.int64)])
+    position_ids = np.concatenate([positions[real], np.zeros(filling, dtype=np.int64)])
     lengths[-1] += filling
 
-    size = len(ids) // sequence_size
+    size = len(row_ids) // sequence_size
     first = sequence_rank * size
-    rows, columns = (response_mask & attention_mask)[:, 1:].nonzero(as_tuple=True)
+    rows, columns = trained[:, 1:].nonzero()
     predicting = starts[rows] + columns - first  # token columns + 1 is predicted where token columns is read
     mine = (predicting >= 0) & (predicting < size)
     rows, columns, predicting = rows[mine], columns[mine] + 1, predicting[mine]
-    slots, targets = rows * input_ids.shape[1] + columns, input_ids[rows, columns]
+    slots, targets = rows * ids.shape[1] + columns, ids[rows, columns]
     if not len(predicting):  # a pass must still run, for the collectives in it
-        predicting, targets, slots = torch.zeros(1, dtype=torch.int64), ids[:1], torch.tensor([input_ids.numel()])
+        predicting, targets, slots = np.zeros(1, dtype=np.int64), row_ids[:1], np.array([ids.size])
     return PackedTokens(
-        input_ids=ids[None, first : first + size],
-        position_ids=position_ids[None, first : first + size],
-        cu_seqlens=torch.cat([starts, torch.tensor([len(ids)])]).to(torch.int32),
+        input_ids=torch.from_numpy(row_ids[None, first : first + size]),
+        position_ids=torch.from_numpy(position_ids[None, first : first + size]),
+        cu_seqlens=torch.from_numpy(np.append(starts, len(row_ids)).astype(np.int32)),
         max_length=int(lengths.max()),
-        predicting=predicting,
-        targets=targets,
-        slots=slots,
-        shape=(input_ids.shape[0], input_ids.shape[1]),
+        predicting=torch.from_numpy(predicting),
+        targets=torch.from_numpy(targets),
+        slots=torch.from_numpy(slots),
+        shape=(ids.shape[0], ids.shape[1]),
         sequence_group=sequence_group if sequence_size > 1 else None,
     )
 

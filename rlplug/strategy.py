@@ -78,6 +78,10 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         self._device_mesh = build_mesh(self.root_device.type, sizes)
         self._weights_mesh = weights_mesh(self._device_mesh)
         self._data_mesh = data_mesh(self._device_mesh)
+        self._ranks = {  # asking a mesh takes a while, and each micro-batch asks
+            "data": self._data_mesh.get_local_rank(),
+            "sequence": self._device_mesh["sequence"].get_local_rank(),
+        }
         assert self.lightning_module is not None
         self.lightning_module._device_mesh = self._device_mesh
 
@@ -96,7 +100,7 @@ class RLFSDP2Strategy(ModelParallelStrategy):
     @property
     def data_rank(self) -> int:
         """Which of ``data_size`` parts this rank computes; ranks of one sequence or tensor group compute the same."""
-        return self._data_mesh.get_local_rank()
+        return self._ranks["data"]
 
     @property
     def data_group(self) -> dist.ProcessGroup:
@@ -111,7 +115,7 @@ class RLFSDP2Strategy(ModelParallelStrategy):
     @property
     def sequence_rank(self) -> int:
         """Which part of each row is this rank's."""
-        return self.mesh["sequence"].get_local_rank()
+        return self._ranks["sequence"]
 
     @property
     def sequence_group(self) -> dist.ProcessGroup | None:

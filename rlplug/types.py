@@ -17,12 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from rlplug.errors import ConfigError
 from rlplug.packing import PackedTokens, pack
+from rlplug.transfer import to_device
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 """``stop``: an end token was sampled; ``length``: ``max_new_tokens`` was reached; ``abort``: the engine was told to."""
@@ -227,15 +229,18 @@ class Batch:
         """Pad samples on the right. Raises nothing: a sample of length 1 or with an empty completion is legal."""
         longest = max(len(sample.token_ids) for sample in samples)
 
-        def padded(rows: Sequence[Sequence[Any]], value: Any, dtype: torch.dtype) -> Tensor:
-            return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows], dtype=dtype)
+        def padded(rows: Sequence[Sequence[Any]], value: Any, dtype: type) -> Tensor:
+            filled: np.ndarray[Any, Any] = np.full((len(rows), longest), value, dtype=dtype)
+            for index, row in enumerate(rows):
+                filled[index, : len(row)] = row
+            return torch.from_numpy(filled)
 
         valid = torch.tensor([not sample.errors for sample in samples])
         return Batch(
-            input_ids=padded([s.token_ids for s in samples], pad_token_id, torch.int64),
-            attention_mask=padded([[True] * len(s.token_ids) for s in samples], False, torch.bool),
-            response_mask=padded([s.response_mask for s in samples], False, torch.bool) & valid[:, None],
-            rollout_logprobs=padded([s.rollout_logprobs for s in samples], 0.0, torch.float32),
+            input_ids=padded([s.token_ids for s in samples], pad_token_id, np.int64),
+            attention_mask=padded([[True] * len(s.token_ids) for s in samples], False, np.bool_),
+            response_mask=padded([s.response_mask for s in samples], False, np.bool_) & valid[:, None],
+            rollout_logprobs=padded([s.rollout_logprobs for s in samples], 0.0, np.float32),
             rewards=torch.tensor([0.0 if s.errors else s.reward for s in samples], dtype=torch.float32),
             reward_valid=valid,
             group_index=torch.tensor([s.group for s in samples], dtype=torch.int64),
@@ -249,7 +254,7 @@ class Batch:
     @property
     def lengths(self) -> list[int]:
         """Tokens of each sequence, prompt included."""
-        lengths: list[int] = self.attention_mask.sum(dim=1).tolist()
+        lengths: list[int] = self.attention_mask.numpy().sum(axis=1).tolist()
         return lengths
 
     def replace(self, **changes: Tensor | None) -> Batch:
@@ -266,19 +271,20 @@ class Batch:
         return dataclasses.replace(self, packed=packed)
 
     def select(self, indices: Sequence[int]) -> Batch:
-        """Return the rows ``indices``, cut to the longest of them."""
-        rows = torch.tensor(indices, dtype=torch.int64)
-        longest = int(self.attention_mask[rows].sum(dim=1).max())
+        """Return the rows ``indices`` of a batch on the CPU, cut to the longest of them."""
+        rows = np.array(indices, dtype=np.int64)  # numpy: see rlplug.packing.pack
+        longest = int(self.attention_mask.numpy()[rows].sum(axis=1).max())
 
         def take(tensor: Tensor) -> Tensor:
-            return tensor[rows, :longest] if tensor.dim() == 2 else tensor[rows]
+            array = tensor.numpy()
+            return torch.from_numpy(array[rows, :longest] if tensor.dim() == 2 else array[rows])
 
         return self._map(take)
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on ``device``."""
         packed = None if self.packed is None else self.packed.to(device)
-        return dataclasses.replace(self._map(lambda tensor: tensor.to(device, non_blocking=True)), packed=packed)
+        return dataclasses.replace(self._map(lambda tensor: to_device(tensor, device)), packed=packed)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the [B] and [B, T] tensors that are present, by name."""

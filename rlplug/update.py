@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from rlplug.objectives import Objective
@@ -73,9 +76,24 @@ class Update:
             raise NonFiniteUpdate(", ".join(f"{name} {value}" for name, value in watched.items()))
         for trainee in objective.trainees:
             if is_finite:
-                trainee.optimizer.step()
+                with state_apart(trainee.optimizer):
+                    trainee.optimizer.step()
             trainee.optimizer.zero_grad()
         return is_finite
+
+
+@contextmanager
+def state_apart(optimizer: Any) -> Iterator[None]:
+    """Let an optimizer's first step, which makes its state, take memory of its own on a GPU.
+
+    Else the state, which stays, would lie in what activations have left between other tensors, and for one megabyte of
+    it torch could not give a block of hundreds back to the device, where the engine wants it.
+    """
+    if optimizer.state or not torch.cuda.is_available():
+        yield
+        return
+    with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+        yield
 
 
 class StepMetrics:
