@@ -16,6 +16,7 @@ import torch
 from transformers import PretrainedConfig
 
 from rlplug.errors import ConfigError
+from rlplug.memory.shape import widths_of
 from rlplug.partition import schedule
 
 Item = TypeVar("Item")
@@ -241,16 +242,12 @@ def attention_cost(config: PretrainedConfig) -> float:
     Args:
         config: Of a text model in the shape of Llama, with a gated MLP or experts; without attention it costs nothing.
     """
-    hidden, num_heads = config.hidden_size, getattr(config, "num_attention_heads", 0)
-    if not num_heads:
+    query, key, mlp = widths_of(config)
+    if not query:
         return 0.0
-    head_dim = getattr(config, "head_dim", None) or hidden // num_heads
-    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
-    width = getattr(config, "moe_intermediate_size", None) or getattr(config, "intermediate_size", None) or 4 * hidden
-    width *= getattr(config, "num_experts_per_tok", None) or 1
-    block = 2 * hidden * head_dim * (num_heads + num_kv_heads) + 3 * hidden * width
+    block = config.hidden_size * (2 * query + 2 * key + 3 * mlp)
     layer_types = getattr(config, "layer_types", None) or ["full_attention"]
-    return float(layer_types.count("full_attention") / len(layer_types) * num_heads * head_dim / block)
+    return float(layer_types.count("full_attention") / len(layer_types) * query / block)
 
 
 def rank_share(items: Sequence[Item], rank: int, world_size: int) -> Sequence[Item]:

@@ -1,4 +1,4 @@
-"""The command line: ``rlplug fit | validate | plugins | report``."""
+"""The command line: ``rlplug fit | validate | plan | plugins | report``."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ DESCRIPTION: Final = """reinforcement-learning post-training of language models 
   rlplug fit -c configs/quickstart.yaml          train; later -c files and --key value override earlier ones
   rlplug fit --resume runs/quickstart/001        go on with a run that was stopped, from its newest checkpoint
   rlplug validate -c CONFIG --ckpt_path PATH     score held-out prompts
+  rlplug plan -c CONFIG --gpu-gib 80             what will live on each GPU, without one; does it fit?
   rlplug plugins                                 what is installed, loaded, blocked, failed
   rlplug report runs/quickstart/001              write report.html from a run folder
 
@@ -38,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = _take_flag(arguments, "--debug")
     try:
-        blocked = _take_values(arguments, "--block")
+        blocked = _take_values(arguments, "--block", "the name of a plugin")
         return _run(arguments, blocked)
     except RLPlugError as error:
         if debug:
@@ -51,17 +52,19 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(arguments: list[str], blocked: list[str]) -> int:
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help"):
-        print(f"usage: rlplug [--debug] [--block PLUGIN] {{fit,validate,plugins,report}} ...\n\n{DESCRIPTION}")
+        print(f"usage: rlplug [--debug] [--block PLUGIN] {{fit,validate,plan,plugins,report}} ...\n\n{DESCRIPTION}")
         return 0 if arguments else EXIT_USAGE
     if command == "plugins":
         return _plugins_command(arguments[1:], blocked)
     if command == "report":
         return _report_command(arguments[1:])
-    if command not in ("fit", "validate"):
-        raise ConfigError(f"there is no command {command!r}: use fit, validate, plugins or report.")
+    if command not in ("fit", "validate", "plan"):
+        raise ConfigError(f"there is no command {command!r}: use fit, validate, plan, plugins or report.")
     sys.path.insert(0, os.getcwd())  # so that a reward function next to the configuration can be named
     manager = use_plugins(PluginManager(blocked))
     os.environ[BLOCK_VARIABLE] = ",".join(manager.blocked)  # for the ranks that Lightning starts
+    if command == "plan":
+        return _plan_command(arguments[1:])
     from rlplug.lightning_cli import run_lightning
 
     interrupted = run_lightning(arguments)
@@ -108,6 +111,13 @@ def _print_plugin(record: PluginRecord) -> None:
         console.print(grid)
 
 
+def _plan_command(arguments: list[str]) -> int:
+    gpu_gib = _take_values(arguments, "--gpu-gib", "a number of GiB, such as 80")
+    from rlplug.plan_command import plan_command
+
+    return 0 if plan_command(arguments, gpu_gib[-1] if gpu_gib else None) else EXIT_ERROR
+
+
 def _report_command(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("rlplug report", description="Write report.html from the folder of a run.")
     parser.add_argument("run_dir", type=Path, help="a run's folder, such as runs/quickstart/001")
@@ -124,13 +134,13 @@ def _take_flag(arguments: list[str], flag: str) -> bool:
     return True
 
 
-def _take_values(arguments: list[str], option: str) -> list[str]:
-    """Remove every ``option VALUE`` from ``arguments`` and return the values."""
+def _take_values(arguments: list[str], option: str, what: str) -> list[str]:
+    """Remove every ``option VALUE`` from ``arguments`` and return the values; ``what`` they are is for messages."""
     values = []
     while option in arguments:
         index = arguments.index(option)
         if index + 1 == len(arguments):
-            raise ConfigError(f"{option} needs the name of a plugin.")
+            raise ConfigError(f"{option} needs {what}.")
         values.append(arguments[index + 1])
         del arguments[index : index + 2]
     return values

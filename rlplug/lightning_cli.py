@@ -6,6 +6,7 @@ import logging
 import sys
 import warnings
 from pathlib import Path
+from typing import Any, TypeVar
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -19,6 +20,8 @@ from rlplug.parser import RLArgumentParser
 from rlplug.profiling import StepProfiler
 from rlplug.progress import RLProgressBar
 from rlplug.run_folder import RunFolder
+
+CLI = TypeVar("CLI", bound="RLCLI")
 
 
 class RLCLI(LightningCLI):
@@ -46,12 +49,32 @@ class RLCLI(LightningCLI):
         run_folder.config_yaml = self._parser(self.subcommand).dump(saved, skip_none=False)
 
 
+class ConfiguredCLI(RLCLI):
+    """Reads the configuration of ``fit`` and makes its parts; no trainer looks for devices, and nothing runs."""
+
+    @property
+    def trainer_options(self) -> Any:
+        """What the configuration has under ``trainer``, as objects."""
+        return self._get(self.config_init, "trainer")
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        return None
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        pass
+
+
 def run_lightning(arguments: list[str]) -> bool:
     """Run ``fit`` or ``validate``; return whether Ctrl-C ended it."""
+    return bool(read_command(RLCLI, arguments).model.stop_signal.is_set)
+
+
+def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:
+    """Parse a command line, and do with it what ``cli_class`` does."""
     _quieten()
     sys.argv[1:] = _with_resume(arguments)  # where LightningCLI reads, and with which Lightning starts other ranks
     try:
-        cli = RLCLI(
+        return cli_class(
             RLModule,
             PromptDataModule,
             save_config_callback=None,
@@ -73,7 +96,6 @@ def run_lightning(arguments: list[str]) -> bool:
         )
     except MisconfigurationException as error:  # Lightning's own word for a mistake in the trainer's options
         raise ConfigError(f"trainer: {error}") from error
-    return bool(cli.model.stop_signal.is_set)
 
 
 def _quieten() -> None:

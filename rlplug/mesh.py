@@ -23,6 +23,15 @@ class MeshSizes:
     sequence: int
     tensor: int
 
+    @property
+    def world_size(self) -> int:
+        return self.replicate * self.shard * self.sequence * self.tensor
+
+    @property
+    def data_size(self) -> int:
+        """Parts that rows are spread over."""
+        return self.replicate * self.shard
+
     @classmethod
     def from_world(cls, world_size: int, replicate: int, sequence: int, tensor: int) -> MeshSizes:
         """Return the sizes for ``world_size`` ranks: the shard axis takes what the others leave.

@@ -22,6 +22,7 @@ from rlplug.module_setup import RLModuleSetup
 from rlplug.ops.mismatch import mismatch_metrics
 from rlplug.phases import StopRequested
 from rlplug.plugin_manager import plugins
+from rlplug.process import exempt_from_collection
 from rlplug.rng import rng_state, set_rng_state
 from rlplug.types import Batch, Prompt, Rollout, Sample
 from rlplug.update import NonFiniteUpdate
@@ -148,6 +149,8 @@ class RLModule(RLModuleSetup):
         """Make the new weights the ones that the next rollout must have."""
         self.policy_version += self.learners.policy_trains(self.step)
         self.rollout_step = self.step
+        if self._is_first_step:
+            exempt_from_collection()  # what was compiled
         self._is_first_step = False
         for trainee in self.learners.trainees(self.step):
             self.step_metrics[f"{trainee.name}/lr"] = trainee.optimizer.param_groups[0]["lr"]

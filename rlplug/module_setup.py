@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
@@ -22,6 +22,10 @@ from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine
 from rlplug.learners import Learners
+from rlplug.memory.decide import Decisions, SleepSetting, shortfall
+from rlplug.memory.facts import GPU, total_and_free
+from rlplug.memory.run_facts import PlannedRun
+from rlplug.mesh import MeshSizes
 from rlplug.model_files import read_config
 from rlplug.networks import build_critic, build_policy, build_reference
 from rlplug.objectives import Trainee
@@ -30,6 +34,7 @@ from rlplug.passes import Passes
 from rlplug.phases import PhaseClock, StopSignal
 from rlplug.plugin_manager import plugins
 from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
+from rlplug.process import exempt_from_collection, use_one_host_thread
 from rlplug.prompt_stream import PromptStream
 from rlplug.rewards import RewardRunner
 from rlplug.rng import rng_state, set_rng_state
@@ -76,9 +81,12 @@ class RLModuleSetup(LightningModule):
             batch is saved for inspection either way.
         reward_deadline_s: Longest time for one reward call.
         max_reward_error_share: The run stops when a larger share of a step's samples has no reward.
-        sleep_between_rollouts: Let the engine give its device memory back while the policy is updated.
+        sleep_between_rollouts: Let the engine give its device memory back while the policy is updated; ``auto`` does
+            so when the memory plan says that update and engine do not fit together.
         offload: What the trainer moves to host memory while the engine generates: nothing, the optimizers' state, or
             the weights and the reference policy as well.
+        on_memory_shortfall: When the memory plan of a GPU run does not fit, ``stop`` before anything is loaded, or
+            ``warn``.
         sync_bucket_mib: Weights travel to the engine in buckets of at most this size.
         max_engine_restarts: How often one rollout may start its engines anew after one died or missed a deadline.
         stall_s: Write Python stacks to stderr when one phase takes longer.
@@ -106,8 +114,9 @@ class RLModuleSetup(LightningModule):
         on_nonfinite: Literal["stop", "skip"] = "stop",
         reward_deadline_s: float = 30.0,
         max_reward_error_share: float = 0.1,
-        sleep_between_rollouts: bool = False,
+        sleep_between_rollouts: SleepSetting = "auto",
         offload: OffloadMode = "none",
+        on_memory_shortfall: Literal["stop", "warn"] = "stop",
         sync_bucket_mib: int = 1024,
         max_engine_restarts: int = 2,
         stall_s: float = 1800.0,
@@ -134,6 +143,7 @@ class RLModuleSetup(LightningModule):
         self.on_nonfinite = on_nonfinite
         self.sleep_between_rollouts = sleep_between_rollouts
         self.offload_mode = offload
+        self.on_memory_shortfall = on_memory_shortfall
         self.sync_bucket_bytes = sync_bucket_mib << 20
         self.max_engine_restarts = max_engine_restarts
         self.stall_s = stall_s
@@ -149,6 +159,10 @@ class RLModuleSetup(LightningModule):
         self.newest_samples: list[tuple[str, int, Sequence[Sample]]] = []
         """What they are (``train``, ``validate``, ``reward_errors``), step and samples, for whoever logs them."""
         self.effects: list[Effect] = []
+        self.memory: Decisions | None = None
+        """The memory plan of a training on GPUs, and what it decided."""
+        self.sleeps = sleep_between_rollouts is True
+        """Whether the engine sleeps between rollouts, once ``setup`` has resolved ``auto``."""
         self.run_dir: Path | None = None
         self.stop_signal = StopSignal()
         self._is_first_step = True
@@ -215,7 +229,8 @@ class RLModuleSetup(LightningModule):
         if stage == "fit":
             check_sampling(self.sampling, self.validation, bool(self.val_prompts))
             check_max_grad_norm(self.max_grad_norm, "model.max_grad_norm")
-            self.plan = self._make_plan()
+            mesh = self.strategy.mesh_sizes(self.trainer.world_size)
+            self.plan = self.make_batch_plan(mesh, self._longest)
             check_algorithm(
                 self.algorithm, self.plan, self.critic_config, self.reference_config, num_steps=self.total_steps
             )
@@ -225,27 +240,47 @@ class RLModuleSetup(LightningModule):
             self.algorithm.setup(
                 RunFacts(self.plan.num_completions, self.plan.group_size, self.sampling.max_new_tokens)
             )
+            if self.strategy.root_device.type == "cuda":
+                self._settle_memory(mesh)
 
     @property
     def _longest(self) -> int:
         """Tokens of the longest possible prompt and completion."""
         return self.stream.longest_prompt + self.sampling.max_new_tokens
 
-    def _make_plan(self) -> BatchPlan:
+    def make_batch_plan(self, mesh: MeshSizes, longest: int) -> BatchPlan:
+        """Resolve the sizes for the ranks of ``mesh`` and sequences of up to ``longest`` tokens."""
         config = read_config(self.policy_config.path, "model.policy").get_text_config()
         return BatchPlan(
             self.batch_sizes,
-            self.trainer.world_size,
-            data_size=self.strategy.data_size,
-            sequence_size=self.strategy.sequence_size,
-            longest=self._longest,
+            mesh.world_size,
+            data_size=mesh.data_size,
+            sequence_size=mesh.sequence,
+            longest=longest,
             quadratic_cost=attention_cost(config),
         )
+
+    def _settle_memory(self, mesh: MeshSizes) -> None:
+        """Plan for the fullest GPU of all ranks, so that they decide alike.
+
+        Raises:
+            ConfigError: The plan does not fit.
+        """
+        gpus = [GPU(*numbers) for numbers in self.strategy.gather([total_and_free(self.strategy.root_device)])]
+        run = PlannedRun.of(self, self.strategy, mesh, self._longest)
+        self.memory = run.decide(min(gpus, key=lambda gpu: gpu.capacity))
+        self.sleeps, self.optimizations = self.memory.plan.facts.sleeps, list(self.memory.kept)
+        problem = shortfall(self.memory.plan)
+        if problem is not None and self.on_memory_shortfall == "stop":
+            raise problem
+        if problem is not None:
+            rank_zero_warn(str(problem))
 
     def configure_model(self) -> None:
         """Build what the stage needs and former stages, such as a validation, have not built."""
         if not hasattr(self, "policy"):
             self.policy, self.effects = build_policy(self.policy_config, self.optimizations, self.strategy)
+            self.effects += self.memory.left_out if self.memory is not None else ()
         if self.trainer.state.fn != "fit":
             return
         if self.algorithm.needs.reference_policy and not self._reference:
@@ -280,7 +315,8 @@ class RLModuleSetup(LightningModule):
             seed=self.seed,
         )
         self.stop_signal.install()
-        gc.freeze()  # a step makes many small objects: collecting them need not walk those of the start-up
+        use_one_host_thread(self.strategy.root_device)
+        exempt_from_collection()
 
     def _make_learners(self) -> Learners:
         optimizers: Any = self.optimizers()
@@ -326,12 +362,13 @@ class RLModuleSetup(LightningModule):
             placement=Placement(self.strategy.root_device, self.global_rank, self.trainer.world_size),
             tokenizer=self.tokenizer,
             hook=plugins().hook,
-            sleeps=self.sleep_between_rollouts,
+            sleeps=self.sleeps,
             bucket_bytes=self.sync_bucket_bytes,
             offload=self.offload,
             any_rank=self.strategy.any_rank,
             max_restarts=self.max_engine_restarts,
         )
+        self.clock.asleep_bytes = self.driver.asleep_bytes
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------
 

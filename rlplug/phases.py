@@ -30,7 +30,8 @@ class PhaseClock:
     """Measures phases: ``with clock.phase("rollout"): ...``.
 
     ``time/<phase>`` is in seconds, summed over the step. ``memory/<phase>`` is in GiB: the peak that PyTorch
-    allocated on the GPU, or on a CPU run the process's resident memory at the phase's end.
+    allocated on the GPU, without what an engine gave back in its sleep, or on a CPU run the process's resident memory
+    at the phase's end.
 
     Args:
         device: Where the phases run; a GPU is synchronised at the end of each, so that work is charged to its phase.
@@ -40,6 +41,8 @@ class PhaseClock:
     def __init__(self, device: torch.device, stall_s: float) -> None:
         self.on_enter: Callable[[str], Any] = lambda name: None
         """Told the name of each phase that begins; the progress bar listens."""
+        self.asleep_bytes: Callable[[float], int] = lambda since: 0
+        """Returns what the engine has given back and torch still counts, if it slept all the time since then."""
         self._device = device
         self._stall_s = stall_s
         self._seconds: dict[str, float] = {}
@@ -61,11 +64,11 @@ class PhaseClock:
         finally:
             faulthandler.cancel_dump_traceback_later()
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
-            self._memory[name] = max(self._memory.get(name, 0.0), self._memory_now())
+            self._memory[name] = max(self._memory.get(name, 0.0), self._memory_now(began))
 
-    def _memory_now(self) -> float:
+    def _memory_now(self, began: float) -> float:
         if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device) / GIB
+            return (torch.cuda.max_memory_allocated(self._device) - self.asleep_bytes(began)) / GIB
         resident: int = psutil.Process().memory_info().rss
         return resident / GIB
 

@@ -13,6 +13,7 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.interfaces.optimization import Optimization
 from rlplug.interfaces.rollout import RolloutEngine, require_capability
+from rlplug.memory.decide import SleepSetting
 from rlplug.model_files import read_config
 from rlplug.packable import check_long_sequences
 from rlplug.policy import PolicyConfig, require_same_tokens
@@ -132,7 +133,7 @@ def check_engine(
     engine: RolloutEngine,
     algorithm: Algorithm,
     engines: Iterable[type],
-    sleeps: bool,
+    sleeps: SleepSetting,
     mismatch_gate: float | None,
 ) -> None:
     """Refuse an engine that cannot do what the run asks of it.
@@ -141,13 +142,13 @@ def check_engine(
         engine: The run's.
         algorithm: The run's.
         engines: The registered classes, among which messages name those that can.
-        sleeps: ``model.sleep_between_rollouts``.
+        sleeps: ``model.sleep_between_rollouts``; ``auto`` asks for nothing.
         mismatch_gate: ``model.mismatch_gate``.
 
     Raises:
         ConfigError: The message names the key and the fix.
     """
-    if sleeps:
+    if sleeps is True:
         require_capability(engine, "sleep", "model.sleep_between_rollouts", engines)
     if algorithm.needs.rollout_logprobs:
         key = f"model.algorithm.init_args.correction ({type(algorithm).__name__})"

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from rlplug.checkpoint import newest_checkpoint, run_dir_of
 from rlplug.export import export_policy
+from rlplug.memory.table import memory_notes, memory_rows, memory_table
 from rlplug.metrics_csv import MetricsCSV
 from rlplug.plugin_manager import describe, plugins
 from rlplug.types import RewardError, Sample
@@ -80,6 +81,8 @@ class RunFolder(Callback):
                 "device": str(trainer.strategy.root_device),
                 "world_size": trainer.world_size,
                 "batch_plan": [],
+                "memory_plan": [],
+                "memory_notes": [],
                 "effects": [],
                 "message": None,
             }
@@ -104,18 +107,17 @@ class RunFolder(Callback):
         self._csv.drop_after(module.rollout_step)
         self._drop_samples_after(module.rollout_step)
         batch_plan = self._record["batch_plan"] = module.plan.rows(module.on_policy_pass)
+        if module.memory is not None:
+            self._record["memory_plan"] = memory_rows(module.memory.plan)
+            self._record["memory_notes"] = memory_notes(module.memory)
         self._record["effects"] = [effect.description for effect in module.effects]
         self._save_record()
-        table = Table(
-            "size",
-            "value",
-            "meaning",
-            title=f"batch plan, {module.total_steps} step{'s' * (module.total_steps > 1)}",
-            title_justify="left",
-        )
-        for row in batch_plan:
-            table.add_row(*row)
-        self._console.print(table)
+        title = f"batch plan, {module.total_steps} step{'s' * (module.total_steps > 1)}"
+        self._console.print(batch_table(batch_plan, title))
+        if module.memory is not None:
+            self._console.print(memory_table(module.memory.plan))
+            for note in self._record["memory_notes"]:
+                self._console.print(note, highlight=False)
         for split, count in trainer.datamodule.num_filtered.items():  # type: ignore[attr-defined]
             if count:
                 self._console.print(f"data.{split}: {count} prompts are too long and were left out")
@@ -253,6 +255,14 @@ def _sample_record(sample: Sample, step: int, phase: str) -> dict[str, Any]:
         "finish_reason": sample.finish_reason,
         "num_tokens": sample.num_response_tokens,
     }
+
+
+def batch_table(rows: Sequence[tuple[str, str, str]], title: str) -> Table:
+    """Return the rows of a batch plan as a table."""
+    table = Table("size", "value", "meaning", title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _samples_table(samples: Sequence[Sample], step: int) -> Table:

@@ -73,7 +73,7 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         Raises:
             ConfigError: The sizes of the axes do not divide the processes.
         """
-        sizes = MeshSizes.from_world(self.num_nodes * self.num_processes, **self._axes)
+        sizes = self.mesh_sizes(self.num_nodes * self.num_processes)
         self._setup_distributed()
         self._device_mesh = build_mesh(self.root_device.type, sizes)
         self._weights_mesh = weights_mesh(self._device_mesh)
@@ -84,6 +84,14 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         }
         assert self.lightning_module is not None
         self.lightning_module._device_mesh = self._device_mesh
+
+    def mesh_sizes(self, world_size: int) -> MeshSizes:
+        """Return the sizes of the mesh over ``world_size`` ranks, before there are any.
+
+        Raises:
+            ConfigError: The sizes of the axes do not divide them.
+        """
+        return MeshSizes.from_world(world_size, **self._axes)
 
     # ---- the mesh -------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """The seams: one small abstract base class per file. Plugins import from here and from ``rlplug.types``."""
 
 from rlplug.interfaces.algorithm import Advantages, Algorithm, Denominators, LossOutput, Needs, RunFacts
+from rlplug.interfaces.memory import EngineMemory, EngineNeeds, UpdateTraits
 from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import (
@@ -21,6 +22,8 @@ __all__ = [
     "Effect",
     "EngineCapabilities",
     "EngineFault",
+    "EngineMemory",
+    "EngineNeeds",
     "LossOutput",
     "Needs",
     "Optimization",
@@ -31,4 +34,5 @@ __all__ = [
     "RunFacts",
     "SleepingPart",
     "SyncReport",
+    "UpdateTraits",
 ]

@@ -10,6 +10,8 @@ from typing import ClassVar, Literal, TypeAlias
 
 from torch import nn
 
+from rlplug.interfaces.memory import UpdateTraits
+
 Network: TypeAlias = Literal["policy", "reference", "critic"]
 """The networks of a run; each is loaded, edited and sharded by itself."""
 
@@ -32,6 +34,12 @@ class Optimization(ABC):
     """Networks that it can change. A reference policy runs forward only."""
     conflicts: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Class names of optimisations that cannot be enabled beside this one, and why; named on one side is enough."""
+    only_if_needed: bool = False
+    """Leave it out of a GPU run whose memory plan fits without it."""
+
+    def plan_memory(self, traits: UpdateTraits) -> UpdateTraits:
+        """Return what an update's memory follows from once this is applied; unchanged by default."""
+        return traits
 
     def before_shard(self, model: nn.Module) -> None:  # noqa: B027 - overriding is optional
         """Edit the whole model, before parameters become shards."""

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, TypeAlias
 import torch
 
 from rlplug.errors import ConfigError, RunError
+from rlplug.interfaces.memory import EngineMemory, EngineNeeds
 from rlplug.interfaces.weight_sync import Bucket, SyncReport
 from rlplug.types import Completion, Request, SamplingParams
 
@@ -122,6 +123,13 @@ class RolloutEngine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release devices and processes; safe to call twice."""
+
+    def plan_memory(self, policy: PolicySpec, needs: EngineNeeds) -> EngineMemory | None:
+        """Return what it will take of one of the trainer's GPUs; ``None``, the default, when that is not known or none.
+
+        Called before ``start``, and by ``rlplug plan`` where neither a GPU nor the engine's library need be.
+        """
+        return None
 
     def stats(self) -> dict[str, float]:
         """Return counters since the last call, logged as ``rollout/<key>``."""

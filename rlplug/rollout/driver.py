@@ -107,6 +107,10 @@ class EngineDriver:
         metrics, self._metrics = self._metrics, {}
         return metrics
 
+    def asleep_bytes(self, since: float) -> int:
+        """Return what the engine has given back, if it slept all the time since ``since``, of ``time.perf_counter``."""
+        return self._life.freed_bytes if self._life.state == "asleep" and self._life.slept_at <= since else 0
+
     def close(self) -> None:
         """Close the engine; safe to call twice."""
         with self._life.calls("close"):

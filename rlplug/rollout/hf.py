@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -17,11 +17,15 @@ from transformers import (
 )
 
 from rlplug.errors import ConfigError, RunError
+from rlplug.interfaces.memory import EngineMemory, EngineNeeds
 from rlplug.interfaces.rollout import EngineCapabilities, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, SyncReport
 from rlplug.ops.logprobs import scaled_logits, token_logprobs, truncate_logits
 from rlplug.rollout.receipt import WeightReceipt
 from rlplug.types import Completion, Request, SamplingParams
+
+SAMPLER_BYTES: Final = 20
+"""Bytes a logit: float32 scores, tempered, as probabilities, their running sum, and what leaves one finite."""
 
 
 class HFRollout(RolloutEngine):
@@ -135,6 +139,18 @@ class HFRollout(RolloutEngine):
                 mine[name].copy_(tensor)
         self._version = version
         return receipt.report(version)
+
+    def plan_memory(self, policy: PolicySpec, needs: EngineNeeds) -> EngineMemory:
+        """Return its copy of the policy, and while it generates the cache and the sampler's tensors of one batch."""
+        num_rows, weights = min(self.max_batch_size, needs.completions), needs.parameters * policy.dtype.itemsize
+        return EngineMemory(
+            weights=weights,
+            kv_cache=num_rows * needs.longest * needs.kv_bytes_per_token,
+            other=num_rows * needs.vocab_size * SAMPLER_BYTES,
+            asleep=weights,
+            kv_bytes_per_token=needs.kv_bytes_per_token,
+            keeps_cache=False,
+        )
 
     def stats(self) -> dict[str, float]:
         stats = {"num_tokens": float(self._num_tokens), "tokens_per_s": self._num_tokens / max(self._seconds, 1e-9)}

@@ -90,6 +90,8 @@ class Lifecycle:
         """How long the newest call of each kind took."""
         self.freed_bytes = 0
         """What the newest sleep gave back."""
+        self.slept_at = 0.0
+        """When it ended, on the clock of ``time.perf_counter``."""
 
     @contextmanager
     def calls(self, call: Call) -> Iterator[None]:
@@ -123,6 +125,7 @@ class Lifecycle:
         if call == "start":
             self._taken_bytes, self._freed_share = change, FREED_SHARE_AFTER_START
         elif call == "sleep":
+            self.slept_at = time.perf_counter()
             self.freed_bytes, needed = -change, self._freed_share * self._taken_bytes - SLACK_BYTES
             taken, self._taken_bytes, self._freed_share = self._taken_bytes, 0, FREED_SHARE
             if self.freed_bytes < needed:

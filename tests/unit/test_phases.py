@@ -48,6 +48,20 @@ def test_memory_is_the_largest_of_the_phase_s_ends():
     assert clock.drain()["memory/update"] == pytest.approx(at_end, abs=0.03)  # half of what was held
 
 
+@pytest.mark.parametrize("slept", [True, False], ids=["asleep", "woke"])
+def test_memory_leaves_out_what_slept_all_the_time(monkeypatch, slept):
+    """torch counts 61.5 GiB while vLLM's pool sleeps, and the device shows 7.5."""
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: int(61.5 * GIB))
+    clock = PhaseClock(torch.device("cuda", 0), stall_s=60)
+    before = time.perf_counter()
+    clock.asleep_bytes = lambda since: 54 * GIB if slept and since >= before else 0
+    with clock.phase("update"):
+        pass
+    assert clock.drain()["memory/update"] == (7.5 if slept else 61.5)
+
+
 def test_a_failed_phase_counts_and_raises():
     clock, entered = PhaseClock(CPU, stall_s=60), []
     clock.on_enter = entered.append

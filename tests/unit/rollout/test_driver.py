@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 
 import pytest
@@ -180,3 +181,22 @@ def test_advice_is_printed_once(make_driver, monkeypatch):
     complete(driver)
     complete(driver)
     assert printed == ["HFRollout: raise max_num_seqs"]
+
+
+def test_what_sleeps_counts_from_when_it_fell_asleep(make_driver):
+    """A rollout wakes the engine, so what slept before it and after it was there in between."""
+    driver = make_driver(FaultyRollout(), sleeps=True)
+    driver._life.freed_bytes = 7  # a CPU gives nothing back
+    before = time.perf_counter()
+    assert driver.asleep_bytes(before) == 7
+    complete(driver)
+    driver._life.freed_bytes = 7
+    assert driver.asleep_bytes(before) == 0
+    assert driver.asleep_bytes(time.perf_counter()) == 7
+
+
+def test_an_engine_that_is_awake_has_given_nothing_back(make_driver):
+    driver = make_driver(FaultyRollout())
+    complete(driver)
+    driver._life.freed_bytes = 7
+    assert driver.asleep_bytes(time.perf_counter()) == 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces import Effect, Optimization
+from rlplug.interfaces import Effect, Optimization, UpdateTraits
 from rlplug.model_parts import transformer_blocks
 from rlplug_optims.block_forward import Forward, Place, num_wrapped, wrap_forward
 from rlplug_optims.host_stash import HostStash
@@ -30,14 +31,16 @@ class ActivationOffload(Optimization):
 
     Args:
         min_mib: Smaller tensors stay on the GPU.
+        only_if_needed: On a GPU, leave it out where the memory plan fits without it.
     """
 
     applies_to = ("policy", "critic")
 
-    def __init__(self, min_mib: float = 1.0) -> None:
+    def __init__(self, min_mib: float = 1.0, only_if_needed: bool = False) -> None:
         if min_mib < 0:
             raise ConfigError(f"ActivationOffload.min_mib is {min_mib}: give 0 or more.")
         self.min_bytes = int(min_mib * 2**20)
+        self.only_if_needed = only_if_needed
         self._blocks: list[nn.Module] = []
 
     def before_shard(self, model: nn.Module) -> None:
@@ -48,6 +51,9 @@ class ActivationOffload(Optimization):
             )
         self._blocks = transformer_blocks(model)
         offload_blocks(self._blocks, self.min_bytes)
+
+    def plan_memory(self, traits: UpdateTraits) -> UpdateTraits:
+        return replace(traits, activations_on_host=True)
 
     def effects(self) -> list[Effect]:
         count = num_wrapped(self._blocks, Place.OFFLOAD)

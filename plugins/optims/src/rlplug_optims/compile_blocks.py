@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import nn
 
-from rlplug.interfaces import Effect, Optimization
+from rlplug.interfaces import Effect, Optimization, UpdateTraits
 from rlplug.model_parts import transformer_blocks
 from rlplug_optims.block_forward import Forward, Place, num_wrapped, wrap_forward
 from rlplug_optims.compiler import stop_when_not_compiled
@@ -59,6 +60,9 @@ class CompileBlocks(Optimization):
     def _compiled(self, forward: Forward) -> Forward:
         compiled: Forward = torch.compile(forward, dynamic=self.dynamic, mode=self.mode, backend=self.backend)
         return compiled
+
+    def plan_memory(self, traits: UpdateTraits) -> UpdateTraits:
+        return replace(traits, fused_pointwise=True)
 
     def effects(self) -> list[Effect]:
         count = num_wrapped(self._blocks, Place.COMPILE)

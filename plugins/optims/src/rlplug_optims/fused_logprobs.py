@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces import Effect, Optimization
+from rlplug.interfaces import Effect, Optimization, UpdateTraits
 from rlplug.scoring import ScoreRequest, TokenScores, scorer_of
 from rlplug_optims.chunk_scores import logits_gradient, score_chunk, truncated_logprobs
 from rlplug_optims.compiler import stop_when_not_compiled
@@ -51,6 +51,9 @@ class FusedLogprobs(Optimization):
         scorer_of(model).fused = ChunkedOutputLayer(
             self.chunk_size, torch.cuda.is_available() if self.compile is None else self.compile
         )
+
+    def plan_memory(self, traits: UpdateTraits) -> UpdateTraits:
+        return replace(traits, logits_chunk=self.chunk_size)
 
     def effects(self) -> list[Effect]:
         layer = None if self._model is None else scorer_of(self._model).fused

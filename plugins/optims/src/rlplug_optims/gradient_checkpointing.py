@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces import Effect, Optimization
+from rlplug.interfaces import Effect, Optimization, UpdateTraits
 from rlplug.model_parts import transformer_blocks
 from rlplug_optims.block_forward import Forward, Place, num_wrapped, wrap_forward
 
@@ -27,21 +28,26 @@ class GradientCheckpointing(Optimization):
 
     Args:
         every_n_blocks: Recompute every n-th block: 2 keeps the activations of half of them.
+        only_if_needed: On a GPU, leave it out where the memory plan fits without it.
     """
 
     applies_to = ("policy", "critic")
     conflicts: ClassVar[Mapping[str, str]] = {"SelectiveCheckpointing": "both decide what the same blocks recompute"}
 
-    def __init__(self, every_n_blocks: int = 1) -> None:
+    def __init__(self, every_n_blocks: int = 1, only_if_needed: bool = False) -> None:
         if every_n_blocks < 1:
             raise ConfigError(f"GradientCheckpointing.every_n_blocks is {every_n_blocks}: give 1 for every block.")
         self.every_n_blocks = every_n_blocks
+        self.only_if_needed = only_if_needed
         self._blocks: list[nn.Module] = []
 
     def before_shard(self, model: nn.Module) -> None:
         self._blocks = transformer_blocks(model)
         for block in self._blocks[:: self.every_n_blocks]:
             wrap_forward(block, Place.CHECKPOINT, checkpointed)
+
+    def plan_memory(self, traits: UpdateTraits) -> UpdateTraits:
+        return replace(traits, recompute="all", recompute_every=self.every_n_blocks)
 
     def effects(self) -> list[Effect]:
         count = num_wrapped(self._blocks, Place.CHECKPOINT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces import Effect, Optimization
+from rlplug.interfaces import Effect, Optimization, UpdateTraits
 from rlplug.model_parts import pretrained_part
 
 
@@ -80,6 +81,9 @@ class Liger(Optimization):
                 "model.optimizations has Liger, and trainer.strategy.init_args.tensor is above 1: Liger's kernels do "
                 "not know norms and matrices that ranks share. Take CompileBlocks, or set tensor to 1."
             )
+
+    def plan_memory(self, traits: UpdateTraits) -> UpdateTraits:
+        return replace(traits, fused_pointwise=self.rms_norm and self.swiglu)
 
     def effects(self) -> list[Effect]:
         effects = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces import Effect, Optimization
+from rlplug.interfaces import Effect, Optimization, UpdateTraits
 from rlplug.model_parts import transformer_blocks
 from rlplug_optims.block_forward import Forward, Place, num_wrapped, wrap_forward
 from rlplug_optims.gradient_checkpointing import checkpointed
@@ -47,6 +48,7 @@ class SelectiveCheckpointing(Optimization):
 
     Args:
         save: What is kept: results of ``matrix_products``, of ``attention``, or both.
+        only_if_needed: On a GPU, leave it out where the memory plan fits without it.
     """
 
     applies_to = ("policy", "critic")
@@ -54,13 +56,14 @@ class SelectiveCheckpointing(Optimization):
         "GradientCheckpointing": "both decide what the same blocks recompute",
     }
 
-    def __init__(self, save: list[Kind] | None = None) -> None:
+    def __init__(self, save: list[Kind] | None = None, only_if_needed: bool = False) -> None:
         self.save: list[Kind] = ["matrix_products", "attention"] if save is None else save
         if not self.save or not set(self.save) <= set(OPERATORS):
             raise ConfigError(
                 f"SelectiveCheckpointing.save is {self.save}: give one or both of {', '.join(OPERATORS)}. To keep "
                 "nothing, use GradientCheckpointing."
             )
+        self.only_if_needed = only_if_needed
         self._blocks: list[nn.Module] = []
 
     def before_shard(self, model: nn.Module) -> None:
@@ -71,6 +74,9 @@ class SelectiveCheckpointing(Optimization):
     def _checkpointed(self, forward: Forward) -> Forward:
         kept = [operator for kind in self.save for operator in OPERATORS[kind]]
         return checkpointed(forward, context_fn=functools.partial(create_selective_checkpoint_contexts, kept))
+
+    def plan_memory(self, traits: UpdateTraits) -> UpdateTraits:
+        return replace(traits, recompute="all_but_products")
 
     def effects(self) -> list[Effect]:
         count = num_wrapped(self._blocks, Place.CHECKPOINT)

@@ -18,6 +18,8 @@ from rlplug.interfaces import (
     Bucket,
     EngineCapabilities,
     EngineFault,
+    EngineMemory,
+    EngineNeeds,
     Placement,
     PolicySpec,
     RolloutEngine,
@@ -27,7 +29,7 @@ from rlplug.interfaces import (
 from rlplug.rng import preserved_rng
 from rlplug.rollout.receipt import WeightReceipt
 from rlplug.types import Completion, Request, SamplingParams
-from rlplug_rollout_vllm.memory import MemoryBefore, start_failure
+from rlplug_rollout_vllm.memory import MemoryBefore, planned_memory, start_failure
 from rlplug_rollout_vllm.options import VLLMOptions
 from rlplug_rollout_vllm.sampling import room_for, sampling_arguments, to_completion
 from rlplug_rollout_vllm.stats import EngineStats
@@ -67,6 +69,9 @@ class VLLMRollout(RolloutEngine):
     @property
     def ranks_per_engine(self) -> int:
         return self.options.tensor_parallel_size
+
+    def plan_memory(self, policy: PolicySpec, needs: EngineNeeds) -> EngineMemory:
+        return planned_memory(self.options, policy, needs)
 
     # ---- start and close ------------------------------------------------------------------------------------------
 

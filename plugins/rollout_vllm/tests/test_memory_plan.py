@@ -1,0 +1,63 @@
+"""What the plugin says an engine will take, without vLLM and without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from rlplug_rollout_vllm.colocated import VLLMRollout
+from rlplug_rollout_vllm.server import VLLMServerRollout
+
+from rlplug.interfaces import EngineMemory, EngineNeeds, PolicySpec
+from rlplug.phases import GIB
+
+SPEC = PolicySpec("model", torch.bfloat16, (2,), 2, max_context=8192)
+NEEDS = EngineNeeds(
+    device_bytes=int(139.8 * GIB),
+    parameters=1_711_376_384,
+    kv_bytes_per_token=196_608,
+    completions=128,
+    longest=768,
+    vocab_size=49152,
+)
+
+
+def planned(spec: PolicySpec = SPEC, **options: object) -> EngineMemory:
+    memory = VLLMRollout(**options).plan_memory(spec, NEEDS)
+    assert memory is not None
+    return memory
+
+
+def test_a_share_is_weights_passes_and_the_cache_that_is_left() -> None:
+    """Measured with vLLM 0.26: 55.6 GiB awake, 0.5 asleep, a cache of 282,704 tokens."""
+    memory = planned(gpu_memory_utilization=0.4)
+    assert memory.awake / GIB == pytest.approx(55.6, rel=0.01)
+    assert memory.asleep / GIB == 0.5
+    assert memory.kv_cache / memory.kv_bytes_per_token == pytest.approx(282_704, rel=0.001)
+    assert memory.can_sleep
+
+
+def test_the_cache_holds_one_sequence_of_the_engine() -> None:
+    assert planned().least_kv_cache == 8192 * 196_608
+    assert planned(max_model_len=1024).least_kv_cache == 1024 * 196_608
+    assert planned(gpu_memory_utilization=0.01).kv_cache == planned().least_kv_cache
+
+
+def test_a_cache_of_a_given_size_is_no_share() -> None:
+    memory = planned(kv_cache_gib=8)
+    assert memory.kv_cache == 8 * GIB
+    assert memory.least_kv_cache is None
+
+
+def test_dtypes_and_tensor_parallel_ranks() -> None:
+    whole, half = planned(), planned(tensor_parallel_size=2)
+    assert half.weights == whole.weights // 2
+    assert half.kv_bytes_per_token == whole.kv_bytes_per_token // 2
+    assert planned(kv_cache_dtype="fp8").kv_bytes_per_token == 196_608 // 2
+    float32 = replace(SPEC, dtype=torch.float32)
+    assert planned(float32, dtype="bfloat16").weights == whole.weights
+
+
+def test_servers_take_none_of_the_trainers_gpus() -> None:
+    assert VLLMServerRollout(gpus=[1]).plan_memory(SPEC, NEEDS) is None

@@ -1,0 +1,69 @@
+"""What a pass over tokens takes: the tensors that blocks keep for the backward pass, and the output layer's.
+
+Counts are of elements a token, in the pass's dtype, of blocks in the shape of Llama: the tensors that autograd saves,
+each once, and float32 ones twice. Measured against benchmarks/results/2026-11-21-update-on-h200.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rlplug.interfaces.memory import UpdateTraits
+from rlplug.memory.shape import ModelShape
+
+FLOAT32: Final = 4
+LOGITS_UPDATE_BYTES: Final = 15
+"""Bytes a logit where all exist in an update: float32 logits and exponentials, their gradients, and what gathers."""
+LOGITS_FORWARD_BYTES: Final = 8
+"""The same in a forward-only pass: float32 logits, and their exponentials."""
+BLOCKS_ON_DEVICE: Final = 2
+"""Blocks whose activations are on the GPU while the others' are on the host."""
+
+
+def block_elements(shape: ModelShape, fused: bool) -> int:
+    """Return what one block keeps: inputs and outputs of norms, attention and the MLP."""
+    hidden, (query, key, mlp) = shape.hidden, shape.widths
+    attention = 2 * query + 2 * key
+    if fused:  # a norm keeps its input and its result; the MLP keeps gate, up projection and their product
+        return 4 * hidden + (query + key if shape.has_qk_norms else 0) + attention + 3 * mlp
+    # a norm keeps a float32 copy, its cast and its result; the MLP keeps the activated gate besides
+    return 8 * hidden + (4 * (query + key) if shape.has_qk_norms else 0) + attention + 4 * mlp
+
+
+def kept_elements(shape: ModelShape, traits: UpdateTraits) -> int:
+    """Return what all blocks keep, and what a block that is recomputed takes for as long as that lasts."""
+    whole = block_elements(shape, traits.fused_pointwise)
+    num_on_device = min(shape.num_blocks, BLOCKS_ON_DEVICE) if traits.activations_on_host else shape.num_blocks
+    if traits.recompute == "all":
+        num_recomputed = -(-num_on_device // traits.recompute_every)
+        return num_recomputed * shape.hidden + (num_on_device - num_recomputed) * whole + whole
+    if traits.recompute == "all_but_products":
+        query, key, mlp = shape.widths
+        whole = 3 * shape.hidden + 2 * query + 2 * key + 2 * mlp
+    return num_on_device * whole
+
+
+def block_temporaries(shape: ModelShape) -> int:
+    """Return what is on the GPU for a moment while a block runs, forward or backward, besides what is kept."""
+    return 3 * shape.widths.mlp + 4 * shape.hidden
+
+
+def output_layer(shape: ModelShape, traits: UpdateTraits, num_scored: int, itemsize: int, is_update: bool) -> int:
+    """Return the bytes of the output layer's logits and gradients.
+
+    Args:
+        shape: The model's.
+        traits: Of its passes.
+        num_scored: Tokens of the pass whose logprobs are wanted; 0 for a critic.
+        itemsize: Bytes of an element in the pass's dtype.
+        is_update: Whether a backward pass follows.
+    """
+    if not num_scored:
+        return 0
+    if traits.logits_chunk is None:
+        return num_scored * shape.vocab * (LOGITS_UPDATE_BYTES if is_update else LOGITS_FORWARD_BYTES)
+    logits = traits.logits_chunk * shape.vocab * itemsize
+    if not is_update:
+        return logits
+    # the weight's gradient is summed in float32 and then cast: both are there
+    return 2 * logits + shape.vocab * shape.hidden * (FLOAT32 + itemsize)

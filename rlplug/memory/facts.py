@@ -1,0 +1,119 @@
+"""What a run's memory follows from, as plain numbers: remedies change them and plan anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from rlplug.batching import Phase
+from rlplug.interfaces.memory import EngineMemory, UpdateTraits
+from rlplug.memory.shape import ModelShape
+from rlplug.offload import OffloadMode
+from rlplug.phases import GIB
+
+CUDA_BYTES: Final = int(0.6 * GIB)
+"""CUDA's context and libraries, of one process."""
+NCCL_BYTES: Final = int(0.5 * GIB)
+RESERVE_SHARE: Final = 0.1
+"""Of the device, for the allocator's fragmentation."""
+
+
+@dataclass(frozen=True)
+class GPU:
+    """One GPU of a run; the fullest of several."""
+
+    total: int
+    """Bytes."""
+    free: int
+    """Bytes, before the run takes any but for CUDA's context."""
+    is_here: bool = True
+    """False for one that is planned for elsewhere."""
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that a plan may use: what is free, without a reserve for fragmentation."""
+        return min(self.total, self.free + CUDA_BYTES * self.is_here) - int(RESERVE_SHARE * self.total)
+
+
+def total_and_free(device: torch.device) -> tuple[int, int]:
+    """Return the bytes of a GPU, and those that no process has taken."""
+    free, total = torch.cuda.mem_get_info(device)
+    return total, free
+
+
+@dataclass(frozen=True)
+class NetworkFacts:
+    """A network of the run, as one rank of the tensor axis has it."""
+
+    shape: ModelShape
+    traits: UpdateTraits = UpdateTraits()
+    state_bytes: float = 0.0
+    """Of the optimizer, per parameter; 0 for a network that does not learn."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The batch, as a rank of the data axes sees it."""
+
+    update_rows: int
+    """Completions of a mini-batch."""
+    forward_rows: int
+    """Completions of a step."""
+    longest: int
+    """Tokens of the longest possible prompt and completion."""
+    max_new_tokens: int
+    max_tokens: dict[Phase, int]
+    """Of a rank's pass; empty when ``micro_batch_size`` decides."""
+    micro_batch_size: int | None = None
+    sequence_size: int = 1
+
+    def num_passes(self, phase: Phase) -> int:
+        """Return the passes over rows that all are as long as possible."""
+        rows = self.update_rows if phase == "update" else self.forward_rows
+        return -(-rows // min(rows, self._rows_per_pass(phase)))
+
+    def tokens(self, phase: Phase) -> int:
+        """Return the tokens of a rank in the largest pass over rows that all are as long as possible."""
+        rows = self.update_rows if phase == "update" else self.forward_rows
+        return -(-rows // self.num_passes(phase)) * self.longest // self.sequence_size
+
+    def scored(self, phase: Phase) -> int:
+        """Return those of them whose logprobs are wanted."""
+        return self.tokens(phase) * self.max_new_tokens // self.longest
+
+    def _rows_per_pass(self, phase: Phase) -> int:
+        if self.micro_batch_size is not None:
+            return self.micro_batch_size
+        return max(1, self.max_tokens[phase] * self.sequence_size // self.longest)
+
+
+@dataclass(frozen=True)
+class MemoryFacts:
+    """All that decides on what one GPU holds."""
+
+    gpu: GPU
+    policy: NetworkFacts
+    sizes: Sizes
+    reference: NetworkFacts | None = None
+    critic: NetworkFacts | None = None
+    """With a trunk of its own; a head on the policy's trunk is next to nothing."""
+    num_gpus: int = 1
+    shards: int = 1
+    """Ranks that a network's weights are split over, besides those of the tensor axis."""
+    itemsize: int = 2
+    """Bytes of a weight in passes and in the engine."""
+    reshard_after_forward: bool = True
+    sync_every_micro_batch: bool = False
+    offload: OffloadMode = "none"
+    engine: EngineMemory | None = None
+    engine_can_sleep: bool = False
+    sleeps: bool = False
+    bucket_bytes: int = 1 << 30
+    completions: int = 0
+    """Of one engine, in a step."""
+    logprobs_every_step: bool = True
+    """Whether the policy runs before each update, or in the first step alone."""
+    assumes_state: bool = False
+    """The optimizer's state could not be found out."""

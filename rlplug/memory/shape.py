@@ -1,0 +1,85 @@
+"""The sizes of a model that decide on its memory, from its configuration and an empty copy of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from rlplug.model_parts import pretrained_part, transformer_blocks
+
+
+class Widths(NamedTuple):
+    """Widths of a block, in elements a token."""
+
+    query: int
+    """Heads times their size; 0 without attention."""
+    key: int
+    """The same of keys, and of values."""
+    mlp: int
+    """Inside the MLP, or in all experts that a token visits."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A model in the shape of Llama: gated MLPs or experts, two norms a block. Others are estimates."""
+
+    parameters: int
+    block_parameters: int
+    """Of the largest block."""
+    end_parameters: int
+    """Of the larger of input embeddings and output layer; of both where they are tied."""
+    num_blocks: int
+    hidden: int
+    widths: Widths
+    vocab: int
+    has_qk_norms: bool
+    """Queries and keys are normalised, as in Qwen3."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> ModelShape:
+        """Measure a model of transformers or a critic around one, which may lie on the meta device."""
+        inner: Any = pretrained_part(model)
+        config = inner.config.get_text_config()
+        blocks = transformer_blocks(model)
+        inside = {id(parameter) for block in blocks for parameter in block.parameters()}
+        return cls(
+            parameters=_count(model.parameters()),
+            block_parameters=max(_count(block.parameters()) for block in blocks),
+            end_parameters=max((p.numel() for p in model.parameters() if id(p) not in inside), default=0),
+            num_blocks=len(blocks),
+            hidden=config.hidden_size,
+            widths=widths_of(config),
+            vocab=config.vocab_size,
+            has_qk_norms=any(name.rpartition(".")[2] == "q_norm" for name, _ in blocks[0].named_modules()),
+        )
+
+    def split(self, tensor_size: int) -> ModelShape:
+        """Return what a rank of the tensor axis has: its part of each block, about, and embeddings as they are."""
+        if tensor_size == 1:
+            return self
+        outside = self.parameters - self.num_blocks * self.block_parameters
+        block = self.block_parameters // tensor_size
+        widths = Widths(*(width // tensor_size for width in self.widths))
+        return replace(self, parameters=outside + self.num_blocks * block, block_parameters=block, widths=widths)
+
+    @property
+    def kv_elements(self) -> int:
+        """Keys and values of a token in all blocks."""
+        return 2 * self.num_blocks * self.widths.key
+
+
+def widths_of(config: Any) -> Widths:
+    """Return the widths of a block from the configuration of a text model."""
+    hidden, num_heads = config.hidden_size, getattr(config, "num_attention_heads", 0)
+    head_dim = getattr(config, "head_dim", None) or hidden // max(num_heads, 1)
+    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
+    mlp = getattr(config, "moe_intermediate_size", None) or getattr(config, "intermediate_size", None) or 4 * hidden
+    mlp *= getattr(config, "num_experts_per_tok", None) or 1
+    return Widths(num_heads * head_dim, num_kv_heads * head_dim, mlp)
+
+
+def _count(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters)

@@ -1,0 +1,58 @@
+"""The plan as a table, and the lines below it."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from rlplug.memory.decide import Decisions
+from rlplug.memory.facts import RESERVE_SHARE
+from rlplug.memory.plan import PHASES, Item, MemoryPlan
+from rlplug.memory.recommend import recommendations
+from rlplug.phases import GIB
+
+
+def memory_rows(plan: MemoryPlan) -> list[tuple[str, ...]]:
+    """Return item, and GiB or a note for each phase; what takes nothing in any phase is left out."""
+    names = list(plan.phases["update"])
+    rows = [(name, *(_cell(plan.phases[phase][name]) for phase in PHASES)) for name in names]
+    rows = [row for row in rows if set(row[1:]) != {"-"}]
+    needs = ("needed", *(f"{plan.need(phase) / GIB:.1f}" for phase in PHASES))
+    left = ("head-room", *(f"{plan.headroom(phase) / GIB:.1f}" for phase in PHASES))
+    return [*rows, needs, left]
+
+
+def memory_notes(decisions: Decisions) -> list[str]:
+    """Return what the plan decided and recommends, a line each."""
+    plan = decisions.plan
+    notes = [decisions.why] if decisions.why else []
+    if plan.facts.assumes_state:
+        notes.append("optimizer state: assumed to be 8 bytes a parameter, the optimizer cannot step on a CPU")
+    if plan.facts.engine is None:
+        notes.append("the engine is not part of the plan: it has GPUs of its own, or does not say what it takes")
+    return notes + [f"recommended: {line}" for line in recommendations(plan.facts)]
+
+
+def memory_table(plan: MemoryPlan) -> Table:
+    gpu = plan.facts.gpu
+    title = (
+        f"memory plan, GiB on each GPU: {gpu.capacity / GIB:.1f} of {gpu.total / GIB:.1f} can be used, with a reserve "
+        f"of {RESERVE_SHARE:.0%}"
+    )
+    table = Table("item", *PHASES, title=title, title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    *items, needs, left = memory_rows(plan)
+    for row in items:
+        table.add_row(*row)
+    table.add_section()
+    table.add_row(*needs)
+    table.add_row(*left)
+    return table
+
+
+def _cell(item: Item) -> str:
+    if item.num_bytes < 0.05 * GIB and item.note:
+        return item.note
+    if item.num_bytes == 0:
+        return "-"
+    return f"{item.num_bytes / GIB:.1f}" if item.num_bytes >= 0.05 * GIB else "<0.1"

@@ -1,0 +1,93 @@
+"""``rlplug plan``: what it prints, its exit status, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import SMALL, Job, Result, run_jobs
+
+WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+PLAN = ["plan", *SMALL[1:]]
+VLLM = [*PLAN, "--config", "configs/rollout/vllm.yaml", "--model.policy.dtype", "bfloat16"]
+
+
+@pytest.fixture(scope="module")
+def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plan-runs")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, runs_dir: Path) -> dict[str, Result]:
+    arguments = {
+        "fits": [*PLAN, "--gpu-gib", "80"],
+        "vllm": [*VLLM, "--gpu-gib", "80"],
+        "four": [*PLAN, "--gpu-gib", "80", "--trainer.devices", "4"],
+        "tiny": [*PLAN, "--gpu-gib", "0.6"],
+        "small": [*VLLM, "--gpu-gib", "8", "--model.rollout.gpu_memory_utilization", "0.9"],
+        "optional": [
+            *PLAN,
+            *("--gpu-gib", "80", "--model.optimizations"),
+            "[{class_path: GradientCheckpointing, init_args: {only_if_needed: true}}]",
+        ],
+        "no size": PLAN,
+        "no number": [*PLAN, "--gpu-gib", "much"],
+        "key": [*PLAN, "--gpu-gib", "80", "--model.num_stepz", "3"],
+    }
+    jobs = {name: Job([*words, "--run.dir", str(runs_dir / "runs")]) for name, words in arguments.items()}
+    return run_jobs(jobs, tmp_path_factory.mktemp("plan"))
+
+
+@pytest.mark.parametrize("name", ["fits", "vllm", "four", "optional"])
+def test_a_run_that_fits_is_shown(results: dict[str, Result], name: str) -> None:
+    assert results[name].exit_code == 0, results[name].output
+    for part in ("batch plan", "memory plan", "head-room", "recommended: model.batch.max_tokens_per_gpu"):
+        assert part in results[name].message
+
+
+def test_sizes_are_those_of_the_devices(results: dict[str, Result]) -> None:
+    assert "data-parallel ranks │ 4" in results["four"].message
+    assert "data-parallel ranks │ 1" in results["fits"].message
+
+
+def test_vllm_is_planned_without_a_gpu_and_without_vllm(results: dict[str, Result]) -> None:
+    message = results["vllm"].message
+    assert "engine stays awake" in message
+    assert "recommended: model.rollout.init_args.gpu_memory_utilization" in message
+    assert "model.offload: none is enough" in message
+
+
+def test_a_run_that_does_not_fit_exits_with_1_and_a_remedy(results: dict[str, Result]) -> None:
+    assert results["small"].exit_code == 1
+    message = results["small"].message
+    assert "its phase rollout needs" in message
+    assert "Smallest change that makes it fit: model.rollout.init_args.gpu_memory_utilization: 0.8" in message
+
+
+def test_a_run_that_nothing_makes_fit_says_so(results: dict[str, Result]) -> None:
+    assert results["tiny"].exit_code == 1
+    assert "No option makes it fit" in results["tiny"].message
+
+
+def test_what_is_not_needed_is_left_out(results: dict[str, Result]) -> None:
+    assert "GradientCheckpointing left out: the plan fits without it" in results["optional"].message
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        pytest.param("no size", "there is no GPU here: say how much memory each GPU has", marks=WITHOUT_GPU),
+        ("no number", "--gpu-gib is 'much'"),
+        ("key", "Did you mean 'model.num_steps'?"),
+    ],
+)
+def test_a_mistake_is_a_message(results: dict[str, Result], name: str, part: str) -> None:
+    assert results[name].exit_code == 2
+    assert part in results[name].message
+    assert "Traceback" not in results[name].output
+
+
+def test_no_run_folder_is_made(results: dict[str, Result], runs_dir: Path) -> None:
+    assert results
+    assert not list(runs_dir.iterdir())

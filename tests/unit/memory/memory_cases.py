@@ -1,0 +1,89 @@
+"""Models and runs of the memory plan's tests: the shapes of benchmarks/shapes.py, and what was measured with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+from rlplug.interfaces import EngineMemory, UpdateTraits
+from rlplug.memory.facts import GPU, MemoryFacts, NetworkFacts, Sizes
+from rlplug.memory.shape import ModelShape
+from rlplug.phases import GIB
+
+H200 = GPU(total=int(139.8 * GIB), free=int(139.8 * GIB), is_here=False)
+EAGER = UpdateTraits()
+COMPILED = UpdateTraits(fused_pointwise=True)
+FUSED = UpdateTraits(fused_pointwise=True, logits_chunk=4096)
+
+
+def shape_of(config: Any) -> ModelShape:
+    with torch.device("meta"):
+        return ModelShape.of(AutoModelForCausalLM.from_config(config))
+
+
+LLAMA = shape_of(
+    LlamaConfig(
+        hidden_size=2048,
+        num_hidden_layers=24,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        intermediate_size=8192,
+        vocab_size=49152,
+        tie_word_embeddings=True,
+    )
+)
+QWEN = shape_of(
+    Qwen3Config(
+        hidden_size=4096,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size=12288,
+        vocab_size=151936,
+        tie_word_embeddings=False,
+    )
+)
+QWEN_VOCABULARY = shape_of(
+    Qwen3Config(
+        hidden_size=1024,
+        num_hidden_layers=8,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=64,
+        intermediate_size=3072,
+        vocab_size=151936,
+        tie_word_embeddings=True,
+    )
+)
+
+
+def make_facts(
+    shape: ModelShape = LLAMA,
+    rows: int = 128,
+    prompt: int = 256,
+    completion: int = 512,
+    traits: UpdateTraits = FUSED,
+    **others: Any,
+) -> MemoryFacts:
+    """Return a run of ``rows`` completions a data rank, each as long as possible, with AdamW."""
+    sizes = Sizes(
+        rows, rows, prompt + completion, completion, others.pop("max_tokens", {"update": 16384, "forward": 32768})
+    )
+    return MemoryFacts(**({"gpu": H200, "policy": NetworkFacts(shape, traits, 8.0), "sizes": sizes} | others))
+
+
+def make_engine(share: float = 0.4, shape: ModelShape = LLAMA, longest: int = 768, **others: Any) -> EngineMemory:
+    """Return what vLLM takes of an H200."""
+    weights, other = 2 * shape.parameters, GIB
+    values: dict[str, Any] = {
+        "weights": weights,
+        "kv_cache": int(share * H200.total) - weights - other,
+        "other": other,
+        "asleep": GIB // 2,
+        "kv_bytes_per_token": 2 * shape.kv_elements,
+        "least_kv_cache": longest * 2 * shape.kv_elements,
+    }
+    return EngineMemory(**(values | others))
