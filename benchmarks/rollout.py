@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from shapes import write_config
+from shapes import completion_lengths, write_config
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -55,7 +55,7 @@ def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the options that both phases use."""
     return {
         "gpu_memory_utilization": arguments.share,
-        "max_model_len": arguments.prompt + arguments.new,
+        "max_model_len": arguments.prompt + (arguments.longest or arguments.new),
         "max_num_seqs": arguments.sequences,
         "tensor_parallel_size": arguments.tensor_parallel,
         "enforce_eager": arguments.eager,
@@ -83,7 +83,10 @@ def speed(seconds: list[float], num_tokens: int) -> dict[str, Any]:
 
 
 def bare(arguments: argparse.Namespace, spec: PolicySpec, device: torch.device) -> None:
-    """Generate with vLLM's own ``LLM`` in this process, without and with a seed of each request."""
+    """Generate with vLLM's own ``LLM`` in this process, without and with a seed of each request.
+
+    With ``--longest`` completions are log-normal and ``--new`` tokens long on average.
+    """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from rlplug_rollout_vllm.options import VLLMOptions
     from vllm import LLM
@@ -94,20 +97,22 @@ def bare(arguments: argparse.Namespace, spec: PolicySpec, device: torch.device) 
     say("bare: start", seconds=time.perf_counter() - began)
     requests = make_requests(arguments, engine.llm_engine.vllm_config.model_config.get_vocab_size())
     prompts: Any = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
+    longest = arguments.longest or arguments.new
+    lengths = completion_lengths(len(requests), arguments.new, longest > arguments.new, longest, arguments.smallest)
     for seeded in (False, True):
         sampling = [
             VLLMSamplingParams(
-                max_tokens=arguments.new,
+                max_tokens=length,
                 temperature=1.0,
                 ignore_eos=True,
                 logprobs=0,
                 detokenize=False,
                 seed=request.seed if seeded else None,
             )
-            for request in requests
+            for request, length in zip(requests, lengths, strict=True)
         ]
         seconds = timed(lambda: engine.generate(prompts, sampling, use_tqdm=False), arguments.repeats)  # noqa: B023
-        say(f"bare: generate, {'seeded' if seeded else 'unseeded'}", **speed(seconds, len(requests) * arguments.new))
+        say(f"bare: generate, {'seeded' if seeded else 'unseeded'}", **speed(seconds, sum(lengths)))
 
 
 def sharded_policy(folder: Path, device: torch.device) -> nn.Module:
@@ -237,6 +242,8 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=8, help="completions of each prompt")
     parser.add_argument("--prompt", type=int, default=256, help="tokens")
     parser.add_argument("--new", type=int, default=512, help="tokens")
+    parser.add_argument("--longest", type=int, help="tokens of the longest completion, with --phases bare")
+    parser.add_argument("--smallest", type=int, default=64, help="tokens of the shortest, with --longest")
     parser.add_argument("--share", type=float, default=0.5, help="gpu_memory_utilization")
     parser.add_argument("--kv-cache-gib", type=float)
     parser.add_argument("--bucket-mib", type=int, default=1024)

@@ -23,6 +23,18 @@ SHAPES: dict[str, Any] = {
         max_position_embeddings=8192,
         rope_parameters={"rope_type": "default", "rope_theta": 130000.0},
     ),
+    "qwen3-1.7b": lambda: Qwen3Config(
+        hidden_size=2048,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size=6144,
+        vocab_size=151936,
+        tie_word_embeddings=True,
+        max_position_embeddings=40960,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+    ),
     "qwen3-8b": lambda: Qwen3Config(
         hidden_size=4096,
         num_hidden_layers=36,
@@ -68,15 +80,18 @@ def write_config(shape: str, folder: Path) -> Path:
     return folder / shape
 
 
-def completion_lengths(num_rows: int, mean: int, is_heavy_tailed: bool, largest: int) -> list[int]:
+def completion_lengths(num_rows: int, mean: int, is_heavy_tailed: bool, largest: int, smallest: int = 1) -> list[int]:
     """Return completion lengths that sum to ``num_rows * mean``: all equal, or lognormal with sigma 1."""
     if not is_heavy_tailed:
         return [mean] * num_rows
     draws = torch.randn(num_rows, generator=torch.Generator().manual_seed(0)).exp()
-    lengths = (draws / draws.sum() * num_rows * mean).long().clamp(1, largest)
-    for row in lengths.argsort(descending=True).tolist():  # what rounding and clamping moved, to the longest with room
-        missing = num_rows * mean - int(lengths.sum())
-        lengths[row] = (lengths[row] + missing).clamp(1, largest)
+    low, high = 0.0, float(num_rows * largest)
+    for _ in range(60):  # the scale at which what limits cut off and add is made up for by the other rows
+        scale = (low + high) / 2
+        lengths = (draws * scale).long().clamp(smallest, largest)
+        low, high = (low, scale) if int(lengths.sum()) > num_rows * mean else (scale, high)
+    missing = num_rows * mean - int((lengths := (draws * low).long().clamp(smallest, largest)).sum())
+    lengths[((lengths > smallest) & (lengths < largest)).nonzero()[:missing]] += 1  # what rounding left
     return lengths.tolist()  # type: ignore[no-any-return]
 
 

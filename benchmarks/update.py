@@ -92,7 +92,7 @@ class Measured(LightningModule):
     def training_step(self, tick: Any, index: int) -> None:
         options, strategy = self.options, self.trainer.strategy
         completions = completion_lengths(
-            options.rows, options.completion, options.heavy_tail, options.longest - options.prompt
+            options.rows, options.completion, options.heavy_tail, options.longest - options.prompt, options.smallest
         )
         batch = make_batch(options.prompt, completions, self.policy.config.vocab_size)
         sizes = BatchSizes(prompts_per_step=options.rows, group_size=1, max_tokens_per_gpu=options.max_tokens)
@@ -242,6 +242,7 @@ def main() -> None:
     parser.add_argument("--completion", type=int, default=512, help="tokens, on average")
     parser.add_argument("--heavy-tail", action="store_true", help="lognormal completions of the same total")
     parser.add_argument("--longest", type=int, default=8192, help="tokens of the longest row with --heavy-tail")
+    parser.add_argument("--smallest", type=int, default=1, help="tokens of the shortest completion with --heavy-tail")
     parser.add_argument("--max-tokens", type=int, default=16384, help="per micro-batch and GPU")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["plain", "compile+fused"], metavar="NAME")

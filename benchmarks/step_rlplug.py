@@ -1,0 +1,109 @@
+"""rlplug's side of the step benchmark: ``rlplug fit`` with vLLM in the trainer's process. ``step.py`` starts it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback
+from step_work import GROUP, WORKLOADS, MemoryWatch, Workload, prepare, say, share_stop_rule, write_prompts
+
+from rlplug.cli import main
+
+
+class StepClock(Callback):
+    """Prints a line for each step: the time since the last one ended, with all that lies between.
+
+    After the last it ends the process, before a checkpoint is written and after a profile is.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        self.watch = MemoryWatch()
+        self.watch.start()
+        module.clock.on_enter = lambda name: setattr(self.watch, "phase", name)
+        self.ended = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now, metrics = time.perf_counter(), module.newest_metrics
+        phases = {name.removeprefix("time/"): value for name, value in metrics.items() if name.startswith("time/")}
+        phases["generate"] = metrics["rollout/num_tokens"] / metrics["rollout/tokens_per_s"]
+        phases["sync"] = metrics["sync/seconds"]
+        for name in ("wake", "sleep"):
+            phases[name] = metrics.get(f"rollout/{name}_seconds", 0.0)
+        phases["offload"] = metrics.get("offload/seconds", 0.0)
+        say(
+            side="rlplug",
+            step=module.rollout_step,
+            seconds=now - self.ended,
+            completion_tokens=metrics["completion/num_tokens"],
+            phases={name: round(value, 4) for name, value in phases.items()},
+            peaks=self.watch.drain(),
+            memory={n.removeprefix("memory/"): round(v, 2) for n, v in metrics.items() if n.startswith("memory/")},
+            mismatch=metrics.get("mismatch/mean", 0.0),
+        )
+        self.ended = time.perf_counter()
+
+    def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
+        if module.rollout_step == self.steps:
+            os._exit(0)
+
+
+def configuration(workload: Workload, model: Path, prompts: Path, steps: int, out: Path) -> dict[str, Any]:
+    """Return the run, as YAML would say it."""
+    on_gpu = torch.cuda.is_available()
+    engine: dict[str, Any] = {
+        "gpu_memory_utilization": workload.kv_cache_share,
+        "max_model_len": workload.prompt + workload.longest,
+    }
+    engine["max_num_seqs"] = workload.num_completions // int(os.environ.get("WORLD_SIZE", "1"))
+    return {
+        "trainer": {
+            "accelerator": "gpu" if on_gpu else "cpu",
+            "devices": torch.cuda.device_count() if on_gpu else 1,
+            "callbacks": [{"class_path": "step_rlplug.StepClock", "init_args": {"steps": steps}}],
+            "strategy": {
+                "class_path": "rlplug.strategy.RLFSDP2Strategy",
+                "init_args": {"reshard_after_forward": False, "reshard_after_backward": False},
+            },
+        },
+        "model": {
+            "policy": {"path": str(model), "init": "random"},
+            "algorithm": {"class_path": "GRPO"},
+            "rewards": [{"class_path": "FunctionReward", "init_args": {"function": "step_work.random_reward"}}],
+            "rollout": {"class_path": "VLLMRollout", "init_args": engine},
+            "batch": {
+                "prompts_per_step": workload.num_completions // GROUP,
+                "group_size": GROUP,
+                "max_tokens_per_gpu": 16384,
+            },
+            "sampling": {"max_new_tokens": workload.longest},
+            "optimizations": [{"class_path": "CompileBlocks"}, {"class_path": "FusedLogprobs"}],
+            "num_steps": steps + 1,
+            "validation": {"every_n_steps": None, "at_start": False},
+        },
+        "data": {"train": {"class_path": "FileSource", "init_args": {"path": str(prompts)}}},
+        "run": {"dir": str(out), "report": False, "export_policy": False},
+        "checkpoint": {"every_n_steps": 1000},
+    }
+
+
+if __name__ == "__main__":
+    import yaml
+
+    name, folder, steps, *extra = sys.argv[1:]
+    chosen, base = WORKLOADS[name], Path(folder)
+    model_folder = prepare(chosen, base, with_weights=False)
+    share_stop_rule(chosen)
+    config = base / f"rlplug-{name}.yaml"
+    arguments = configuration(chosen, model_folder, write_prompts(chosen, base), int(steps), base / "runs")
+    config.write_text(yaml.safe_dump(arguments))
+    sys.exit(main(["fit", "-c", str(config), *extra]))
