@@ -60,6 +60,7 @@ def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
         "tensor_parallel_size": arguments.tensor_parallel,
         "enforce_eager": arguments.eager,
         "kv_cache_gib": arguments.kv_cache_gib,
+        "engine_args": arguments.engine_args,
     }
 
 
@@ -246,6 +247,7 @@ def main() -> None:
     parser.add_argument("--smallest", type=int, default=64, help="tokens of the shortest, with --longest")
     parser.add_argument("--share", type=float, default=0.5, help="gpu_memory_utilization")
     parser.add_argument("--kv-cache-gib", type=float)
+    parser.add_argument("--engine-args", type=json.loads, default={}, help="arguments of vLLM, as JSON")
     parser.add_argument("--bucket-mib", type=int, default=1024)
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
