@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shapes import SHAPES, make_batch, matmul_ceiling, model_flops
-from step_work import GROUP, WORKLOADS, Workload, floor_seconds, kv_bytes_per_token, num_parameters
+from shapes import matmul_ceiling
+from step_table import markdown, summary
+from step_work import GROUP, WORKLOADS
 
 HERE = Path(__file__).parent
 TRL_BEST = ("liger", "liger, no checkpointing, no correction")
@@ -91,59 +91,6 @@ def bare_parts(name: str, log: Path) -> dict[str, float]:
     return parts
 
 
-def summary(rows: Sequence[dict[str, Any]], warm_up: int) -> dict[str, Any]:
-    """Return medians over the steps after ``warm_up``, of seconds and phases, and the highest peaks."""
-    counted = [row for row in rows if row["step"] > warm_up]
-    if not counted:
-        return {}
-    names = {name for row in counted for name in row["phases"]}
-    phases = {name: statistics.median(row["phases"].get(name, 0.0) for row in counted) for name in sorted(names)}
-    peaks: dict[str, float] = {}
-    for row in counted:
-        for phase, peak in row["peaks"].items():
-            peaks[phase] = max(peaks.get(phase, 0.0), peak)
-    seconds = [row["seconds"] for row in counted]
-    return {"seconds": statistics.median(seconds), "all": seconds, "phases": phases, "peaks": peaks}
-
-
-def table(workload: Workload, found: dict[str, Any], parts: dict[str, float], ceilings: dict[str, float]) -> str:
-    """Return what was found, as Markdown."""
-    lengths = workload.lengths()
-    num_tokens = sum(lengths) + workload.prompt * len(lengths)
-    lines = ["| | s/step | tokens/s | rollout | update | the rest | peak GiB |", "|-|-|-|-|-|-|-|"]
-    for side, result in found.items():
-        phases = result["phases"]
-        rollout = phases.get("generate", 0.0)
-        update = phases.get("update", 0.0)
-        rest = f"{result['seconds'] - rollout - update:.2f}" if update else ""
-        columns = (f"{rollout:.2f}", f"{update:.2f}" if update else "", rest)
-        peak = max(result["peaks"].values(), default=0.0)
-        speed = f"{num_tokens / result['seconds']:,.0f}"
-        lines.append(f"| {side} | {result['seconds']:.2f} | {speed} | {' | '.join(columns)} | {peak:.1f} |")
-    if len(parts) == 2:
-        both = sum(parts.values())
-        lines.append(f"| bare parts | {both:.2f} | | {parts['rollout']:.2f} | {parts['update']:.2f} | | |")
-    floor = floor_seconds(workload, ceilings["matmul"], ceilings["copy"], ceilings["gpus"])
-    rollout, update = floor["rollout"], floor["update"]
-    lines.append(f"| floor | {rollout + update:.2f} | | {rollout:.2f} | {update:.2f} | | |")
-    return "\n".join(lines)
-
-
-def shares(workload: Workload, result: dict[str, Any], ceilings: dict[str, float]) -> dict[str, float]:
-    """Return what share of the ceilings rlplug's phases reach, and what is neither generation nor update."""
-    config, lengths = SHAPES[workload.shape](), workload.lengths()
-    batch = make_batch(workload.prompt, lengths, config.vocab_size)
-    flops = model_flops(config, batch, is_update=True) / ceilings["gpus"]
-    read = sum(kv_bytes_per_token(config) * (n * workload.prompt + n * (n - 1) / 2) for n in lengths)
-    read = read / ceilings["gpus"] + 2 * num_parameters(config) * max(lengths)
-    phases = result["phases"]
-    return {
-        "update, of the matrix-product ceiling": flops / phases["update"] / ceilings["matmul"],
-        "rollout, of the copy bandwidth": read / phases["generate"] / ceilings["copy"],
-        "neither generation nor update": 1 - (phases["generate"] + phases["update"]) / result["seconds"],
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=WORKLOADS, default="fixed")
@@ -181,18 +128,13 @@ def main() -> None:
                 steps.setdefault(f"TRL, {line['variant']}", []).append(line)
     parts = bare_parts(options.workload, options.out / "parts.log") if "parts" in options.sides else {}
     found = {side: result for side, rows in steps.items() if (result := summary(rows, options.warm_up))}
-    report = [f"workload {options.workload}: {workload}", f"ceilings: {ceilings}", f"parts: {parts}"]
-    report += [table(workload, found, parts, ceilings)]
-    report += [f"{side}: {json.dumps(result)}" for side, result in found.items()]
-    if "rlplug" in found:
-        ratios = {name: round(value, 3) for name, value in shares(workload, found["rlplug"], ceilings).items()}
-        report.append(f"rlplug: {json.dumps(ratios)}")
-        others = [result["seconds"] for side, result in found.items() if side != "rlplug"]
-        if others:
-            report.append(f"rlplug is {min(others) / found['rlplug']['seconds']:.2f} times as fast as TRL's best")
+    report = [f"{options.workload}: {workload}; ceilings {ceilings}", markdown(workload, found, parts, ceilings)]
+    if mine := found.get("rlplug"):
+        if others := [result["seconds"] for side, result in found.items() if side != "rlplug"]:
+            report.append(f"rlplug is {min(others) / mine['seconds']:.2f} times as fast as TRL's best")
         if len(parts) == 2:
-            report.append(f"rlplug takes {found['rlplug']['seconds'] / sum(parts.values()):.3f} times the bare parts")
-    print("\n".join(report), flush=True)
+            report.append(f"rlplug takes {mine['seconds'] / sum(parts.values()):.3f} times the bare parts")
+    print("\n\n".join(report), flush=True)
     with (options.out / "step.jsonl").open("a") as file:
         for side, rows in steps.items():
             file.writelines(json.dumps({"workload": options.workload, "of": side, **row}) + "\n" for row in rows)

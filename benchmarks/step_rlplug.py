@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from lightning.pytorch import Callback
 from step_work import GROUP, WORKLOADS, MemoryWatch, Workload, prepare, say, share_stop_rule, write_prompts
 
@@ -33,6 +34,8 @@ class StepClock(Callback):
     def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
+        if not trainer.is_global_zero:
+            return
         now, metrics = time.perf_counter(), module.newest_metrics
         phases = {name.removeprefix("time/"): value for name, value in metrics.items() if name.startswith("time/")}
         phases["generate"] = metrics["rollout/num_tokens"] / metrics["rollout/tokens_per_s"]
@@ -60,15 +63,16 @@ class StepClock(Callback):
 def configuration(workload: Workload, model: Path, prompts: Path, steps: int, out: Path) -> dict[str, Any]:
     """Return the run, as YAML would say it."""
     on_gpu = torch.cuda.is_available()
-    engine: dict[str, Any] = {
+    num_devices = torch.cuda.device_count() if on_gpu else 1
+    engine = {
         "gpu_memory_utilization": workload.kv_cache_share,
         "max_model_len": workload.prompt + workload.longest,
+        "max_num_seqs": workload.num_completions // num_devices,
     }
-    engine["max_num_seqs"] = workload.num_completions // int(os.environ.get("WORLD_SIZE", "1"))
     return {
         "trainer": {
             "accelerator": "gpu" if on_gpu else "cpu",
-            "devices": torch.cuda.device_count() if on_gpu else 1,
+            "devices": num_devices,
             "callbacks": [{"class_path": "step_rlplug.StepClock", "init_args": {"steps": steps}}],
             "strategy": {
                 "class_path": "rlplug.strategy.RLFSDP2Strategy",
@@ -96,14 +100,21 @@ def configuration(workload: Workload, model: Path, prompts: Path, steps: int, ou
     }
 
 
-if __name__ == "__main__":
-    import yaml
+def prepared(name: str, folder: Path, steps: int) -> list[str]:
+    """Write the run's configuration and return the command line, without the program."""
+    workload, file = WORKLOADS[name], folder / f"rlplug-{name}.yaml"
+    model = prepare(workload, folder, with_weights=False)
+    prompts = write_prompts(workload, folder)
+    file.write_text(yaml.safe_dump(configuration(workload, model, prompts, steps, folder / "runs")))
+    return ["fit", "-c", str(file)]
 
-    name, folder, steps, *extra = sys.argv[1:]
-    chosen, base = WORKLOADS[name], Path(folder)
-    model_folder = prepare(chosen, base, with_weights=False)
-    share_stop_rule(chosen)
-    config = base / f"rlplug-{name}.yaml"
-    arguments = configuration(chosen, model_folder, write_prompts(chosen, base), int(steps), base / "runs")
-    config.write_text(yaml.safe_dump(arguments))
-    sys.exit(main(["fit", "-c", str(config), *extra]))
+
+if __name__ == "__main__":
+    if sys.argv[1] == "fit":  # one of the processes that Lightning starts for other GPUs
+        arguments = sys.argv[1:]
+    else:
+        name, work, num_steps, *extra = sys.argv[1:]
+        os.environ["STEP_WORKLOAD"] = name
+        arguments = [*prepared(name, Path(work), int(num_steps)), *extra]
+    share_stop_rule(WORKLOADS[os.environ["STEP_WORKLOAD"]])
+    sys.exit(main(arguments))

@@ -7,14 +7,18 @@ import json
 import random
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from shapes import SHAPES, completion_lengths, make_batch, model_flops, write_config
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from rlplug.batching import rank_share
 
 GROUP = 8
 
@@ -92,7 +96,7 @@ def share_stop_rule(workload: Workload) -> None:
     """Let vLLM's engine, in whatever trainer, stop the i-th request of a step at the i-th length, and never before."""
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    add_request, lengths = LLMEngine.add_request, itertools.cycle(workload.lengths())
+    add_request, lengths = LLMEngine.add_request, lengths_of_this_rank(workload)
 
     def with_length(self: Any, request_id: str, prompt: Any, params: Any, *others: Any, **named: Any) -> Any:
         params = params.clone()
@@ -100,6 +104,12 @@ def share_stop_rule(workload: Workload) -> None:
         return add_request(self, request_id, prompt, params, *others, **named)
 
     LLMEngine.add_request = with_length  # type: ignore[method-assign]
+
+
+def lengths_of_this_rank(workload: Workload) -> Iterator[int]:
+    """Yield the lengths of this rank's requests, step after step; asked for the first when ranks have their places."""
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    yield from itertools.cycle(rank_share(workload.lengths(), rank, size))
 
 
 class MemoryWatch(threading.Thread):

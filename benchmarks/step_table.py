@@ -1,0 +1,83 @@
+"""Turns what the sides of the step benchmark printed into a table."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from shapes import SHAPES, make_batch, model_flops
+from step_work import Workload, floor_seconds, kv_bytes_per_token, num_parameters
+
+PHASES = ("wake", "sync", "rollout", "rewards", "logprobs", "update", "sleep")
+IN_RLPLUG = {"rollout": "generate"}
+IN_TRL = {"sync": "sync_weights", "rollout": "generate", "rewards": "_calculate_rewards"}
+"""What TRL's own profiler tells apart; where it has no name of its own, a phase stays empty."""
+
+
+def summary(rows: Sequence[dict[str, Any]], warm_up: int) -> dict[str, Any]:
+    """Return medians over the steps after ``warm_up``, of seconds and phases, and the highest peak in GiB."""
+    counted = [row for row in rows if row["step"] > warm_up]
+    if not counted:
+        return {}
+    names = {name for row in counted for name in row["phases"]}
+    return {
+        "steps": len(counted),
+        "seconds": statistics.median(row["seconds"] for row in counted),
+        "phases": {name: statistics.median(row["phases"].get(name, 0.0) for row in counted) for name in names},
+        "peak": max((peak for row in counted for peak in row["peaks"].values()), default=float("nan")),
+    }
+
+
+def markdown(
+    workload: Workload, found: dict[str, dict[str, Any]], parts: dict[str, float], ceilings: dict[str, float]
+) -> str:
+    """Return a table with a column for each side, the bare parts and the floor.
+
+    Args:
+        workload: What was done.
+        found: The :func:`summary` of each side.
+        parts: Seconds of the bare ``rollout`` and ``update``; empty where they were not run.
+        ceilings: ``matmul`` in FLOP/s and ``copy`` in bytes/s of one GPU, and the number of ``gpus``.
+    """
+    columns = {side: _of_side(workload, result, ceilings, side == "rlplug") for side, result in found.items()}
+    if parts:
+        columns["bare parts"] = {name: f"{seconds:.2f}" for name, seconds in parts.items()}
+        columns["bare parts"]["**step, s**"] = f"{sum(parts.values()):.2f}"
+    floor = floor_seconds(workload, ceilings["matmul"], ceilings["copy"], ceilings["gpus"])
+    columns["floor"] = {name: f"{seconds:.2f}" for name, seconds in floor.items()}
+    columns["floor"]["**step, s**"] = f"{sum(floor.values()):.2f}"
+    names = list(dict.fromkeys(name for column in columns.values() for name in column))
+    lines = [f"| | {' | '.join(columns)} |", f"|-|{'-|' * len(columns)}"]
+    lines += [f"| {name} | {' | '.join(column.get(name, '') for column in columns.values())} |" for name in names]
+    return "\n".join(lines)
+
+
+def _of_side(workload: Workload, result: dict[str, Any], ceilings: dict[str, float], is_rlplug: bool) -> dict[str, str]:
+    phases, seconds = result["phases"], result["seconds"]
+    lengths = workload.lengths()
+    column = {
+        "**step, s**": f"{seconds:.2f} ({result['steps']} steps)",
+        "tokens/s": f"{(sum(lengths) + workload.prompt * len(lengths)) / seconds:,.0f}",
+    }
+    for name in PHASES:
+        key = IN_RLPLUG.get(name, name) if is_rlplug else IN_TRL.get(name)
+        if key is not None and key in phases:
+            column[name] = f"{phases[key]:.3f}" if phases[key] < 1 else f"{phases[key]:.2f}"
+    if is_rlplug:
+        rollout, update = phases["generate"], phases["update"]
+        column["neither rollout nor update"] = f"{1 - (rollout + update) / seconds:.1%}"
+        flops, read = _work(workload, ceilings["gpus"])
+        column["update, of the matrix-product ceiling (MFU)"] = f"{flops / update / ceilings['matmul']:.0%}"
+        column["rollout, of the copy bandwidth"] = f"{read / rollout / ceilings['copy']:.0%}"
+    column["GPU memory, peak GiB"] = f"{result['peak']:.1f}"
+    return column
+
+
+def _work(workload: Workload, num_gpus: float) -> tuple[float, float]:
+    """Return the operations of an update and the bytes that decoding reads, of one GPU."""
+    config, lengths = SHAPES[workload.shape](), workload.lengths()
+    batch = make_batch(workload.prompt, lengths, config.vocab_size)
+    cache = sum(kv_bytes_per_token(config) * (n * workload.prompt + n * (n - 1) / 2) for n in lengths) / num_gpus
+    weights = 2 * num_parameters(config) * max(lengths)
+    return model_flops(config, batch, is_update=True) / num_gpus, cache + weights
