@@ -33,7 +33,7 @@ CHANGES_NOTHING: Final = ("prompts", "rollout", "rewards", "filter", "logprobs",
 
 
 class RLModule(RLModuleSetup):
-    """Trains a policy on rewards; its options are those of :class:`rlplug.module_setup.RLModuleSetup`."""
+    """Trains a policy on rewards; its options are those of :class:`rlplug.module_options.RLModuleOptions`."""
 
     def training_step(self, tick: Any, batch_idx: int) -> None:
         """One RL step: eight phases. The data loader only drives the loop; prompts come from the stream."""
