@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import LlamaConfig, Qwen3Config
 
+from rlplug.memory.shape import widths_of
 from rlplug.types import Batch
 
 SHAPES: dict[str, Any] = {
@@ -120,29 +122,41 @@ def model_flops(config: Any, batch: Batch, is_update: bool) -> float:
     Two for each weight of a matrix and token, ``2 n^2 H head_dim`` for a layer's causal attention over n tokens, and
     in an update twice as many again for the backward pass. The output layer counts only where the next token trains.
     """
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = config.num_attention_heads * head_dim
-    attention = config.hidden_size * (2 * heads + 2 * config.num_key_value_heads * head_dim)
-    block = attention + 3 * config.hidden_size * config.intermediate_size
+    query, key, mlp = widths_of(config)
+    block = config.hidden_size * (2 * query + 2 * key + 3 * mlp)
     num_tokens, num_trained = sum(batch.lengths), int(batch.response_mask.sum())
     products = 2 * num_tokens * config.num_hidden_layers * block
     products += 2 * num_trained * config.hidden_size * config.vocab_size
-    scores = 2 * heads * config.num_hidden_layers * math.fsum(length**2 for length in batch.lengths)
+    scores = 2 * query * config.num_hidden_layers * math.fsum(length**2 for length in batch.lengths)
     return (3 if is_update else 1) * (products + scores)
 
 
 def matmul_ceiling(device: torch.device, size: int = 8192) -> float:
-    """Return the FLOP/s of the best of 20 bf16 matrix products of ``size`` cubed."""
+    """Return the FLOP/s of the best of bf16 matrix products of ``size`` cubed."""
     if device.type != "cuda":
         return float("nan")
     left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    return 2 * size**3 / best_seconds(lambda: left @ right)
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Return the bytes per second, read and written, of the best copy of 2 GiB on the device."""
+    if device.type != "cuda":
+        return float("nan")
+    source = torch.randn(1 << 29, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / best_seconds(lambda: target.copy_(source))
+
+
+def best_seconds(action: Callable[[], Any]) -> float:
+    """Return what a call takes on the GPU: the best mean of five in a row, of 15 such rows after 5 to warm up."""
     times = []
     for _ in range(20):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         for _ in range(5):
-            left @ right
+            action()
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) / 1000 / 5)
-    return 2 * size**3 / min(times[5:])
+    return min(times[5:])

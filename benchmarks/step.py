@@ -25,26 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shapes import matmul_ceiling
+from shapes import copy_bandwidth, matmul_ceiling
 from step_table import markdown, summary
 from step_work import GROUP, WORKLOADS
 
 HERE = Path(__file__).parent
 TRL_BEST = ("liger", "liger, no checkpointing, no correction")
-
-
-def copy_bandwidth(device: torch.device) -> float:
-    """Return the best of 20 copies of 2 GiB on the device, in bytes read and written per second."""
-    source = torch.randn(1 << 29, device=device)
-    target, times = torch.empty_like(source), []
-    for _ in range(20):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        target.copy_(source)
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / 1000)
-    return 2 * source.nbytes / min(times)
 
 
 def run(script: str, arguments: Sequence[str], log: Path) -> list[dict[str, Any]]:
@@ -84,10 +70,11 @@ def bare_parts(name: str, log: Path) -> dict[str, float]:
         ],
         log,
     )
-    seconds = [second for row in generations for second in row.get("seconds", []) if isinstance(row["seconds"], list)]
-    parts = {"rollout": min(seconds)} if seconds else {}
-    if updates and "update s" in updates[-1]:
+    parts = {}
+    if updates and "update s" in updates[-1]:  # else it says that it ran out of memory
         parts["update"] = updates[-1]["update s"]
+    if rollouts := [min(row["seconds"]) for row in generations if row["measure"].startswith("bare: generate")]:
+        parts["rollout"] = min(rollouts)
     return parts
 
 
@@ -108,14 +95,11 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     options.work.mkdir(parents=True, exist_ok=True)
     os.environ["PYTHONPATH"] = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    workload, on_gpu = WORKLOADS[options.workload], torch.cuda.is_available()
-    device = torch.device("cuda" if on_gpu else "cpu")
-    ceilings = {
-        "matmul": matmul_ceiling(device) if on_gpu else float("nan"),
-        "copy": copy_bandwidth(device) if on_gpu else float("nan"),
-        "gpus": max(torch.cuda.device_count(), 1),
-    }
-    if on_gpu:
+    workload = WORKLOADS[options.workload]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    gpus = max(torch.cuda.device_count(), 1)
+    ceilings = {"matmul": matmul_ceiling(device), "copy": copy_bandwidth(device), "gpus": gpus}
+    if device.type == "cuda":
         torch.cuda.empty_cache()
     steps: dict[str, list[dict[str, Any]]] = {}
     arguments = [options.workload, str(options.work), str(options.steps)]

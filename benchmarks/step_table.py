@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from shapes import SHAPES, make_batch, model_flops
-from step_work import Workload, floor_seconds, kv_bytes_per_token, num_parameters
+from step_work import Work, Workload
 
 PHASES = ("wake", "sync", "rollout", "rewards", "logprobs", "update", "sleep")
 IN_RLPLUG = {"rollout": "generate"}
+"""A step's phase ``rollout`` holds wake, sync and sleep too."""
 IN_TRL = {"sync": "sync_weights", "rollout": "generate", "rewards": "_calculate_rewards"}
 """What TRL's own profiler tells apart; where it has no name of its own, a phase stays empty."""
 
@@ -40,11 +40,13 @@ def markdown(
         parts: Seconds of the bare ``rollout`` and ``update``; empty where they were not run.
         ceilings: ``matmul`` in FLOP/s and ``copy`` in bytes/s of one GPU, and the number of ``gpus``.
     """
-    columns = {side: _of_side(workload, result, ceilings, side == "rlplug") for side, result in found.items()}
+    work = Work.of(workload, int(ceilings["gpus"]))
+    columns = {side: _of_side(workload, result, work, ceilings, side == "rlplug") for side, result in found.items()}
     if parts:
         columns["bare parts"] = {name: f"{seconds:.2f}" for name, seconds in parts.items()}
         columns["bare parts"]["**step, s**"] = f"{sum(parts.values()):.2f}"
-    floor = floor_seconds(workload, ceilings["matmul"], ceilings["copy"], ceilings["gpus"])
+    rollout = work.decoded_bytes / ceilings["copy"] + work.prompt_flops / ceilings["matmul"]
+    floor = {"rollout": rollout, "update": work.update_flops / ceilings["matmul"]}
     columns["floor"] = {name: f"{seconds:.2f}" for name, seconds in floor.items()}
     columns["floor"]["**step, s**"] = f"{sum(floor.values()):.2f}"
     names = list(dict.fromkeys(name for column in columns.values() for name in column))
@@ -53,7 +55,9 @@ def markdown(
     return "\n".join(lines)
 
 
-def _of_side(workload: Workload, result: dict[str, Any], ceilings: dict[str, float], is_rlplug: bool) -> dict[str, str]:
+def _of_side(
+    workload: Workload, result: dict[str, Any], work: Work, ceilings: dict[str, float], is_rlplug: bool
+) -> dict[str, str]:
     phases, seconds = result["phases"], result["seconds"]
     lengths = workload.lengths()
     column = {
@@ -67,17 +71,7 @@ def _of_side(workload: Workload, result: dict[str, Any], ceilings: dict[str, flo
     if is_rlplug:
         rollout, update = phases["generate"], phases["update"]
         column["neither rollout nor update"] = f"{1 - (rollout + update) / seconds:.1%}"
-        flops, read = _work(workload, ceilings["gpus"])
-        column["update, of the matrix-product ceiling (MFU)"] = f"{flops / update / ceilings['matmul']:.0%}"
-        column["rollout, of the copy bandwidth"] = f"{read / rollout / ceilings['copy']:.0%}"
+        column["update, of the matrix-product ceiling (MFU)"] = f"{work.update_flops / update / ceilings['matmul']:.0%}"
+        column["rollout, of the copy bandwidth"] = f"{work.decoded_bytes / rollout / ceilings['copy']:.0%}"
     column["GPU memory, peak GiB"] = f"{result['peak']:.1f}"
     return column
-
-
-def _work(workload: Workload, num_gpus: float) -> tuple[float, float]:
-    """Return the operations of an update and the bytes that decoding reads, of one GPU."""
-    config, lengths = SHAPES[workload.shape](), workload.lengths()
-    batch = make_batch(workload.prompt, lengths, config.vocab_size)
-    cache = sum(kv_bytes_per_token(config) * (n * workload.prompt + n * (n - 1) / 2) for n in lengths) / num_gpus
-    weights = 2 * num_parameters(config) * max(lengths)
-    return model_flops(config, batch, is_update=True) / num_gpus, cache + weights

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from rlplug.batching import rank_share
+from rlplug.memory.shape import ModelShape
 
 GROUP = 8
 
@@ -137,31 +138,28 @@ def say(**values: Any) -> None:
     print(json.dumps({n: round(v, 4) if isinstance(v, float) else v for n, v in values.items()}), flush=True)
 
 
-def floor_seconds(workload: Workload, flops: float, bandwidth: float, world_size: int) -> dict[str, float]:
-    """Return the least time of a step's parts, from the ceilings of one GPU in FLOP/s and bytes/s.
+@dataclass(frozen=True)
+class Work:
+    """What a step asks of one GPU."""
 
-    Decoding reads all weights once a step, and the KV cache of every sequence that still runs. Prompts are computed
-    once a group. The update is :func:`shapes.model_flops`.
-    """
-    config, lengths = SHAPES[workload.shape](), workload.lengths()
-    kv_bytes, weight_bytes = kv_bytes_per_token(config), 2 * num_parameters(config)
-    read = sum(kv_bytes * (n * workload.prompt + n * (n - 1) / 2) for n in lengths) / world_size
-    decode = (read + weight_bytes * max(lengths)) / bandwidth
-    prompts = make_batch(workload.prompt, [1] * (len(lengths) // GROUP), config.vocab_size)
-    prefill = model_flops(config, prompts, is_update=False) / flops / world_size
-    batch = make_batch(workload.prompt, lengths, config.vocab_size)
-    return {"rollout": decode + prefill, "update": model_flops(config, batch, is_update=True) / flops / world_size}
+    update_flops: float
+    prompt_flops: float
+    """Prompts are computed once a group."""
+    decoded_bytes: float
+    """All weights in every decoding step, and the keys and values of each sequence that still runs."""
 
-
-def kv_bytes_per_token(config: Any) -> int:
-    """Return the bytes of a token's keys and values in bf16."""
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim)
-
-
-def num_parameters(config: Any) -> int:
-    """Return how many weights a decoding step reads: all but input embeddings that are not the output layer's too."""
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)
-    unread = 0 if config.tie_word_embeddings else model.get_input_embeddings().weight.numel()
-    return sum(parameter.numel() for parameter in model.parameters()) - unread
+    @classmethod
+    def of(cls, workload: Workload, num_gpus: int) -> Work:
+        config, lengths = SHAPES[workload.shape](), workload.lengths()
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config)
+        shape, itemsize = ModelShape.of(model), torch.bfloat16.itemsize
+        unread = 0 if config.tie_word_embeddings else model.get_input_embeddings().weight.numel()
+        cached = sum(n * workload.prompt + n * (n - 1) / 2 for n in lengths) / num_gpus
+        batch = make_batch(workload.prompt, lengths, config.vocab_size)
+        prompts = make_batch(workload.prompt, [1] * (len(lengths) // GROUP), config.vocab_size)
+        return cls(
+            update_flops=model_flops(config, batch, is_update=True) / num_gpus,
+            prompt_flops=model_flops(config, prompts, is_update=False) / num_gpus,
+            decoded_bytes=itemsize * (shape.kv_elements * cached + (shape.parameters - unread) * max(lengths)),
+        )

@@ -33,6 +33,14 @@ DESCRIPTION: Final = """reinforcement-learning post-training of language models 
 Every key of a configuration: rlplug fit --help; of one class: rlplug fit --model.algorithm.help GRPO
 """
 
+PLAN_DESCRIPTION: Final = """what will live on each GPU in each phase of a step, and whether it fits; nothing is loaded
+
+  -c, --config CONFIG    and all other options of rlplug fit: see rlplug fit --help
+  --gpu-gib GIB          memory of each GPU; by default that of this machine's first
+
+Exit status 1: it does not fit, and the smallest change that makes it fit is printed.
+"""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status; errors print as one message unless ``--debug``."""
@@ -112,6 +120,9 @@ def _print_plugin(record: PluginRecord) -> None:
 
 
 def _plan_command(arguments: list[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        print(f"usage: rlplug plan [--gpu-gib GIB] -c CONFIG ...\n\n{PLAN_DESCRIPTION}")
+        return 0
     gpu_gib = _take_values(arguments, "--gpu-gib", "a number of GiB, such as 80")
     from rlplug.plan_command import plan_command
 

@@ -90,7 +90,7 @@ class RLModuleSetup(RLModuleOptions):
             ConfigError: The plan does not fit.
         """
         gpus = [GPU(*numbers) for numbers in self.strategy.gather([total_and_free(self.strategy.root_device)])]
-        run = PlannedRun.of(self, self.strategy, mesh, self._longest)
+        run = PlannedRun(self, self.strategy, mesh, self._longest)
         self.memory = run.decide(min(gpus, key=lambda gpu: gpu.capacity))
         self.sleeps, self.optimizations = self.memory.plan.facts.sleeps, list(self.memory.kept)
         problem = shortfall(self.memory.plan)

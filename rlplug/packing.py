@@ -100,8 +100,9 @@ def pack(
     What fills it continues the last sequence: attention is causal, so nothing before it changes. Its positions do not
     continue, because a model may have none beyond those of a sequence.
     """
-    # in numpy: on a machine of many cores torch wakes threads for each of these operations, which take longer than they
-    ids, real, trained = input_ids.numpy(), attention_mask.numpy(), response_mask.numpy() & attention_mask.numpy()
+    # in numpy: with many host threads, torch takes longer to wake them than the operations last
+    ids, real = input_ids.numpy(), attention_mask.numpy()
+    trained = response_mask.numpy() & real
     lengths = real.sum(axis=1)
     starts = lengths.cumsum() - lengths
     num_tokens = int(lengths.sum())

@@ -30,8 +30,8 @@ def plan_command(arguments: list[str], gpu_gib: str | None) -> bool:
     Raises:
         ConfigError: The configuration is wrong, or there is neither ``gpu_gib`` nor a GPU.
     """
-    gpu = _gpu(gpu_gib)
     cli = read_command(ConfiguredCLI, ["fit", *arguments])
+    gpu = _gpu(gpu_gib)
     options, module, data = cli.trainer_options, cli.model, cli.datamodule
     strategy = options.strategy
     if not isinstance(strategy, RLFSDP2Strategy):
@@ -42,7 +42,7 @@ def plan_command(arguments: list[str], gpu_gib: str | None) -> bool:
     longest = data.train_stream.longest_prompt + module.sampling.max_new_tokens
     check_optimizations(module.optimizations)
     module.plan = module.make_batch_plan(mesh, longest)
-    decisions = PlannedRun.of(module, strategy, mesh, longest).decide(gpu)
+    decisions = PlannedRun(module, strategy, mesh, longest).decide(gpu)
 
     console = Console()
     console.print(batch_table(module.plan.rows(module.on_policy_pass), f"batch plan, GPUs: {mesh.world_size}"))

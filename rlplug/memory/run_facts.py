@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from rlplug.batching import BatchPlan
-from rlplug.critic import CriticConfig, empty_critic
+from rlplug.critic import empty_critic
 from rlplug.interfaces.memory import EngineMemory, EngineNeeds, UpdateTraits
 from rlplug.interfaces.optimization import Network, Optimization
-from rlplug.interfaces.rollout import PolicySpec, RolloutEngine
 from rlplug.loading import empty_model
-from rlplug.memory.decide import Decisions, SleepSetting, decide
+from rlplug.memory.decide import Decisions, decide
 from rlplug.memory.facts import GPU, MemoryFacts, NetworkFacts, Sizes
 from rlplug.memory.shape import ModelShape
 from rlplug.mesh import MeshSizes
-from rlplug.offload import OffloadMode, distinct_storages
-from rlplug.policy import PolicyConfig
+from rlplug.offload import distinct_storages
 from rlplug.strategy import RLFSDP2Strategy
 
 if TYPE_CHECKING:
@@ -35,124 +32,101 @@ PROBE_NAME: Final = "model.layers.0.mlp.up_proj.weight"
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """What a run has configured that decides on its memory."""
+    """A configured run, and where it is to run."""
 
-    policy: PolicyConfig
-    reference: PolicyConfig | None
-    """``None`` for a run without."""
-    critic: CriticConfig | None
-    make_optimizer: Any
-    batch: BatchPlan
-    longest: int
-    max_new_tokens: int
-    mesh: MeshSizes
+    module: RLModuleSetup
+    """With its batch plan."""
     strategy: RLFSDP2Strategy
-    """For its options alone."""
-    engine: RolloutEngine
-    spec: PolicySpec
-    offload: OffloadMode
-    bucket_bytes: int
-    logprobs_every_step: bool
-    optimizations: Sequence[Optimization]
-    sleep: SleepSetting
-
-    @classmethod
-    def of(cls, module: RLModuleSetup, strategy: RLFSDP2Strategy, mesh: MeshSizes, longest: int) -> PlannedRun:
-        """Read the options of ``module``, which has its batch plan; the strategy need not be set up."""
-        reference = module.reference_config or module.policy_config
-        return cls(
-            policy=module.policy_config,
-            reference=reference if module.algorithm.needs.reference_policy else None,
-            critic=module.critic_config,
-            make_optimizer=module.make_optimizer,
-            batch=module.plan,
-            longest=longest,
-            max_new_tokens=module.sampling.max_new_tokens,
-            mesh=mesh,
-            strategy=strategy,
-            engine=module.engine,
-            spec=module.spec,
-            offload=module.offload_mode,
-            bucket_bytes=module.sync_bucket_bytes,
-            logprobs_every_step=not module.plan.is_on_policy or module.on_policy_pass is not None,
-            optimizations=module.optimizations,
-            sleep=module.sleep_between_rollouts,
-        )
+    """For its options alone: it need not be set up."""
+    mesh: MeshSizes
+    longest: int
+    """Tokens of the longest possible prompt and completion."""
 
     def decide(self, gpu: GPU) -> Decisions:
         """Plan for ``gpu``."""
-        return decide(self.optimizations, self.sleep, self.facts(gpu))
+        return decide(self.module.optimizations, self.module.sleep_between_rollouts, self.facts(gpu))
 
     def facts(self, gpu: GPU) -> Callable[[Sequence[Optimization]], MemoryFacts]:
         """Return the function from optimizations to facts, of an engine that stays awake."""
-        policy = ModelShape.of(empty_model(self.policy))
-        reference = None if self.reference is None else ModelShape.of(empty_model(self.reference, "model.reference"))
-        critic = None
-        if self.critic is not None and not self.critic.share_trunk:
-            critic = ModelShape.of(empty_critic(self.critic, self.policy))
-        state = optimizer_state_bytes(self.make_optimizer)
-        critic_state = None if self.critic is None else optimizer_state_bytes(self.critic.make_optimizer)
-        engine = self._engine_memory(gpu, policy)
+        module, batch = self.module, self.module.plan
+        shapes = self._shapes()
+        state = optimizer_state_bytes(module.make_optimizer)
+        states: dict[Network, float] = {"policy": ADAM_BYTES if state is None else state, "reference": 0.0}
+        if "critic" in shapes:
+            assert module.critic_config is not None
+            critic_state = optimizer_state_bytes(module.critic_config.make_optimizer)
+            states["critic"] = ADAM_BYTES if critic_state is None else critic_state
+        engine = self._engine_memory(gpu, shapes["policy"])
 
         def facts_with(optimizations: Sequence[Optimization]) -> MemoryFacts:
-            def network(name: Network, shape: ModelShape | None, state_bytes: float) -> NetworkFacts | None:
-                if shape is None:
-                    return None
-                return NetworkFacts(shape.split(self.mesh.tensor), traits_of(name, optimizations), state_bytes)
-
-            trained = network("policy", policy, ADAM_BYTES if state is None else state)
-            assert trained is not None
+            networks = {
+                name: NetworkFacts(shape.split(self.mesh.tensor), traits_of(name, optimizations), states[name])
+                for name, shape in shapes.items()
+            }
             return MemoryFacts(
                 gpu=gpu,
-                policy=trained,
-                reference=network("reference", reference, 0.0),
-                critic=network("critic", critic, ADAM_BYTES if critic_state is None else critic_state),
+                policy=networks["policy"],
+                reference=networks.get("reference"),
+                critic=networks.get("critic"),
                 sizes=self._sizes(),
                 num_gpus=self.mesh.world_size,
                 shards=self.mesh.shard * self.mesh.sequence,
-                itemsize=self.policy.torch_dtype.itemsize,
+                itemsize=module.policy_config.torch_dtype.itemsize,
                 reshard_after_forward=self.strategy.reshard_after_forward,
                 sync_every_micro_batch=self.strategy.sync_every_micro_batch,
-                offload=self.offload,
+                offload=module.offload_mode,
                 engine=engine,
                 # what a class says of sleep may be true of this machine alone
                 engine_can_sleep=engine is not None
                 and engine.can_sleep
-                and (self.engine.capabilities.sleep or not gpu.is_here),
-                bucket_bytes=self.bucket_bytes,
-                completions=self._completions * self.engine.ranks_per_engine,
-                logprobs_every_step=self.logprobs_every_step,
+                and (module.engine.capabilities.sleep or not gpu.is_here),
+                bucket_bytes=module.sync_bucket_bytes,
+                completions=self._completions * module.engine.ranks_per_engine,
+                logprobs_every_step=not batch.is_on_policy or module.on_policy_pass is not None,
                 assumes_state=state is None,
             )
 
         return facts_with
 
+    def _shapes(self) -> dict[Network, ModelShape]:
+        """Return those of the run's networks; a critic that shares the policy's trunk is next to nothing."""
+        module, critic = self.module, self.module.critic_config
+        shapes: dict[Network, ModelShape] = {"policy": ModelShape.of(empty_model(module.policy_config))}
+        if module.algorithm.needs.reference_policy:
+            reference = module.reference_config or module.policy_config
+            shapes["reference"] = ModelShape.of(empty_model(reference, "model.reference"))
+        if critic is not None and not critic.share_trunk:
+            shapes["critic"] = ModelShape.of(empty_critic(critic, module.policy_config))
+        return shapes
+
     @property
     def _completions(self) -> int:
         """Of one rank, in a step."""
-        return self.batch.num_completions // self.mesh.world_size
+        return self.module.plan.num_completions // self.mesh.world_size
 
     def _sizes(self) -> Sizes:
+        batch = self.module.plan
         return Sizes(
-            update_rows=-(-self.batch.mini_batch_size // self.batch.data_size),
-            forward_rows=-(-self.batch.num_completions // self.batch.data_size),
+            update_rows=-(-batch.mini_batch_size // batch.data_size),
+            forward_rows=-(-batch.num_completions // batch.data_size),
             longest=self.longest,
-            max_new_tokens=self.max_new_tokens,
-            max_tokens=self.batch.max_tokens,
-            micro_batch_size=self.batch.micro_batch_size,
-            sequence_size=self.batch.sequence_size,
+            max_new_tokens=self.module.sampling.max_new_tokens,
+            max_tokens=batch.max_tokens,
+            micro_batch_size=batch.micro_batch_size,
+            sequence_size=batch.sequence_size,
         )
 
     def _engine_memory(self, gpu: GPU, shape: ModelShape) -> EngineMemory | None:
+        spec = self.module.spec
         needs = EngineNeeds(
             device_bytes=gpu.total,
             parameters=shape.parameters,
-            kv_bytes_per_token=shape.kv_elements * self.spec.dtype.itemsize,
+            kv_bytes_per_token=shape.kv_elements * spec.dtype.itemsize,
             completions=self._completions,
             longest=self.longest,
             vocab_size=shape.vocab,
         )
-        return self.engine.plan_memory(self.spec, needs)
+        return self.module.engine.plan_memory(spec, needs)
 
 
 def traits_of(network: Network, optimizations: Iterable[Optimization]) -> UpdateTraits:

@@ -33,6 +33,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, runs_dir: Path) -> dict[st
         ],
         "no size": PLAN,
         "no number": [*PLAN, "--gpu-gib", "much"],
+        "help": ["plan", "--help"],
         "key": [*PLAN, "--gpu-gib", "80", "--model.num_stepz", "3"],
     }
     jobs = {name: Job([*words, "--run.dir", str(runs_dir / "runs")]) for name, words in arguments.items()}
@@ -86,6 +87,11 @@ def test_a_mistake_is_a_message(results: dict[str, Result], name: str, part: str
     assert results[name].exit_code == 2
     assert part in results[name].message
     assert "Traceback" not in results[name].output
+
+
+def test_help_needs_no_gpu_and_names_its_option(results: dict[str, Result]) -> None:
+    assert results["help"].exit_code == 0, results["help"].output
+    assert "--gpu-gib GIB" in results["help"].message
 
 
 def test_no_run_folder_is_made(results: dict[str, Result], runs_dir: Path) -> None:

@@ -39,7 +39,7 @@ def settle(monkeypatch: pytest.MonkeyPatch, *free_gib: float, on_shortfall: str 
     """Settle on ranks whose GPUs of 139.8 GiB have so much free; this is the first."""
     ranks = [(int(139.8 * GIB), int(free * GIB)) for free in free_gib]
     monkeypatch.setattr(module_setup, "total_and_free", lambda device: ranks[0])
-    monkeypatch.setattr(module_setup, "PlannedRun", SimpleNamespace(of=lambda *_: Run()))
+    monkeypatch.setattr(module_setup, "PlannedRun", lambda *_: Run())
     strategy = SimpleNamespace(root_device=torch.device("cuda", 0), gather=lambda mine: [*mine, *ranks[1:]])
     module: Any = SimpleNamespace(strategy=strategy, on_memory_shortfall=on_shortfall, _longest=768)
     RLModuleSetup._settle_memory(module, mesh=None)  # type: ignore[arg-type]
