@@ -9,6 +9,7 @@ import pluggy
 
 from rlplug.rewards import ExactMatch, FunctionReward, MathVerify, ReasoningGymReward, RegexFormat
 from rlplug.rollout.hf import HFRollout
+from rlplug.tools import ToolEnvironment
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +31,11 @@ def rlplug_register_rollouts(registry: Registry) -> None:
 def rlplug_register_rewards(registry: Registry) -> None:
     for reward in (ExactMatch, FunctionReward, MathVerify, ReasoningGymReward, RegexFormat):
         registry.add("rewards", reward)
+
+
+@hookimpl
+def rlplug_register_environments(registry: Registry) -> None:
+    registry.add("environments", ToolEnvironment)
 
 
 @hookimpl

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from rlplug.errors import ConfigError
 from rlplug.prompt_stream import PromptStream
 from rlplug.prompts import PromptRow, PromptSource
+from rlplug.tools.schema import tool_instructions
 from rlplug.types import Prompt
 
 
@@ -69,14 +70,18 @@ class PromptDataModule(LightningDataModule):
         self.val_prompts: list[Prompt] = []
         self.num_filtered: dict[str, int] = {}
         """Prompts left out because they were too long, by ``train`` and ``val``."""
+        self.renders_chat = False
+        """Whether prompts are rendered with the chat template; known after ``setup``."""
+        self.template_tools: Sequence[Mapping[str, Any]] = ()
+        """The environment's tools, as far as the chat template takes them."""
         self._stage: str | None = None
         self._early_state: Mapping[str, Any] = {}
 
     def setup(self, stage: str) -> None:
         """Read, render and tokenise the prompts that ``stage`` needs: all for fit, those of ``val`` for validate.
 
-        The trainer's module must have ``tokenizer``, ``max_context`` and ``sampling`` by then, which is before its own
-        ``setup``.
+        The trainer's module must have ``tokenizer``, ``tools``, ``max_context`` and ``sampling`` by then, which is
+        before its own ``setup``.
 
         Raises:
             ConfigError: The prompts cannot be used as configured; the message names the key and the fix.
@@ -88,7 +93,9 @@ class PromptDataModule(LightningDataModule):
             raise ConfigError("data.val is not set, and validate needs prompts: set it to a source, as in data.train.")
         rows = {split: _read(split, source) for split, source in sources.items()}
         chat = self._wants_chat([row for part in rows.values() for row in part])
-        prompts = {split: self._prompts(split, part, chat) for split, part in rows.items()}
+        self.renders_chat = chat
+        instructions = self._present_tools(chat)
+        prompts = {split: self._prompts(split, part, instructions) for split, part in rows.items()}
         self.val_prompts = prompts.get("val", [])
         if "train" in prompts:
             _warn_of_overlap(prompts["train"], self.val_prompts)
@@ -154,9 +161,27 @@ class PromptDataModule(LightningDataModule):
             )
         return chat
 
-    def _prompts(self, split: str, rows: Sequence[PromptRow], chat: bool) -> list[Prompt]:
+    def _present_tools(self, chat: bool) -> str:
+        """Let the chat template present the environment's tools; return what the system message must say instead."""
+        tools: Sequence[Mapping[str, Any]] = self._module.tools
+        if not tools:
+            return ""
+        if not chat:
+            rank_zero_warn("data.chat is false: the prompts do not tell the policy of its environment's tools.")
+        elif takes_tools(self._tokenizer, tools):
+            self.template_tools = tools
+        else:
+            rank_zero_info("The chat template presents no tools: the system message does.")
+            return tool_instructions(tools)
+        return ""
+
+    def _prompts(self, split: str, rows: Sequence[PromptRow], instructions: str) -> list[Prompt]:
         """Render and tokenise ``rows``, and see to those that are too long."""
-        texts = [render(row, self._tokenizer, self.system_prompt) if chat else str(row.prompt) for row in rows]
+        chat, system_prompt = self.renders_chat, self.system_prompt
+        texts = [
+            render(row, self._tokenizer, system_prompt, instructions, self.template_tools) if chat else str(row.prompt)
+            for row in rows
+        ]
         token_ids = tokenize(texts, self._tokenizer, leading_special_tokens=not chat)
         prompts = [
             Prompt(row.uid, ids, text, row.answer, row.metadata)
@@ -222,22 +247,49 @@ class Ticks:
         return map(torch.tensor, itertools.count() if self.num_ticks is None else range(self.num_ticks))
 
 
-def render(row: PromptRow, tokenizer: PreTrainedTokenizerBase, system_prompt: str | None) -> str:
-    """Return the row's chat as text, up to where the assistant begins to speak."""
+def render(
+    row: PromptRow,
+    tokenizer: PreTrainedTokenizerBase,
+    system_prompt: str | None,
+    instructions: str = "",
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """Return the row's chat as text, up to where the assistant begins to speak.
+
+    Args:
+        system_prompt: System message in front, of which the row has none then.
+        instructions: End of the system message, whosever it is.
+        tools: What the chat template presents.
+    """
     messages = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
-    if system_prompt is not None:
-        if any(message["role"] == "system" for message in messages):
-            raise ConfigError(
-                f"The prompt {row.uid!r} has its own system message, and data.system_prompt is set: drop one of them."
-            )
-        messages = [{"role": "system", "content": system_prompt}, *messages]
+    own = next((message for message in messages if message["role"] == "system"), None)
+    if system_prompt is not None and own is not None:
+        raise ConfigError(
+            f"The prompt {row.uid!r} has its own system message, and data.system_prompt is set: drop one of them."
+        )
+    parts = [own["content"] if own is not None else system_prompt, instructions]
+    if system := "\n\n".join(part for part in parts if part):
+        messages = [{"role": "system", "content": system}, *(message for message in messages if message is not own)]
     try:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        return _apply_template(messages, tokenizer, tools)
     except jinja2.TemplateError as error:
         raise ConfigError(
             f"The chat template of model.policy.path {tokenizer.name_or_path!r} refuses the prompt {row.uid!r}, whose "
             f"roles are {', '.join(message['role'] for message in messages)}: {error}"
         ) from error
+
+
+def takes_tools(tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the chat template tells of tools."""
+    messages = [{"role": "user", "content": "?"}]
+    return _apply_template(messages, tokenizer, tools) != _apply_template(messages, tokenizer, ())
+
+
+def _apply_template(
+    messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]]
+) -> str:
+    schemas: Any = [dict(tool) for tool in tools] or None
+    return str(tokenizer.apply_chat_template(messages, tools=schemas, add_generation_prompt=True, tokenize=False))
 
 
 def tokenize(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rlplug.registry import Registry
     from rlplug.types import Batch, Rollout
 
-API_VERSION: Final = "1.0"
+API_VERSION: Final = "1.1"
 """Rises in the second place when a hook or argument is added, in the first when one changes its meaning."""
 
 ENTRY_POINT_GROUP: Final = "rlplug.plugins"
@@ -53,6 +53,11 @@ def rlplug_register_algorithms(registry: Registry) -> None:
 @hookspec
 def rlplug_register_rewards(registry: Registry) -> None:
     """Add rewards: ``registry.add("rewards", MyReward)``."""
+
+
+@hookspec
+def rlplug_register_environments(registry: Registry) -> None:
+    """Add environments: ``registry.add("environments", MyEnvironment)``."""
 
 
 @hookspec

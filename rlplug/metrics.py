@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+from rlplug.turns.trajectory import ENVIRONMENT
 from rlplug.types import RewardError, Rollout
 
 
@@ -12,7 +13,7 @@ def rollout_metrics(rollout: Rollout) -> dict[str, float]:
 
     Returns:
         Rewards, with failed ones left out and counted; lengths in tokens; how completions ended; the share of samples
-        that train; the share of groups that the algorithm rejected, of those that it saw.
+        that train; the share of groups that the algorithm rejected, of those that it saw; turns, with an environment.
     """
     samples = rollout.drawn
     num_seen = len({sample.group for sample in rollout.samples + rollout.rejected})
@@ -30,6 +31,9 @@ def rollout_metrics(rollout: Rollout) -> dict[str, float]:
     if scored:
         metrics["reward/mean"] = statistics.fmean(scored)
         metrics["reward/std"] = statistics.pstdev(scored)
+    if ENVIRONMENT in samples[0].rewards:
+        turns = [sample.num_turns for sample in samples]
+        metrics |= {"turns/mean": statistics.fmean(turns), "turns/max": float(max(turns))}
     for name in samples[0].rewards:
         values = [value for s in samples if not isinstance(value := s.rewards[name], RewardError)]
         if values:

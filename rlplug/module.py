@@ -6,6 +6,7 @@ Who computes what in its phases ``logprobs`` and ``update``: ``learners.py``, ``
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,16 +41,16 @@ class RLModule(RLModuleSetup):
         self.step = self.rollout_step + 1
         with self.given_up_on_ctrl_c():
             rollout = Rollout()
-            for refill in range(1 + self.algorithm.max_refills):
+            for refill in itertools.count():
                 with self.phase("prompts"):
                     prompts = self.stream.take(self.num_prompts_wanted(rollout))
                 with self.phase("rollout"):
-                    samples = self.generate(prompts, first_group=rollout.num_drawn)
+                    samples = self.generate(prompts, rollout)
                 with self.phase("rewards"):
                     samples = self.score(samples)
                 with self.phase("filter"):
                     rollout = self.keep_selected(rollout, samples, refill)
-                if rollout.num_groups == self.plan.prompts_per_step:
+                if not self.wants_refill(rollout, refill):
                     break
             with self.phase("logprobs"):
                 batch = self.compute_logprobs(rollout)
@@ -63,17 +64,26 @@ class RLModule(RLModuleSetup):
             self.log_step()
 
     def num_prompts_wanted(self, rollout: Rollout) -> int:
-        """Return how many prompts to draw for the groups that ``rollout`` lacks, with the algorithm's reserve."""
+        """Return how many prompts to draw: for the groups that ``rollout`` lacks, with the algorithm's reserve."""
+        if self.in_flight is not None:
+            return self.in_flight.num_wanted(self.plan.prompts_per_step)
         return math.ceil((self.plan.prompts_per_step - rollout.num_groups) * self.algorithm.over_sampling)
 
-    def generate(self, prompts: list[Prompt], first_group: int) -> list[Sample]:
-        """Return completions of this rank's share of ``prompts``, from an engine with the newest weights."""
-        key = f"{self.seed}/{self.step}"
-        return self.driver.complete(prompts, self.plan.group_size, self.sampling, key, self.policy_version, first_group)
+    def generate(self, prompts: list[Prompt], rollout: Rollout) -> list[Sample]:
+        """Return completions of this rank's share of ``prompts``, from an engine with the newest weights.
+
+        In a partial rollout: of those in flight, new and old, what is complete.
+        """
+        how = (self.plan.group_size, self.sampling, f"{self.seed}/{self.step}", self.policy_version)
+        if self.in_flight is None:
+            return self.player.complete(prompts, *how, first_group=rollout.num_drawn)
+        return self.player.go_on(
+            self.in_flight, prompts, *how, num_wanted=self.plan.prompts_per_step - rollout.num_groups
+        )
 
     def score(self, samples: list[Sample]) -> list[Sample]:
         """Score this rank's samples and return those of all ranks."""
-        samples = self.strategy.gather(self.rewards.score(samples))
+        samples = sorted(self.strategy.gather(self.rewards.score(samples)), key=lambda sample: sample.group)
         if failed := [sample for sample in samples if sample.errors]:
             self.newest_samples.append(("reward_errors", self.step, failed))
         self.step_metrics |= self.rewards.stats()
@@ -89,11 +99,21 @@ class RLModule(RLModuleSetup):
             chosen = self.algorithm.select(group)
             rollout = rollout.with_group(group, chosen)
             num_missing -= bool(chosen)
+        if not rollout.drawn:
+            return rollout
         self.rewards.check(rollout.drawn)  # of all rounds: one error in a small refill is no large share of the step
         self.step_metrics["filter/refills"] = float(refill)
         self.step_metrics["filter/missing_groups"] = num_missing / self.plan.prompts_per_step
         self.step_metrics |= rollout_metrics(rollout)
         return rollout
+
+    def wants_refill(self, rollout: Rollout, refill: int) -> bool:
+        """Return whether to generate once more before the update; ``refill`` counts from 0."""
+        if rollout.num_groups == self.plan.prompts_per_step:
+            return False
+        if self.in_flight is not None and not rollout.drawn:
+            return True  # each round brings those in flight nearer to their end
+        return refill < self.algorithm.max_refills
 
     def compute_logprobs(self, rollout: Rollout) -> Batch:
         """Make the batch, with the logprobs that the update needs; at a run's first step, compare with the engine's."""
@@ -105,6 +125,8 @@ class RLModule(RLModuleSetup):
         self.newest_samples.append(("train", self.step, rollout.samples))
         self.step_metrics |= self._observe("rlplug_after_rollout", rollout=rollout)
         batch = Batch.from_samples(rollout.samples, self.spec.pad_token_id)
+        if self.in_flight is not None:
+            self.step_metrics |= self.in_flight.metrics(batch, self.policy_version)
         learners, passes = self.learners, self.updater.passes
         needs_old_logprobs = learners.needs_old_logprobs(self.step, self.plan.is_on_policy)
         values: list[Tensor] = []
@@ -168,6 +190,7 @@ class RLModule(RLModuleSetup):
         metrics = {
             **self.step_metrics,
             **self.driver.drain_metrics(),
+            **self.player.drain_metrics(),
             **self.offload.drain_metrics(),
             **self.clock.drain(),
         }
@@ -210,11 +233,14 @@ class RLModule(RLModuleSetup):
     def given_up_on_ctrl_c(self) -> Iterator[None]:
         """End the run as if the step had not begun, when Ctrl-C comes before its update."""
         stream, rng = self.stream.state_dict(), rng_state()
+        in_flight = [] if self.in_flight is None else self.in_flight.state_dict()
         try:
             yield
         except StopRequested:
             self.stream.load_state_dict(stream)
             set_rng_state(rng)
+            if self.in_flight is not None:
+                self.in_flight.load_state_dict(in_flight, self.stream.by_uid)
             self.trainer.should_stop = True
         self.offload.after_step()
 
@@ -222,7 +248,11 @@ class RLModule(RLModuleSetup):
         """Measure how far engine and trainer are apart; in a run's first step, or in every one, that is a gate."""
         if not self.engine.capabilities.logprobs:
             return
-        self.step_metrics |= mismatch_metrics(batch.rollout_logprobs, sampled_logprobs, batch.response_mask)
+        assert batch.policy_versions is not None
+        mask = batch.response_mask & (batch.policy_versions == self.policy_version)  # those of former ones may differ
+        if self.in_flight is not None and not mask.any():
+            return
+        self.step_metrics |= mismatch_metrics(batch.rollout_logprobs, sampled_logprobs, mask)
         if self.mismatch_gate is None or not (self._is_first_step or self.gate_every_step):
             return
         mean, largest = self.step_metrics["mismatch/mean"], self.step_metrics["mismatch/max"]
@@ -235,15 +265,17 @@ class RLModule(RLModuleSetup):
             )
 
     def _validate(self) -> dict[str, float]:
-        self.step_metrics |= self.driver.drain_metrics()  # rollout/... in the log is of the training rollout
+        # rollout/... and environment/... in the log are of the training rollout
+        self.step_metrics |= self.driver.drain_metrics() | self.player.drain_metrics()
         sampling = self.validation.sampling(self.sampling.max_new_tokens)
         key = f"validate/{self.seed}"
         samples = self.score(
-            self.driver.complete(self.val_prompts, self.validation.num_samples, sampling, key, self.policy_version)
+            self.player.complete(self.val_prompts, self.validation.num_samples, sampling, key, self.policy_version)
         )
         self.rewards.check(samples)
         of_sync = {name: value for name, value in self.driver.drain_metrics().items() if name.startswith("sync/")}
         self.step_metrics |= of_sync
+        self.player.drain_metrics()
         self.newest_samples.append(("validate", self.step, samples))
         return validation_metrics(samples, self.validation.pass_threshold)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from rlplug.batching import BatchSizes
 from rlplug.critic import CriticConfig
 from rlplug.errors import ConfigError
 from rlplug.interfaces.algorithm import Algorithm
+from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import PolicySpec, RolloutEngine
@@ -28,6 +29,8 @@ from rlplug.prompt_stream import PromptStream
 from rlplug.rewards import RewardRunner
 from rlplug.rollout.hf import HFRollout
 from rlplug.strategy import RLFSDP2Strategy
+from rlplug.turns.in_flight import InFlight
+from rlplug.turns.options import PartialRollout, TurnOptions
 from rlplug.types import Prompt, Sample, SamplingParams
 from rlplug.validation import ValidationConfig
 
@@ -40,10 +43,14 @@ class RLModuleOptions(LightningModule):
         critic: The value function, for an algorithm that needs one, such as PPO; ``{}`` takes every default.
         reference: The frozen model that a KL penalty holds the policy near; by default the policy's initial model.
         algorithm: Advantages and loss, by name: ``GRPO``.
-        rewards: One or more; their weighted sum trains.
+        rewards: Their weighted sum trains, with what the environment gives, if there is one.
         rollout: The engine; ``HFRollout``, transformers' own ``generate``, by default.
         batch: Global and per-GPU sizes.
         sampling: How training completions are drawn.
+        environment: What answers the policy after each turn, by name; every trajectory gets one of its own. By default
+            a completion is one turn.
+        turns: Limits of trajectories with an environment.
+        partial_rollout: Let long trajectories go on in the next step; by default a step waits for all of its own.
         optimizer: Called with the policy's parameters.
         lr_scheduler: Called with the optimizer; steps once per RL step.
         optimizations: Applied in order, before and after sharding; one without an effect stops the run.
@@ -74,12 +81,15 @@ class RLModuleOptions(LightningModule):
         self,
         policy: PolicyConfig,
         algorithm: Algorithm,
-        rewards: list[Reward],
+        rewards: list[Reward] | None = None,
         rollout: RolloutEngine | None = None,
         critic: CriticConfig | None = None,
         reference: PolicyConfig | None = None,
         batch: BatchSizes = BatchSizes(),  # noqa: B008 - never changed
         sampling: SamplingParams = SamplingParams(),  # noqa: B008
+        environment: Callable[[], Environment] | None = None,
+        turns: TurnOptions = TurnOptions(),  # noqa: B008
+        partial_rollout: PartialRollout | None = None,
         optimizer: OptimizerCallable = lambda parameters: torch.optim.AdamW(parameters, lr=1e-6, fused=True),
         lr_scheduler: LRSchedulerCallable | None = None,
         optimizations: list[Optimization] | None = None,
@@ -106,7 +116,18 @@ class RLModuleOptions(LightningModule):
         self.reference_config = reference
         self.algorithm = algorithm
         self.engine = rollout or HFRollout()
-        self.rewards = RewardRunner(rewards, deadline_s=reward_deadline_s, max_error_share=max_reward_error_share)
+        self.rewards = RewardRunner(
+            rewards or [],
+            deadline_s=reward_deadline_s,
+            max_error_share=max_reward_error_share,
+            has_environment=environment is not None,
+        )
+        if environment is None and turns != TurnOptions():
+            raise ConfigError("model.turns is set, and model.environment is not: name an environment, or remove it.")
+        self.make_environment = environment
+        self.turns = turns
+        self.in_flight = None if partial_rollout is None else InFlight(partial_rollout)
+        """Groups that go on in the next step."""
         self.batch_sizes = batch
         self.sampling = sampling
         self.make_optimizer = optimizer
@@ -155,6 +176,17 @@ class RLModuleOptions(LightningModule):
     @cached_property
     def spec(self) -> PolicySpec:
         return load_spec(self.policy_config, self.tokenizer)
+
+    @cached_property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """JSON schemas of what the policy may call in its environment."""
+        if self.make_environment is None:
+            return ()
+        environment = self.make_environment()
+        try:
+            return environment.tools()
+        finally:
+            environment.close()
 
     @property
     def max_context(self) -> int:

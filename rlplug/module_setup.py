@@ -7,6 +7,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_warn
 
 from rlplug.batching import BatchPlan, attention_cost
+from rlplug.errors import ConfigError
 from rlplug.interfaces.algorithm import RunFacts
 from rlplug.interfaces.rollout import Placement
 from rlplug.learners import Learners
@@ -31,8 +32,11 @@ from rlplug.run_checks import (
     check_max_grad_norm,
     check_networks,
     check_optimizations,
+    check_partial_rollout,
     check_sampling,
 )
+from rlplug.turns.observations import ObservationTokens
+from rlplug.turns.player import Player
 from rlplug.update import Update
 
 
@@ -48,6 +52,8 @@ class RLModuleSetup(RLModuleOptions):
         if stage == "fit":
             check_sampling(self.sampling, self.validation, bool(self.val_prompts))
             check_max_grad_norm(self.max_grad_norm, "model.max_grad_norm")
+            if self.in_flight is not None:
+                check_partial_rollout(self.in_flight.options, self.sampling, self.algorithm, self.engine, engines)
             mesh = self.strategy.mesh_sizes(self.trainer.world_size)
             self.plan = self.make_batch_plan(mesh, self._longest)
             check_algorithm(
@@ -167,8 +173,8 @@ class RLModuleSetup(RLModuleOptions):
 
     def teardown(self, stage: str) -> None:
         self.stop_signal.uninstall()
-        if hasattr(self, "driver"):
-            self.driver.close()
+        if hasattr(self, "player"):
+            self.player.close()
 
     def _start_engine(self) -> None:
         self.offload = Offload(
@@ -178,12 +184,12 @@ class RLModuleSetup(RLModuleOptions):
             reference=self._reference,
             optimizers=self.trainer.optimizers,
         )
+        placement = Placement(self.strategy.root_device, self.global_rank, self.trainer.world_size)
         self.driver = EngineDriver(
             engine=self.engine,
             policy=self.policy,
             spec=self.spec,
-            placement=Placement(self.strategy.root_device, self.global_rank, self.trainer.world_size),
-            tokenizer=self.tokenizer,
+            placement=placement,
             hook=plugins().hook,
             sleeps=self.sleeps,
             bucket_bytes=self.sync_bucket_bytes,
@@ -192,6 +198,22 @@ class RLModuleSetup(RLModuleOptions):
             max_restarts=self.max_engine_restarts,
         )
         self.clock.asleep_bytes = self.driver.asleep_bytes
+        data = self._datamodule
+        self.player = Player(
+            driver=self.driver,
+            spec=self.spec,
+            placement=placement,
+            tokenizer=self.tokenizer,
+            make_environment=self.make_environment,
+            options=self.turns,
+            observations=ObservationTokens(
+                self.tokenizer,
+                chat=data.renders_chat and self.make_environment is not None,
+                tools=data.template_tools,
+                has_tools=bool(self.tools),
+            ),
+            gather=self.strategy.gather,
+        )
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -200,6 +222,7 @@ class RLModuleSetup(RLModuleOptions):
             "rollout_step": self.rollout_step,
             "policy_version": self.policy_version,
             "algorithm": self.algorithm.state_dict(),
+            "in_flight": [] if self.in_flight is None else self.in_flight.state_dict(),
             "stepped": [bool(optimizer.state) for optimizer in self.trainer.optimizers],
             "rng": self.strategy.gather([rng_state()]),
         }
@@ -209,7 +232,18 @@ class RLModuleSetup(RLModuleOptions):
         self.rollout_step = self.step = state["rollout_step"]
         self.policy_version = state["policy_version"]
         self.algorithm.load_state_dict(state["algorithm"])
+        if self.trainer.state.fn == "fit":
+            self._load_in_flight(state["in_flight"])
         for optimizer, stepped in zip(self.trainer.optimizers, state["stepped"], strict=False):  # none to validate
             if not stepped:
                 optimizer.state.clear()  # see RLFSDP2Strategy.optimizer_state
         set_rng_state(state["rng"][self.global_rank % len(state["rng"])])
+
+    def _load_in_flight(self, groups: list[dict[str, Any]]) -> None:
+        if self.in_flight is not None:
+            self.in_flight.load_state_dict(groups, self.stream.by_uid)
+        elif groups:
+            raise ConfigError(
+                f"The checkpoint has {len(groups)} groups in flight, and model.partial_rollout is not set: set it as "
+                "in the run that wrote the checkpoint."
+            )

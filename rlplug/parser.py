@@ -16,6 +16,7 @@ KIND_OF_KEY: Final = {
     "model.algorithm": "algorithms",
     "model.rollout": "rollouts",
     "model.rewards": "rewards",
+    "model.environment": "environments",
     "model.optimizations": "optimizations",
 }
 """Keys whose classes plugins register."""

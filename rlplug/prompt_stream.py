@@ -52,6 +52,11 @@ class PromptStream:
         """Tokens of the longest prompt."""
         return max(len(prompt.token_ids) for prompt in self._prompts)
 
+    @property
+    def by_uid(self) -> dict[str, Prompt]:
+        """The prompts by name."""
+        return {prompt.uid: prompt for prompt in self._prompts}
+
     def take(self, num_prompts: int) -> list[Prompt]:
         """Return the next ``num_prompts`` prompts; they may span epochs, so a prompt can occur twice."""
         taken: list[Prompt] = []

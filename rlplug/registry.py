@@ -9,12 +9,19 @@ from typing import Any, Final
 
 from rlplug.errors import ConfigError, PluginError, did_you_mean
 from rlplug.interfaces.algorithm import Algorithm
+from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.optimization import Optimization
 from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import RolloutEngine
 
 KINDS: Final[Mapping[str, type]] = MappingProxyType(
-    {"rollouts": RolloutEngine, "algorithms": Algorithm, "rewards": Reward, "optimizations": Optimization}
+    {
+        "rollouts": RolloutEngine,
+        "algorithms": Algorithm,
+        "rewards": Reward,
+        "environments": Environment,
+        "optimizations": Optimization,
+    }
 )
 """The base class that a registered class of each kind must have."""
 
@@ -24,7 +31,11 @@ _OPTIMIZATIONS: Final = (
     "FusedLogprobs GradientCheckpointing Liger SelectiveCheckpointing"
 )
 KNOWN_DISTRIBUTIONS: Final[Mapping[str, str]] = MappingProxyType(
-    dict.fromkeys(_ALGORITHMS.split(), "rlplug-algos") | dict.fromkeys(_OPTIMIZATIONS.split(), "rlplug-optims")
+    dict.fromkeys(_ALGORITHMS.split(), "rlplug-algos")
+    | dict.fromkeys(_OPTIMIZATIONS.split(), "rlplug-optims")
+    | dict.fromkeys(("VLLMRollout", "VLLMServerRollout"), "rlplug-rollout-vllm")
+    | dict.fromkeys(("SGLangRollout", "SGLangServerRollout"), "rlplug-rollout-sglang")
+    | dict.fromkeys(("ReasoningGymEnvironment", "VerifiersEnvironment"), "rlplug-envs")
 )
 """Class names of published plugins, so that an error can name the package to install."""
 

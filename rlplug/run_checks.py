@@ -17,6 +17,7 @@ from rlplug.memory.decide import SleepSetting
 from rlplug.model_files import read_config
 from rlplug.packable import check_long_sequences
 from rlplug.policy import PolicyConfig, require_same_tokens
+from rlplug.turns.options import PartialRollout
 from rlplug.types import SamplingParams
 from rlplug.validation import ValidationConfig
 
@@ -84,6 +85,33 @@ def check_algorithm(
         raise ConfigError(
             f"{name} would not use model.reference as it is configured: remove it, or give the algorithm a "
             "kl_coefficient above 0."
+        )
+
+
+def check_partial_rollout(
+    options: PartialRollout,
+    sampling: SamplingParams,
+    algorithm: Algorithm,
+    engine: RolloutEngine,
+    engines: Iterable[type],
+) -> None:
+    """Refuse a partial rollout that nothing would correct for, or that the engine cannot break off.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    if not algorithm.needs.rollout_logprobs:
+        raise ConfigError(
+            f"model.partial_rollout trains on tokens of former policies, and {type(algorithm).__name__} does not "
+            "correct for that: set its init_args.correction, or remove model.partial_rollout."
+        )
+    if options.max_seconds_per_step is not None:
+        require_capability(engine, "streaming", "model.partial_rollout.max_seconds_per_step", engines)
+    tokens = options.max_tokens_per_step
+    if tokens is not None and tokens >= sampling.max_new_tokens:
+        raise ConfigError(
+            f"model.partial_rollout.max_tokens_per_step is {tokens}, and no trajectory gets more than "
+            f"model.sampling.max_new_tokens {sampling.max_new_tokens}: give less, or remove it."
         )
 
 

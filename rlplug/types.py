@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from torch import Tensor
 from rlplug.errors import ConfigError
 from rlplug.packing import PackedTokens, pack
 from rlplug.transfer import to_device
+
+NO_VERSION: Final = -1
+"""Of a token that no policy produced, and of an engine without weights."""
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 """``stop``: an end token was sampled; ``length``: ``max_new_tokens`` was reached; ``abort``: the engine was told to."""
@@ -88,6 +91,12 @@ class Request:
     prompt_ids: tuple[int, ...]
     seed: int
     """Seeds this request alone, so that its tokens do not depend on what else is in the batch."""
+    max_new_tokens: int | None = None
+    """Of this request, where ``SamplingParams.max_new_tokens`` would be too many."""
+
+    def limit(self, sampling: SamplingParams) -> int:
+        """Return the longest completion of this request, in tokens."""
+        return min(sampling.max_new_tokens, self.max_new_tokens or sampling.max_new_tokens)
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,19 @@ class Completion:
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     policy_version: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tokens of a trajectory that an engine returned at once, with one version of the policy."""
+
+    start: int
+    """Index into the trajectory's ``token_ids``, prompt included."""
+    end: int
+    """One past the last of them."""
+    policy_version: int
+    ends_turn: bool
+    """False where a turn was cut, to go on with the next segment."""
 
 
 @dataclass(frozen=True)
@@ -127,11 +149,17 @@ class Sample:
     rollout_logprobs: tuple[float, ...]
     """The engine's logprobs, 0 where ``response_mask`` is false; as long as ``token_ids``."""
     completion: str
-    """The completion as text, for rewards and logs only."""
+    """What follows the prompt as text, for rewards and logs only; an environment's observations are in it."""
     finish_reason: FinishReason
+    """Of the trajectory: ``length`` where a limit of tokens or turns cut it."""
     policy_version: int
+    """Of its oldest tokens."""
+    segments: tuple[Segment, ...] = ()
+    """What the engine returned, in order; one segment for a completion of a single turn."""
+    last_turn: str = ""
+    """The policy's last turn as text; of a single turn, the whole completion."""
     rewards: Mapping[str, float | RewardError] = field(default_factory=dict)
-    """Each reward's value, unweighted, by name; empty before the rewards phase."""
+    """Each reward's value, unweighted, by name; before the rewards phase that of the environment, if there is one."""
     reward: float = 0.0
     """Weighted sum of ``rewards``; meaningless when ``errors`` is not empty."""
 
@@ -142,6 +170,17 @@ class Sample:
     @property
     def num_response_tokens(self) -> int:
         return sum(self.response_mask)
+
+    def policy_versions(self) -> list[int]:
+        """Return the version that produced each token, ``NO_VERSION`` for those of prompt and observations."""
+        versions = [self.policy_version if produced else NO_VERSION for produced in self.response_mask]
+        for segment in self.segments:
+            versions[segment.start : segment.end] = [segment.policy_version] * (segment.end - segment.start)
+        return versions
+
+    @property
+    def num_turns(self) -> int:
+        return sum(segment.ends_turn for segment in self.segments)
 
 
 @dataclass(frozen=True)
@@ -211,6 +250,8 @@ class Batch:
     """int64 [B]: equal for completions of one prompt"""
     truncated: Tensor
     """bool [B]: cut at ``max_new_tokens``"""
+    policy_versions: Tensor | None = None
+    """int32 [B, T]: of the policy that produced the token; -1 where none did"""
     old_logprobs: Tensor | None = None
     """float32 [B, T]: the trainer's, at the start of the update; ``None`` for a step that is exactly on-policy"""
     ref_logprobs: Tensor | None = None
@@ -245,6 +286,7 @@ class Batch:
             reward_valid=valid,
             group_index=torch.tensor([s.group for s in samples], dtype=torch.int64),
             truncated=torch.tensor([s.finish_reason == "length" for s in samples]),
+            policy_versions=padded([s.policy_versions() for s in samples], NO_VERSION, np.int32),
         )
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlplug.errors import ConfigError
+from rlplug.turns.trajectory import ENVIRONMENT
 from rlplug.types import Rollout, Sample, SamplingParams
 
 
@@ -70,8 +71,8 @@ def validation_metrics(samples: Sequence[Sample], pass_threshold: float) -> dict
     """Return mean reward over the samples that have one, and pass@k over prompts; a failed reward is no pass.
 
     Returns:
-        ``validate/reward_mean``, ``validate/error_share``, ``validate/length_mean`` in tokens, ``validate/pass@k``
-        for k = 1, 2, 4, ... up to the samples of a prompt.
+        ``validate/reward_mean``, ``validate/error_share``, ``validate/length_mean`` in tokens, with an environment
+        ``validate/turns_mean``, and ``validate/pass@k`` for k = 1, 2, 4, ... up to the samples of a prompt.
     """
     scored = [sample.reward for sample in samples if not sample.errors]
     metrics = {
@@ -79,6 +80,8 @@ def validation_metrics(samples: Sequence[Sample], pass_threshold: float) -> dict
         "validate/error_share": 1 - len(scored) / len(samples),
         "validate/length_mean": sum(sample.num_response_tokens for sample in samples) / len(samples),
     }
+    if ENVIRONMENT in samples[0].rewards:
+        metrics["validate/turns_mean"] = sum(sample.num_turns for sample in samples) / len(samples)
     groups = Rollout(tuple(samples)).groups()
     k = 1
     while k <= len(groups[0]):

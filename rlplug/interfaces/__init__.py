@@ -1,6 +1,7 @@
 """The seams: one small abstract base class per file. Plugins import from here and from ``rlplug.types``."""
 
 from rlplug.interfaces.algorithm import Advantages, Algorithm, Denominators, LossOutput, Needs, RunFacts
+from rlplug.interfaces.environment import Environment, Message, StepResult
 from rlplug.interfaces.memory import EngineMemory, EngineNeeds, UpdateTraits
 from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.interfaces.reward import Reward
@@ -24,7 +25,9 @@ __all__ = [
     "EngineFault",
     "EngineMemory",
     "EngineNeeds",
+    "Environment",
     "LossOutput",
+    "Message",
     "Needs",
     "Optimization",
     "Placement",
@@ -33,6 +36,7 @@ __all__ = [
     "RolloutEngine",
     "RunFacts",
     "SleepingPart",
+    "StepResult",
     "SyncReport",
     "UpdateTraits",
 ]

@@ -51,9 +51,18 @@ class EngineMemory:
     kv_bytes_per_token: int
     """On one GPU."""
     least_kv_cache: int | None = None
-    """The smallest cache that it starts with, where ``gpu_memory_utilization`` sets the size; ``None`` elsewhere."""
+    """The smallest cache that it starts with, where ``share_key`` sets the size; ``None`` elsewhere."""
+    share_key: str = "gpu_memory_utilization"
+    """The engine's option for its share of the GPU."""
+    share_has_passes: bool = True
+    """Whether ``other`` is in that share, beside weights and cache."""
     keeps_cache: bool = True
     """Whether the cache stays between rollouts while the engine is awake."""
+
+    @property
+    def share_base(self) -> int:
+        """What is in the engine's share of the GPU beside the cache."""
+        return self.weights + self.other * self.share_has_passes
 
     @property
     def awake(self) -> int:

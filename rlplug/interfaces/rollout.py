@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -86,7 +86,8 @@ class RolloutEngine(ABC):
     the engine: no engine has to check whether it was started, has weights, or is awake.
     """
 
-    capabilities: ClassVar[EngineCapabilities] = EngineCapabilities()
+    capabilities: EngineCapabilities = EngineCapabilities()
+    """Of the class; an object may narrow its own where an option takes something away."""
 
     @property
     def ranks_per_engine(self) -> int:

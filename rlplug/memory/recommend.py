@@ -9,7 +9,7 @@ from typing import Final
 
 from rlplug.memory.facts import MemoryFacts
 from rlplug.memory.plan import PHASES, MemoryPlan, PlanPhase
-from rlplug.memory.remedies import OFFLOADS, UTILIZATION, with_budget, with_share
+from rlplug.memory.remedies import ENGINE_OPTIONS, OFFLOADS, with_budget, with_share
 from rlplug.phases import GIB
 
 BUDGET_STEP: Final = 1024
@@ -26,20 +26,21 @@ def _engine_share(facts: MemoryFacts) -> str | None:
     if engine is None or engine.least_kv_cache is None:
         return None
     wanted = max(facts.completions * facts.sizes.longest * engine.kv_bytes_per_token, engine.least_kv_cache)
-    share = math.ceil(100 * (engine.weights + engine.other + wanted) / facts.gpu.total) / 100
+    key = f"{ENGINE_OPTIONS}.{engine.share_key}"
+    share = math.ceil(100 * (engine.share_base + wanted) / facts.gpu.total) / 100
     while share > 0 and not (share <= 1 and _has_room(with_share(facts, share))):
         share = round(share - 0.01, 2)
     changed = with_share(facts, share)
     cache = 0 if changed.engine is None else changed.engine.kv_cache
     if cache < engine.least_kv_cache:
-        return f"{UTILIZATION}: no share leaves room for the trainer and one sequence"
+        return f"{key}: no share leaves room for the trainer and one sequence"
     used, cached = wanted / cache, f"its KV cache of {cache / GIB:.1f} GiB holds"
     if used > 1:
         num_held = f"{int(facts.completions / used)} of a step's {facts.completions} completions"
-        return f"{UTILIZATION}: {share:.2f}, the most that fits; {cached} {num_held} at once"
+        return f"{key}: {share:.2f}, the most that fits; {cached} {num_held} at once"
     awake = facts.sleeps and MemoryPlan(replace(changed, sleeps=False)).fits
     return (
-        f"{UTILIZATION}: {share:.2f}; {cached} all {facts.completions} completions of a step, which use {used:.0%}"
+        f"{key}: {share:.2f}; {cached} all {facts.completions} completions of a step, which use {used:.0%}"
         + ", and the engine need not sleep" * awake
     )
 

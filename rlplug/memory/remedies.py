@@ -16,7 +16,7 @@ CHUNK: Final = 4096
 MOST_GPUS: Final = 64
 """Times as many are looked at."""
 OFFLOADS: Final[tuple[OffloadMode, ...]] = ("none", "optimizer", "optimizer_and_weights")
-UTILIZATION: Final = "model.rollout.init_args.gpu_memory_utilization"
+ENGINE_OPTIONS: Final = "model.rollout.init_args"
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def smaller_engine(facts: MemoryFacts) -> Iterator[Change]:
         changed = with_share(facts, share)
         assert changed.engine is not None
         if engine.least_kv_cache <= changed.engine.kv_cache < engine.kv_cache:
-            yield Change(f"{UTILIZATION}: {share:.2f}", changed)
+            yield Change(f"{ENGINE_OPTIONS}.{engine.share_key}: {share:.2f}", changed)
 
 
 def smaller_passes(facts: MemoryFacts) -> Iterator[Change]:
@@ -152,9 +152,9 @@ REMEDIES: Final[tuple[Remedy, ...]] = (sleep, offload, fused_logprobs, smaller_e
 
 
 def with_share(facts: MemoryFacts, share: float) -> MemoryFacts:
-    """Return the run with another ``gpu_memory_utilization``."""
+    """Return the run with another share of the GPU for the engine."""
     assert facts.engine is not None
-    kv_cache = int(share * facts.gpu.total) - facts.engine.weights - facts.engine.other
+    kv_cache = int(share * facts.gpu.total) - facts.engine.share_base
     return replace(facts, engine=replace(facts.engine, kv_cache=kv_cache))
 
 
@@ -166,7 +166,7 @@ def with_budget(facts: MemoryFacts, budget: int) -> MemoryFacts:
 def _share(facts: MemoryFacts, engine: EngineMemory, kv_cache: int) -> float:
     """Return the share in hundredths, rounded down unless the cache would be too small."""
     least = engine.least_kv_cache or 0
-    hundredths = 100 * (engine.weights + engine.other + max(kv_cache, least)) / facts.gpu.total
+    hundredths = 100 * (engine.share_base + max(kv_cache, least)) / facts.gpu.total
     return (int(hundredths) + (kv_cache <= least)) / 100
 
 

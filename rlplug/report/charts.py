@@ -102,6 +102,20 @@ OPTIONAL_CHARTS: Final = (
         note="1 is a perfect critic, 0 no better than a constant; below 0 it misleads.",
         axis={"range": [-1, 1.05]},
     ),
+    LineChart(
+        "Learning",
+        "Turns of a trajectory",
+        "",
+        (("mean", "turns/mean", "blue"), ("most", "turns/max", "orange")),
+        axis=FROM_ZERO,
+    ),
+    LineChart(
+        "Stability",
+        "Age of the tokens that train",
+        "in versions of the policy, with a partial rollout",
+        (("mean", "partial/age_mean", "blue"), ("oldest", "partial/age_max", "orange")),
+        axis=FROM_ZERO,
+    ),
     LineChart("Stability", "Loss of the critic", "", (("loss", "critic/loss", "green"),), may_be_log=True),
 )
 """Of the runs that recorded them; no reader misses them in the others."""

@@ -9,7 +9,7 @@ from rlplug.report.charts import FROM_ZERO, LINE_CHARTS, OPTIONAL_CHARTS, SHARE,
 from rlplug.report.figure import HUES, Figure, Section, prefers_log
 from rlplug.report.run_data import Metrics
 from rlplug.report.series import MIN_SMOOTHED, Series
-from rlplug.rewards.runner import RESERVED_NAMES
+from rlplug.rewards.runner import SUMMARY_NAMES
 
 SECTIONS: Final[tuple[Section, ...]] = ("Learning", "Stability", "Speed and memory")
 
@@ -98,7 +98,7 @@ def _reward(metrics: Metrics) -> Figure | None:
 
 def reward_functions(metrics: Metrics) -> list[str]:
     """Return the columns that hold one reward function each."""
-    summary = {f"reward/{name}" for name in RESERVED_NAMES}
+    summary = {f"reward/{name}" for name in SUMMARY_NAMES}
     return [name for name in metrics.starting_with("reward/") if name not in summary]
 
 

@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
+from rlplug.deadline import Call, DeadlineError, DeadlineRunner
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.reward import Reward
-from rlplug.rewards.deadline import Call, DeadlineError, DeadlineRunner
+from rlplug.turns.trajectory import ENVIRONMENT
 from rlplug.types import RewardError, Sample
 
-RESERVED_NAMES: Final = ("mean", "std", "min", "max", "error_share", "abandoned_threads")
+SUMMARY_NAMES: Final = ("mean", "std", "min", "max", "error_share", "abandoned_threads")
 """Metrics under ``reward/`` that speak of all rewards together."""
 
 
@@ -23,10 +24,11 @@ class RewardRunner:
     """Scores samples with several rewards. What cannot be scored becomes a :class:`RewardError`, never a 0.
 
     Args:
-        rewards: At least one; their names are different.
+        rewards: Their names are different. At least one, where there is no environment that rewards.
         deadline_s: Longest time for one :meth:`Reward.score` call, from when it starts to run.
         max_concurrency: At most this many calls at a time.
         max_error_share: :meth:`check` stops the run when a larger share of the samples has an error.
+        has_environment: Samples come with a reward of their environment, or an error, to which these rewards are added.
 
     Raises:
         ConfigError: One of these is out of range, or two rewards have one name.
@@ -38,8 +40,9 @@ class RewardRunner:
         deadline_s: float = 30.0,
         max_concurrency: int = 64,
         max_error_share: float = 0.1,
+        has_environment: bool = False,
     ) -> None:
-        _check_rewards(rewards)
+        _check_rewards(rewards, has_environment)
         if not deadline_s > 0:
             raise ConfigError(f"model.reward_deadline_s is {deadline_s}: give a positive number of seconds.")
         if max_concurrency < 1:
@@ -54,14 +57,14 @@ class RewardRunner:
         self._calls = DeadlineRunner(deadline_s, max_concurrency)
 
     def score(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples with ``rewards`` and ``reward`` filled in; ``reward`` is NaN beside an error."""
+        """Return the samples with ``rewards`` and ``reward`` complete; ``reward`` is NaN beside an error."""
         tasks = [
             (reward, start, samples[start : start + reward.batch_size])
             for reward in self.rewards
             for start in range(0, len(samples), reward.batch_size)
         ]
         calls = self._calls.run([functools.partial(reward.score, part) for reward, _, part in tasks])
-        values: list[dict[str, float | RewardError]] = [{} for _ in samples]
+        values: list[dict[str, float | RewardError]] = [dict(sample.rewards) for sample in samples]
         for (reward, start, part), call in zip(tasks, calls, strict=True):
             for index, value in enumerate(_values_of(call, len(part)), start):
                 values[index][reward.name] = value
@@ -86,8 +89,8 @@ class RewardRunner:
         raise RunError(
             f"{len(failed)} of {len(samples)} samples ({len(failed) / len(samples):.0%}) have no reward; "
             f"model.max_reward_error_share allows {self.max_error_share:.0%}. First error, of reward {name!r} on "
-            f"prompt {failed[0].prompt.uid!r}: {error.message}. Correct that reward in model.rewards or its data, "
-            "raise model.reward_deadline_s if it needs longer, or raise model.max_reward_error_share."
+            f"prompt {failed[0].prompt.uid!r}: {error.message}. {_remedy(name)}, or raise "
+            "model.max_reward_error_share."
         )
 
     def stats(self) -> dict[str, float]:
@@ -95,18 +98,26 @@ class RewardRunner:
         return {"reward/abandoned_threads": float(self._calls.num_abandoned)}
 
     def _weighted_sum(self, by_name: dict[str, float | RewardError]) -> float:
+        weights = {ENVIRONMENT: 1.0} | {reward.name: reward.weight for reward in self.rewards}
         total = 0.0
-        for reward in self.rewards:
-            value = by_name[reward.name]
+        for name, value in by_name.items():
             if isinstance(value, RewardError):
                 return math.nan  # so that no one can take it for a reward
-            total += reward.weight * value
+            total += weights[name] * value
         return total
 
 
-def _check_rewards(rewards: Sequence[Reward]) -> None:
+def _remedy(name: str) -> str:
+    if name == ENVIRONMENT:
+        return "Correct model.environment or its data, raise model.turns.step_deadline_s if it needs longer"
+    return "Correct that reward in model.rewards or its data, raise model.reward_deadline_s if it needs longer"
+
+
+def _check_rewards(rewards: Sequence[Reward], has_environment: bool) -> None:
     if not rewards:
-        raise ConfigError("model.rewards is empty: name at least one reward.")
+        if has_environment:
+            return
+        raise ConfigError("model.rewards is empty: name at least one reward, or a model.environment that rewards.")
     name, count = Counter(reward.name for reward in rewards).most_common(1)[0]
     if count > 1:
         raise ConfigError(
@@ -114,7 +125,7 @@ def _check_rewards(rewards: Sequence[Reward]) -> None:
             "since it is their key in the metrics."
         )
     for reward in rewards:
-        if reward.name in RESERVED_NAMES:
+        if reward.name in (*SUMMARY_NAMES, ENVIRONMENT):
             raise ConfigError(
                 f"model.rewards has a reward named {reward.name!r}, and reward/{reward.name} is a metric of all "
                 "rewards together: give it another init_args.name."

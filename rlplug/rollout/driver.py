@@ -1,16 +1,14 @@
-"""Drives any engine through a rollout: wake, sync, generate, sleep; and again after a fault."""
+"""Drives any engine through a rollout: wake, sync, play, sleep; and again after a fault."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
-from transformers import PreTrainedTokenizerBase
 
-from rlplug.batching import rank_share
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket
@@ -18,10 +16,8 @@ from rlplug.offload import Offload
 from rlplug.phases import GIB
 from rlplug.rollout.buckets import weight_buckets
 from rlplug.rollout.lifecycle import Lifecycle
-from rlplug.rollout.requests import make_requests, to_samples
-from rlplug.types import Completion, Prompt, Request, Sample, SamplingParams
-
-NO_VERSION = -1
+from rlplug.turns.loop import TurnLoop
+from rlplug.types import NO_VERSION
 
 
 class EngineDriver:
@@ -32,7 +28,6 @@ class EngineDriver:
         policy: The sharded model whose weights the engine gets.
         spec: The policy, as the engine is told of it.
         placement: This rank.
-        tokenizer: For the text of samples.
         hook: The plugins' hooks; ``rlplug_sync_weights`` runs the weight sync.
         sleeps: Give device memory back between rollouts.
         bucket_bytes: Size limit of the buckets in which weights travel.
@@ -47,7 +42,6 @@ class EngineDriver:
         policy: nn.Module,
         spec: PolicySpec,
         placement: Placement,
-        tokenizer: PreTrainedTokenizerBase,
         hook: Any,
         sleeps: bool,
         bucket_bytes: int,
@@ -59,7 +53,6 @@ class EngineDriver:
         self._policy = policy
         self._spec = spec
         self._placement = placement
-        self._tokenizer = tokenizer
         self._hook = hook
         self._sleeps = sleeps
         self._bucket_bytes = bucket_bytes
@@ -73,34 +66,23 @@ class EngineDriver:
         self._advised: set[str] = set()
         self._start()
 
-    def complete(
-        self,
-        prompts: Sequence[Prompt],
-        num_samples: int,
-        sampling: SamplingParams,
-        key: str,
-        version: int,
-        first_group: int = 0,
-    ) -> list[Sample]:
-        """Return ``num_samples`` completions of each of this rank's share of ``prompts``.
+    def play(self, loop: TurnLoop, version: int) -> None:
+        """Let trajectories go on with the newest weights; after a fault on any rank, with engines started anew.
 
         Args:
-            prompts: Of all ranks, the same list on each.
-            key: Names run and step; seeds follow from it.
+            loop: Of this rank's trajectories.
             version: Of the policy; weights travel only when the engine holds others, or none after it slept.
-            first_group: Number of the first prompt's group; the next prompt has the next one.
         """
-        size = self.engine.ranks_per_engine
-        number, seat = divmod(self._placement.rank, size)
-        numbered = list(enumerate(prompts, start=first_group))
-        asked = rank_share(numbered, number, self._placement.world_size // size)
-        requests = make_requests([p for _, p in asked], [group for group, _ in asked], num_samples, key)
-        completions = self._complete(requests, sampling, version)
-        # ranks that share an engine divide what it returns, whole groups each
-        mine = rank_share(range(len(asked)), seat, size)
-        kept = [completions[index * num_samples + sample] for index in mine for sample in range(num_samples)]
-        groups, kept_prompts = [asked[index][0] for index in mine], [asked[index][1] for index in mine]
-        return to_samples(kept_prompts, groups, kept, self._tokenizer)
+        num_faults = 0
+        while True:
+            fault = self._attempt(loop, version)
+            if not self._any_rank(fault is not None):
+                break
+            num_faults += 1
+            self._restart(fault, num_faults, len(loop.waiting))
+        self._note_metrics()
+        self._sleep()
+        self._offload.after_generation()
 
     def drain_metrics(self) -> dict[str, float]:
         """Return ``sync/...`` and the engine's ``rollout/...`` metrics since the last call."""
@@ -118,38 +100,19 @@ class EngineDriver:
 
     # ---- a rollout ------------------------------------------------------------------------------------------------
 
-    def _complete(self, requests: Sequence[Request], sampling: SamplingParams, version: int) -> list[Completion]:
-        """Generate; after a fault on any rank, start all engines anew and ask for what is missing."""
-        done: dict[str, Completion] = {}
-        num_faults = 0
-        while True:
-            missing = [request for request in requests if request.request_id not in done]
-            fault = self._attempt(missing, sampling, version, done)
-            if not self._any_rank(fault is not None):
-                break
-            num_faults += 1
-            self._restart(fault, num_faults, len(requests) - len(done))
-        self._note_metrics()
-        self._sleep()
-        self._offload.after_generation()
-        return [done[request.request_id] for request in requests]
-
-    def _attempt(
-        self, requests: Sequence[Request], sampling: SamplingParams, version: int, done: dict[str, Completion]
-    ) -> EngineFault | None:
-        """Add completions to ``done``; return what stopped the engine before it had them all."""
+    def _attempt(self, loop: TurnLoop, version: int) -> EngineFault | None:
+        """Return what stopped the engine before all was done."""
         needs_sync = self._version != version  # the same on all ranks
         buckets = weight_buckets(self._policy, self._spec.dtype, self._bucket_bytes) if needs_sync else iter(())
         try:
             self._prepare(buckets, version)
             with self._life.calls("generate"):
-                completions, fault = self.engine.generate(requests, sampling), None
+                loop.play(self.engine)
         except EngineFault as problem:
             for _ in buckets:  # each is a collective operation, in which other ranks wait
                 pass
-            completions, fault = problem.completions, problem
-        done |= {completion.request_id: completion for completion in completions}
-        return fault
+            return problem
+        return None
 
     def _prepare(self, buckets: Iterator[Bucket], version: int) -> None:
         """Wake weights, sync, wake the KV cache, as far as the engine needs it.

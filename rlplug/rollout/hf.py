@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ class HFRollout(RolloutEngine):
         max_batch_size: Requests that are generated at once; more are done one batch after another.
     """
 
-    capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(colocated=True)
+    capabilities: EngineCapabilities = EngineCapabilities(colocated=True)
 
     def __init__(self, max_batch_size: int = 256) -> None:
         if max_batch_size < 1:
@@ -60,10 +60,11 @@ class HFRollout(RolloutEngine):
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         began = time.perf_counter()
+        longest = max((request.limit(sampling) for request in requests), default=0)
         # requests that the context cuts short run apart, so that they cut short no other
         by_room: dict[int, list[int]] = {}
         for index, request in enumerate(requests):
-            by_room.setdefault(min(sampling.max_new_tokens, self._room(request)), []).append(index)
+            by_room.setdefault(min(longest, self._room(request)), []).append(index)
         completions: dict[int, Completion] = {}
         for num_new, indices in by_room.items():
             for start in range(0, len(indices), self.max_batch_size):
@@ -103,7 +104,7 @@ class HFRollout(RolloutEngine):
         token_ids = generated[:, prompt_ids.shape[1] :].tolist()
         logprobs = torch.stack(sampler.logprobs, dim=1).tolist()
         return [
-            self._completion(request, row, row_logprobs)
+            self._completion(request, row[: request.limit(sampling)], row_logprobs)
             for request, row, row_logprobs in zip(requests, token_ids, logprobs, strict=True)
         ]
 
@@ -118,7 +119,7 @@ class HFRollout(RolloutEngine):
         return prompt_ids.to(self._device), attention_mask.to(self._device)
 
     def _completion(self, request: Request, row: list[int], logprobs: list[float]) -> Completion:
-        """Cut what ``generate`` appended after the end token."""
+        """Cut what ``generate`` appended to ``row`` after the end token."""
         assert self._version is not None
         ends = [index for index, token in enumerate(row) if token in self._policy.eos_token_ids]
         length = ends[0] + 1 if ends else len(row)

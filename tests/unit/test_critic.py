@@ -57,9 +57,9 @@ def test_values_are_of_the_state_before_each_token(world_size, updated, update_b
             for head, whole in zip(heads, expected, strict=True):
                 positions, values = values_of(causal, head, update_batch, row)
                 whole[row, positions] = values
-    torch.testing.assert_close(results["values"][0], expected[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(results["values"][0], expected[0], rtol=0, atol=1e-4)
     for split in SPLITS:
-        torch.testing.assert_close(results[f"forward/{split}"][2], expected[1], rtol=0, atol=1e-5)
+        torch.testing.assert_close(results[f"forward/{split}"][2], expected[1], rtol=0, atol=1e-4)
     assert expected[0].abs().max() > 0.1
 
 

@@ -70,6 +70,7 @@ class Policy(LightningModule):
         self.tokenizer = tokenizer
         self.max_context = max_context
         self.sampling = SimpleNamespace(max_new_tokens=max_new_tokens)
+        self.tools: tuple[dict, ...] = ()
         self.weight = torch.nn.Parameter(torch.zeros(()))
         self.drawn: list[str] = []
         self.num_validation_steps = 0

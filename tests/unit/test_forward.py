@@ -11,6 +11,8 @@ from rlplug.types import SamplingParams
 FAMILIES = ["llama", "llama_tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral", "gpt2"]
 """Windows of mistral, gemma2 and gemma3 are shorter than the longest row; gemma2 has a soft cap in attention."""
 RAGGED = [(2, 5), (6, 1), (4, 0), (3, 9), (1, 3), (1, 0)]
+ROUND_OFF = 1e-4
+"""Of a logprob in float32. Which order a product sums in depends on its shape and on the processor: 2e-5 was seen."""
 
 
 def reference(model, batch, temperature):
@@ -39,8 +41,8 @@ def test_forward_equals_that_of_each_row_alone(family, temperature, model_folder
     weights = torch.randn(batch.input_ids.shape, generator=torch.Generator().manual_seed(7))
     expected, expected_entropy = reference(policy, batch, temperature)
     output = policy_forward(policy, batch.pack(), SamplingParams(temperature=temperature), "gradient")
-    torch.testing.assert_close(output.logprobs, expected, rtol=0, atol=1e-5)
-    torch.testing.assert_close(output.entropy, expected_entropy, rtol=0, atol=1e-5)
+    torch.testing.assert_close(output.logprobs, expected, rtol=0, atol=ROUND_OFF)
+    torch.testing.assert_close(output.entropy, expected_entropy, rtol=0, atol=ROUND_OFF)
     assert torch.equal(output.sampled_logprobs, output.logprobs)
     assert not output.sampled_logprobs.requires_grad
     for ours, theirs in ((output.logprobs, expected), (output.entropy, expected_entropy)):
@@ -71,7 +73,7 @@ def test_untrained_positions_are_zero_however_rows_are_cut(rows, model_folder, l
         assert values.dtype == torch.float32
         assert not values[~batch.response_mask].any()
         expected = getattr(whole, name)[rows, : values.shape[1]]
-        torch.testing.assert_close(values, expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(values, expected, rtol=0, atol=ROUND_OFF)
         assert values[batch.response_mask].ne(0).all()
 
 
@@ -108,5 +110,5 @@ def test_sampled_logprobs_are_of_the_truncated_distribution(model_folder, load_p
             logits = policy(torch.tensor([tokens[:position]])).logits[0, -1] / 0.7
         kept = {*logits.topk(5).indices.tolist(), tokens[position]}
         expected = logits[tokens[position]] - logits[sorted(kept)].logsumexp(dim=0)
-        assert output.sampled_logprobs[row, position].item() == pytest.approx(expected.item(), abs=1e-5)
+        assert output.sampled_logprobs[row, position].item() == pytest.approx(expected.item(), abs=ROUND_OFF)
     assert (output.sampled_logprobs > output.logprobs)[batch.response_mask].all()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from players import player_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -253,7 +254,6 @@ def test_the_order_of_engine_and_trainer(make_sharded, model_folder, sleeps):
         policy=model,
         spec=load_spec(config, tokenizer),
         placement=Placement(CPU, rank=0, world_size=1),
-        tokenizer=tokenizer,
         hook=plugins().hook,
         sleeps=sleeps,
         bucket_bytes=1 << 14,
@@ -265,7 +265,7 @@ def test_the_order_of_engine_and_trainer(make_sharded, model_folder, sleeps):
     def complete():
         engine.calls.clear()
         prompts = [Prompt(uid="a", token_ids=(3, 4), text="")]
-        (sample,) = driver.complete(prompts, 1, SamplingParams(max_new_tokens=3), "0/1", version=1)
+        (sample,) = player_of(driver).complete(prompts, 1, SamplingParams(max_new_tokens=3), "0/1", version=1)
         engine.note("after")
         return sample
 

@@ -55,6 +55,7 @@ def test_ragged_samples_are_padded_on_the_right():
         "rewards": torch.float32,
         "reward_valid": torch.bool,
         "group_index": torch.int64,
+        "policy_versions": torch.int32,
         "truncated": torch.bool,
     }
 

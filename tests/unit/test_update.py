@@ -74,7 +74,7 @@ def assert_equal_to_round_off(ours, theirs):
 def test_gradients_do_not_depend_on_the_split(kind, split, world_size, updated, update_batch, policy):
     result = updated(world_size)[1][f"{kind}/{split}"]
     loss = loss_of(policy, update_batch, range(11), kind)
-    assert result["metrics"]["loss"] == pytest.approx(loss.item(), abs=1e-5)
+    assert result["metrics"]["loss"] == pytest.approx(loss.item(), abs=1e-4)
     assert_equal_to_round_off(result["gradients"], gradients_of(policy, loss))
 
 
@@ -84,7 +84,7 @@ def test_a_mini_batch_is_normalised_by_its_own_rows(name, world_size, updated, u
     """With one row, the other rank has nothing but a filler."""
     result = updated(world_size)[1][f"rows/{name}"]
     loss = loss_of(policy, update_batch, ROWS[name])
-    assert result["metrics"]["loss"] == pytest.approx(loss.item(), abs=1e-5)
+    assert result["metrics"]["loss"] == pytest.approx(loss.item(), abs=1e-4)
     assert_equal_to_round_off(result["gradients"], gradients_of(policy, loss))
     assert result["fillers"] == ([0, 1] if world_size == 2 and name == "one" else [0] * world_size)
 

@@ -246,7 +246,7 @@ def test_an_async_reward_that_blocks_the_loop(make_sample):
     start = time.perf_counter()
     samples = runner.score([make_sample("block"), *[make_sample("fine")] * 10])
     assert time.perf_counter() - start < 5
-    assert "an async reward blocks" in samples[0].errors["score"].message
+    assert "an async function blocks" in samples[0].errors["score"].message
     assert all("length" not in sample.errors for sample in samples)
     assert runner.stats()["reward/abandoned_threads"] == 1
     assert all(sample.reward == 5.0 for sample in runner.score([make_sample("fine")] * 10))

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from players import player_of
 from transformers import AutoModelForCausalLM
 
 from rlplug.errors import RunError
@@ -83,7 +84,6 @@ def make_driver(model_folder):
             policy=policy,
             spec=load_spec(config, tokenizer),
             placement=Placement(CPU, rank, world_size),
-            tokenizer=tokenizer,
             hook=plugins().hook,
             sleeps=sleeps,
             bucket_bytes=1 << 14,
@@ -97,7 +97,7 @@ def make_driver(model_folder):
 
 def complete(driver):
     """Return what identifies the samples; their logprobs depend on the batch in the last bit."""
-    samples = driver.complete(PROMPTS, 2, SamplingParams(max_new_tokens=3), "0/1", version=1)
+    samples = player_of(driver).complete(PROMPTS, 2, SamplingParams(max_new_tokens=3), "0/1", version=1)
     return [(sample.group, sample.token_ids, sample.policy_version) for sample in samples]
 
 
@@ -143,8 +143,7 @@ def test_fault_of_another_rank_restarts_this_one_too(make_driver):
     engine = FaultyRollout()
     with warnings.catch_warnings(action="error"):  # the other rank says what happened
         complete(make_driver(engine, any_rank=lambda mine: mine or next(flags)))
-    assert engine.calls == ["start", "sync", "generate", "close", "start", "sync", "generate"]
-    assert engine.asked[1] == []
+    assert engine.calls == ["start", "sync", "generate", "close", "start", "sync"]  # it had them all
 
 
 @pytest.mark.filterwarnings("ignore:FaultyRollout starts anew")

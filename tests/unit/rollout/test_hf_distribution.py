@@ -6,8 +6,8 @@ import numpy
 import pytest
 import torch
 
-from rlplug.rollout.requests import make_requests
 from rlplug.testing.reference import chi_square
+from rlplug.turns.trajectory import new_trajectories
 from rlplug.types import Prompt, SamplingParams
 
 PROMPT, NUM_SAMPLES, END = (3, 4, 5), 20_000, 1
@@ -31,7 +31,8 @@ def policy(model_folder, load_policy):
 @pytest.fixture
 def sample(policy, model_folder, start_engine):
     engine = start_engine(model_folder("llama"), policy, max_batch_size=NUM_SAMPLES)
-    requests = make_requests([Prompt(uid="p", token_ids=PROMPT, text="")], [0], NUM_SAMPLES, "run")
+    trajectories = new_trajectories([Prompt(uid="p", token_ids=PROMPT, text="")], [0], NUM_SAMPLES, "run")
+    requests = [trajectory.request(None) for trajectory in trajectories]
     return lambda sampling: engine.generate(requests, sampling)
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ class Aborted(StoppingCriteria):
 class CapableRollout(HFRollout):
     """Drops its weights to sleep, and runs each submitted request in a thread of its own."""
 
-    capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(sleep=True, streaming=True)
+    capabilities: EngineCapabilities = EngineCapabilities(sleep=True, streaming=True)
 
     def start(self, policy: PolicySpec, placement: Placement) -> None:
         super().start(policy, placement)

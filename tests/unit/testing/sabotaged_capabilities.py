@@ -9,7 +9,6 @@ import dataclasses
 import queue
 import time
 from collections.abc import Sequence
-from typing import ClassVar
 
 from capable_engines import CapableRollout
 from sabotage import Sabotaged, mixed
@@ -107,7 +106,7 @@ class LosesRequestsOfOtherThreads(CapableRollout):
 
 
 class ClaimsToStream(HFRollout):
-    capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(streaming=True)
+    capabilities: EngineCapabilities = EngineCapabilities(streaming=True)
 
 
 # ---- claims -------------------------------------------------------------------------------------------------------
@@ -116,7 +115,7 @@ class ClaimsToStream(HFRollout):
 class PretendsToSleepAndStream(HFRollout):
     """Claims neither, nor logprobs, and does as if."""
 
-    capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(logprobs=False)
+    capabilities: EngineCapabilities = EngineCapabilities(logprobs=False)
 
     def sleep(self) -> None:
         pass

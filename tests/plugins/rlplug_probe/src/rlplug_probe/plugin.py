@@ -14,6 +14,7 @@ from rlplug.plugin_manager import hookimpl
 from rlplug.registry import Registry
 from rlplug.types import Batch, Rollout
 from rlplug_probe.algorithm import MeanBaseline
+from rlplug_probe.environment import Echo
 from rlplug_probe.optimizations import FreezeEmbeddings, NoEffect
 from rlplug_probe.reward import ShortReward
 from rlplug_probe.rollout import SleepyRollout
@@ -46,6 +47,11 @@ def rlplug_register_algorithms(registry: Registry) -> None:
 @hookimpl
 def rlplug_register_rewards(registry: Registry) -> None:
     registry.add("rewards", ShortReward)
+
+
+@hookimpl
+def rlplug_register_environments(registry: Registry) -> None:
+    registry.add("environments", Echo)
 
 
 @hookimpl

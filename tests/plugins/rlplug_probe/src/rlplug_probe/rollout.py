@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from rlplug.interfaces import EngineCapabilities, Placement, PolicySpec, SleepingPart
 from rlplug.rollout.hf import HFRollout
 
@@ -11,7 +9,7 @@ from rlplug.rollout.hf import HFRollout
 class SleepyRollout(HFRollout):
     """HFRollout that drops its model to sleep and builds an empty one to wake."""
 
-    capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(sleep=True)
+    capabilities: EngineCapabilities = EngineCapabilities(sleep=True)
 
     def __init__(self, max_batch_size: int = 256) -> None:
         super().__init__(max_batch_size)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import queue
 import threading
 import time
 from collections import deque
@@ -37,12 +38,14 @@ class Call:
     """The thread that runs it; ``None`` while it waits, and on an event loop."""
     started: float = 0.0
     """``time.monotonic()`` at the start in ``worker``."""
+    seconds: float = 0.0
+    """How long it took, once it is settled."""
     loop: _EventLoop | None = None
     """The event loop that it goes on on."""
 
 
 class DeadlineRunner:
-    """Runs batches of calls.
+    """Runs calls: those of :meth:`run` together, or as they come, with :meth:`add` and :meth:`settled`.
 
     Args:
         deadline_s: Longest time for one call, from when it starts to run.
@@ -65,22 +68,35 @@ class DeadlineRunner:
 
     def run(self, functions: Sequence[Callable[[], Any]]) -> list[Call]:
         """Call all functions and return how each ended, in the same order. Every call is settled."""
-        batch = _Batch(functions)
+        batch = Batch()
+        calls = self.add(batch, functions)
         try:
-            for _ in range(min(self.max_concurrency, len(functions))):
-                if not batch.waiting:
-                    break  # quick calls: the first threads have done them all
-                self._start_worker(batch)
-            while not batch.all_settled.wait(self._tick_s):
-                self._give_up_overdue(batch)
+            while batch.num_unsettled:
+                self.settled(batch, self._tick_s)
         finally:
             batch.drop_waiting()  # after a KeyboardInterrupt the workers shall stop
-        return batch.calls
+        return calls
 
-    def _start_worker(self, batch: _Batch) -> None:
-        threading.Thread(target=self._work, args=(batch,), name="rlplug-reward", daemon=True).start()
+    def add(self, batch: Batch, functions: Sequence[Callable[[], Any]]) -> list[Call]:
+        """Let functions be called beside those that ``batch`` has, and return their calls, not settled yet."""
+        calls = [batch.put(function) for function in functions]
+        while batch.wants_worker(self.max_concurrency):  # quick calls: the first threads do them all
+            self._start_worker(batch)
+        return calls
 
-    def _work(self, batch: _Batch) -> None:
+    def settled(self, batch: Batch, timeout_s: float) -> list[Call]:
+        """Return the calls that were settled since the last time, waiting for the first, and give late ones up."""
+        ends_at = time.monotonic() + timeout_s
+        while True:
+            self._give_up_overdue(batch)
+            left = ends_at - time.monotonic()
+            if (found := batch.take_settled(max(0.0, min(left, self._tick_s)))) or left <= 0:
+                return found
+
+    def _start_worker(self, batch: Batch) -> None:
+        threading.Thread(target=self._work, args=(batch,), name="rlplug-call", daemon=True).start()
+
+    def _work(self, batch: Batch) -> None:
         while (call := batch.take()) is not None:
             try:
                 value = call.function()
@@ -94,7 +110,7 @@ class DeadlineRunner:
             if not in_time:
                 return  # given up: another worker has this one's place
 
-    def _hand_to_loop(self, batch: _Batch, call: Call, awaitable: Awaitable[Any]) -> bool:
+    def _hand_to_loop(self, batch: Batch, call: Call, awaitable: Awaitable[Any]) -> bool:
         with self._lock:
             if self._loop is not None and self._loop.is_blocked:
                 self._abandon(self._loop)
@@ -107,7 +123,7 @@ class DeadlineRunner:
             awaitable.close()  # or Python warns that it was never awaited
         return False
 
-    def _give_up_overdue(self, batch: _Batch) -> None:
+    def _give_up_overdue(self, batch: Batch) -> None:
         abandoned = batch.give_up_overdue(self.deadline_s)
         self._abandoned += abandoned
         for _ in abandoned:
@@ -116,7 +132,7 @@ class DeadlineRunner:
             assert call.loop is not None
             call.loop.ping()
             if call.loop.is_blocked:
-                text = f"took longer than {self.deadline_s:g} s on an event loop that an async reward blocks"
+                text = f"took longer than {self.deadline_s:g} s on an event loop that an async function blocks"
                 batch.settle(call, error=DeadlineError(f"{text}: await in it, instead of waiting"))
                 self._abandon(call.loop)
 
@@ -127,22 +143,49 @@ class DeadlineRunner:
                 self._abandoned.append(loop.thread)
 
 
-class _Batch:
-    """The calls of one :meth:`DeadlineRunner.run`, which its threads share."""
+class Batch:
+    """Calls that share threads."""
 
-    def __init__(self, functions: Sequence[Callable[[], Any]]) -> None:
-        self.calls = [Call(function) for function in functions]
-        self.waiting = deque(self.calls)
-        self.all_settled = threading.Event()
+    def __init__(self) -> None:
+        self.waiting: deque[Call] = deque()
+        self._num_workers = 0
+        self._unsettled: dict[int, Call] = {}
+        self._settled: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._num_unsettled = len(self.calls)
-        if not self.calls:
-            self.all_settled.set()
+
+    @property
+    def num_unsettled(self) -> int:
+        return len(self._unsettled)
+
+    def put(self, function: Callable[[], Any]) -> Call:
+        """Let a call wait for a thread."""
+        call = Call(function)
+        with self._lock:
+            self._unsettled[id(call)] = call
+            self.waiting.append(call)
+        return call
+
+    def wants_worker(self, limit: int) -> bool:
+        """Return whether to start one more thread, and count it: a call waits, and fewer than ``limit`` run."""
+        with self._lock:
+            wanted = bool(self.waiting) and self._num_workers < limit
+            self._num_workers += wanted
+            return wanted
+
+    def take_settled(self, timeout_s: float) -> list[Call]:
+        """Return what was settled since the last time, waiting for the first."""
+        found: list[Call] = []
+        with contextlib.suppress(queue.Empty):
+            found.append(self._settled.get(timeout=timeout_s))
+            while True:
+                found.append(self._settled.get_nowait())
+        return found
 
     def take(self) -> Call | None:
-        """Return the next call for this thread, its clock started; ``None`` when none waits."""
+        """Return the next call for this thread, its clock started; ``None``, for it to end, when none waits."""
         with self._lock:
             if not self.waiting:
+                self._num_workers -= 1
                 return None
             call = self.waiting.popleft()
             call.worker, call.started = threading.current_thread(), time.monotonic()
@@ -161,7 +204,7 @@ class _Batch:
 
     def unsettled_on_loop(self) -> list[Call]:
         with self._lock:
-            return [call for call in self.calls if call.loop is not None and not call.settled]
+            return [call for call in self._unsettled.values() if call.loop is not None]
 
     def settle(self, call: Call, value: Any = None, error: BaseException | None = None) -> bool:
         """Record how a call ended; false when it was given up before."""
@@ -172,7 +215,7 @@ class _Batch:
         """Settle the calls that are past their deadline, and return the threads that still run them."""
         latest_start = time.monotonic() - deadline_s
         with self._lock:
-            overdue = [call for call in self.calls if call.worker is not None and call.started < latest_start]
+            overdue = [c for c in self._unsettled.values() if c.worker is not None and c.started < latest_start]
             late = DeadlineError(f"took longer than {deadline_s:g} s")
             return [call.worker for call in overdue if call.worker is not None and self._settle(call, None, late)]
 
@@ -180,9 +223,9 @@ class _Batch:
         if call.settled:
             return False
         call.value, call.error, call.settled = value, error, True
-        self._num_unsettled -= 1
-        if self._num_unsettled == 0:
-            self.all_settled.set()
+        call.seconds = time.monotonic() - call.started
+        del self._unsettled[id(call)]
+        self._settled.put(call)
         return True
 
 
@@ -196,7 +239,7 @@ class _EventLoop:
         self._pinged: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self._run, name="rlplug-reward-loop", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="rlplug-call-loop", daemon=True)
         self.thread.start()
 
     @property
@@ -211,7 +254,7 @@ class _EventLoop:
             self._pinged = time.monotonic()
             self._loop.call_soon_threadsafe(self._pong)
 
-    def submit(self, batch: _Batch, call: Call, awaitable: Awaitable[Any]) -> None:
+    def submit(self, batch: Batch, call: Call, awaitable: Awaitable[Any]) -> None:
         """Run a call here, as soon as a slot is free."""
         self._loop.call_soon_threadsafe(self._start, self._run_call(batch, call, awaitable))
         self.ping()
@@ -237,7 +280,7 @@ class _EventLoop:
             self._loop.run_until_complete(asyncio.gather(*asyncio.all_tasks(self._loop), return_exceptions=True))
         self._loop.close()
 
-    async def _run_call(self, batch: _Batch, call: Call, awaitable: Awaitable[Any]) -> None:
+    async def _run_call(self, batch: Batch, call: Call, awaitable: Awaitable[Any]) -> None:
         async with self._slots:
             task = asyncio.ensure_future(_settle_with(batch, call, awaitable))
             # asyncio.timeout would wait on for a call that ignores its cancellation
@@ -246,7 +289,7 @@ class _EventLoop:
             task.cancel()
 
 
-async def _settle_with(batch: _Batch, call: Call, awaitable: Awaitable[Any]) -> None:
+async def _settle_with(batch: Batch, call: Call, awaitable: Awaitable[Any]) -> None:
     try:
         value = await awaitable
     except BaseException as error:  # noqa: BLE001 - a SystemExit would end the loop under all other calls

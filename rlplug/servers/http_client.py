@@ -1,0 +1,177 @@
+"""Asks servers over HTTP: JSON in and out, from an event loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import resource
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
+
+import aiohttp
+
+from rlplug.errors import RunError
+from rlplug.interfaces import EngineFault
+
+Result = TypeVar("Result")
+
+MAX_FILES: Final = 65536
+"""Each request takes a connection, and a rollout has thousands."""
+
+PROBE_S: Final = 30.0
+"""For an answer that takes no work."""
+
+HEALTH_S: Final = 5.0
+
+
+class ServerError(EngineFault):
+    """A server answered that it cannot, with a status from 500."""
+
+
+class HTTPClient:
+    """Asks any number of servers at once; every method may be called from any thread.
+
+    Args:
+        key: What the servers ask for; empty for none.
+        key_name: Where it comes from, for messages.
+        server_key: What the servers themselves call it, for messages.
+    """
+
+    def __init__(self, key: str, key_name: str, server_key: str) -> None:
+        self._key_name = key_name
+        self._server_key = server_key
+        _allow_files()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollout-http", daemon=True)
+        self._thread.start()
+        self._session = self.spawn(self._open(key)).result()
+
+    @staticmethod
+    async def _open(key: str) -> aiohttp.ClientSession:
+        # A connection for each question: a busy server closes one that was idle for some seconds also when a question
+        # is on its way, since libuv looks at timers first (docs.libuv.org/en/v1.x/design.html).
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return aiohttp.ClientSession(connector=connector, headers=headers)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Run a coroutine in the loop; those of one thread begin in the order of the calls."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def close(self) -> None:
+        """Cancel what runs, and close all connections."""
+        if self._loop.is_closed():
+            return
+        self.spawn(self._close()).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _close(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._session.close()
+
+    # ---- questions ------------------------------------------------------------------------------------------------
+
+    def get(self, url: str) -> Any:
+        """Return the answer to a GET."""
+        return self.spawn(self.ask("GET", url)).result()
+
+    def is_healthy(self, url: str) -> bool:
+        """Whether the server at a URL is ready for requests."""
+        try:
+            return self.spawn(self._exchange("GET", f"{url}/health", None, HEALTH_S)).result()[0] == 200
+        except (OSError, aiohttp.ClientError):
+            return False
+
+    def status(self, url: str) -> int:
+        """Return the status that a GET has: 405 where a route takes POST alone, 404 where there is none."""
+        return self.spawn(self._status(url)).result()
+
+    async def _status(self, url: str) -> int:
+        with self._failures(url, PROBE_S, ""):
+            return (await self._exchange("GET", url, None, PROBE_S))[0]
+
+    async def ask(
+        self,
+        method: str,
+        url: str,
+        payload: dict[str, Any] | None = None,
+        deadline_s: float = PROBE_S,
+        deadline_key: str = "",
+    ) -> Any:
+        """Return what a server answers: parsed JSON, or text.
+
+        Args:
+            deadline_key: The option that sets the deadline, for messages.
+
+        Raises:
+            RunError: It refuses what it was asked.
+            ServerError: It cannot.
+            EngineFault: It cannot be reached, or does not answer by the deadline.
+        """
+        with self._failures(url, deadline_s, deadline_key):
+            status, text = await self._exchange(method, url, payload, deadline_s)
+        if status != 200:
+            raise self._refusal(url, status, text)
+        return json.loads(text) if text[:1] in ("{", "[") else text
+
+    async def ask_for_stream(
+        self, url: str, payload: dict[str, Any], deadline_s: float, deadline_key: str
+    ) -> AsyncIterator[Any]:
+        """Yield the server-sent events that answer a POST, parsed; errors are those of ``ask``."""
+        timeout = aiohttp.ClientTimeout(total=deadline_s)
+        rest = b""
+        with self._failures(url, deadline_s, deadline_key):
+            async with self._session.post(url, json=payload, timeout=timeout) as response:
+                if response.status != 200:
+                    raise self._refusal(url, response.status, await response.text())
+                async for chunk in response.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        event = line.removeprefix(b"data: ")
+                        if event[:1] == b"{":
+                            yield self._checked(url, json.loads(event))
+
+    @staticmethod
+    def _checked(url: str, event: dict[str, Any]) -> dict[str, Any]:
+        if "error" in event:
+            raise ServerError(f"{url} failed: {event['error']}")
+        return event
+
+    async def _exchange(self, method: str, url: str, payload: Any, deadline_s: float) -> tuple[int, str]:
+        timeout = aiohttp.ClientTimeout(total=deadline_s)
+        async with self._session.request(method, url, json=payload, timeout=timeout) as response:
+            return response.status, await response.text()
+
+    def _refusal(self, url: str, status: int, text: str) -> RunError:
+        if status == 401:
+            return RunError(f"{url} refuses the key of {self._key_name}: set it to the server's {self._server_key}.")
+        message = f"{url} answered with status {status}: {text[:1000]}"
+        return ServerError(message) if status >= 500 else RunError(message)
+
+    @contextlib.contextmanager
+    def _failures(self, url: str, deadline_s: float, deadline_key: str) -> Iterator[None]:
+        """Raise what goes wrong with a connection as ``EngineFault``."""
+        try:
+            yield
+        except TimeoutError:
+            limit = f"rollout.{deadline_key} {deadline_s:g} s" if deadline_key else f"{deadline_s:g} s"
+            raise EngineFault(f"{url} did not answer within {limit}.") from None
+        except (OSError, aiohttp.ClientError) as problem:
+            name = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
+            raise EngineFault(f"{url} cannot be reached: {name}.") from problem
+
+
+def _allow_files() -> None:
+    """Let this process have as many connections open as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

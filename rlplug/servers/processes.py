@@ -1,0 +1,182 @@
+"""Servers as processes of this host: started, watched, and ended with the trainer."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from lightning.pytorch.utilities import rank_zero_info
+
+from rlplug.errors import RunError
+from rlplug.servers import keeper
+from rlplug.servers.addresses import LOOPBACK, free_ports
+from rlplug.servers.http_client import HTTPClient
+
+POLL_S: Final = 0.5
+PROGRESS_S: Final = 15.0
+TAIL_LINES: Final = 40
+
+OF_THE_TRAINER: Final = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
+"""Environment variables that would make a server a part of the trainer's process group."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a server that is started gets to know of its surroundings."""
+
+    port: int
+    """Of the loopback interface."""
+    key: str
+    """What it must ask for."""
+    folder: Path
+    """Readable by this user alone; for its log, and for what should not be on its command line."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a server is started."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str | None]
+    """Variables beside the trainer's own; ``None`` takes one away."""
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """One server and its log."""
+
+    url: str
+    log: Path
+    keeper: subprocess.Popen[bytes]
+
+    def tail(self, noise: tuple[str, ...]) -> str:
+        """Return the end of the log, without lines that begin with ``noise``."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join([line for line in lines if not line.startswith(noise)][-TAIL_LINES:])
+
+
+class ServerProcesses:
+    """Servers that run until ``close``, and no longer than this process.
+
+    Args:
+        name: The engine's, for messages.
+        launch: Says how a server is started.
+        devices: What each server sees as ``CUDA_VISIBLE_DEVICES``; ``None`` for a server on the CPU.
+        noise: Beginnings of lines of a log that say nothing of its end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        launch: Callable[[Place], Launch],
+        devices: Sequence[str | None],
+        noise: tuple[str, ...] = (),
+    ) -> None:
+        self.name = name
+        self.key = secrets.token_hex(32)
+        self._noise = noise
+        folder = Path(tempfile.mkdtemp(prefix="rlplug-servers-"))
+        self._servers: list[ServerProcess] = []
+        for index, (port, seen) in enumerate(zip(free_ports(len(devices)), devices, strict=True)):
+            how = launch(Place(port, self.key, folder))
+            log = folder / f"server-{index}.log"
+            with log.open("wb") as file:
+                process = subprocess.Popen(
+                    [sys.executable, keeper.__file__, str(os.getpid()), *how.command],
+                    env=_environment(how.environment, seen),
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # an interrupt is the trainer's, which ends its servers itself
+                )
+            self._servers.append(ServerProcess(f"http://{LOOPBACK}:{port}", log, process))
+
+    @property
+    def urls(self) -> list[str]:
+        return [server.url for server in self._servers]
+
+    def problem(self, wait_s: float = 0.0) -> str:
+        """Return what is known of a server that ended, waiting a little for that; an empty string when all run."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            for server in self._servers:
+                if server.keeper.poll() is not None:
+                    return (
+                        f"The server {server.url} ended with status {server.keeper.returncode}; the end of its log "
+                        f"{server.log}:\n{server.tail(self._noise)}"
+                    )
+            if time.monotonic() >= deadline:
+                return ""
+            time.sleep(0.1)
+
+    def logs(self) -> str:
+        """Return where the logs are."""
+        return ", ".join(str(server.log) for server in self._servers)
+
+    def close(self) -> None:
+        """End all servers and wait until their processes are gone."""
+        for server in self._servers:
+            server.keeper.terminate()
+        for server in self._servers:
+            try:
+                server.keeper.wait(2 * keeper.GRACE_S)
+            except subprocess.TimeoutExpired:
+                server.keeper.kill()
+                server.keeper.wait()
+        self._servers = []
+
+
+def _environment(changes: Mapping[str, str | None], devices: str | None) -> dict[str, str]:
+    environment: dict[str, str | None] = {n: v for n, v in os.environ.items() if n not in OF_THE_TRAINER}
+    environment |= changes
+    if devices is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = devices
+    return {name: value for name, value in environment.items() if value is not None}
+
+
+def wait_until_healthy(
+    name: str, client: HTTPClient, urls: Sequence[str], deadline_s: float, processes: ServerProcesses | None
+) -> None:
+    """Wait for servers that start.
+
+    Args:
+        name: The engine's, for messages.
+        processes: Those of them that this process started.
+
+    Raises:
+        RunError: One has ended, or is not healthy by the deadline.
+    """
+    began = time.monotonic()
+    next_line = PROGRESS_S
+    for url in urls:
+        while not client.is_healthy(url):
+            if processes is not None and (problem := processes.problem()):
+                raise RunError(f"{name} did not start. {problem}")
+            seconds = time.monotonic() - began
+            if seconds > deadline_s:
+                hint = "Does it run, and is the address right?" if processes is None else f"Log: {processes.logs()}"
+                raise RunError(
+                    f"{name} on {url} was not healthy after rollout.start_deadline_s {deadline_s:g} s. {hint}"
+                )
+            if seconds > next_line:
+                rank_zero_info(f"waiting for {name} on {url.partition('//')[2]}, {seconds:.0f} s")
+                next_line += PROGRESS_S
+            time.sleep(POLL_S)

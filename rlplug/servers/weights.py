@@ -1,0 +1,210 @@
+"""Sends the trainer's weights to the workers of all servers, over one process group of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from rlplug.errors import RunError
+from rlplug.interfaces import Bucket, EngineFault
+from rlplug.servers.addresses import address_for, free_ports
+from rlplug.servers.http_client import HTTPClient
+
+
+class Group(Protocol):
+    """What carries tensors from the trainer, its rank 0, to all workers."""
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Send a contiguous tensor, on a GPU in the order of the current stream."""
+
+    def destroy(self) -> None:
+        """Leave the group; also one in which a transfer hangs."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where and as whom the workers of one server join the group."""
+
+    address: str
+    port: int
+    rank_offset: int
+    """Rank of the server's first worker."""
+    world_size: int
+
+
+@dataclass(frozen=True)
+class TensorList:
+    """The tensors of a bucket in words."""
+
+    names: list[str]
+    dtypes: list[str]
+    """Such as ``bfloat16``."""
+    shapes: list[list[int]]
+
+
+class WeightSender(ABC):
+    """The trainer's side, on its rank 0, of an engine's weight transfer.
+
+    It asks the servers to receive and sends at the same time. When one side fails, the other waits in vain: the
+    group is of no use then, and both are made anew.
+
+    Args:
+        device: Where the trainer's weights are.
+        deadline_s: For connecting, and for each bucket.
+    """
+
+    engine: str
+    """For messages."""
+
+    def __init__(self, client: HTTPClient, urls: Sequence[str], device: torch.device, deadline_s: float) -> None:
+        self._client = client
+        self._urls = urls
+        self._device = device
+        self._deadline_s = deadline_s
+        self._group: Group | None = None
+
+    # ---- the engine's own -----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def num_workers(self, url: str) -> int:
+        """Return how many processes of a server take weights."""
+
+    @abstractmethod
+    def ask_to_join(self, url: str, meeting: Meeting) -> Future[Any]:
+        """Ask the workers of a server to join the group."""
+
+    @abstractmethod
+    def join(self, address: str, port: int, world_size: int) -> Group:
+        """Join as rank 0."""
+
+    @abstractmethod
+    def remedy(self) -> str:
+        """Return what to do about a server that cannot join, as a sentence."""
+
+    @abstractmethod
+    def begin(self, url: str) -> None:
+        """Have a server expect weights; also one in which a trainer that is gone left a sync open."""
+
+    @abstractmethod
+    def ask_to_receive(self, url: str, tensors: TensorList, version: int) -> Future[Any]:
+        """Ask a server's workers to take a bucket from the group."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Have all servers use what came, and forget what they computed before."""
+
+    # ---- what the trainer calls -----------------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Form the group of this process and the workers of all servers.
+
+        Raises:
+            RunError: A server cannot.
+        """
+        sizes = [self.num_workers(url) for url in self._urls]
+        address = address_for(self._urls)
+        (port,) = free_ports(1, address)
+        world_size = 1 + sum(sizes)
+        questions = [
+            self.ask_to_join(url, Meeting(address, port, 1 + sum(sizes[:index]), world_size))
+            for index, url in enumerate(self._urls)
+        ]
+        try:
+            self._group = self._together(questions, lambda: self.join(address, port, world_size))
+        except EngineFault as problem:
+            raise RunError(
+                f"{self.engine}'s workers cannot join the trainer to take its weights: {problem} {self.remedy()}"
+            ) from problem
+
+    def send(self, buckets: Iterable[Bucket], version: int) -> None:
+        """Send all weights. What ``buckets`` raises leaves the servers ready for another sync.
+
+        Raises:
+            EngineFault: A server did not take them.
+        """
+        for url in self._urls:
+            self.begin(url)
+        try:
+            for bucket in buckets:
+                self._send_bucket(bucket, version)
+        except EngineFault:
+            raise
+        except BaseException:
+            self.finish()
+            raise
+        self.finish()
+
+    def leave(self) -> None:  # noqa: B027 - most servers forget a group when its rank 0 is gone
+        """Have servers that stay forget the group, as far as they still answer."""
+
+    def close(self) -> None:
+        """Leave the group; also one in which a transfer hangs."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.destroy()
+
+    # ---- both sides at once ---------------------------------------------------------------------------------------
+
+    def ask(self, url: str, route: str, payload: dict[str, Any] | None = None) -> Future[Any]:
+        """Post something to a server, with the deadline of a bucket."""
+        return self._client.spawn(
+            self._client.ask("POST", f"{url}/{route}", payload, self._deadline_s, "sync_deadline_s")
+        )
+
+    def _send_bucket(self, bucket: Bucket, version: int) -> None:
+        tensors = [tensor.to(self._device).contiguous() for _, tensor in bucket]
+        in_words = TensorList(
+            names=[name for name, _ in bucket],
+            dtypes=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
+            shapes=[list(tensor.shape) for tensor in tensors],
+        )
+        questions = [self.ask_to_receive(url, in_words, version) for url in self._urls]
+        stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+        self._together(questions, lambda: self._broadcast(tensors, stream))
+
+    def _broadcast(self, tensors: Sequence[torch.Tensor], stream: torch.cuda.Stream | None) -> None:
+        assert self._group is not None
+        with contextlib.ExitStack() as stack:
+            if stream is not None:
+                stack.enter_context(torch.cuda.device(self._device))
+                stack.enter_context(torch.cuda.stream(stream))
+            for tensor in tensors:
+                self._group.broadcast(tensor)
+        if stream is not None:
+            stream.synchronize()
+
+    def _together(self, questions: Sequence[Future[Any]], work: Callable[[], Any]) -> Any:
+        """Run ``work`` while servers answer; return its result when both are done.
+
+        Raises:
+            EngineFault: One failed, or was not done by the deadline. ``work`` may hang then, in a thread that
+                does not keep the process from ending.
+        """
+        result: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                result.set_result(work())
+            except BaseException as problem:  # noqa: BLE001 - it is raised in the other thread
+                result.set_exception(problem)
+
+        threading.Thread(target=run, name="rollout-weights", daemon=True).start()
+        futures = [*questions, result]
+        done, pending = wait(futures, self._deadline_s, FIRST_EXCEPTION)
+        for future in done:
+            if problem := future.exception():
+                if isinstance(problem, EngineFault):
+                    raise problem
+                raise EngineFault(f"the transfer of weights failed: {type(problem).__name__}: {problem}") from problem
+        if pending:
+            raise EngineFault(
+                f"the transfer of weights took longer than rollout.sync_deadline_s {self._deadline_s:g} s."
+            )
+        return result.result()

@@ -1,0 +1,15 @@
+"""Tools for policies that call functions: their description, their calls, and where these run."""
+
+from rlplug.tools.calls import MalformedCall, ToolCall, find_calls
+from rlplug.tools.environment import ToolEnvironment
+from rlplug.tools.schema import ToolFunction, tool_functions, tool_instructions
+
+__all__ = [
+    "MalformedCall",
+    "ToolCall",
+    "ToolEnvironment",
+    "ToolFunction",
+    "find_calls",
+    "tool_functions",
+    "tool_instructions",
+]

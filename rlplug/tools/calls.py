@@ -1,0 +1,221 @@
+"""Calls of functions in what a policy wrote, in the formats that model families were trained on.
+
+======== ============================================================ ==================================
+format   text                                                         models
+======== ============================================================ ==================================
+hermes   ``<tool_call>{"name": "f", "arguments": {}}</tool_call>``    Qwen2.5, Qwen3, SmolLM2, Hermes
+llama3   ``<|python_tag|>{"name": "f", "parameters": {}}``            Llama 3.1 to 3.3
+mistral  ``[TOOL_CALLS][{"name": "f", "arguments": {}}]`` or          Mistral: the second form is that of
+         ``[TOOL_CALLS]f[ARGS]{}``                                    newer models
+pythonic ``[f(x=1), g(y="a")]``                                       Llama 4
+======== ============================================================ ==================================
+
+A turn may hold several calls. What a reasoning model wrote before ``</think>`` is not looked at.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeAlias
+
+CallFormat: TypeAlias = Literal["auto", "hermes", "llama3", "mistral", "pythonic"]
+
+HERMES_OPEN: Final = "<tool_call>"
+HERMES_CLOSE: Final = "</tool_call>"
+LLAMA_TAG: Final = "<|python_tag|>"
+MISTRAL_MARK: Final = "[TOOL_CALLS]"
+MISTRAL_HEAD: Final = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*(\w+)\s*)?(?:\[ARGS\])?\s*(?=\{)")
+PYTHONIC_START: Final = "<|python_start|>"
+PYTHONIC_END: Final = "<|python_end|>"
+PYTHONIC_HEAD: Final = re.compile(r"\s*\[\s*[A-Za-z_]\w*\(")
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call as the policy wrote it; neither name nor arguments are checked against a function."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    call_id: str = ""
+    """What the answer must name, in formats that have such a thing (Mistral's); else empty."""
+
+
+@dataclass(frozen=True)
+class MalformedCall:
+    """An attempt at a call that cannot be read."""
+
+    message: str
+    """What is wrong, for the policy."""
+    name: str = ""
+    call_id: str = ""
+
+
+AnyCall: TypeAlias = ToolCall | MalformedCall
+
+
+def find_calls(text: str, call_format: CallFormat = "auto") -> list[AnyCall]:
+    """Return the calls in a turn, in order; none when the policy made no attempt at one.
+
+    Args:
+        text: The turn, special tokens included.
+        call_format: ``auto`` takes the format whose mark comes first. Llama 3 leaves its mark out at times: a turn that
+            is a JSON object with ``name`` and ``parameters`` is a call too.
+    """
+    text = _without_reasoning(text)
+    if call_format == "auto":
+        found = _recognise(text)
+        if found is None:
+            return []
+        call_format = found
+    return READERS[call_format](text)
+
+
+def _without_reasoning(text: str) -> str:
+    _, end, after = text.rpartition("</think>")
+    if end:
+        return after
+    return text.partition("<think>")[0]  # a turn that ended while it was thinking called nothing
+
+
+def _recognise(text: str) -> CallFormat | None:
+    marks: dict[str, CallFormat] = {
+        HERMES_OPEN: "hermes",
+        LLAMA_TAG: "llama3",
+        MISTRAL_MARK: "mistral",
+        PYTHONIC_START: "pythonic",
+    }
+    places = {text.find(mark): name for mark, name in marks.items() if mark in text}
+    if places:
+        return places[min(places)]
+    if text.lstrip().startswith("{") and '"name"' in text and '"parameters"' in text:
+        return "llama3"
+    return "pythonic" if PYTHONIC_HEAD.match(text) else None
+
+
+# ---- JSON -----------------------------------------------------------------------------------------------------------
+
+
+class _Unreadable(Exception):
+    """Says what is wrong with a call, for the policy."""
+
+
+def _values(text: str, position: int, stops: Sequence[str] = ()) -> Iterator[Any]:
+    """Yield the JSON values that stand one after another from ``position`` to one of ``stops`` or the end."""
+    start, has_value = position, False
+    while True:
+        while position < len(text) and text[position] in " \t\r\n;":  # Llama 3 puts a semicolon between calls
+            position += 1
+        if has_value and (position == len(text) or text.startswith(tuple(stops), position)):
+            return
+        try:
+            value, position = json.JSONDecoder().raw_decode(text, position)
+        except json.JSONDecodeError as error:
+            raise _Unreadable(f"the call is not valid JSON: {error.msg} at its character {error.pos - start}") from None
+        except (ValueError, RecursionError):  # a number of thousands of digits, or thousands of brackets
+            raise _Unreadable("the call is not JSON of a sensible size") from None
+        has_value = True
+        yield value
+
+
+def _calls(text: str, position: int, keys: Sequence[str], stops: Sequence[str] = ()) -> Iterator[AnyCall]:
+    """Yield a call for each object from ``position`` on, also for those in lists; a malformed one ends it."""
+    try:
+        for value in _values(text, position, stops):
+            for item in value if isinstance(value, list) else [value]:
+                yield _call(item, keys)
+    except _Unreadable as error:
+        yield MalformedCall(str(error))
+
+
+def _call(item: Any, keys: Sequence[str]) -> AnyCall:
+    wanted = f'an object with "name" and "{keys[0]}"'
+    if not isinstance(item, dict):
+        return MalformedCall(f"a call must be {wanted}")
+    name, call_id = item.get("name"), item.get("id")
+    call_id = call_id if isinstance(call_id, str) else ""
+    if not isinstance(name, str) or not name:
+        return MalformedCall(f'a call must be {wanted}: "name" is missing', call_id=call_id)
+    arguments = next((item[key] for key in keys if key in item), None)
+    if not isinstance(arguments, dict):
+        return MalformedCall(f'a call must be {wanted}: "{keys[0]}" is not an object', name, call_id)
+    return ToolCall(name, arguments, call_id)
+
+
+def _read_hermes(text: str) -> list[AnyCall]:
+    calls: list[AnyCall] = []
+    position = text.find(HERMES_OPEN)
+    while position >= 0:
+        calls += _calls(text, position + len(HERMES_OPEN), ["arguments"], [HERMES_CLOSE, HERMES_OPEN])
+        # a tag inside a string of JSON is rare, and reads as one more call, malformed
+        position = text.find(HERMES_OPEN, position + len(HERMES_OPEN))
+    return calls
+
+
+def _read_llama3(text: str) -> list[AnyCall]:
+    _, tag, after = text.partition(LLAMA_TAG)
+    if not tag and not text.lstrip().startswith("{"):
+        return []
+    return list(_calls(after if tag else text, 0, ["parameters", "arguments"]))
+
+
+def _read_mistral(text: str) -> list[AnyCall]:
+    calls: list[AnyCall] = []
+    for part in text.split(MISTRAL_MARK)[1:]:
+        if (head := MISTRAL_HEAD.match(part)) is None:
+            calls += _calls(part, 0, ["arguments"])
+            continue
+        name, call_id = head[1], head[2] or ""
+        try:
+            values = list(_values(part, head.end()))
+        except _Unreadable as error:
+            calls.append(MalformedCall(str(error), name, call_id))
+            continue
+        calls += [
+            ToolCall(name, value, call_id)
+            if isinstance(value, dict)
+            else MalformedCall("the arguments are not an object", name, call_id)
+            for value in values
+        ]
+    # its chat templates want an id of nine letters or digits with every answer
+    return [call if call.call_id else replace(call, call_id=f"{index:09d}") for index, call in enumerate(calls)]
+
+
+# ---- Python ---------------------------------------------------------------------------------------------------------
+
+
+def _read_pythonic(text: str) -> list[AnyCall]:
+    _, mark, after = text.partition(PYTHONIC_START)
+    if not mark and not PYTHONIC_HEAD.match(text):
+        return []
+    source = (after if mark else text).partition(PYTHONIC_END)[0].strip()
+    try:
+        tree = ast.parse(source, mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        return [MalformedCall(f"the calls are not valid Python: {getattr(error, 'msg', 'too deep')}")]
+    if not isinstance(tree, ast.List):
+        return [MalformedCall("calls must be a list, such as [name(argument=1)]")]
+    return [_python_call(node) for node in tree.elts]
+
+
+def _python_call(node: ast.expr) -> AnyCall:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return MalformedCall("a call must be of the form name(argument=1)")
+    name = node.func.id
+    if node.args or any(keyword.arg is None for keyword in node.keywords):
+        return MalformedCall("arguments must be named, as in name(argument=1)", name)
+    try:
+        return ToolCall(name, {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords})
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return MalformedCall("arguments must be plain values: numbers, strings, True, False, None, lists, dicts", name)
+
+
+READERS: Final[Mapping[str, Callable[[str], list[AnyCall]]]] = {
+    "hermes": _read_hermes,
+    "llama3": _read_llama3,
+    "mistral": _read_mistral,
+    "pythonic": _read_pythonic,
+}

@@ -1,0 +1,241 @@
+"""Calls of functions in processes with limits, from any number of threads.
+
+A pool keeps a few worker processes that have imported the functions. A call is a process forked from a worker, so it
+starts in a few milliseconds, sees the modules as they were imported, and leaves nothing behind: when it has answered,
+or its time is over, it is killed with all that it started.
+
+What holds for a call:
+
+- *Time* is from its start, not from when it began to wait for a worker.
+- *Memory* is of each of its processes, beyond what the worker had. A file may hold 16 MiB.
+- *Processes*, threads included: as root a call runs as a user of its own, who has no other processes, and for whom the
+  kernel counts them. Another user's call keeps that user, of whose processes the kernel counts all: the limit is what
+  the user has when the call starts, plus ``max_processes``.
+- *Files*: as root, a call reads what root may, and writes where anybody may, such as ``/tmp``. Another user's call has
+  that user's rights.
+- *Output*: the return value alone. What is printed goes nowhere.
+
+A worker ends its call also when it is told to end, when the trainer ends, and when the trainer is killed. Where the
+worker itself is killed, the first process of its call ends with it, and the trainer, if it is root and still there,
+ends the others.
+
+This contains accidents: loops, memory, forks, crashes. It is no wall against code that means harm, for which there are
+containers and virtual machines: a call sees the network, the environment variables, and the files of its user.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rlplug.tools.sandbox_limits import own_user
+
+SCRIPT: Final = Path(__file__).with_name("sandbox_process.py")
+END_SCRIPT: Final = Path(__file__).with_name("sandbox_limits.py")
+THREADS: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+START_S: Final = 300.0
+"""How long a worker may take to import the functions."""
+LATE_S: Final = 60.0
+"""How long after a call's end a worker may answer, on a machine that is very busy."""
+STOP_S: Final = 10.0
+
+
+class SandboxError(RuntimeError):
+    """Calls cannot run at all, or a worker is gone: no fault of the policy."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one call may use."""
+
+    time_s: float
+    memory_mib: int
+    output_chars: int
+    max_processes: int
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What a call returned, as text, or what went wrong in it."""
+
+    text: str
+    is_error: bool = False
+
+
+class ToolPool:
+    """Workers that run one call at a time each, started when they are needed.
+
+    Args:
+        functions: Import paths.
+        limits: Of each call.
+        num_workers: At most this many.
+    """
+
+    def __init__(self, functions: Sequence[str], limits: Limits, num_workers: int) -> None:
+        self.functions, self.limits = tuple(functions), limits
+        self._workers: list[subprocess.Popen[bytes]] = []
+        self._idle: list[subprocess.Popen[bytes]] = []
+        self._num_free = num_workers
+        self._change = threading.Condition()
+        weakref.finalize(self, _stop, self._workers)
+
+    def check(self) -> None:
+        """Start a worker, if none runs.
+
+        Raises:
+            SandboxError: It cannot run calls; the message says why.
+        """
+        self._give_back(self._take(lambda: False))
+
+    def call(
+        self, function: str, arguments: Mapping[str, Any], seed: str, is_cancelled: Callable[[], bool] = lambda: False
+    ) -> ToolResult:
+        """Run a function, waiting for a free worker first.
+
+        Args:
+            function: One of the pool's import paths.
+            arguments: By name; what JSON can hold.
+            seed: Of the ``random`` module (and of NumPy's global generator, where it is imported) in the call.
+            is_cancelled: Asked while the call waits for a worker, after each :meth:`wake`.
+
+        Raises:
+            SandboxError: The call did not run, or its worker ended.
+        """
+        worker = self._take(is_cancelled)
+        try:
+            reply = _ask(
+                worker,
+                {"function": function, "arguments": arguments, "seed": seed},
+                time.monotonic() + self.limits.time_s + LATE_S,
+                16 * self.limits.output_chars + 2000,
+            )
+        except BaseException:
+            self._discard(worker)
+            raise
+        self._give_back(worker)
+        if "failure" in reply:
+            raise SandboxError(f"A call of {function} could not run: {reply['failure']}.")
+        text = reply["error"] if "error" in reply else reply["text"]
+        # half of a surrogate pair is no text that a tokenizer could take
+        return ToolResult(text.encode(errors="replace").decode(), is_error="error" in reply)
+
+    def wake(self) -> None:
+        """Let calls that wait for a worker see that they are cancelled."""
+        with self._change:
+            self._change.notify_all()
+
+    # ---- workers ----------------------------------------------------------------------------------------------------
+
+    def _take(self, is_cancelled: Callable[[], bool]) -> subprocess.Popen[bytes]:
+        with self._change:
+            self._change.wait_for(lambda: self._num_free > 0 or is_cancelled())
+            if is_cancelled():
+                self._change.notify()  # it may have been woken in another's place
+                raise SandboxError("The call was cancelled before it began.")
+            self._num_free -= 1
+            if self._idle:
+                return self._idle.pop()
+        try:
+            return self._start()
+        except BaseException:
+            self._free()
+            raise
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        worker = subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env=os.environ | THREADS,
+            start_new_session=True,  # Ctrl-C goes to the trainer, which decides
+        )
+        self._workers.append(worker)
+        settings = {**vars(self.limits), "functions": self.functions, "module_path": sys.path}
+        try:
+            reply = _ask(worker, settings, time.monotonic() + START_S, 100_000)
+            if "text" not in reply:
+                raise SandboxError(f"{', '.join(self.functions)} cannot be called: {' '.join(reply.values())}.")
+        except BaseException:
+            self._end(worker)
+            raise
+        return worker
+
+    def _give_back(self, worker: subprocess.Popen[bytes]) -> None:
+        self._idle.append(worker)
+        self._free()
+
+    def _discard(self, worker: subprocess.Popen[bytes]) -> None:
+        self._end(worker)
+        self._free()
+
+    def _free(self) -> None:
+        with self._change:
+            self._num_free += 1
+            self._change.notify()
+
+    def _end(self, worker: subprocess.Popen[bytes]) -> None:
+        _stop([worker])
+        self._workers.remove(worker)
+
+
+def _ask(worker: subprocess.Popen[bytes], message: Mapping[str, Any], deadline: float, largest: int) -> dict[str, Any]:
+    """Return a worker's reply of at most ``largest`` bytes."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    data = json.dumps(message).encode() + b"\n"
+    try:
+        while data:
+            data = data[worker.stdin.write(data) :]
+    except BrokenPipeError:
+        raise _ended(worker) from None
+    poller = select.poll()
+    poller.register(worker.stdout, select.POLLIN)
+    line = b""
+    while not line.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or len(line) > largest:
+            raise SandboxError("A process that runs tools does not answer.")
+        if poller.poll(left * 1000):
+            part = worker.stdout.read(65536)
+            if not part:
+                raise _ended(worker)
+            line += part
+    reply: dict[str, Any] = json.loads(line)
+    return reply
+
+
+def _ended(worker: subprocess.Popen[bytes]) -> SandboxError:
+    try:
+        code = worker.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        return SandboxError("A process that runs tools closed its pipe.")
+    return SandboxError(f"A process that runs tools ended with code {code}; the log has what it printed.")
+
+
+def _stop(workers: list[subprocess.Popen[bytes]]) -> None:
+    """End workers, each with the call that it runs."""
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.close()  # which tells it to end
+    deadline = time.monotonic() + STOP_S
+    for worker in workers:
+        assert worker.stdout is not None
+        try:
+            worker.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait()
+        worker.stdout.close()
+        if worker.returncode != 0 and (user := own_user(worker.pid)) is not None:  # it may have left its call behind
+            subprocess.run([sys.executable, str(END_SCRIPT), str(user)], check=False)

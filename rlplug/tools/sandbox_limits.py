@@ -1,0 +1,146 @@
+"""What a call of a tool gives up before it runs, and the processes that it may leave; for ``sandbox_process.py``.
+
+Of the standard library alone, since it is part of that script. As a script of its own it ends all processes of a user.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+
+FIRST_USER = 2_000_000_000
+"""User ids from here on belong to nobody (systemd's table of them has none); a worker's own is this plus its pid."""
+
+PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 8, 36, 38, 47
+PR_CAP_AMBIENT_RAISE = 2
+CAP_DAC_READ_SEARCH = 2
+CAPABILITY_VERSION = 0x20080522
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of whatever its descendants leave behind."""
+    check(LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends; a later change of user undoes it."""
+    check(LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+
+
+def keep_rights() -> None:
+    """Gain no rights from here on, as through ``sudo``."""
+    check(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+
+
+def own_user(worker: int) -> int | None:
+    """Return a user id for the calls of the worker with this pid alone, or ``None`` where they keep the trainer's user.
+
+    The kernel does not limit the number of root's processes, so as root a call changes to a user of its own. Root in a
+    user namespace that lacks such ids is not root to the kernel, and is limited as any user is.
+    """
+    user = FIRST_USER + worker
+    if os.geteuid() != 0 or not all(is_mapped(user, kind) for kind in ("uid", "gid")):
+        return None
+    return user
+
+
+def end_user(user: int) -> None:
+    """Kill all processes of a user at once, so that one that forks cannot be faster; this process becomes that user."""
+    become(user)
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:  # it has none
+        return
+
+
+def is_mapped(number: int, kind: str) -> bool:
+    """Whether this user namespace has the user (``uid``) or group (``gid``)."""
+    with open(f"/proc/self/{kind}_map") as file:
+        ranges = [line.split() for line in file]
+    return any(int(first) <= number < int(first) + int(count) for first, _, count in ranges)
+
+
+def become(user: int) -> None:
+    """Change to another user for good, keeping no right of root but that to read, where there is one.
+
+    Without it, nothing below ``/root`` could be imported during a call, Python's own modules among it at times.
+    """
+    check(LIBC.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0))
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    may_read = set_capabilities(1 << CAP_DAC_READ_SEARCH)
+    if not may_read and not set_capabilities(0):
+        raise PermissionError("the rights of root could not be dropped")
+    if may_read:  # also in programs that the call starts
+        check(LIBC.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_DAC_READ_SEARCH, 0, 0))
+
+
+def set_capabilities(mask: int) -> bool:
+    """Keep these capabilities alone; false where one of them is not there to keep."""
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
+    data = (ctypes.c_uint32 * 6)(mask, mask, mask, 0, 0, 0)
+    return bool(LIBC.capset(header, data) == 0)
+
+
+def check(result: int) -> None:
+    """Raise what the C library said last, where it failed."""
+    if result != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def limit(kind: int, value: int) -> None:
+    """Lower a limit of this process for good."""
+    _, hard = resource.getrlimit(kind)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def kill(pid: int) -> None:
+    """Kill a process, if it is there."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def processes() -> dict[int, tuple[int, int]]:
+    """Return parent and number of threads of every process in sight."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    fields = file.read().rpartition(")")[2].split()
+            except OSError:  # it ended meanwhile
+                continue
+            found[int(name)] = int(fields[1]), int(fields[17])
+    return found
+
+
+def descendants() -> list[int]:
+    """Return what this process started, and what that started."""
+    parents = {pid: parent for pid, (parent, _) in processes().items()}
+    found = [os.getpid()]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found[1:]
+
+
+def num_tasks_of(user: int) -> int:
+    """Return the number of threads of a user, which is what the kernel's limit of processes counts."""
+    count = 0
+    for pid, (_, num_threads) in processes().items():
+        try:
+            count += num_threads * (os.stat(f"/proc/{pid}").st_uid == user)
+        except OSError:  # it ended meanwhile
+            continue
+    return count
+
+
+if __name__ == "__main__":
+    end_user(int(sys.argv[1]))

@@ -1,0 +1,260 @@
+"""The program of a worker that runs tools; a script of the standard library alone, started by ``sandbox.py``.
+
+It imports the functions once. Each call then runs in a process forked from here, which limits itself, and which is
+ended with everything that it started. Requests and replies are lines of JSON; nothing is un-pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pkgutil
+import random
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from rlplug.tools import sandbox_limits as limits
+else:
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    import sandbox_limits as limits  # to import it as part of rlplug would bring torch, and its memory
+
+FILE_LIMIT_BYTES = 16 * 2**20
+POLL_S = 0.1
+IDLE_POLL_S = 1.0
+ROOT_NEEDS = (
+    "as root, this needs the capabilities CAP_SETUID, CAP_SETGID and, where others may not read the folders of Python "
+    "and of the functions, CAP_DAC_READ_SEARCH: give the container those, or run as another user"
+)
+END_S = 5.0
+"""How long processes that were killed may take to go."""
+
+
+def main() -> None:
+    """Answer requests until the trainer closes the pipe or is gone."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # what a call started is ended on the way out
+    replies = os.dup(1)
+    os.dup2(2, 1)  # what a module prints must not mix with the replies
+
+    def reply(message: dict[str, Any]) -> None:
+        os.write(replies, json.dumps(message).encode() + b"\n")
+
+    trainer = int(sys.argv[1])
+    limits.adopt_orphans()  # what a call leaves becomes a child here, to be found and ended
+    try:
+        worker = Worker(json.loads(sys.stdin.buffer.readline()), trainer, replies)
+        first = worker.run(None)
+    except Exception as error:  # noqa: BLE001 - a module's own code may raise anything
+        first = {"failure": describe(error)}
+    reply(first)
+    poller = select.poll()
+    poller.register(0, select.POLLIN)
+    while (
+        "failure" not in first and os.getppid() == trainer
+    ):  # the pipe may be open in other children of a dead trainer
+        if poller.poll(IDLE_POLL_S * 1000):
+            line = sys.stdin.buffer.readline()
+            if not line:
+                return
+            reply(worker.run(json.loads(line)))
+
+
+class Worker:
+    """Runs one call at a time, each in a process of its own."""
+
+    def __init__(self, settings: dict[str, Any], trainer: int, replies: int) -> None:
+        self.settings, self.trainer, self.replies = settings, trainer, replies
+        sys.path[:] = settings["module_path"]
+        self.functions: dict[str, Callable[..., Any]] = {
+            path: pkgutil.resolve_name(path) for path in settings["functions"]
+        }
+        if limits.descendants():
+            raise RuntimeError("importing the functions started a process: start it in a call instead")
+        self.user = limits.own_user(os.getpid())
+
+    def run(self, request: dict[str, Any] | None) -> dict[str, Any]:
+        """Return what became of a call; without one, whether calls can run at all."""
+        read_end, write_end = os.pipe()
+        process = os.fork()
+        if process == 0:
+            self._be_the_call(request, write_end)
+        os.close(write_end)
+        try:
+            line, is_late = self._wait(read_end, process)
+        finally:
+            status = self._end(process)
+            os.close(read_end)
+        return self._explain(line, is_late, status)
+
+    # ---- in the forked process --------------------------------------------------------------------------------------
+
+    def _be_the_call(self, request: dict[str, Any] | None, write_end: int) -> NoReturn:
+        try:
+            os.close(self.replies)
+            try:
+                self._limit()
+            except OSError as error:
+                answer = {"failure": f"calls cannot be limited ({describe(error)}); {ROOT_NEEDS}"}
+            else:
+                answer = self._probe() if request is None else self._call(request)
+            data = json.dumps(answer).encode() + b"\n"
+            while data:
+                data = data[os.write(write_end, data) :]
+        finally:
+            os._exit(1)
+
+    def _limit(self) -> None:
+        """Leave the session and the files of the worker, and give up what a call must not have."""
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1, 2):
+            os.dup2(null, standard)
+        with open("/proc/self/statm") as file:
+            own_bytes = int(file.read().split()[0]) * resource.getpagesize()
+        limits.limit(resource.RLIMIT_AS, own_bytes + self.settings["memory_mib"] * 2**20)
+        limits.limit(resource.RLIMIT_CPU, math.ceil(self.settings["time_s"]) + 1)
+        limits.limit(resource.RLIMIT_FSIZE, FILE_LIMIT_BYTES)
+        limits.limit(resource.RLIMIT_CORE, 0)
+        others = 0 if self.user is not None else limits.num_tasks_of(os.getuid()) - 1
+        limits.limit(resource.RLIMIT_NPROC, others + self.settings["max_processes"])
+        if self.user is not None:
+            limits.become(self.user)
+        limits.keep_rights()
+        limits.end_with_parent()
+
+    def _probe(self) -> dict[str, Any]:
+        """Say whether a function could import what it needs; a call that cannot would fail in odd ways."""
+        files = [os.__file__, *(function.__code__.co_filename for function in self.functions.values())]
+        for file in files:
+            try:
+                os.close(os.open(file, os.O_RDONLY))  # os.access would not count capabilities
+            except PermissionError:
+                return {"failure": f"the user of calls, {os.getuid()}, may not read {file}; {ROOT_NEEDS}"}
+            except FileNotFoundError:  # the name of code that came from no file
+                continue
+        return {"text": ""}
+
+    def _call(self, request: dict[str, Any]) -> dict[str, Any]:
+        random.seed(request["seed"])  # a fork would repeat the numbers of the last call
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed(random.getrandbits(32))
+        try:
+            value = self.functions[request["function"]](**request["arguments"])
+            return {"text": self._cut(as_text(value))}
+        except MemoryError:
+            return {"error": f"used more than {self.settings['memory_mib']} MiB of memory"}
+        except BaseException as error:  # noqa: BLE001 - a SystemExit, too
+            return {"error": self._cut(describe(error))}
+
+    def _cut(self, text: str) -> str:
+        more = len(text) - self.settings["output_chars"]
+        return text if more <= 0 else f"{text[:-more]}\n[cut: {more} more characters]"
+
+    # ---- beside the forked process ----------------------------------------------------------------------------------
+
+    def _wait(self, read_end: int, process: int) -> tuple[bytes | None, bool]:
+        """Return the answer, if there was one, and whether time ran out."""
+        deadline = time.monotonic() + self.settings["time_s"]
+        largest = 12 * self.settings["output_chars"] + 1000  # JSON writes a rare character in twelve bytes
+        poller = select.poll()
+        poller.register(read_end, select.POLLIN)
+        poller.register(0, 0)  # nothing but its end
+        data = b""
+        while not data.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None, True
+            has_ended = os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+            ready = [file for file, _ in poller.poll(0 if has_ended else min(left, POLL_S) * 1000)]
+            if 0 in ready or os.getppid() != self.trainer:
+                sys.exit(0)
+            if read_end in ready:
+                part = os.read(read_end, 65536)
+                data += part
+                if not part or len(data) > largest:
+                    return None, False
+            elif has_ended:
+                return None, False
+        return data, False
+
+    def _end(self, process: int) -> int:
+        """Kill what is left of a call, and return the status with which its first process ended."""
+        os.kill(process, signal.SIGKILL)
+        _, status = os.waitpid(process, 0)
+        deadline = time.monotonic() + END_S
+        while True:
+            try:
+                # no children means no descendants: what a call started has an ancestor among them, or became one
+                ended, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return status
+            if ended == 0:
+                if time.monotonic() > deadline:
+                    sys.exit(f"Processes of a tool would not end: {limits.descendants()}.")
+                self._kill_others()
+
+    def _kill_others(self) -> None:
+        if self.user is None:
+            for pid in limits.descendants():
+                limits.kill(pid)
+        elif (killer := os.fork()) == 0:
+            try:
+                limits.end_user(self.user)
+            finally:
+                os._exit(0)
+        else:
+            os.waitpid(killer, 0)
+        time.sleep(0.001)
+
+    def _explain(self, line: bytes | None, is_late: bool, status: int) -> dict[str, Any]:
+        late = {"error": f"took longer than {self.settings['time_s']:g} s"}
+        if is_late:
+            return late
+        if line is not None:
+            try:
+                answer = json.loads(line)
+            except ValueError:
+                answer = None
+            is_answer = isinstance(answer, dict) and [type(value) for value in answer.values()] == [str]
+            return answer if is_answer else {"error": "wrote over its own result"}
+        if not os.WIFSIGNALED(status):
+            return {"error": f"ended its process with code {os.waitstatus_to_exitcode(status)}"}
+        number = os.WTERMSIG(status)
+        if number == signal.SIGXCPU:
+            return late
+        if number == signal.SIGKILL:
+            return {"error": "was killed, most often for using too much memory"}
+        return {"error": f"crashed ({signal.Signals(number).name})"}
+
+
+# ---- text -----------------------------------------------------------------------------------------------------------
+
+
+def as_text(value: Any) -> str:
+    """Return a string as it is, and other values as JSON, or as ``str`` where JSON has no such value."""
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
+
+
+def describe(error: BaseException) -> str:
+    """Return an exception's type and message."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - its own __str__ failed
+        return type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""What a partial rollout keeps between steps: groups that are unfinished, or complete and waiting to train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlplug.turns.options import PartialRollout
+from rlplug.turns.trajectory import Trajectory, new_trajectories
+from rlplug.types import Batch, Prompt
+
+
+@dataclass(frozen=True)
+class Group:
+    """The trajectories of one prompt."""
+
+    engine: int
+    """Number of the engine that works on it, whose ranks have its environments."""
+    trajectories: list[Trajectory]
+
+    @property
+    def number(self) -> int:
+        return self.trajectories[0].group
+
+    @property
+    def is_complete(self) -> bool:
+        return all(trajectory.finish_reason is not None for trajectory in self.trajectories)
+
+
+@dataclass
+class InFlight:
+    """The groups under way, oldest first; between steps the same list on every rank.
+
+    Args:
+        options: How many there may be.
+    """
+
+    options: PartialRollout
+    groups: list[Group] = field(default_factory=list)
+    _key: str = ""
+    _next_number: int = 0
+
+    def num_wanted(self, prompts_per_step: int) -> int:
+        """Return how many new prompts there is room for."""
+        return max(0, (self.options.groups_in_flight or prompts_per_step) - len(self.groups))
+
+    def add(self, prompts: Sequence[Prompt], num_samples: int, key: str, num_engines: int) -> None:
+        """Begin a group for each prompt, on the engine that works on the fewest; ``key`` names run and step."""
+        if key != self._key:  # a step numbers its groups, those from former steps first
+            self._key, self._next_number = key, len(self.groups)
+            for number, group in enumerate(self.groups):
+                for trajectory in group.trajectories:
+                    trajectory.group = number
+        load = [sum(group.engine % num_engines == n for group in self.groups) for n in range(num_engines)]
+        for prompt in prompts:
+            engine = load.index(min(load))
+            load[engine] += 1
+            self.groups.append(Group(engine, new_trajectories([prompt], [self._next_number], num_samples, key)))
+            self._next_number += 1
+
+    def of_engine(self, engine: int, num_engines: int) -> list[Group]:
+        """Return the groups that an engine works on."""
+        return [group for group in self.groups if group.engine % num_engines == engine]
+
+    def release(self, mine: Sequence[Group], is_first: bool, wanted: int, gather: Callable[[Any], Any]) -> list[Group]:
+        """Take the oldest complete groups off the list, at most ``wanted`` of all ranks, and return this rank's.
+
+        Collective: every rank learns how those of the others have grown.
+
+        Args:
+            mine: Those of this rank's engine.
+            is_first: Whether this rank speaks for the engine.
+        """
+        complete = gather([group.number for group in mine if is_first and group.is_complete])
+        chosen = set(sorted(complete)[:wanted])
+        rest: list[Group] = gather([group for group in mine if is_first and group.number not in chosen])
+        released = [group for group in mine if group.number in chosen]
+        # this rank goes on with its own objects
+        own = {group.number: group for group in mine}
+        self.groups = sorted((own.get(group.number, group) for group in rest), key=lambda group: group.number)
+        return released
+
+    def metrics(self, batch: Batch, version: int) -> dict[str, float]:
+        """Return what stays in flight, and how old the tokens of a step's batch are, in versions of the policy."""
+        assert batch.policy_versions is not None
+        ages = (version - batch.policy_versions)[batch.response_mask].float()
+        return {
+            "partial/groups_in_flight": float(len(self.groups)),
+            "partial/groups_complete": float(sum(group.is_complete for group in self.groups)),
+            "partial/age_mean": float(ages.mean()) if len(ages) else 0.0,
+            "partial/age_max": float(ages.max()) if len(ages) else 0.0,
+            "partial/former_share": float((ages > 0).float().mean()) if len(ages) else 0.0,
+        }
+
+    # ---- in a checkpoint ------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return plain data that later steps do not change."""
+        return [
+            {"engine": group.engine, "trajectories": [trajectory.state_dict() for trajectory in group.trajectories]}
+            for group in self.groups
+        ]
+
+    def load_state_dict(self, state: Sequence[Mapping[str, Any]], prompts: Mapping[str, Prompt]) -> None:
+        """Go on from a :meth:`state_dict`; ``prompts`` has the training prompts by ``uid``."""
+        self._key = ""
+        self.groups = [
+            Group(
+                group["engine"],
+                [Trajectory.from_state(each, prompts[each["prompt"]]) for each in group["trajectories"]],
+            )
+            for group in state
+        ]

@@ -1,0 +1,167 @@
+"""A trajectory: one growing list of token ids, from a prompt to what trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from rlplug.types import Completion, FinishReason, Prompt, Request, RewardError, Sample, Segment
+
+ENVIRONMENT = "environment"
+"""Name of an environment's reward."""
+
+
+@dataclass
+class Trajectory:
+    """What is known of one sample while it grows. What the engine produced stays as it is; observations follow it.
+
+    A trajectory that ran out of one step's budget goes on in the next step from its tokens, with newer weights.
+    """
+
+    key: str
+    """Names run, step of its begin, group and number; its seeds follow from it."""
+    group: int
+    prompt: Prompt
+    token_ids: list[int]
+    response_mask: list[bool]
+    logprobs: list[float]
+    segments: list[Segment] = field(default_factory=list)
+    reward: float = 0.0
+    """The environment's so far."""
+    error: str = ""
+    """Why the environment gave it up."""
+    turn_was_cut: bool = False
+    """Whether the newest turn ended where the trajectory's room does."""
+    finish_reason: FinishReason | None = None
+    """``None`` while it is unfinished."""
+
+    @property
+    def request_id(self) -> str:
+        return f"{self.key}/{len(self.segments)}" if self.segments else self.key
+
+    @property
+    def num_after_prompt(self) -> int:
+        """Tokens of turns and observations."""
+        return len(self.token_ids) - len(self.prompt.token_ids)
+
+    @property
+    def num_turns(self) -> int:
+        return sum(segment.ends_turn for segment in self.segments)
+
+    @property
+    def num_in_turn(self) -> int:
+        """Tokens of the turn that has not ended, if there is one."""
+        num_tokens = 0
+        for segment in reversed(self.segments):
+            if segment.ends_turn:
+                break
+            num_tokens += segment.end - segment.start
+        return num_tokens
+
+    def request(self, max_new_tokens: int | None) -> Request:
+        """Ask for the next tokens. The same request, on whichever rank and after a restart, has the same seed."""
+        return Request(
+            self.request_id, tuple(self.token_ids), random.Random(self.request_id).getrandbits(63), max_new_tokens
+        )
+
+    def add_completion(self, completion: Completion, ends_turn: bool) -> None:
+        """Append what an engine returned for :meth:`request`."""
+        start = len(self.token_ids)
+        self.token_ids += completion.token_ids
+        self.response_mask += [True] * len(completion.token_ids)
+        self.logprobs += completion.logprobs
+        self.segments.append(Segment(start, len(self.token_ids), completion.policy_version, ends_turn))
+
+    def add_observation(self, token_ids: Sequence[int]) -> None:
+        """Append tokens that the policy did not produce."""
+        self.token_ids += token_ids
+        self.response_mask += [False] * len(token_ids)
+        self.logprobs += [0.0] * len(token_ids)
+
+    def turns(self) -> list[list[int]]:
+        """Return the token ids of each turn that has ended."""
+        turns: list[list[int]] = []
+        turn: list[int] = []
+        for segment in self.segments:
+            turn += self.token_ids[segment.start : segment.end]
+            if segment.ends_turn:
+                turns.append(turn)
+                turn = []
+        return turns
+
+    # ---- in a checkpoint ------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy as plain data, with the prompt's name in its place."""
+        state = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        copies = {name: list(value) for name, value in state.items() if isinstance(value, list)}
+        segments = [dataclasses.astuple(segment) for segment in self.segments]
+        return state | copies | {"prompt": self.prompt.uid, "segments": segments}
+
+    @staticmethod
+    def from_state(state: dict[str, Any], prompt: Prompt) -> Trajectory:
+        """Return the trajectory whose :meth:`state_dict` this is."""
+        copies = {name: list(value) for name, value in state.items() if isinstance(value, list)}
+        segments = [Segment(*values) for values in state["segments"]]
+        return Trajectory(**state | copies | {"prompt": prompt, "segments": segments})
+
+
+def new_trajectories(prompts: Sequence[Prompt], groups: Sequence[int], num_samples: int, key: str) -> list[Trajectory]:
+    """Return ``num_samples`` trajectories of each prompt, at their begin.
+
+    Args:
+        key: Names run and step.
+    """
+    return [
+        Trajectory(
+            key=f"{key}/{group}/{sample}",
+            group=group,
+            prompt=prompt,
+            token_ids=list(prompt.token_ids),
+            response_mask=[False] * len(prompt.token_ids),
+            logprobs=[0.0] * len(prompt.token_ids),
+        )
+        for prompt, group in zip(prompts, groups, strict=True)
+        for sample in range(num_samples)
+    ]
+
+
+def to_samples(
+    trajectories: Sequence[Trajectory], tokenizer: PreTrainedTokenizerBase, has_environment: bool
+) -> list[Sample]:
+    """Return finished trajectories as samples, with text for rewards and logs."""
+    after_prompts = [trajectory.token_ids[len(trajectory.prompt.token_ids) :] for trajectory in trajectories]
+    texts = tokenizer.batch_decode(after_prompts, skip_special_tokens=True) if trajectories else []
+    last_turns = texts
+    if has_environment and trajectories:
+        last_turns = tokenizer.batch_decode([t.turns()[-1] for t in trajectories], skip_special_tokens=True)
+    samples = []
+    for trajectory, text, last_turn in zip(trajectories, texts, last_turns, strict=True):
+        assert trajectory.finish_reason is not None
+        sample = Sample(
+            prompt=trajectory.prompt,
+            group=trajectory.group,
+            token_ids=tuple(trajectory.token_ids),
+            response_mask=tuple(trajectory.response_mask),
+            rollout_logprobs=tuple(trajectory.logprobs),
+            completion=text,
+            finish_reason=trajectory.finish_reason,
+            policy_version=min(segment.policy_version for segment in trajectory.segments),
+            segments=tuple(trajectory.segments),
+            last_turn=last_turn,
+        )
+        samples.append(_with_reward(sample, trajectory) if has_environment else sample)
+    return samples
+
+
+def _with_reward(sample: Sample, trajectory: Trajectory) -> Sample:
+    """Return the sample with the environment's reward, or why there is none."""
+    value = RewardError(trajectory.error) if trajectory.error else trajectory.reward
+    reward = math.nan if trajectory.error else trajectory.reward
+    return dataclasses.replace(sample, rewards={ENVIRONMENT: value}, reward=reward)

@@ -1,0 +1,36 @@
+"""Trajectories against an engine, without the rest of a run."""
+
+from __future__ import annotations
+
+from rlplug.turns.observations import ObservationTokens
+from rlplug.turns.options import TurnOptions
+from rlplug.turns.player import Player
+from rlplug.turns.trajectory import to_samples
+
+
+class TextlessTokenizer:
+    def batch_decode(self, rows, skip_special_tokens):
+        return ["" for _ in rows]
+
+
+def player_of(driver, tokenizer=None, make_environment=None, options=None, gather=list):
+    """Return the player of a driver, with observations that are plain text."""
+    tokenizer = tokenizer or TextlessTokenizer()
+    return Player(
+        driver=driver,
+        spec=driver._spec,
+        placement=driver._placement,
+        tokenizer=tokenizer,
+        make_environment=make_environment,
+        options=options or TurnOptions(),
+        observations=ObservationTokens(tokenizer, chat=False),
+        gather=gather,
+    )
+
+
+def samples_of(trajectories, completions, tokenizer=None):
+    """Return samples of one turn each."""
+    for trajectory, completion in zip(trajectories, completions, strict=True):
+        trajectory.add_completion(completion, ends_turn=True)
+        trajectory.finish_reason = completion.finish_reason
+    return to_samples(trajectories, tokenizer or TextlessTokenizer(), has_environment=False)

@@ -1,0 +1,74 @@
+"""What a client makes of answers, refusals, and servers that are gone or late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlplug.errors import RunError
+from rlplug.interfaces import EngineFault
+from rlplug.servers.addresses import free_ports
+from rlplug.servers.http_client import HTTPClient, ServerError
+
+
+def test_json_goes_in_and_out_with_the_key(client: HTTPClient, url: str) -> None:
+    answer = client.spawn(client.ask("POST", f"{url}/echo", {"a": [1, 2]})).result()
+    assert answer == {"got": {"a": [1, 2]}, "key": "Bearer a key"}
+
+
+def test_many_questions_are_asked_at_once(client: HTTPClient, url: str) -> None:
+    futures = [client.spawn(client.ask("POST", f"{url}/echo", {"n": n})) for n in range(200)]
+    assert [future.result()["got"]["n"] for future in futures] == list(range(200))
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "message"),
+    [
+        (400, RunError, "status 400: because"),
+        (401, RunError, "refuses the key of MY_KEY: set it to the server's SERVER_KEY"),
+        (500, ServerError, "status 500: because"),
+    ],
+)
+def test_refusals_and_failures_differ(
+    client: HTTPClient, url: str, status: int, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message) as error:
+        client.get(f"{url}/status/{status}")
+    assert isinstance(error.value, EngineFault) == (status >= 500)
+    assert client.status(f"{url}/status/{status}") == status
+
+
+def test_late_answer_is_a_fault_that_names_the_option(client: HTTPClient, url: str) -> None:
+    with pytest.raises(EngineFault, match=r"did not answer within rollout\.some_deadline_s 0\.2 s"):
+        client.spawn(client.ask("GET", f"{url}/slow", None, 0.2, "some_deadline_s")).result()
+
+
+def test_server_that_is_gone_is_a_fault(client: HTTPClient) -> None:
+    gone = f"http://127.0.0.1:{free_ports(1)[0]}"
+    assert not client.is_healthy(gone)
+    with pytest.raises(EngineFault, match="cannot be reached"):
+        client.get(gone)
+
+
+def test_streamed_events_come_whole(client: HTTPClient, url: str) -> None:
+    assert [event["token"] for event in stream(client, url, count=20)] == list(range(20))
+
+
+def test_error_in_a_stream_is_a_fault(client: HTTPClient, url: str) -> None:
+    with pytest.raises(ServerError, match="failed: out of tokens"):
+        stream(client, url, count=2, error=True)
+
+
+def test_close_cancels_what_runs_and_may_come_twice(client: HTTPClient, url: str) -> None:
+    future = client.spawn(client.ask("GET", f"{url}/slow", None, 60.0))
+    client.close()
+    client.close()
+    assert future.cancelled()
+
+
+def stream(client: HTTPClient, url: str, **payload: Any) -> list[Any]:
+    async def read() -> list[Any]:
+        return [event async for event in client.ask_for_stream(f"{url}/tokens", payload, 30.0, "")]
+
+    return client.spawn(read()).result()

@@ -1,0 +1,54 @@
+"""A server for tests of clients: it answers what its routes are named for.
+
+python tiny_server.py PORT
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+from aiohttp import web
+
+
+async def echo(request: web.Request) -> web.Response:
+    return web.json_response({"got": await request.json(), "key": request.headers.get("Authorization")})
+
+
+async def tokens(request: web.Request) -> web.StreamResponse:
+    """Stream as many events as are asked for, with a pause between them; ``broken`` ends after the first half."""
+    asked = await request.json()
+    response = web.StreamResponse()
+    await response.prepare(request)
+    count = asked["count"] // 2 if asked.get("broken") else asked["count"]
+    for index in range(count):
+        event = b"data: " + json.dumps({"token": index, "last": index == asked["count"] - 1}).encode() + b"\n\n"
+        await response.write(event[:5])  # in pieces, as networks do
+        await response.write(event[5:])
+        await asyncio.sleep(asked.get("pause", 0.0))
+    if asked.get("error"):
+        await response.write(b'data: {"error": "out of tokens"}\n\n')
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+async def slow(_: web.Request) -> web.Response:
+    await asyncio.sleep(60)
+    return web.Response()
+
+
+async def status(request: web.Request) -> web.Response:
+    return web.Response(status=int(request.match_info["status"]), text="because")
+
+
+def main() -> None:
+    app = web.Application()
+    app.add_routes([web.post("/echo", echo), web.post("/tokens", tokens), web.get("/slow", slow)])
+    app.add_routes([web.get("/status/{status}", status)])
+    app.add_routes([web.get("/health", lambda _: asyncio.sleep(0, web.Response()))])
+    web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""The turn loop with real engines: what is asked, appended, given up and carried on."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from capable_engines import CapableRollout
+from conversations import AsyncCounting, Counting, Hanging, Raising, Wrong
+from players import player_of
+from transformers import AutoModelForCausalLM
+
+from rlplug.forward import policy_forward
+from rlplug.interfaces import EngineFault, Placement
+from rlplug.offload import Offload
+from rlplug.plugin_manager import plugins
+from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
+from rlplug.rollout.driver import EngineDriver
+from rlplug.rollout.hf import HFRollout
+from rlplug.turns.in_flight import InFlight
+from rlplug.turns.options import PartialRollout, TurnOptions
+from rlplug.types import Batch, Prompt, SamplingParams
+
+CPU = torch.device("cpu")
+PROMPTS = [Prompt(uid=str(number), token_ids=(3, 4 + number), text="") for number in range(3)]
+ENGINES = [HFRollout, CapableRollout]
+TURNS = TurnOptions(max_turns=8, max_tokens_per_turn=3, step_deadline_s=20)
+
+
+class DyingRollout(CapableRollout):
+    """Dies in the middle of its second batch of turns."""
+
+    num_collects = 0
+
+    def collect(self, timeout_s):
+        completions = super().collect(timeout_s)
+        self.num_collects += 1
+        if self.num_collects == 4:
+            raise EngineFault("it died.", completions)
+        return completions
+
+
+class DiesAtSubmit(CapableRollout):
+    """Is dead when it is asked for its third batch of turns."""
+
+    num_submits = 0
+
+    def submit(self, requests, sampling):
+        self.num_submits += 1
+        if self.num_submits == 3:
+            raise EngineFault("it died.")
+        super().submit(requests, sampling)
+
+
+@pytest.fixture
+def make_player(model_folder):
+    folder = str(model_folder("llama"))
+    config = PolicyConfig(path=folder, dtype="float32")
+    tokenizer = load_tokenizer(config)
+    policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    def make(engine, environment=None, options=TURNS):
+        driver = EngineDriver(
+            engine=engine,
+            policy=policy,
+            spec=load_spec(config, tokenizer),
+            placement=Placement(CPU, 0, 1),
+            hook=plugins().hook,
+            sleeps=False,
+            bucket_bytes=1 << 14,
+            offload=Offload("none", CPU, [policy], [], []),
+            any_rank=bool,
+            max_restarts=2,
+        )
+        player = player_of(driver, tokenizer, environment, options if environment else None)
+        player.policy = policy
+        return player
+
+    return make
+
+
+def play(player, max_new_tokens=20, prompts=PROMPTS, num_samples=2):
+    return player.complete(prompts, num_samples, SamplingParams(max_new_tokens), "0/1", version=1)
+
+
+def tokens_of(samples):
+    return [(sample.group, sample.token_ids, sample.response_mask) for sample in samples]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_trainer_has_the_engines_logprobs_over_five_turns(engine, make_player):
+    player = make_player(engine(), Counting)
+    samples = play(player)
+    assert [sample.num_turns for sample in samples] == [5] * 6
+    assert [sample.reward for sample in samples] == [5.0] * 6
+    batch = Batch.from_samples(samples, pad_token_id=0)
+    assert (~batch.response_mask & batch.attention_mask).sum() == 6 * (2 + 4)  # prompts, and four observations each
+    trainer = policy_forward(player.policy, batch.pack(), SamplingParams(20), "none").sampled_logprobs
+    torch.testing.assert_close(
+        trainer[batch.response_mask], batch.rollout_logprobs[batch.response_mask], rtol=0, atol=1e-4
+    )
+
+
+def test_an_engine_that_streams_samples_what_one_that_does_not_samples(make_player):
+    expected = tokens_of(play(make_player(HFRollout(), Counting)))
+    assert tokens_of(play(make_player(CapableRollout(), Counting))) == expected
+    assert tokens_of(play(make_player(CapableRollout(), AsyncCounting))) == expected
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_environments_see_their_own_turns_in_order(engine, make_player):
+    made = []
+
+    def make():
+        made.append(Counting(3))
+        return made[-1]
+
+    player = make_player(engine(), make)
+    samples = play(player)
+    tokenizer = player._tokenizer
+    turns = {
+        (
+            sample.prompt.uid,
+            *(tokenizer.decode([t for t in sample.token_ids[s.start : s.end] if t != 1]) for s in sample.segments),
+        )
+        for sample in samples
+    }
+    assert {(each.seen[0][0], *each.seen[1:]) for each in made} == turns
+    assert len({each.seen[0][1] for each in made}) == 6  # seeds
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [(Raising, "ValueError: the world ended"), (Hanging, "DeadlineError: took longer than 0.5 s")],
+)
+def test_a_failed_environment_costs_its_own_trajectory(engine, environment, message, make_player):
+    options = TurnOptions(max_tokens_per_turn=3, step_deadline_s=0.5)
+    player = make_player(engine(), environment, options)
+    samples = play(player)
+    assert [sample.prompt.uid for sample in samples if sample.errors] == ["1", "1"]
+    assert {sample.errors["environment"].message for sample in samples if sample.errors} == {message}
+    assert [sample.num_turns for sample in samples] == [5, 5, 2, 2, 5, 5]
+    assert player.drain_metrics()["environment/failures"] == 2
+    batch = Batch.from_samples(samples, pad_token_id=0)
+    assert not batch.response_mask[2:4].any()
+
+
+def test_wrong_answers_are_failures(make_player):
+    samples = play(make_player(HFRollout(), Wrong))
+    assert [bool(sample.errors) for sample in samples] == [False, False, True, True, True, True]
+    assert "step returned 'what?' and not a StepResult" in samples[2].errors["environment"].message
+    assert "step returned the reward nan" in samples[4].errors["environment"].message
+
+
+@pytest.mark.filterwarnings("ignore:D.*starts anew")
+@pytest.mark.parametrize("dying", [DyingRollout, DiesAtSubmit])
+def test_an_engine_that_dies_between_turns_goes_on_where_it_was(dying, make_player):
+    expected = tokens_of(play(make_player(HFRollout(), Counting)))
+    made = []
+
+    def make():
+        made.append(Counting())
+        return made[-1]
+
+    player = make_player(dying(), make)
+    samples = play(player)
+    assert player._driver.drain_metrics()["rollout/restarts"] == 1
+    assert tokens_of(samples) == expected
+    assert [len(each.seen) for each in made] == [6] * 6  # no turn was answered twice
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_limits_of_turns_and_tokens(engine, make_player):
+    two = TurnOptions(max_turns=2, max_tokens_per_turn=3)
+    samples = play(make_player(engine(), Counting, two))
+    assert {(sample.num_turns, sample.finish_reason) for sample in samples} == {(2, "length")}
+    samples = play(make_player(engine(), Counting), max_new_tokens=6)
+    assert all(len(sample.token_ids) - 2 <= 6 and sample.finish_reason == "length" for sample in samples)
+    assert all(sample.response_mask[-1] for sample in samples)  # no observation without a turn after it
+    samples = play(make_player(engine(), functools.partial(Counting, 1)))
+    assert {(sample.num_turns, sample.finish_reason) for sample in samples} == {(1, "stop")}
+
+
+def partial_run(player, options, num_steps, max_new_tokens=12, in_flight=None):
+    """Return what each step trains on, with a policy that has a new version each step and never new weights."""
+    in_flight = in_flight or InFlight(options)
+    steps = []
+    for step in range(1, num_steps + 1):
+        prompts = PROMPTS[: in_flight.num_wanted(prompts_per_step=3)]
+        how = (2, SamplingParams(max_new_tokens), f"0/{step}", step)
+        steps.append(player.go_on(in_flight, prompts, *how, num_wanted=3))
+    return steps, in_flight
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("environment", [None, Counting])
+def test_a_partial_rollout_has_every_token_once(engine, environment, make_player):
+    """Trajectories of 12 tokens, 4 a step: complete in their third step, with three versions."""
+    options = TurnOptions() if environment is None else TurnOptions(max_tokens_per_turn=3)
+    player = make_player(engine(), environment, options)
+    steps, _ = partial_run(player, PartialRollout(max_tokens_per_step=4), num_steps=6)
+    samples = [sample for step in steps for sample in step]
+    assert samples
+    for number, step in enumerate(steps, start=1):
+        for sample in step:
+            segments = sample.segments
+            ours = [index for segment in segments for index in range(segment.start, segment.end)]
+            assert ours == [index for index, is_ours in enumerate(sample.response_mask) if is_ours]
+            by_version = {}
+            for segment in segments:
+                by_version[segment.policy_version] = (
+                    by_version.get(segment.policy_version, 0) + segment.end - segment.start
+                )
+            assert max(by_version.values()) <= 4
+            assert max(by_version) <= number
+            assert len(sample.token_ids) - 2 <= 12
+    assert max(len({s.policy_version for s in sample.segments}) for sample in samples) == 3
+    batch = Batch.from_samples(samples, pad_token_id=0)
+    trainer = policy_forward(player.policy, batch.pack(), SamplingParams(12), "none").sampled_logprobs
+    torch.testing.assert_close(
+        trainer[batch.response_mask], batch.rollout_logprobs[batch.response_mask], rtol=0, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("environment", [None, Counting])
+def test_a_partial_rollout_resumes_exactly(environment, make_player):
+    options = PartialRollout(max_tokens_per_step=4, groups_in_flight=3)
+    turns = TurnOptions() if environment is None else TurnOptions(max_tokens_per_turn=3)
+    whole, _ = partial_run(make_player(HFRollout(), environment, turns), options, num_steps=5)
+    first, in_flight = partial_run(make_player(HFRollout(), environment, turns), options, num_steps=2)
+    resumed = InFlight(options)
+    resumed.load_state_dict(in_flight.state_dict(), {prompt.uid: prompt for prompt in PROMPTS})
+    player = make_player(
+        HFRollout(), environment, turns
+    )  # with no environment of the trajectories that it goes on with
+    rest = []
+    for step in (3, 4, 5):
+        prompts = PROMPTS[: resumed.num_wanted(prompts_per_step=3)]
+        rest.append(player.go_on(resumed, prompts, 2, SamplingParams(12), f"0/{step}", step, num_wanted=3))
+    found = [[(s.token_ids, s.segments, s.reward) for s in step] for step in [*first, *rest]]
+    assert found == [[(s.token_ids, s.segments, s.reward) for s in step] for step in whole]
+    assert any(len({s.policy_version for s in sample.segments}) > 1 for step in rest for sample in step)
+
+
+def test_generation_is_broken_off_after_its_time(make_player):
+    class Slow(CapableRollout):
+        def _run(self, request, sampling):
+            import time
+
+            time.sleep(0.3 * (request.request_id.count("/2/") > 0) * 10)
+            super()._run(request, sampling)
+
+    player = make_player(Slow())
+    options = PartialRollout(max_seconds_per_step=1.0)
+    in_flight = InFlight(options)
+    samples = player.go_on(in_flight, PROMPTS, 1, SamplingParams(8), "0/1", 1, num_wanted=3)
+    assert sorted(sample.prompt.uid for sample in samples) == ["0", "1"]
+    assert [group.trajectories[0].prompt.uid for group in in_flight.groups] == ["2"]
+
+
+def test_the_oldest_complete_groups_train_first(make_player):
+    player = make_player(HFRollout())
+    in_flight = InFlight(PartialRollout(max_tokens_per_step=100, groups_in_flight=3))
+    samples = player.go_on(in_flight, PROMPTS, 1, SamplingParams(4), "0/1", 1, num_wanted=1)
+    assert [sample.prompt.uid for sample in samples] == ["0"]
+    samples = player.go_on(in_flight, [PROMPTS[0]], 1, SamplingParams(4), "0/2", 2, num_wanted=2)
+    assert [(sample.prompt.uid, sample.policy_version, sample.group) for sample in samples] == [
+        ("1", 1, 0),
+        ("2", 1, 1),
+    ]
+    assert [group.number for group in in_flight.groups] == [2]

@@ -1,0 +1,133 @@
+"""Trajectories: their requests and seeds, what is appended to them, and what trains."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from players import TextlessTokenizer, samples_of
+
+from rlplug.batching import rank_share
+from rlplug.policy import PolicyConfig, load_tokenizer
+from rlplug.turns.trajectory import Trajectory, new_trajectories, to_samples
+from rlplug.types import Completion, Prompt, RewardError, Segment
+
+PROMPTS = [Prompt(uid=f"p{i}", token_ids=(10, i + 2), text="", answer=str(i)) for i in range(6)]
+
+
+def make_requests(prompts, groups, num_samples, key):
+    return [trajectory.request(None) for trajectory in new_trajectories(prompts, groups, num_samples, key)]
+
+
+def completion_of(token_ids, reason="stop", version=3):
+    logprobs = tuple(-0.5 * (i + 1) for i in range(len(token_ids)))
+    return Completion("", tuple(token_ids), logprobs, reason, version)
+
+
+def test_requests_are_in_order_and_named():
+    requests = make_requests(PROMPTS[:2], [4, 5], 3, "0/7")
+    assert [r.request_id for r in requests] == [f"0/7/{group}/{sample}" for group in (4, 5) for sample in range(3)]
+    assert [r.prompt_ids for r in requests] == [(10, 2)] * 3 + [(10, 3)] * 3
+
+
+def test_seeds_differ_between_samples_groups_and_steps():
+    seeds = [r.seed for key in ("0/7", "0/8", "1/7") for r in make_requests(PROMPTS, range(6), 4, key)]
+    assert len(set(seeds)) == len(seeds) == 72
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert len({seed % 2**32 for seed in seeds}) == 72  # torch's CPU generator uses 32 bits
+
+
+def test_seeds_are_the_same_on_any_number_of_ranks():
+    whole = make_requests(PROMPTS, range(6), 4, "0/7")
+    for world_size in (2, 3, 4):
+        shares = [
+            make_requests(rank_share(PROMPTS, rank, world_size), rank_share(range(6), rank, world_size), 4, "0/7")
+            for rank in range(world_size)
+        ]
+        assert [request for share in shares for request in share] == whole
+
+
+def test_samples_join_prompts_and_completions(model_folder):
+    tokenizer = load_tokenizer(PolicyConfig(path=str(model_folder("llama"))))
+    completions = [completion_of([2, 3, 1]), completion_of([4], "length"), completion_of([]), completion_of([1, 5])]
+    samples = samples_of(new_trajectories(PROMPTS[:2], [8, 9], 2, "k"), completions, tokenizer)
+    assert [(s.prompt.uid, s.group) for s in samples] == [("p0", 8), ("p0", 8), ("p1", 9), ("p1", 9)]
+    first = samples[0]
+    assert first.token_ids == (10, 2, 2, 3, 1)
+    assert first.response_mask == (False, False, True, True, True)
+    assert first.rollout_logprobs == (0.0, 0.0, -0.5, -1.0, -1.5)
+    assert (first.finish_reason, first.policy_version, first.num_response_tokens) == ("stop", 3, 3)
+    assert [s.completion for s in samples] == ["01", "2", "", "3"]  # ids 2, 3, ... are the digits; 1 is the end token
+    assert samples[1].finish_reason == "length"
+    assert samples[2].token_ids == (10, 3)
+    assert all(s.rewards == {} for s in samples)
+
+
+def test_a_rank_without_prompts():
+    assert to_samples([], tokenizer=None, has_environment=False) == []
+
+
+def test_prompts_and_groups_must_match():
+    with pytest.raises(ValueError, match="zip"):
+        make_requests(PROMPTS, [0], 1, "k")
+
+
+def grown() -> Trajectory:
+    """Two turns of different versions, the second in two pieces, with an observation between the turns."""
+    (trajectory,) = new_trajectories(PROMPTS[:1], [8], 1, "k")
+    trajectory.add_completion(completion_of([5, 1], version=3), ends_turn=True)
+    trajectory.add_observation([7, 7, 7])
+    trajectory.add_completion(completion_of([2], "length", version=3), ends_turn=False)
+    trajectory.add_completion(completion_of([3, 1], version=4), ends_turn=True)
+    return trajectory
+
+
+def test_observations_are_never_trained():
+    trajectory = grown()
+    trajectory.finish_reason = "stop"
+    (sample,) = to_samples([trajectory], TextlessTokenizer(), has_environment=True)
+    assert sample.token_ids == (10, 2, 5, 1, 7, 7, 7, 2, 3, 1)
+    assert sample.response_mask == (False, False, True, True, False, False, False, True, True, True)
+    assert sample.rollout_logprobs == (0.0, 0.0, -0.5, -1.0, 0.0, 0.0, 0.0, -0.5, -0.5, -1.0)
+    assert sample.policy_versions() == [-1, -1, 3, 3, -1, -1, -1, 3, 4, 4]
+    assert (sample.policy_version, sample.num_turns) == (3, 2)
+    assert sample.segments[1:] == (Segment(7, 8, 3, False), Segment(8, 10, 4, True))
+
+
+def test_turns_are_whole():
+    trajectory = grown()
+    assert trajectory.turns() == [[5, 1], [2, 3, 1]]
+    assert trajectory.num_turns == 2
+    assert trajectory.num_in_turn == 0
+    trajectory.add_completion(completion_of([4, 4], "length"), ends_turn=False)
+    assert trajectory.num_in_turn == 2
+
+
+def test_each_request_of_a_trajectory_has_a_seed_of_its_own():
+    trajectory, requests = grown(), []
+    for _ in range(3):
+        requests.append(trajectory.request(9))
+        trajectory.add_completion(completion_of([1]), ends_turn=True)
+    assert [request.request_id for request in requests] == ["k/8/0/3", "k/8/0/4", "k/8/0/5"]
+    assert len({request.seed for request in requests}) == 3
+    assert requests[1].prompt_ids == (*requests[0].prompt_ids, 1)
+    assert all(request.max_new_tokens == 9 for request in requests)
+
+
+def test_a_checkpoint_holds_all_of_a_trajectory():
+    trajectory = grown()
+    trajectory.reward, trajectory.error, trajectory.turn_was_cut = 0.5, "hangs", True
+    state = trajectory.state_dict()
+    trajectory.add_observation([9])  # later steps do not change what was saved
+    again = Trajectory.from_state(json.loads(json.dumps(state)), PROMPTS[0])
+    assert again.state_dict() == state
+    again.add_observation([9])
+    assert again == trajectory
+
+
+def test_the_reward_of_a_failed_environment_is_an_error():
+    trajectory = grown()
+    trajectory.finish_reason, trajectory.error, trajectory.reward = "abort", "ValueError: no", 1.0
+    (sample,) = to_samples([trajectory], TextlessTokenizer(), has_environment=True)
+    assert sample.errors == {"environment": RewardError("ValueError: no")}
+    assert sample.reward != sample.reward
