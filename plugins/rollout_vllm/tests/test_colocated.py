@@ -19,9 +19,10 @@ from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import EngineFault, Placement, PolicySpec
 from rlplug.rollout.buckets import weight_buckets
 from rlplug.testing.models import ENDS, MAX_CONTEXT, PAD, make_model_folder
-from rlplug.types import Request, SamplingParams
+from rlplug.types import Completion, Request, SamplingParams
 
 PLACEMENT = Placement(torch.device("cpu"), rank=0, world_size=1)
+ENDLESS = SamplingParams(1500, temperature=0.001)  # the tiny model repeats itself then, and samples no end token
 REQUESTS = [Request(f"0/{index}", (3, 4 + index), seed=index) for index in range(4)]
 
 
@@ -80,11 +81,79 @@ def test_engine_that_raises_is_a_fault_that_keeps_what_is_done(engine, spec, mon
 
 def test_deadline_is_a_fault(engine, spec, monkeypatch):
     sync(engine, spec)
-    monkeypatch.setattr(engine, "generate_deadline_s", 0.05)
+    monkeypatch.setattr(engine._requests, "deadline_s", 0.05)
     with pytest.raises(EngineFault, match=r"0 of 1 completions.*generate_deadline_s 0\.05"):
         engine.generate([Request("endless", (3,), seed=1)], SamplingParams(max_new_tokens=2000, temperature=0.001))
     engine.close()
     engine.start(spec, PLACEMENT)
+
+
+def test_submitted_requests_run_beside_generate_and_come_back_once(engine, spec):
+    sync(engine, spec)
+    expected = engine.generate(REQUESTS, SamplingParams(12))
+    submitted = [Request(f"s{request.request_id}", request.prompt_ids, request.seed) for request in REQUESTS]
+    engine.submit(submitted, SamplingParams(12))
+    generated = engine.generate(REQUESTS, SamplingParams(12))
+    collected = {completion.request_id: completion for completion in collect_all(engine, len(submitted))}
+    assert generated == expected
+    assert [collected[request.request_id].token_ids for request in submitted] == [c.token_ids for c in expected]
+    assert engine.collect(0.0) == []
+
+
+def test_aborted_request_has_the_tokens_and_logprobs_that_it_would_have_had(engine, spec):
+    sync(engine, spec)
+    long = Request("long", (3, 4), seed=5)
+    engine.submit([long, Request("short", (3,), seed=6)], ENDLESS)
+    engine.abort(["short"])
+    assert engine.collect(0.0)[0].token_ids == (), "it was stopped before the engine worked"
+    assert engine.collect(0.3) == []
+    engine.abort(["long"])
+    (partial,) = engine.collect(60.0)
+    (whole,) = engine.generate([long], ENDLESS)
+    count = len(partial.token_ids)
+    assert partial.finish_reason == "abort"
+    assert 0 < count < len(whole.token_ids)
+    assert (partial.token_ids, partial.logprobs) == (whole.token_ids[:count], whole.logprobs[:count])
+
+
+def test_deadline_holds_for_a_submitted_request(engine, spec, monkeypatch):
+    sync(engine, spec)
+    engine.submit([Request("endless", (3,), seed=1)], ENDLESS)
+    engine.submit([Request("done", (3,), seed=1)], SamplingParams(2))
+    done = engine.collect(60.0)
+    monkeypatch.setattr(engine._requests, "deadline_s", 0.05)
+    with pytest.raises(EngineFault, match=r"0 of 1 completions.*generate_deadline_s 0\.05"):
+        engine.collect(60.0)
+    assert [completion.request_id for completion in done] == ["done"]
+    engine.close()
+    engine.start(spec, PLACEMENT)
+
+
+def test_new_weights_wait_until_no_request_runs(engine, spec):
+    sync(engine, spec)
+    engine.submit([Request("running", (3,), seed=1)], ENDLESS)
+    assert engine.collect(0.1) == []
+    with pytest.raises(EngineFault, match="1 requests that were submitted still run"):
+        sync(engine, spec)
+    engine.abort(["running"])
+    engine.collect(60.0)
+    sync(engine, spec)
+
+
+@pytest.mark.parametrize("options", [{"tensor_parallel_size": 2}, {"enable_prefix_caching": False}])
+def test_capabilities_are_those_of_the_options(options):
+    capabilities = VLLMRollout(**options).capabilities
+    assert capabilities.streaming == (options.get("tensor_parallel_size", 1) == 1)
+    assert capabilities.multi_turn == options.get("enable_prefix_caching", True)
+
+
+def collect_all(engine: VLLMRollout, count: int) -> list[Completion]:
+    completions: list[Completion] = []
+    for _ in range(60):
+        completions += engine.collect(1.0)
+        if len(completions) >= count:
+            break
+    return completions
 
 
 def test_trainer_is_left_as_it_was(engine, spec):

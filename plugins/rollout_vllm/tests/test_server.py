@@ -22,15 +22,17 @@ import torch
 
 pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM")
 
-from rlplug_rollout_vllm import VLLMServerRollout, server_keeper
+from rlplug_rollout_vllm import VLLMServerRollout
 from rlplug_rollout_vllm.gloo_transfer import BACKEND
 from rlplug_rollout_vllm.options import VLLMOptions
-from rlplug_rollout_vllm.server_process import free_ports, to_flags
+from rlplug_rollout_vllm.server_command import to_flags
 from transformers import AutoModelForCausalLM
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import EngineFault, Placement, PolicySpec
 from rlplug.interfaces.weight_sync import Bucket
+from rlplug.servers import keeper
+from rlplug.servers.addresses import free_ports
 from rlplug.testing.models import make_model_folder
 from rlplug.types import Completion, Request, SamplingParams
 
@@ -77,7 +79,7 @@ def other(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ot
     changes['{"backend": "nccl"}'] = json.dumps({"backend": BACKEND})
     with (tmp_path_factory.mktemp("log") / "other.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, server_keeper.__file__, str(os.getpid()), sys.executable]
+            [sys.executable, keeper.__file__, str(os.getpid()), sys.executable]
             + ["-m", "vllm.entrypoints.openai.api_server"]
             + [changes.get(word, word) for word in documented_flags()]
             + options,
@@ -146,6 +148,7 @@ def test_url_of_another_host_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"urls": ["127.0.0.1:8000"]}, "http://HOST:PORT"),
         ({"urls": ["http://127.0.0.1:8000"], "gpus": [1]}, "rollout.gpus is set"),
         ({"urls": ["http://127.0.0.1:8000"], "max_num_seqs": 8}, "rollout.max_num_seqs is set"),
+        ({"urls": ["http://127.0.0.1:8000"], "data_parallel_size": 2}, "rollout.data_parallel_size is set"),
     ],
 )
 def test_contradictions_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Options, versions, statistics and the explanation of a failed start; nothing here starts vLLM."""
+"""Options, versions and the explanation of a failed start; nothing here starts vLLM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from rlplug_rollout_vllm import options as options_module
 from rlplug_rollout_vllm.memory import MemoryBefore, start_failure
 from rlplug_rollout_vllm.options import VLLMOptions
 from rlplug_rollout_vllm.sampling import room_for, sampling_arguments, to_completion
-from rlplug_rollout_vllm.stats import EngineStats
 from rlplug_rollout_vllm.versions import require_vllm
 
 from rlplug.errors import ConfigError, RunError
@@ -119,52 +118,6 @@ def test_missing_vllm_is_said_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ConfigError, match=r"pip install 'rlplug-rollout-vllm\[cuda\]'"):
         require_vllm()
-
-
-# ---- statistics -----------------------------------------------------------------------------------------------------
-
-
-def make_stats(*observations, preemptions=0):
-    stats = EngineStats(max_num_seqs=64, kv_cache_tokens=10_000)
-    stats.num_tokens, stats.seconds = 1000, 2.0
-    stats.prompt_tokens, stats.cached_prompt_tokens, stats.preemptions = 400, 300, preemptions
-    for observation in observations:
-        stats.observe(*observation)
-    return stats, stats.drain()
-
-
-def test_statistics_are_peaks_and_rates():
-    stats, metrics = make_stats((10, 5, 0.2), (64, 3, 0.4), (1, 0, 0.1))
-    assert metrics == {
-        "num_tokens": 1000.0,
-        "tokens_per_s": 500.0,
-        "kv_cache_use": 0.4,
-        "running": 64.0,
-        "waiting": 5.0,
-        "preemptions": 0.0,
-        "prefix_cache_hits": 0.75,
-    }
-    assert not any(stats.drain().values())
-
-
-@pytest.mark.parametrize(
-    ("observations", "preemptions", "words"),
-    [
-        ([(64, 9, 0.12)], 0, ["KV cache 12% full", "0 preemptions", "raise rollout.max_num_seqs from 64"]),
-        ([(64, 9, 0.95)], 3, ["95% full", "3 preemptions", "lower max_num_seqs from 64"]),
-        ([(30, 9, 0.97)], 0, ["9 requests waited", "10,000 tokens", "raise rollout.gpu_memory_utilization"]),
-        ([(64, 0, 0.12)], 0, None),
-        ([(64, 9, 0.7)], 0, None),
-        ([(20, 9, 0.1), (64, 0, 0.2)], 0, None),  # they waited for their prompts' turn alone
-    ],
-)
-def test_advice(observations, preemptions, words):
-    stats, _ = make_stats(*observations, preemptions=preemptions)
-    if words is None:
-        assert stats.advice() == []
-    else:
-        (advice,) = stats.advice()
-        assert all(word in advice for word in words), advice
 
 
 # ---- a failed start -------------------------------------------------------------------------------------------------

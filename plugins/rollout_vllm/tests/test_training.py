@@ -57,3 +57,16 @@ def test_smollm2_trains(tmp_path):
     options = [*VLLM, "--model.rollout.max_model_len", "512", "--model.num_steps", "1"]
     (step,) = fit(tmp_path, "--config", "configs/smollm2.yaml", *options)
     assert step["mismatch/mean"] < 1e-3
+
+
+def test_smollm2_with_a_calculator_takes_two_steps(tmp_path):
+    """As configs/calculator.yaml has it; few of its turns call, and what they see then follows in the same list."""
+    options = [*VLLM, "--model.rollout.max_model_len", "640", "--model.turns.max_tokens_per_turn", "24"]
+    steps = fit(tmp_path, "--config", "configs/calculator.yaml", *options, "--model.sampling.max_new_tokens", "96")
+    assert len(steps) == 2
+    for step in steps:
+        assert step["mismatch/mean"] < 1e-3
+        assert step["turns/mean"] >= 1
+        assert step["environment/failures"] == 0
+        assert 0 <= step["environment/tool_calls"] <= 1
+        assert step["rollout/prefix_cache_hits"] > 0.5  # the prompt's, by its other completions

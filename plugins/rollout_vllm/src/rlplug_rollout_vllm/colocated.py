@@ -7,17 +7,17 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Final
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 
-from rlplug.errors import ConfigError, RunError
+from rlplug.errors import ConfigError
 from rlplug.interfaces import (
     Bucket,
     EngineCapabilities,
-    EngineFault,
     EngineMemory,
     EngineNeeds,
     Placement,
@@ -28,15 +28,14 @@ from rlplug.interfaces import (
 )
 from rlplug.rng import preserved_rng
 from rlplug.rollout.receipt import WeightReceipt
+from rlplug.rollout.shapes import policy_shapes
+from rlplug.rollout.stats import EngineStats
 from rlplug.types import Completion, Request, SamplingParams
+from rlplug_rollout_vllm.engine_requests import EngineRequests
 from rlplug_rollout_vllm.memory import MemoryBefore, planned_memory, start_failure
 from rlplug_rollout_vllm.options import VLLMOptions
-from rlplug_rollout_vllm.sampling import room_for, sampling_arguments, to_completion
-from rlplug_rollout_vllm.stats import EngineStats
 from rlplug_rollout_vllm.versions import require_vllm
-from rlplug_rollout_vllm.weights import load_weights, policy_shapes
-
-PROGRESS_S: Final = 30.0
+from rlplug_rollout_vllm.weights import load_weights
 
 
 class VLLMRollout(RolloutEngine):
@@ -45,16 +44,21 @@ class VLLMRollout(RolloutEngine):
     With ``model.sleep_between_rollouts`` the update has the memory that the engine takes (CUDA only). With
     ``tensor_parallel_size`` above 1, as many consecutive ranks run one engine together.
 
+    What was submitted runs while ``collect`` or ``generate`` is called, and at no other time.
+
     Args:
-        generate_deadline_s: A rollout that takes longer counts as a fault: its engine starts anew. Looked at between
-            vLLM's steps; what hangs inside one is reported by ``model.stall_s``.
+        generate_deadline_s: For a rollout, or for a request that was submitted: when the engine works longer on it,
+            that counts as a fault, and it starts anew. Looked at between vLLM's steps; what hangs inside one is
+            reported by ``model.stall_s``.
         options: Those of :class:`rlplug_rollout_vllm.options.VLLMOptions`.
     """
 
-    capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(
+    capabilities: EngineCapabilities = EngineCapabilities(
         colocated=True,
         sleep=torch.cuda.is_available(),
         restart=not torch.cuda.is_available(),  # its allocator for sleep serves one engine in a process
+        streaming=True,
+        multi_turn=True,
         tensor_parallel=True,
     )
 
@@ -62,9 +66,13 @@ class VLLMRollout(RolloutEngine):
         self.options = VLLMOptions(**options)
         self.generate_deadline_s = generate_deadline_s
         self._engine: Any = None
-        self._version = -1
         self._is_asleep = False
         self._shares_group = False
+        self.capabilities = replace(
+            self.capabilities,
+            streaming=self.options.tensor_parallel_size == 1,  # ranks that share an engine step together
+            multi_turn=self.options.enable_prefix_caching is not False,
+        )
 
     @property
     def ranks_per_engine(self) -> int:
@@ -82,7 +90,7 @@ class VLLMRollout(RolloutEngine):
                 f"rollout.tensor_parallel_size is {size}, and the trainer has {placement.world_size} ranks: give a "
                 "divisor of that, or run servers of their own (VLLMServerRollout)."
             )
-        self._policy, self._device = policy, placement.device
+        self._device = placement.device
         self._shapes = policy_shapes(policy.path)
         memory = MemoryBefore.of(placement.device)
         with _process_for_vllm(placement):
@@ -100,10 +108,12 @@ class VLLMRollout(RolloutEngine):
                 raise start_failure(problem, memory, share, num_bytes, longest) from problem
         (self._model,) = self._engine.apply_model(lambda model: model)
         config = self._engine.vllm_config
-        self._max_model_len: int = config.model_config.max_model_len
         self._stats = EngineStats(
             max_num_seqs=config.scheduler_config.max_num_seqs,
             kv_cache_tokens=(config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
+        )
+        self._requests = EngineRequests(
+            self._engine, policy, config.model_config.max_model_len, self._stats, self.generate_deadline_s
         )
         rank_zero_info(
             f"vLLM {version}: up to {self._stats.max_num_seqs} requests at once, a KV cache of "
@@ -119,60 +129,21 @@ class VLLMRollout(RolloutEngine):
     # ---- generation -----------------------------------------------------------------------------------------------
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        began = time.perf_counter()
-        rooms = [room_for(request, self._policy, self._max_model_len) for request in requests]
-        finished: dict[str, Completion] = {}
-        try:
-            with preserved_rng():
-                for request, room in zip(requests, rooms, strict=True):
-                    self._add(request, sampling, room)
-                for completion in self._run(began, len(requests)):
-                    finished[completion.request_id] = completion
-        except torch.AcceleratorError as problem:
-            raise RunError(f"vLLM lost its GPU, and the trainer with it, which shares it: {problem}") from problem
-        except Exception as problem:
-            message = (
-                f"vLLM has {len(finished)} of {len(requests)} completions and failed: {type(problem).__name__}: "
-                f"{problem}."
-            )
-            raise EngineFault(message, list(finished.values())) from problem
-        self._stats.seconds += time.perf_counter() - began
-        return [finished[request.request_id] for request in requests]
+        return self._requests.generate(requests, sampling)
 
-    def _run(self, began: float, num_requests: int) -> Iterator[Completion]:
-        """Yield completions as they finish; a long rollout says how far it is."""
-        num_finished, next_line_s = 0, PROGRESS_S
-        while self._engine.has_unfinished_requests():
-            for output in self._engine.step():
-                if output.finished:
-                    num_finished += 1
-                    yield self._completion(output)
-            seconds = time.perf_counter() - began
-            if seconds > self.generate_deadline_s:
-                raise TimeoutError(f"it took longer than rollout.generate_deadline_s {self.generate_deadline_s:g}")
-            if seconds > next_line_s:
-                next_line_s += PROGRESS_S
-                rank_zero_info(f"rollout: {num_finished} of {num_requests} completions after {seconds:.0f} s")
+    def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
+        self._streaming().submit(requests, sampling)
 
-    def _add(self, request: Request, sampling: SamplingParams, room: int) -> None:
-        from vllm import SamplingParams as VLLMSamplingParams
-        from vllm.inputs.engine import tokens_input
-        from vllm.sampling_params import RequestOutputKind
+    def collect(self, timeout_s: float) -> list[Completion]:
+        return self._streaming().collect(timeout_s)
 
-        arguments = sampling_arguments(request, sampling, self._policy, room)
-        # else each step puts all completions together anew, and makes a dict for each token's logprob
-        arguments |= {"output_kind": RequestOutputKind.FINAL_ONLY, "flat_logprobs": True}
-        prompt = tokens_input(list(request.prompt_ids))
-        self._engine.add_request(request.request_id, prompt, VLLMSamplingParams(**arguments))
+    def abort(self, request_ids: Sequence[str]) -> None:
+        self._streaming().abort(request_ids)
 
-    def _completion(self, output: Any) -> Completion:
-        (generated,) = output.outputs
-        token_ids, logprobs = generated.token_ids, generated.logprobs
-        assert logprobs.token_ids == list(token_ids), "there is one logprob for each token, of that token"
-        self._stats.num_tokens += len(token_ids)
-        self._stats.prompt_tokens += len(output.prompt_token_ids)
-        self._stats.cached_prompt_tokens += output.num_cached_tokens or 0
-        return to_completion(output.request_id, token_ids, logprobs.logprobs, generated.finish_reason, self._version)
+    def _streaming(self) -> EngineRequests:
+        if not self.capabilities.streaming:
+            raise self._cannot("streaming")
+        return self._requests
 
     def _observe(self, running: int, waiting: int, kv_cache_use: float, preemptions: int) -> None:
         self._stats.observe(running, waiting, kv_cache_use)
@@ -191,8 +162,7 @@ class VLLMRollout(RolloutEngine):
         load_weights(self._model, self._engine.vllm_config, receipt.count(buckets))
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self._engine.reset_prefix_cache()
-        self._version = version
+        self._requests.start_version(version)
         return receipt.report(version)
 
     def sleep(self) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from datetime import timedelta
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
+
+from rlplug.servers.groups import SendGroup
 
 BACKEND: Final = "rlplug_gloo"
 
@@ -17,39 +17,11 @@ TIMEOUT_S: Final = 300.0
 """Of a worker that waits for a tensor."""
 
 
-class GlooGroup:
-    """A process group of its own: the trainer, rank 0, sends tensors to all others.
-
-    Args:
-        address: Where rank 0 listens.
-    """
-
-    def __init__(self, address: str, port: int, rank: int, world_size: int, timeout_s: float = TIMEOUT_S) -> None:
-        timeout = timedelta(seconds=timeout_s)
-        self._store: Any = TCPStore(address, port, world_size, is_master=rank == 0, timeout=timeout)
-        gloo: Any = dist.ProcessGroupGloo
-        options = gloo._Options()
-        options._timeout = timeout
-        # by default it takes the address that the host's name has, which other processes may not reach
-        options._devices = [gloo.create_device(hostname=own_address(address))]
-        self._group = gloo(self._store, rank, world_size, options)
-
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        """Send a contiguous tensor, or receive one in place; as bytes, since gloo does not have every dtype."""
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
-        self._group.broadcast([tensor.view(-1).view(torch.uint8)], options).wait()
-
-    def destroy(self) -> None:
-        """Close its connections, on which others that wait in it fail."""
-        self._group = self._store = None
-
-
-def own_address(peer: str) -> str:
-    """Return the address of this host that ``peer`` reaches."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((peer, 9))  # sends nothing
-        return str(probe.getsockname()[0])
+def gloo_group(address: str, port: int, rank: int, world_size: int, timeout_s: float = TIMEOUT_S) -> SendGroup:
+    """Join the group in which rank 0, which listens at ``address``, sends weights to all others."""
+    timeout = timedelta(seconds=timeout_s)
+    store = TCPStore(address, port, world_size, is_master=rank == 0, timeout=timeout)
+    return SendGroup("gloo", store, rank, world_size, address, timeout_s)
 
 
 def register() -> None:
@@ -61,7 +33,7 @@ def register() -> None:
 
 
 def make_engine(*arguments: Any) -> Any:
-    """Return the worker's side: vLLM's NCCL backend over a :class:`GlooGroup`."""
+    """Return the worker's side: vLLM's NCCL backend over gloo."""
     from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
     from rlplug_rollout_vllm.weights import repack_tied_head
@@ -71,7 +43,7 @@ def make_engine(*arguments: Any) -> Any:
             self.shutdown()
             parallel = self.parallel_config
             rank = init_info.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank
-            self.model_update_group = GlooGroup(
+            self.model_update_group = gloo_group(
                 init_info.master_address, init_info.master_port, rank, init_info.world_size
             )
 

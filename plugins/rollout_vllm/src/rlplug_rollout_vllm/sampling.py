@@ -29,7 +29,7 @@ def room_for(request: Request, policy: PolicySpec, max_model_len: int) -> int:
 def sampling_arguments(request: Request, sampling: SamplingParams, policy: PolicySpec, room: int) -> dict[str, Any]:
     """Return the arguments of vLLM's ``SamplingParams`` for one request, as plain data."""
     return {
-        "max_tokens": min(sampling.max_new_tokens, room),
+        "max_tokens": min(request.limit(sampling), room),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,

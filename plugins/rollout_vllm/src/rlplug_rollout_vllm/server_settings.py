@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 from packaging.version import Version
 
 from rlplug.errors import ConfigError
-from rlplug_rollout_vllm.http_client import HTTPClient
+from rlplug.servers.http_client import HTTPClient
+from rlplug.servers.settings import ServerSettings
 from rlplug_rollout_vllm.versions import NEWEST, OLDEST
 
 ROUTES: Final = {
@@ -22,42 +22,31 @@ WRONG_METHOD: Final = 405
 """Answer to a GET of a route that takes POST alone."""
 
 
-@dataclass(frozen=True)
-class ServerSettings:
-    """Of the engines behind one URL."""
+def read_settings(client: HTTPClient, url: str) -> ServerSettings:
+    """Ask a server.
 
-    max_model_len: int
-    max_num_seqs: int
-    """Requests that run at once, over all copies of the model."""
-    kv_cache_tokens: int
-    """Over all copies of the model."""
-
-    @classmethod
-    def read(cls, client: HTTPClient, url: str) -> ServerSettings:
-        """Ask a server.
-
-        Raises:
-            ConfigError: It is of another version, or was not started as training needs it.
-            RunError: It refuses the key.
-        """
-        version = Version(client.get(f"{url}/version")["version"])
-        if not OLDEST <= Version(version.base_version) < NEWEST:
-            raise ConfigError(
-                f"vLLM {version} runs at {url}, and rlplug-rollout-vllm knows {OLDEST} up to, not including, {NEWEST}."
-            )
-        client.get(f"{url}/v1/models")  # asks for the key
-        for route, remedy in ROUTES.items():
-            if client.status(f"{url}/{route}") != WRONG_METHOD:
-                raise ConfigError(f"vLLM {version} at {url} has no /{route}: start it {remedy}.")
-        config: dict[str, Any] = client.get(f"{url}/server_info?config_format=json")["vllm_config"]
-        if (mode := config["model_config"]["logprobs_mode"]) != LOGPROBS_MODE:
-            raise ConfigError(
-                f"vLLM at {url} has the logprobs mode {mode!r}, with which ratios of probabilities are wrong: start it "
-                f"with --logprobs-mode {LOGPROBS_MODE}."
-            )
-        cache, copies = config["cache_config"], config["parallel_config"]["data_parallel_size"]
-        return cls(
-            max_model_len=config["model_config"]["max_model_len"],
-            max_num_seqs=config["scheduler_config"]["max_num_seqs"] * copies,
-            kv_cache_tokens=(cache["num_gpu_blocks"] or 0) * (cache["block_size"] or 0) * copies,
+    Raises:
+        ConfigError: It is of another version, or was not started as training needs it.
+        RunError: It refuses the key.
+    """
+    version = Version(client.get(f"{url}/version")["version"])
+    if not OLDEST <= Version(version.base_version) < NEWEST:
+        raise ConfigError(
+            f"vLLM {version} runs at {url}, and rlplug-rollout-vllm knows {OLDEST} up to, not including, {NEWEST}."
         )
+    client.get(f"{url}/v1/models")  # asks for the key
+    for route, remedy in ROUTES.items():
+        if client.status(f"{url}/{route}") != WRONG_METHOD:
+            raise ConfigError(f"vLLM {version} at {url} has no /{route}: start it {remedy}.")
+    config: dict[str, Any] = client.get(f"{url}/server_info?config_format=json")["vllm_config"]
+    if (mode := config["model_config"]["logprobs_mode"]) != LOGPROBS_MODE:
+        raise ConfigError(
+            f"vLLM at {url} has the logprobs mode {mode!r}, with which ratios of probabilities are wrong: start it "
+            f"with --logprobs-mode {LOGPROBS_MODE}."
+        )
+    cache, copies = config["cache_config"], config["parallel_config"]["data_parallel_size"]
+    return ServerSettings(
+        max_model_len=config["model_config"]["max_model_len"],
+        max_num_seqs=config["scheduler_config"]["max_num_seqs"] * copies,
+        kv_cache_tokens=(cache["num_gpu_blocks"] or 0) * (cache["block_size"] or 0) * copies,
+    )

@@ -7,18 +7,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlplug.interfaces import Bucket
 
 PLAIN_METHODS = frozenset({"NoneType", "UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
-
-
-def policy_shapes(path: str) -> dict[str, torch.Size]:
-    """Return the shapes of the weights that a sync brings, by name: those of the policy in transformers."""
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
-    return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
 def is_plain(model: nn.Module, vllm_config: Any) -> bool:

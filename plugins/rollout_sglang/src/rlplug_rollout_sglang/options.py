@@ -1,0 +1,205 @@
+"""What of SGLang can be set: the knobs of its tuning guides by name, and the rest through ``server_args``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from rlplug.errors import ConfigError, did_you_mean
+from rlplug.interfaces import PolicySpec
+from rlplug_rollout_sglang.sampler import FLAG
+from rlplug_rollout_sglang.versions import sglang_argument_names
+
+CONTEXT_MARGIN: Final = 8
+"""Tokens that SGLang keeps free at the end of a context: 5 of a prompt, 2 of a completion, and one more."""
+
+ENVIRONMENT: Final = {FLAG: "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+"""What the environment of SGLang must have: its sampler, and the margin, which no request reaches."""
+
+SAMPLING_BACKEND: Final = "rlplug"
+"""The name under which :mod:`rlplug_rollout_sglang.sampler` registers."""
+
+RESERVED: Final = {
+    "model_path": "model.policy.path names it",
+    "tokenizer_path": "token ids go in and out",
+    "skip_tokenizer_init": "token ids go in and out",
+    "tokenizer_worker_num": "token ids go in and out",
+    "load_format": "weights come from the trainer",
+    "weight_version": "it is the policy's",
+    "enable_weights_cpu_backup": "weights that slept are sent again",
+    "sampling_backend": "the plugin brings one that draws by seed and returns the logprobs of what it drew from",
+    "enable_custom_logit_processor": "logprobs are of the distribution that model.sampling asks for",
+    "preferred_sampling_params": "model.sampling says how to draw",
+    "enable_memory_saver": "model.sleep_between_rollouts asks for it",
+    "tp_size": "rollout.tensor_parallel_size has it",
+    "dp_size": "each engine is one replica: the trainer's ranks, or SGLangServerRollout, have as many as fit",
+    "pp_size": "an engine is on one host",
+    "nnodes": "an engine is on one host",
+    "node_rank": "an engine is on one host",
+    "dist_init_addr": "an engine is on one host",
+    "base_gpu_id": "it follows from where the engine runs",
+    "gpu_id_step": "it follows from where the engine runs",
+    "host": "it follows from where the engine runs",
+    "port": "it follows from where the engine runs",
+    "api_key": "it follows from where the engine runs",
+    "admin_api_key": "it follows from where the engine runs",
+    "custom_sigquit_handler": "the plugin notices when a process of SGLang ends",
+    "incremental_streaming_output": "it follows from how completions are read",
+    "speculative_algorithm": "the plugin's sampler draws one token at a time",
+}
+"""Arguments of SGLang that the plugin sets itself, or that cannot be set beside what it sets, and why."""
+
+FORMER_NAMES: Final = {
+    "cuda_graph_bs_decode": "cuda_graph_bs",
+    "cuda_graph_max_bs_decode": "cuda_graph_max_bs",
+    "disable_prefill_cuda_graph": "disable_piecewise_cuda_graph",
+}
+"""What arguments are called in 0.5.13, where they are called otherwise."""
+
+OWN_NAMES: Final = {
+    "tp_size": "tensor_parallel_size",
+    "random_seed": "seed",
+    "cuda_graph_bs_decode": "cuda_graph_batch_sizes",
+    "cuda_graph_bs": "cuda_graph_batch_sizes",
+    "cuda_graph_max_bs_decode": "cuda_graph_max_batch_size",
+    "cuda_graph_max_bs": "cuda_graph_max_batch_size",
+    "disable_prefill_cuda_graph": "cuda_graphs_for_prompts",
+    "disable_piecewise_cuda_graph": "cuda_graphs_for_prompts",
+}
+"""Arguments of SGLang for which there is an option of another name."""
+
+
+@dataclass(frozen=True)
+class SGLangOptions:
+    """How an engine is built. What is ``null`` is left to SGLang, which chooses by model and device.
+
+    Args:
+        mem_fraction_static: Share of the memory that is free when the engine starts, for weights and KV cache. SGLang
+            measures it before it loads weights: the KV cache is what is free after that, without ``1 -
+            mem_fraction_static`` of what was free before. Activations and CUDA graphs live in the rest, beside the
+            trainer. Raise it when requests wait; with ``model.sleep_between_rollouts`` the update has that memory too.
+        max_total_tokens: Size of the KV cache in tokens, where that is less than ``mem_fraction_static`` leaves.
+        kv_cache_dtype: ``auto`` is that of the weights; ``fp8_e5m2`` and ``fp8_e4m3`` hold twice the tokens in the
+            same memory.
+        dtype: Of weights and activations; ``auto`` is the policy's.
+        context_length: Longest prompt and completion together, in tokens; by default the policy's context. The KV cache
+            must hold one such sequence.
+        max_running_requests: Requests that run at once. By default as many as SGLang finds room for, 2048 at least,
+            and less where the KV cache has less than two tokens for each.
+        chunked_prefill_size: Tokens of prompts that are computed in one pass; longer prompts are cut. ``-1`` cuts none.
+        attention_backend: Kernels of attention, such as ``fa3``, ``flashinfer`` or ``triton``.
+        disable_radix_cache: Compute a prompt anew for each of its completions: without SGLang's prefix cache.
+        disable_cuda_graph: No CUDA graphs: starts sooner, and generates slower.
+        cuda_graph_batch_sizes: Batch sizes for which CUDA graphs are captured.
+        cuda_graph_max_batch_size: The largest of them, where SGLang chooses the others. Larger batches run without.
+        cuda_graphs_for_prompts: Capture and compile graphs for passes over prompts too. Starts take longer; it pays
+            where prompts are short and many.
+        sleep_on_idle: Let the engine's processes wait while there are no requests. Without it each of them keeps a core
+            busy, also during the update.
+        tensor_parallel_size: GPUs that share one model.
+        seed: Of SGLang itself; every request brings its own.
+        log_level: What of SGLang's own log is shown. With ``error``, what it writes is shown when it fails.
+        server_args: Any other argument of SGLang's ``ServerArgs``, by name; checked against the installed version.
+    """
+
+    mem_fraction_static: float = 0.5
+    max_total_tokens: int | None = None
+    kv_cache_dtype: str = "auto"
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    context_length: int | None = None
+    max_running_requests: int | None = None
+    chunked_prefill_size: int | None = None
+    attention_backend: str | None = None
+    disable_radix_cache: bool = False
+    disable_cuda_graph: bool = False
+    cuda_graph_batch_sizes: list[int] | None = None
+    cuda_graph_max_batch_size: int | None = None
+    cuda_graphs_for_prompts: bool = False
+    sleep_on_idle: bool = True
+    tensor_parallel_size: int = 1
+    seed: int = 0
+    log_level: Literal["debug", "info", "warning", "error"] = "error"
+    server_args: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mem_fraction_static < 1:
+            raise ConfigError(
+                f"rollout.mem_fraction_static is {self.mem_fraction_static}: give a share above 0, below 1."
+            )
+        for name in (
+            "max_total_tokens",
+            "context_length",
+            "max_running_requests",
+            "cuda_graph_max_batch_size",
+            "tensor_parallel_size",
+        ):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"rollout.{name} is {value}: give a positive number.")
+        if self.chunked_prefill_size is not None and self.chunked_prefill_size < 1 and self.chunked_prefill_size != -1:
+            raise ConfigError(
+                f"rollout.chunked_prefill_size is {self.chunked_prefill_size}: give a positive number, or -1 to cut "
+                "no prompt."
+            )
+        if self.cuda_graph_batch_sizes is not None and (
+            not self.cuda_graph_batch_sizes or min(self.cuda_graph_batch_sizes) < 1
+        ):
+            raise ConfigError(
+                f"rollout.cuda_graph_batch_sizes is {self.cuda_graph_batch_sizes}: give positive numbers, or set "
+                "disable_cuda_graph."
+            )
+
+    def longest(self, policy: PolicySpec) -> int:
+        """Return the longest prompt and completion together, in tokens."""
+        return policy.max_context if self.context_length is None else min(self.context_length, policy.max_context)
+
+    def arguments(self, policy: PolicySpec) -> dict[str, Any]:
+        """Return keyword arguments for the installed ``ServerArgs``, without those that follow from where it runs.
+
+        Raises:
+            ConfigError: ``server_args`` names what is set elsewhere, or what the installed SGLang does not have.
+        """
+        known = sglang_argument_names()
+        self._check_server_args(known)
+        arguments: dict[str, Any] = {
+            "model_path": policy.path,
+            "skip_tokenizer_init": True,
+            "load_format": "dummy",
+            "context_length": self.longest(policy) + CONTEXT_MARGIN,
+            "dtype": str(policy.dtype).removeprefix("torch.") if self.dtype == "auto" else self.dtype,
+            "sampling_backend": SAMPLING_BACKEND,
+            "tp_size": self.tensor_parallel_size,
+            "random_seed": self.seed,
+            "disable_prefill_cuda_graph": self.disable_cuda_graph or not self.cuda_graphs_for_prompts,
+        }
+        for name in (
+            "mem_fraction_static",
+            "max_total_tokens",
+            "kv_cache_dtype",
+            "max_running_requests",
+            "chunked_prefill_size",
+            "attention_backend",
+            "disable_radix_cache",
+            "disable_cuda_graph",
+            "sleep_on_idle",
+            "log_level",
+        ):
+            if getattr(self, name) is not None:
+                arguments[name] = getattr(self, name)
+        if self.cuda_graph_batch_sizes is not None:
+            arguments["cuda_graph_bs_decode"] = self.cuda_graph_batch_sizes
+        if self.cuda_graph_max_batch_size is not None:
+            arguments["cuda_graph_max_bs_decode"] = self.cuda_graph_max_batch_size
+        named = {name if name in known else FORMER_NAMES.get(name, name): value for name, value in arguments.items()}
+        return named | self.server_args
+
+    def _check_server_args(self, known: set[str]) -> None:
+        for name in self.server_args:
+            if name in OWN_NAMES or name in self.__dataclass_fields__:
+                raise ConfigError(f"rollout.server_args.{name}: set rollout.{OWN_NAMES.get(name, name)} instead.")
+            if name in RESERVED:
+                raise ConfigError(f"rollout.server_args.{name} cannot be set: {RESERVED[name]}.")
+            if name not in known:
+                raise ConfigError(
+                    f"rollout.server_args.{name} is no argument of the installed SGLang.{did_you_mean(name, known)}"
+                )

@@ -1,0 +1,114 @@
+"""From rlplug's requests to SGLang's sampling parameters, and from its outputs to completions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlplug.errors import RunError
+from rlplug.interfaces import PolicySpec
+from rlplug.types import Completion, FinishReason, Request, SamplingParams
+
+
+def room_for(request: Request, policy: PolicySpec, context: int) -> int:
+    """Return how many tokens the context leaves for a completion.
+
+    Args:
+        context: Of the engine: prompt and completion together, in tokens.
+
+    Raises:
+        RunError: None.
+    """
+    room = context - len(request.prompt_ids)
+    if room < 1:
+        remedy = "raise rollout.context_length" if context < policy.max_context else "shorten it"
+        raise RunError(
+            f"request {request.request_id}: its prompt has {len(request.prompt_ids)} tokens, and the engine's context "
+            f"ends at {context}: {remedy}, or let data.max_prompt_tokens filter it."
+        )
+    return room
+
+
+def sampling_arguments(request: Request, sampling: SamplingParams, policy: PolicySpec, room: int) -> dict[str, Any]:
+    """Return the arguments of SGLang's ``SamplingParams`` for one request, as plain data.
+
+    SGLang reads temperature 0 as greedy, by itself. With ``ignore_eos`` it would ignore ``stop_token_ids`` too.
+    """
+    return {
+        "max_new_tokens": min(request.limit(sampling), room),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,  # all of them
+        "sampling_seed": request.seed % (1 << 63),
+        "stop_token_ids": list(policy.eos_token_ids),
+        "ignore_eos": False,
+    }
+
+
+@dataclass(frozen=True)
+class Output:
+    """What SGLang returned for one request."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Of the distribution that :mod:`rlplug_rollout_sglang.sampler` drew from."""
+    finish_reason: str
+    weight_version: str
+    prompt_tokens: int
+    cached_tokens: int
+    """Of the prompt: those that were in the prefix cache."""
+    retractions: int
+    """How often it lost its seat, to be computed anew."""
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> Output:
+        """Read the dictionary that ``generate`` of SGLang yields; one that never ran lacks some of its entries."""
+        about = answer["meta_info"]
+        token_ids = tuple(answer["output_ids"])
+        scored = [(float(entry[0]), int(entry[1])) for entry in about.get("output_token_logprobs") or ()]
+        reason = str(about["finish_reason"]["type"])
+        if reason == "abort":  # its newest tokens may have come before their logprobs, or after
+            token_ids, scored = token_ids[: len(scored)], scored[: len(token_ids)]
+        assert tuple(token for _, token in scored) == token_ids, "there is one logprob for each token, of that token"
+        return cls(
+            token_ids=token_ids,
+            logprobs=tuple(logprob for logprob, _ in scored),
+            finish_reason=reason,
+            weight_version=str(about["weight_version"]),
+            prompt_tokens=int(about.get("prompt_tokens") or 0),
+            cached_tokens=int(about.get("cached_tokens") or 0),
+            retractions=int(about.get("num_retractions") or 0),
+        )
+
+
+def to_completion(
+    request: Request, sampling: SamplingParams, output: Output, end_tokens: Collection[int], version: int
+) -> Completion:
+    """Return what SGLang generated as a completion.
+
+    Args:
+        end_tokens: Of the policy. SGLang looks at the length first: of a completion whose last possible token is an end
+            token it says ``length``.
+        version: Of the policy, which the engine must have had.
+
+    Raises:
+        RunError: It ended in a way that training has no use for, or came from other weights.
+    """
+    reasons: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+    if output.finish_reason not in reasons:
+        raise RunError(f"request {request.request_id}: SGLang ended it with finish reason {output.finish_reason!r}.")
+    if output.weight_version != str(version):
+        raise RunError(
+            f"request {request.request_id}: SGLang generated with weights of version {output.weight_version}, and the "
+            f"policy has version {version}: the weight sync did not reach the engine."
+        )
+    has_ended = output.finish_reason == "length" and output.token_ids[-1] in end_tokens
+    reason = "stop" if has_ended else reasons[output.finish_reason]
+    return Completion(request.request_id, output.token_ids, _logprobs(sampling, output), reason, version)
+
+
+def _logprobs(sampling: SamplingParams, output: Output) -> tuple[float, ...]:
+    # SGLang takes top_k=1 for greedy, whose logprobs are untempered; what is drawn with top_k=1 has no choice
+    has_choice = sampling.is_greedy or sampling.top_k != 1
+    return output.logprobs if has_choice else (0.0,) * len(output.logprobs)

@@ -1,0 +1,68 @@
+"""Which SGLang is installed, whether this plugin knows it, and which arguments it takes. SGLang is not imported."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Final
+
+from packaging.version import Version
+
+from rlplug.errors import ConfigError
+
+OLDEST: Final = Version("0.5.13")
+NEWEST: Final = Version("0.5.24")
+"""The first that is too new. The code was read in 0.5.13, 0.5.16 and 0.5.23; what is run before a release is 0.5.16."""
+
+INSTALL: Final = "pip install 'rlplug-rollout-sglang[cuda]'"
+
+
+def require_sglang() -> Version:
+    """Return the version of the SGLang that is installed.
+
+    Raises:
+        ConfigError: It is not installed, or not of a version that is known.
+    """
+    try:
+        version = Version(importlib.metadata.version("sglang"))
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigError(f"model.rollout needs SGLang, which is not installed: {INSTALL}.") from None
+    if not OLDEST <= Version(version.base_version) < NEWEST:
+        raise ConfigError(
+            f"SGLang {version} is installed, and rlplug-rollout-sglang knows {OLDEST} up to, not including, {NEWEST}: "
+            f"{INSTALL}."
+        )
+    return version
+
+
+def sglang_argument_names() -> set[str]:
+    """Return the names of the arguments of the installed SGLang's ``ServerArgs``."""
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None, "require_sglang came first"
+    assert spec.submodule_search_locations, "it is a package"
+    return argument_names(Path(next(iter(spec.submodule_search_locations))))
+
+
+def argument_names(package: Traversable) -> set[str]:
+    """Return the names of the arguments of ``ServerArgs``, as the source of an SGLang package has them.
+
+    It is a dataclass, and since about 0.5.20 a struct that is put together from a list of its fields.
+    """
+    names: set[str] = set()
+    for node in ast.parse((package / "srt" / "server_args.py").read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name == "ServerArgs":
+            names |= {field.target.id for field in node.body if _is_field(field)}  # type: ignore[attr-defined]
+    fields = package / "srt" / "arg_groups" / "field_order.py"
+    if fields.is_file():
+        for node in ast.parse(fields.read_text()).body:
+            if isinstance(node, ast.Assign):
+                names |= set(ast.literal_eval(node.value))
+    assert {"model_path", "tp_size"} <= names, "ServerArgs is elsewhere in this SGLang"
+    return names
+
+
+def _is_field(node: ast.stmt) -> bool:
+    return isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)

@@ -1,0 +1,244 @@
+"""Options, versions, and the explanation of a failed start; nothing here starts SGLang."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+import pytest
+import torch
+from rlplug_rollout_sglang import options as options_module
+from rlplug_rollout_sglang import plugin
+from rlplug_rollout_sglang.colocated import SGLangRollout
+from rlplug_rollout_sglang.memory import KV_MARGIN, MemoryBefore, check_cache, start_failure
+from rlplug_rollout_sglang.options import CONTEXT_MARGIN, SGLangOptions
+from rlplug_rollout_sglang.versions import require_sglang
+
+from rlplug.errors import ConfigError, RunError
+from rlplug.interfaces import Placement, PolicySpec
+from rlplug.phases import GIB
+from rlplug.registry import Registry
+
+SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7), pad_token_id=0, max_context=4096)
+KNOWN = {
+    "page_size",
+    "schedule_policy",
+    "cuda_graph_bs_decode",
+    "cuda_graph_max_bs_decode",
+    "disable_prefill_cuda_graph",
+}
+KNOWN |= {"model_path", "tp_size", "kv_cache_dtype"}
+FORMERLY_KNOWN = {"page_size", "cuda_graph_bs", "cuda_graph_max_bs", "disable_piecewise_cuda_graph"}
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options_module, "sglang_argument_names", lambda: KNOWN)
+
+
+# ---- options --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_null_is_left_to_sglang() -> None:
+    arguments = SGLangOptions().arguments(SPEC)
+    left = {"max_total_tokens", "max_running_requests", "chunked_prefill_size", "attention_backend"}
+    assert not {*left, "cuda_graph_bs_decode", "cuda_graph_max_bs_decode"} & {*arguments}
+    assert arguments["model_path"] == "folder"
+    assert arguments["dtype"] == "bfloat16"
+    assert arguments["load_format"] == "dummy"
+    assert arguments["skip_tokenizer_init"] is True
+    assert arguments["sampling_backend"] == "rlplug"
+    assert arguments["disable_prefill_cuda_graph"] is True
+
+
+def test_options_become_arguments() -> None:
+    chosen = SGLangOptions(
+        mem_fraction_static=0.7,
+        max_total_tokens=9000,
+        max_running_requests=7,
+        context_length=100,
+        dtype="float16",
+        kv_cache_dtype="fp8_e4m3",
+        chunked_prefill_size=-1,
+        attention_backend="triton",
+        disable_radix_cache=True,
+        cuda_graph_batch_sizes=[1, 8],
+        cuda_graph_max_batch_size=8,
+        cuda_graphs_for_prompts=True,
+        tensor_parallel_size=2,
+        seed=3,
+    )
+    expected = {
+        "mem_fraction_static": 0.7,
+        "max_total_tokens": 9000,
+        "max_running_requests": 7,
+        "context_length": 100 + CONTEXT_MARGIN,
+        "dtype": "float16",
+        "kv_cache_dtype": "fp8_e4m3",
+        "chunked_prefill_size": -1,
+        "attention_backend": "triton",
+        "disable_radix_cache": True,
+        "cuda_graph_bs_decode": [1, 8],
+        "cuda_graph_max_bs_decode": 8,
+        "disable_prefill_cuda_graph": False,
+        "tp_size": 2,
+        "random_seed": 3,
+    }
+    assert expected.items() <= chosen.arguments(SPEC).items()
+
+
+def test_former_names_are_used_where_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options_module, "sglang_argument_names", lambda: FORMERLY_KNOWN)
+    arguments = SGLangOptions(cuda_graph_batch_sizes=[4], cuda_graph_max_batch_size=4).arguments(SPEC)
+    assert arguments["cuda_graph_bs"] == [4]
+    assert arguments["cuda_graph_max_bs"] == 4
+    assert arguments["disable_piecewise_cuda_graph"] is True
+    assert not {"cuda_graph_bs_decode", "cuda_graph_max_bs_decode", "disable_prefill_cuda_graph"} & {*arguments}
+
+
+def test_without_cuda_graphs_there_are_none_for_prompts_either() -> None:
+    arguments = SGLangOptions(disable_cuda_graph=True, cuda_graphs_for_prompts=True).arguments(SPEC)
+    assert arguments["disable_cuda_graph"] is True
+    assert arguments["disable_prefill_cuda_graph"] is True
+
+
+def test_context_of_the_policy_is_the_limit() -> None:
+    assert SGLangOptions(context_length=9999).arguments(SPEC)["context_length"] == 4096 + CONTEXT_MARGIN
+
+
+def test_other_arguments_pass_through() -> None:
+    chosen = SGLangOptions(server_args={"page_size": 32, "schedule_policy": "fcfs"})
+    assert {"page_size": 32, "schedule_policy": "fcfs"}.items() <= chosen.arguments(SPEC).items()
+
+
+@pytest.mark.parametrize(
+    ("server_args", "message"),
+    [
+        (
+            {"page_sice": 32},
+            r"server_args\.page_sice is no argument of the installed SGLang\. Did you mean 'page_size'",
+        ),
+        ({"max_running_requests": 3}, r"set rollout\.max_running_requests instead"),
+        ({"tp_size": 2}, r"set rollout\.tensor_parallel_size instead"),
+        ({"cuda_graph_max_bs": 2}, r"set rollout\.cuda_graph_max_batch_size instead"),
+        ({"model_path": "x"}, r"server_args\.model_path cannot be set: model\.policy\.path names it"),
+        ({"sampling_backend": "pytorch"}, r"cannot be set: the plugin brings one that draws by seed"),
+    ],
+)
+def test_arguments_that_cannot_be_passed(server_args: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SGLangOptions(server_args=server_args).arguments(SPEC)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"mem_fraction_static": 0},
+        {"mem_fraction_static": 1},
+        {"max_running_requests": 0},
+        {"max_total_tokens": -1},
+        {"context_length": 0},
+        {"tensor_parallel_size": 0},
+        {"chunked_prefill_size": 0},
+        {"chunked_prefill_size": -2},
+        {"cuda_graph_batch_sizes": []},
+        {"cuda_graph_batch_sizes": [4, 0]},
+    ],
+)
+def test_values_that_cannot_be(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=rf"rollout\.{name} is"):
+        SGLangOptions(**wrong)
+
+
+# ---- what an engine can do, and where -------------------------------------------------------------------------------
+
+
+def test_capabilities_are_those_of_the_options() -> None:
+    assert SGLangRollout().capabilities.streaming
+    assert SGLangRollout().capabilities.multi_turn
+    assert not SGLangRollout(tensor_parallel_size=2).capabilities.streaming
+    assert not SGLangRollout(disable_radix_cache=True).capabilities.multi_turn
+    assert SGLangRollout.capabilities.streaming
+
+
+def test_streaming_that_is_not_claimed_is_refused() -> None:
+    engine = SGLangRollout(tensor_parallel_size=2)
+    with pytest.raises(NotImplementedError, match="streaming"):
+        engine.collect(0.1)
+    with pytest.raises(NotImplementedError, match="streaming"):
+        engine.abort(["a"])
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "world_size", "message"),
+    [
+        ({}, "cpu", 1, r"SGLangRollout, which needs a GPU, and the trainer runs on cpu: use HFRollout"),
+        ({"tensor_parallel_size": 2}, "cuda:0", 3, r"tensor_parallel_size is 2, and the trainer has 3 ranks"),
+    ],
+)
+def test_start_where_it_cannot_be(options: dict[str, Any], device: str, world_size: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SGLangRollout(**options).start(SPEC, Placement(torch.device(device), 0, world_size))
+
+
+def test_plugin_registers_its_engines() -> None:
+    registry = Registry()
+    plugin.rlplug_register_rollouts(registry)
+    assert {"SGLangRollout", "SGLangServerRollout"} == set(registry.names("rollouts"))
+
+
+def test_close_before_start_is_nothing() -> None:
+    engine = SGLangRollout()
+    engine.close()
+    assert engine._process is None
+
+
+# ---- versions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["0.5.13", "0.5.16", "0.5.16.post1", "0.5.23"])
+def test_versions_that_are_known(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: version)
+    assert str(require_sglang()) == version
+
+
+@pytest.mark.parametrize("version", ["0.5.10", "0.5.12.post1", "0.5.24", "1.0"])
+def test_other_versions_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: version)
+    with pytest.raises(ConfigError, match=rf"SGLang {version} is installed.*0\.5\.13.*0\.5\.24.*pip install"):
+        require_sglang()
+
+
+def test_missing_sglang_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    with pytest.raises(ConfigError, match=r"pip install 'rlplug-rollout-sglang\[cuda\]'"):
+        require_sglang()
+
+
+# ---- a failed start -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("free", "share", "weights", "words"),
+    [
+        (40, 0.6, 39, "Free memory with model.offload"),
+        (139, 0.1, 16, "Raise rollout.mem_fraction_static, or share the model"),
+        (139, 0.9, 16, "lower rollout.mem_fraction_static, which leaves more for passes"),
+    ],
+)
+def test_failed_start_says_who_holds_the_memory(free: int, share: float, weights: int, words: str) -> None:
+    memory = MemoryBefore(total=140 * GIB, free=free * GIB, trainer=int(0.5 * GIB))
+    error = start_failure("no room", memory, share, weights * GIB)
+    assert "no room" in str(error)
+    assert "0.5 the trainer's tensors" in str(error)
+    assert words in str(error)
+
+
+def test_cache_that_would_cut_completions_short_is_refused() -> None:
+    check_cache(1000 + KV_MARGIN, longest=1000)
+    with pytest.raises(RunError, match=r"1,255 tokens, and one sequence may need 1,256: raise rollout\.mem_fraction"):
+        check_cache(1000 + KV_MARGIN - 1, longest=1000)

@@ -1,0 +1,73 @@
+"""Ranks that share an engine: four processes in two pairs, and a rank alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rlplug_rollout_sglang.seats import Seats
+
+from rlplug.interfaces import Placement
+
+TRAINER = Path(__file__).with_name("seats_trainer.py")
+
+
+@pytest.fixture(scope="module")
+def results() -> list[Any]:
+    """What each rank said."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    place["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(TRAINER)],
+            env=os.environ | place | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(4)
+    ]
+    lines = [rank.communicate(timeout=240)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * 4
+    return [json.loads(line) for line in lines]
+
+
+def test_the_first_of_each_pair_makes_it_for_both(results: list[Any]) -> None:
+    assert [result[0] for result in results] == [True, False, True, False]
+    assert [result[1] for result in results] == ["made by 0", "made by 0", "made by 2", "made by 2"]
+    assert [result[2] for result in results] == [[0], [], [2], []]
+
+
+def test_handles_are_gathered_at_the_first_in_order(results: list[Any]) -> None:
+    assert [result[3] for result in results] == [
+        ["handle of 0", "handle of 1"],
+        [],
+        ["handle of 2", "handle of 3"],
+        [],
+    ]
+
+
+def test_what_the_first_raises_both_raise(results: list[Any]) -> None:
+    assert [result[4] for result in results] == ["fault: it died, True"] * 2 + ["refusal: refused by 2"] * 2
+
+
+def test_gpus_that_are_no_neighbours_are_refused(results: list[Any]) -> None:
+    for first, result in zip((0, 0, 2, 2), results, strict=True):
+        assert f"ranks {first} to {first + 1} run on " in result[5]
+        assert "neighbouring GPUs" in result[5]
+
+
+def test_a_rank_alone_needs_no_group() -> None:
+    seats = Seats(Placement(torch.device("cpu"), 3, 4), size=1, deadline_s=1)
+    assert seats.is_first
+    assert seats.from_first(lambda: 5) == 5
+    assert seats.gathered(b"handle") == [b"handle"]
+    seats.check_devices(7)

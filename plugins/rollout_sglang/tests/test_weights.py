@@ -1,0 +1,65 @@
+"""A bucket as one tensor: what SGLang cuts out of it is what was put in."""
+
+from __future__ import annotations
+
+import io
+import pickle
+
+import pytest
+import torch
+from rlplug_rollout_sglang.weights import ALIGNMENT, flattened, serialised
+
+from rlplug.interfaces import Bucket
+from rlplug.rollout.buckets import weight_buckets
+from rlplug.rollout.shapes import policy_shapes
+from rlplug.testing.models import make_model_folder
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    """Tensors of several dtypes, of odd sizes, one without dimensions and one that is a transposed view."""
+    return [
+        ("odd", torch.randn(3, 5).to(torch.bfloat16)),
+        ("scale", torch.tensor(0.5)),
+        ("transposed", torch.randn(4, 6).T),
+        ("fp8", torch.randn(7).to(torch.float8_e4m3fn)),
+        ("parameter", torch.nn.Parameter(torch.randn(2, 2, dtype=torch.float64))),
+    ]
+
+
+def test_tensors_are_cut_out_as_they_were(bucket: Bucket) -> None:
+    """As SGLang's ``FlattenedTensorBucket.reconstruct_tensors`` does it."""
+    flat, entries = flattened(bucket)
+    for entry, (name, tensor) in zip(entries, bucket, strict=True):
+        cut = flat[entry.start_idx : entry.end_idx].view(entry.dtype).reshape(entry.shape)
+        assert entry.name == name
+        assert entry.numel == entry.end_idx - entry.start_idx == tensor.nbytes
+        assert entry.start_idx % ALIGNMENT == 0
+        assert torch.equal(cut.view(-1).view(torch.uint8), tensor.detach().contiguous().view(-1).view(torch.uint8))
+
+
+def test_a_bucket_is_copied() -> None:
+    tensor = torch.ones(4)
+    flat, _ = flattened([("a", tensor)])
+    tensor.zero_()
+    assert torch.equal(flat.view(torch.float32)[:4], torch.ones(4))
+
+
+def test_a_handle_is_no_copy(bucket: Bucket) -> None:
+    """On a CPU the tensor is in shared memory; what arrives is the same memory."""
+    flat, entries = flattened(bucket)
+    received = pickle.load(io.BytesIO(serialised(flat, entries)))
+    assert [entry.name for entry in received["metadata"]] == [name for name, _ in bucket]
+    flat[0] = 1
+    assert received["flattened_tensor"][0] == 1
+    flat[0] = 2
+    assert received["flattened_tensor"][0] == 2
+
+
+def test_a_sync_has_the_shapes_of_the_policy(tmp_path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    make_model_folder("qwen2", tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    sent = {name: tensor.shape for part in weight_buckets(model, torch.float32, 1 << 20) for name, tensor in part}
+    assert policy_shapes(str(tmp_path / "model")) == sent
