@@ -1,0 +1,1 @@
+"""Environments that people already have, for rlplug. Imports nothing, because ``hosted`` must stay light."""

@@ -1,0 +1,17 @@
+"""The entry point: what this distribution registers."""
+
+from rlplug.plugin_manager import hookimpl
+from rlplug.registry import Registry
+from rlplug_envs.reasoning_gym import ReasoningGymEnvironment
+from rlplug_envs.verifiers_environment import VerifiersEnvironment
+
+# importing a prompt source is what makes its short name known to the command line
+from rlplug_envs.verifiers_source import VerifiersSource as VerifiersSource
+
+RLPLUG_API_VERSION = ">=1.1,<2"
+
+
+@hookimpl
+def rlplug_register_environments(registry: Registry) -> None:
+    for environment in (ReasoningGymEnvironment, VerifiersEnvironment):
+        registry.add("environments", environment)

@@ -1,0 +1,151 @@
+"""Environments of the package verifiers, turn by turn."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from rlplug.errors import ConfigError
+from rlplug.interfaces.environment import Environment, StepResult
+from rlplug.tools.calls import (
+    HERMES_OPEN,
+    LLAMA_TAG,
+    MISTRAL_MARK,
+    PYTHONIC_START,
+    CallFormat,
+    ToolCall,
+    find_calls,
+)
+from rlplug.types import Prompt
+from rlplug_envs.processes import EnvironmentHost, host_settings, shared_pool
+
+CALL_MARKS: Final = (HERMES_OPEN, LLAMA_TAG, MISTRAL_MARK, PYTHONIC_START)
+
+_TRAJECTORIES: Final = itertools.count()
+
+
+class VerifiersEnvironment(Environment):
+    """Runs an environment of the package verifiers as it is: its turns, its tools, its rubric.
+
+    Prompts come from ``VerifiersSource`` with the same ``environment`` and ``arguments``. The environment runs in
+    processes of its own, which the trajectories of a rank share. The reward is its rubric's, given with the last turn,
+    and so are the rubric's metrics. A trajectory that rlplug's limits end before the environment does is not scored, so
+    let the environment's own ``max_turns`` be the smaller one. What an environment draws at random is not seeded.
+
+    Calls of tools in a turn reach the environment as ``tool_calls``, and the text in front of them as ``content``. One
+    that cannot be read reaches it as a call with arguments that are no JSON, for which it has an answer of its own.
+
+    Args:
+        environment: Name that ``verifiers.load_environment`` takes.
+        arguments: What the environment's ``load_environment`` takes.
+        call_format: How the policy writes calls of tools; ``auto`` looks at the text.
+        failed_rewards: When a reward function of the rubric raises, verifiers takes it for 0. With ``refuse`` such a
+            trajectory has no reward and does not train; ``zero`` does as verifiers does.
+        num_processes: Processes per rank; each loads the environment.
+        start_timeout_s: Longest time for loading the environment.
+        stall_timeout_s: A process in which nothing moved for so long is ended and replaced, and its trajectories have
+            no reward. Time that the environment awaits something does not count.
+    """
+
+    def __init__(
+        self,
+        environment: str,
+        arguments: dict[str, Any] | None = None,
+        call_format: CallFormat = "auto",
+        failed_rewards: Literal["refuse", "zero"] = "refuse",
+        num_processes: int = 2,
+        start_timeout_s: float = 600.0,
+        stall_timeout_s: float = 60.0,
+    ) -> None:
+        if num_processes < 1:
+            raise ConfigError(f"VerifiersEnvironment.num_processes is {num_processes}: give at least 1.")
+        self.environment = environment
+        self.call_format = call_format
+        settings = host_settings(
+            "VerifiersEnvironment",
+            environment,
+            arguments,
+            failed_rewards == "refuse",
+            start_timeout_s,
+            stall_timeout_s,
+        )
+        self._pool = shared_pool(settings, num_processes)
+        self._trajectory = next(_TRAJECTORIES)
+        self._lock = threading.Lock()
+        self._host: EnvironmentHost | None = None
+        self._is_closed = False
+        self._num_calls = 0
+        self._name_of_call: dict[str, str] = {}
+
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        host = self._pool.acquire()
+        self._pool.release(host)
+        return host.tools
+
+    async def reset(self, prompt: Prompt, seed: int) -> None:
+        if prompt.metadata.get("environment") != self.environment:
+            raise ConfigError(
+                f"The prompt {prompt.uid!r} is none of the environment {self.environment!r}: set data.train and "
+                f"data.val to VerifiersSource with environment {self.environment}."
+            )
+        await asyncio.to_thread(self._acquire)
+        await self._ask({"do": "begin", "example": prompt.metadata["example"]})
+
+    async def step(self, completion: str) -> StepResult:
+        answer = await self._ask({"do": "step", "completion": self._completion(completion)})
+        if answer["done"]:
+            return StepResult(reward=answer["reward"], done=True, metrics=answer["metrics"])
+        return StepResult(observation=[self._observation(message) for message in answer["observation"]])
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            host, self._host = self._host, None
+        if host is not None:
+            host.send({"do": "close", "trajectory": self._trajectory})
+            self._pool.release(host)
+
+    def _acquire(self) -> None:
+        """Find a process for this trajectory, which may have been closed while one was starting."""
+        host = self._pool.acquire()
+        with self._lock:
+            if not self._is_closed:
+                self._host = host
+                return
+        self._pool.release(host)
+
+    async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        host = self._host
+        assert host is not None, "a trajectory is reset before it steps, and not used after close"
+        answer: dict[str, Any] = await asyncio.wrap_future(host.request({"trajectory": self._trajectory, **request}))
+        return answer
+
+    def _completion(self, text: str) -> dict[str, Any]:
+        """Return a turn as an API would: what was said, and calls of tools if there are any."""
+        host = self._host
+        calls = find_calls(text, self.call_format) if host is not None and host.tools else []
+        if not calls:
+            return {"content": text}
+        tool_calls = []
+        for call in calls:
+            # nine letters and digits, as Mistral's chat templates demand
+            call_id = call.call_id or f"call{self._num_calls:05d}"
+            self._num_calls += 1
+            self._name_of_call[call_id] = call.name
+            arguments = json.dumps(call.arguments) if isinstance(call, ToolCall) else call.message
+            tool_calls.append({"id": call_id, "name": call.name, "arguments": arguments})
+        return {"content": _before_calls(text), "tool_calls": tool_calls}
+
+    def _observation(self, message: dict[str, str]) -> dict[str, str]:
+        name = self._name_of_call.get(message.get("tool_call_id", ""))
+        return message | {"name": name} if name else message
+
+
+def _before_calls(text: str) -> str:
+    """Return what a turn says in front of its first call; what a model only thinks of calling is no call."""
+    start = text.rfind("</think>") + 1
+    return text[: min((place for mark in CALL_MARKS if (place := text.find(mark, start)) >= 0), default=0)].rstrip()
