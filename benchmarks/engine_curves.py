@@ -3,15 +3,20 @@
 ``python benchmarks/engine_curves.py --out OUT --engines HFRollout VLLMRollout`` trains the quickstart on the CPU;
 ``--model FOLDER`` trains SmolLM2-135M-Instruct on sums on a GPU instead, each engine on one of its own when there are
 several. It writes a CSV of metrics for each engine, prints a summary, and ``--plot FILE`` draws all the CSVs of OUT.
+
+``--arguments ENGINE KEY=VALUE ...``, once for an engine, are arguments of its run alone. Engines that need environments
+of their own are trained in calls of their own, with the same OUT; ``--engines`` with nothing behind it only plots.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 from gpu_check import QUICKSTART, run, smollm2
@@ -27,9 +32,22 @@ def arguments_of(engine: str, options: argparse.Namespace) -> list[str]:
     else:
         base = smollm2(options.model, options.out, options.steps)
     chosen = ["--model.rollout", engine]
-    if engine.startswith("VLLM"):
-        chosen += options.vllm
+    for key, value in options.arguments.get(engine, {}).items():
+        chosen += [f"--{key}", value]
     return [*base, "--model.num_steps", str(options.steps), *chosen]
+
+
+def read_arguments(groups: list[list[str]], engines: list[str], parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """Return keys with values for each engine that has some."""
+    found: dict[str, dict[str, str]] = {}
+    for engine, *pairs in groups:
+        if engine not in engines or engine in found:
+            parser.error(f"--arguments {engine}: give it once, for one of --engines {' '.join(engines)}")
+        for pair in pairs:
+            if "=" not in pair:
+                parser.error(f"--arguments {engine} {pair}: write KEY=VALUE, such as model.rollout.max_num_seqs=128")
+        found[engine] = dict(pair.split("=", 1) for pair in pairs)
+    return found
 
 
 def plot(folder: Path, file: Path) -> None:
@@ -54,9 +72,12 @@ def main() -> None:
     parser.add_argument("--engines", nargs="*", default=["HFRollout", "VLLMRollout"])
     parser.add_argument("--model", type=Path, help="folder of SmolLM2-135M-Instruct")
     parser.add_argument("--steps", type=int, default=160)
-    parser.add_argument("--vllm", nargs=argparse.REMAINDER, default=[], help="arguments of the runs with vLLM; last")
+    parser.add_argument(
+        "--arguments", nargs="+", action="append", default=[], metavar=("ENGINE", "KEY=VALUE"), help="of its run alone"
+    )
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
+    options.arguments = read_arguments(options.arguments, options.engines, parser)
     options.out.mkdir(parents=True, exist_ok=True)
     devices = []
     if options.model:
@@ -67,11 +88,14 @@ def main() -> None:
         environment = {"CUDA_VISIBLE_DEVICES": devices[number % len(devices)]} if devices else {}
         return run(engine, arguments_of(engine, options), options.out, os.environ | environment)
 
+    has_failed = False
     with ThreadPoolExecutor(len(devices) or 1) as pool:
         for summary in pool.map(train, range(len(options.engines)), options.engines):
-            print(summary, flush=True)
+            print(json.dumps(summary), flush=True)
+            has_failed |= "exit code" in summary
     if options.plot:
         plot(options.out, options.plot)
+    raise SystemExit(has_failed)
 
 
 if __name__ == "__main__":

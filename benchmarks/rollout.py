@@ -1,119 +1,84 @@
-"""Measures vLLM as a rollout engine: tokens per second beside bare vLLM, sleep and wake, and the weight sync.
+"""Measures a rollout engine: tokens per second beside the bare engine, sleep and wake, and the weight sync.
 
-``torchrun --nproc-per-node 1 benchmarks/rollout.py --shape llama-1.7b`` needs a GPU per process. ``--phases bare`` runs
-vLLM's own ``LLM`` on the same requests with the same arguments, ``--phases plugin`` runs ``VLLMRollout`` beside an
-FSDP2-sharded policy of the same shape in float32. Weights are random: only shapes matter. One line of JSON a measure.
+``torchrun --nproc-per-node 1 benchmarks/rollout.py --engine sglang --phases bare plugin --out rollout.jsonl`` needs a
+GPU per process, and the engine in this environment. ``bare`` runs vLLM's ``LLM`` or SGLang's ``Engine`` on the same
+requests with the same arguments, in a process of its own. ``plugin`` runs the plugin's engine beside an FSDP2-sharded
+policy of the same shape in float32. Weights are random: only shapes matter. Each measure is one line of JSON.
+
+``--table FILE...`` prints what such files hold, of one engine or of several, as Markdown tables.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
+import contextlib
+import dataclasses
+import importlib.metadata
 import json
 import os
+import signal
 import statistics
+import subprocess
+import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from shapes import completion_lengths, write_config
+from rollout_sync import described, other_ways
+from rollout_table import print_tables
+from rollout_work import (
+    ENGINES,
+    PACKAGES,
+    Record,
+    longest_completion,
+    make_engine,
+    make_folder,
+    make_requests,
+    make_spec,
+    timed,
+)
+from shapes import SHAPES
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlplug.interfaces import Placement, PolicySpec
+from rlplug.interfaces import Placement
 from rlplug.phases import GIB
 from rlplug.rollout.buckets import weight_buckets
 from rlplug.rollout.lifecycle import Lifecycle
-from rlplug.types import Request, SamplingParams
+from rlplug.types import SamplingParams
+
+BARE_DEADLINE_S = 3600.0
+REPORTED = 1
+"""Exit code of a bare side that has written why it failed."""
+RANK_VARIABLES = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC_", "PYTORCH_CUDA_ALLOC")
+"""How variables of the environment begin that a bare engine must not see: it is no rank of a trainer."""
 
 
-def say(measure: str, **values: Any) -> None:
-    """Print one measure, from the first process."""
-    if int(os.environ.get("RANK", "0")) == 0:
-        rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in values.items()}
-        print(json.dumps({"measure": measure, **rounded}), flush=True)
-
-
-def make_requests(arguments: argparse.Namespace, vocab_size: int) -> list[Request]:
-    """Return requests of random tokens; ``group`` of them share a prompt."""
-    generator = torch.Generator().manual_seed(0)
-    num_prompts = arguments.sequences // arguments.group
-    prompts = torch.randint(3, vocab_size, (num_prompts, arguments.prompt), generator=generator).tolist()
-    return [
-        Request(f"{index}/{sample}", tuple(prompt), seed=1000 * index + sample)
-        for index, prompt in enumerate(prompts)
-        for sample in range(arguments.group)
-    ]
-
-
-def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that both phases use."""
-    return {
-        "gpu_memory_utilization": arguments.share,
-        "max_model_len": arguments.prompt + (arguments.longest or arguments.new),
-        "max_num_seqs": arguments.sequences,
-        "tensor_parallel_size": arguments.tensor_parallel,
-        "enforce_eager": arguments.eager,
-        "kv_cache_gib": arguments.kv_cache_gib,
-        "engine_args": arguments.engine_args,
-    }
-
-
-def timed(action: Callable[[], Any], repeats: int) -> list[float]:
-    """Return the seconds of each repeat, after one that is not counted."""
-    seconds = []
-    for _ in range(repeats + 1):
-        began = time.perf_counter()
-        action()
-        seconds.append(time.perf_counter() - began)
-    return seconds[1:]
-
-
-def speed(seconds: list[float], num_tokens: int) -> dict[str, Any]:
-    """Return the median and the best of repeats."""
-    return {
-        "tokens_per_s": num_tokens / statistics.median(seconds),
-        "best": num_tokens / min(seconds),
-        "seconds": [round(value, 3) for value in seconds],
-    }
-
-
-def bare(arguments: argparse.Namespace, spec: PolicySpec, device: torch.device) -> None:
-    """Generate with vLLM's own ``LLM`` in this process, without and with a seed of each request.
-
-    With ``--longest`` completions are log-normal and ``--new`` tokens long on average.
-    """
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from rlplug_rollout_vllm.options import VLLMOptions
-    from vllm import LLM
-    from vllm import SamplingParams as VLLMSamplingParams
-
-    began = time.perf_counter()
-    engine = LLM(**VLLMOptions(**engine_options(arguments)).arguments(spec, device))
-    say("bare: start", seconds=time.perf_counter() - began)
-    requests = make_requests(arguments, engine.llm_engine.vllm_config.model_config.get_vocab_size())
-    prompts: Any = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
-    longest = arguments.longest or arguments.new
-    lengths = completion_lengths(len(requests), arguments.new, longest > arguments.new, longest, arguments.smallest)
-    for seeded in (False, True):
-        sampling = [
-            VLLMSamplingParams(
-                max_tokens=length,
-                temperature=1.0,
-                ignore_eos=True,
-                logprobs=0,
-                detokenize=False,
-                seed=request.seed if seeded else None,
-            )
-            for request, length in zip(requests, lengths, strict=True)
-        ]
-        seconds = timed(lambda: engine.generate(prompts, sampling, use_tqdm=False), arguments.repeats)  # noqa: B023
-        say(f"bare: generate, {'seeded' if seeded else 'unseeded'}", **speed(seconds, sum(lengths)))
+def bare(arguments: argparse.Namespace, folder: Path, record: Record) -> bool:
+    """Run ``rollout_bare.py`` in a process of its own; return whether it succeeded."""
+    rank, local = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(RANK_VARIABLES)}
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and arguments.device == "cuda":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count()))))
+        environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[local]
+    described_run = json.dumps(vars(arguments) | {"folder": str(folder), "rank": rank}, default=str)
+    script = Path(__file__).with_name("rollout_bare.py")
+    process = subprocess.Popen([sys.executable, script, described_run], env=environment, start_new_session=True)
+    try:
+        code = process.wait(BARE_DEADLINE_S)
+        if code not in (0, REPORTED):
+            record.say("failed", reason=f"the process ended with exit code {code}: see its log")
+        return code == 0
+    except subprocess.TimeoutExpired:
+        record.say("failed", reason=f"it took longer than {BARE_DEADLINE_S:g} s")
+        return False
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # nothing is left of the engine
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def sharded_policy(folder: Path, device: torch.device) -> nn.Module:
@@ -133,140 +98,179 @@ def sharded_policy(folder: Path, device: torch.device) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def plugin(arguments: argparse.Namespace, spec: PolicySpec, device: torch.device, folder: Path) -> None:
-    """Generate through ``VLLMRollout``; sleep, wake and sync as a step does."""
-    from rlplug_rollout_vllm import VLLMRollout
-    from rlplug_rollout_vllm import weights as vllm_weights
+class PluginRun:
+    """Makes an engine's calls as a step does, and writes what each takes."""
 
-    policy = sharded_policy(folder, device)
-    engine = VLLMRollout(**engine_options(arguments))
-    life = Lifecycle("VLLMRollout", device)
-    with life.calls("start"):
-        engine.start(spec, Placement(device, dist.get_rank(), dist.get_world_size()))
-    say("plugin: start", seconds=life.seconds["start"])
-    requests = make_requests(arguments, policy.config.vocab_size)
-    sampling = SamplingParams(arguments.new)
+    def __init__(self, arguments: argparse.Namespace, folder: Path, device: torch.device, record: Record) -> None:
+        self.arguments, self.record = arguments, record
+        self.spec = make_spec(folder)
+        self.policy: Any = sharded_policy(folder, device)
+        self.engine = make_engine(arguments)
+        self.life = Lifecycle(type(self.engine).__name__, device)
+        self.placement = Placement(device, dist.get_rank(), dist.get_world_size())
+        self.requests = make_requests(arguments, self.policy.config.vocab_size)
+        self.version = 0
 
-    def sync() -> None:
-        with life.calls("update_weights"):
-            report = engine.update_weights(weight_buckets(policy, spec.dtype, arguments.bucket_mib << 20), 1)
-        syncs.append(report.seconds)
+    def measure(self) -> None:
+        """Start, sync and generate; then sleep, wake, sync and generate again, as often as ``--cycles`` says."""
+        with self.life.calls("start"):
+            self.engine.start(self.spec, self.placement)
+        try:
+            self.record.say("start", seconds=self.life.seconds["start"])
+            self._measure_syncs()
+            speed = timed(self._generate, self.arguments.repeats)
+            self.record.say("generate", **speed, stats=self.engine.stats(), advice=self.engine.advice())
+            for _ in range(self.arguments.cycles if self.engine.capabilities.sleep else 0):
+                self._measure_cycle()
+        finally:
+            self.engine.close()
 
-    syncs: list[float] = []
-    for _ in range(arguments.repeats + 1):
-        dist.barrier()
-        sync()
-    num_bytes = sum(parameter.numel() for parameter in policy.parameters()) * spec.dtype.itemsize
-    say("plugin: sync", median=statistics.median(syncs[1:]), all=[round(s, 4) for s in syncs], gib=num_bytes / GIB)
-    for name, seconds in sync_alternatives(engine, vllm_weights, policy, spec, arguments).items():
-        say(f"sync: {name}", median=statistics.median(seconds), all=[round(s, 4) for s in seconds])
+    def _measure_syncs(self) -> None:
+        reports = []
+        for _ in range(self.arguments.repeats + 1):
+            dist.barrier()
+            reports.append(self._sync())
+        seconds = statistics.median(report.seconds for report in reports[1:])
+        self.record.say(
+            "sync",
+            median=seconds,
+            all=[round(report.seconds, 4) for report in reports],
+            gib=reports[0].num_bytes / GIB,
+            gb_per_s=reports[0].num_bytes / seconds / 1e9,
+            buckets=reports[0].num_buckets,
+        )
+        for name, way_seconds in other_ways(self.engine, self.policy, self.spec, self.arguments).items():
+            self.record.say(f"sync: {name}", **described(way_seconds))
 
-    def generate() -> None:
-        with life.calls("generate"):
-            engine.generate(requests, sampling)
+    def _measure_cycle(self) -> None:
+        with self.life.calls("sleep"):
+            self.engine.sleep()
+        freed_gib = self.life.freed_bytes / GIB
+        with self.life.calls("wake_weights"):
+            self.engine.wake("weights")
+        report = self._sync()
+        with self.life.calls("wake_kv_cache"):
+            self.engine.wake("kv_cache")
+        num_tokens = self._generate()
+        self.record.say(
+            "cycle",
+            **{name: self.life.seconds[name] for name in ("sleep", "wake_weights", "wake_kv_cache")},  # type: ignore[index]
+            sync=report.seconds,
+            freed_gib=freed_gib,
+            tokens_per_s=num_tokens / self.life.seconds["generate"],
+            stats=self.engine.stats(),
+        )
 
-    seconds = timed(generate, arguments.repeats)
-    say("plugin: generate", **speed(seconds, len(requests) * arguments.new), stats=engine.stats())
-    for _ in range(2 if engine.capabilities.sleep else 0):
-        with life.calls("sleep"):
-            engine.sleep()
-        for part in ("weights", "kv_cache"):
-            with life.calls(f"wake_{part}"):  # type: ignore[arg-type]
-                engine.wake(part)  # type: ignore[arg-type]
-            if part == "weights":
-                sync()
-        say("plugin: sleep and wake", **life.seconds, freed_gib=life.freed_bytes / GIB, sync=syncs[-1])
-    engine.close()
+    def _sync(self) -> Any:
+        self.version += 1
+        with self.life.calls("update_weights"):
+            buckets = weight_buckets(self.policy, self.spec.dtype, self.arguments.bucket_mib << 20)
+            return self.engine.update_weights(buckets, self.version)
+
+    def _generate(self) -> int:
+        with self.life.calls("generate"):
+            completions = self.engine.generate(self.requests, SamplingParams(longest_completion(self.arguments)))
+        return sum(len(completion.token_ids) for completion in completions)
 
 
-def sync_alternatives(
-    engine: Any, vllm_weights: Any, policy: nn.Module, spec: PolicySpec, arguments: argparse.Namespace
-) -> dict[str, list[float]]:
-    """Time other ways to the same end: the floor, a call for each parameter, vLLM's layer-wise reload."""
-
-    def one_call_each() -> None:
-        for name, parameter in policy.named_parameters():
-            full = parameter.full_tensor().to(spec.dtype)  # type: ignore[attr-defined]
-            engine._engine.apply_model(functools.partial(load_one, name, full))
-            wait(device)
-
-    def layerwise() -> None:
-        plain, vllm_weights.is_plain = vllm_weights.is_plain, lambda *_: False
-        buckets = weight_buckets(policy, spec.dtype, arguments.bucket_mib << 20)
-        vllm_weights.load_weights(engine._model, engine._engine.vllm_config, buckets)
-        vllm_weights.is_plain = plain
-        wait(device)
-
-    size, device = dist.get_world_size(), next(policy.parameters()).device
-    num_elements = sum(parameter.numel() for parameter in policy.parameters())
-    share = torch.empty(min(num_elements, 1 << 29) // size, dtype=spec.dtype, device=device)
-    full = torch.empty(share.numel() * size, dtype=spec.dtype, device=device)
-
-    def floor() -> None:
-        for _ in range(-(-num_elements // full.numel())):
-            dist.all_gather_into_tensor(full, share) if size > 1 else full.copy_(share)
-        wait(device)
-
-    def gather_alone() -> None:
-        for _ in weight_buckets(policy, spec.dtype, arguments.bucket_mib << 20):
-            pass
-        wait(device)
-
-    ways = {
-        "floor, the bytes once": floor,
-        "buckets without an engine": gather_alone,
-        "a call for each parameter": one_call_each,
-        "vLLM's layer-wise reload": layerwise,
+def about_here(engine: str) -> dict[str, Any]:
+    """Return versions and device, for the first line of a run."""
+    installed = {name: _version(name) for name in (*PACKAGES[engine], "transformers", "rlplug")}
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "torch": torch.__version__,
+        "versions": {name: version for name, version in installed.items() if version is not None},
+        "gpu": gpu,
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
     }
-    if device.type == "cpu":
-        del ways["a call for each parameter"]  # weights are re-packed there, and only the reload unpacks them
-    return {name: timed(way, arguments.repeats) for name, way in ways.items()}
 
 
-def wait(device: torch.device) -> None:
-    """Wait for the device's work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
-def load_one(name: str, tensor: torch.Tensor, model: Any) -> None:
-    """Load a single weight."""
-    with torch.no_grad():
-        model.load_weights(iter([(name, tensor)]))
-
-
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help="print these files, and run nothing")
+    parser.add_argument("--engine", choices=ENGINES, default="vllm")
     parser.add_argument("--phases", nargs="+", choices=("bare", "plugin"), default=["plugin"])
-    parser.add_argument("--shape", default="llama-1.7b")
+    parser.add_argument("--out", type=Path, help="file to which measures are appended, beside standard output")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--shape", choices=SHAPES, default="llama-1.7b")
     parser.add_argument("--sequences", type=int, default=512)
     parser.add_argument("--group", type=int, default=8, help="completions of each prompt")
     parser.add_argument("--prompt", type=int, default=256, help="tokens")
-    parser.add_argument("--new", type=int, default=512, help="tokens")
-    parser.add_argument("--longest", type=int, help="tokens of the longest completion, with --phases bare")
+    parser.add_argument("--new", type=int, default=512, help="tokens of a completion, on average")
+    parser.add_argument("--longest", type=int, help="tokens; completions are then log-normal, not all of one length")
     parser.add_argument("--smallest", type=int, default=64, help="tokens of the shortest, with --longest")
-    parser.add_argument("--share", type=float, default=0.5, help="gpu_memory_utilization")
-    parser.add_argument("--kv-cache-gib", type=float)
-    parser.add_argument("--engine-args", type=json.loads, default={}, help="arguments of vLLM, as JSON")
-    parser.add_argument("--bucket-mib", type=int, default=1024)
+    parser.add_argument("--seeded", action="store_true", help="bare vLLM also with each request's seed")
+    parser.add_argument(
+        "--share", type=float, default=0.5, help="gpu_memory_utilization; mem_fraction_static, of what is free at start"
+    )
+    parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
+    parser.add_argument("--graph-sizes", type=int, nargs="+", help="batch sizes of CUDA graphs")
     parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--options", type=json.loads, default={}, help="options of the plugin's engine, as JSON")
+    parser.add_argument("--engine-args", type=json.loads, default={}, help="vLLM's or SGLang's own arguments, as JSON")
+    parser.add_argument("--bare-args", type=json.loads, default={}, help="the same, of the bare engine alone")
+    parser.add_argument("--bucket-mib", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--eager", action="store_true", default=None)
+    parser.add_argument("--cycles", type=int, default=2, help="of sleep, wake, sync and rollout")
     arguments = parser.parse_args()
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-    folder = write_config(arguments.shape, Path(tempfile.mkdtemp()))
-    longest = AutoConfig.from_pretrained(folder).max_position_embeddings
-    spec = PolicySpec(str(folder), torch.bfloat16, eos_token_ids=(), pad_token_id=2, max_context=longest)
-    say("arguments", **vars(arguments), torch=torch.__version__)
-    if "bare" in arguments.phases:
-        bare(arguments, spec, device)
+    if arguments.table is None:
+        check(parser, arguments)
+    return arguments
+
+
+def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Refuse what would fail late, or would be ignored."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if arguments.sequences % arguments.group:
+        parser.error(f"--sequences {arguments.sequences} is no multiple of --group {arguments.group}")
+    if "plugin" in arguments.phases and "RANK" not in os.environ:
+        parser.error("--phases plugin: start it with torchrun --nproc-per-node 1 (or more)")
+    if arguments.engine == "hf" and (arguments.engine_args or arguments.eager or "bare" in arguments.phases):
+        parser.error("--engine hf has no bare side, and takes neither --engine-args nor --eager")
+    if arguments.engine == "sglang" and arguments.device == "cpu" and "plugin" in arguments.phases:
+        parser.error("--engine sglang --phases plugin needs a GPU")
+    if "bare" in arguments.phases and arguments.tensor_parallel > 1 and size > 1:
+        parser.error("--phases bare --tensor-parallel: one process starts the engine on all its GPUs (nproc 1)")
+    if arguments.eager and arguments.graph_sizes is not None:
+        parser.error("--eager has no CUDA graphs: leave --graph-sizes out")
+    if arguments.longest is not None and arguments.longest <= arguments.new:
+        parser.error(f"--longest {arguments.longest} must be above --new {arguments.new}, the mean")
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.table is not None:
+        print_tables(arguments.table)
+        return
+    is_first = os.environ.get("RANK", "0") == "0"
+    if is_first and arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    record = Record(arguments.engine, "plugin", arguments.out, is_first)
+    record.say("arguments", **vars(arguments) | about_here(arguments.engine))
+    folder = make_folder(arguments.shape, Path(tempfile.mkdtemp()))
+    has_failed = "bare" in arguments.phases and not bare(arguments, folder, dataclasses.replace(record, phase="bare"))
     if "plugin" in arguments.phases:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
-        plugin(arguments, spec, device, folder)
+        device = (
+            torch.device("cuda", int(os.environ["LOCAL_RANK"])) if arguments.device == "cuda" else torch.device("cpu")
+        )
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        try:
+            PluginRun(arguments, folder, device, record).measure()
+        except Exception as problem:
+            record.say("failed", reason=f"{type(problem).__name__}: {problem}")
+            raise
         dist.destroy_process_group()
+    if has_failed:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

