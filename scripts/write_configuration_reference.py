@@ -14,7 +14,7 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +32,10 @@ from rlplug.strategy import RLFSDP2Strategy
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "configuration.md"
-OWN_DISTRIBUTIONS: Final = ("rlplug", "rlplug-algos", "rlplug-optims", "rlplug-rollout-vllm")
+OWN_DISTRIBUTIONS: Final = (
+    *("rlplug", "rlplug-algos", "rlplug-envs", "rlplug-optims"),
+    *("rlplug-rollout-sglang", "rlplug-rollout-vllm"),
+)
 """What is described; other plugins may be installed where this runs."""
 
 SECTIONS: Final = {"model": RLModule, "data": PromptDataModule, "run": None, "checkpoint": None, "profile": None}
@@ -42,6 +45,7 @@ KINDS: Final = {
     "algorithms": ("model.algorithm", "Algorithms"),
     "rewards": ("model.rewards", "Rewards"),
     "rollouts": ("model.rollout", "Rollout engines"),
+    "environments": ("model.environment", "Environments"),
     "optimizations": ("model.optimizations", "Optimizations"),
 }
 """Kinds of the registry: the key that takes their classes, and a title."""
@@ -137,7 +141,8 @@ def page() -> str:
         registered = [r for name in OWN_DISTRIBUTIONS for r in plugins().registry.by_distribution().get(name, ())]
         classes = [r.factory for r in registered if r.kind == kind]
         parts += _classes(title, f"Classes for `{key}`.", sorted(classes, key=lambda c: c.__name__))
-    own = [source for source in PromptSource.__subclasses__() if source.__module__.startswith("rlplug.")]
+    packages = {name.replace("-", "_") for name in OWN_DISTRIBUTIONS}
+    own = [source for source in PromptSource.__subclasses__() if source.__module__.partition(".")[0] in packages]
     sources = sorted(own, key=lambda c: c.__name__)
     parts += _classes("Prompt sources", "Classes for `data.train` and `data.val`.", sources)
     return "\n".join(parts)
@@ -227,7 +232,7 @@ def _type(hint: Any) -> str:
         return " or ".join(f"`{value}`" for value in arguments)
     if origin is typing.Union or origin is types.UnionType:
         return " or ".join(dict.fromkeys(_type(argument) for argument in arguments))
-    if origin is list:
+    if origin in (list, Sequence):
         return f"list of {_type(arguments[0])}"
     if origin is dict:
         return "mapping"

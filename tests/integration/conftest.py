@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-PLUGINS = ("plugins/algos", "plugins/optims", "plugins/rollout_vllm", "tests/plugins/rlplug_probe")
+PLUGINS = (
+    *("plugins/algos", "plugins/envs", "plugins/optims", "plugins/rollout_sglang", "plugins/rollout_vllm"),
+    "tests/plugins/rlplug_probe",
+)
 DISTRIBUTIONS = (REPOSITORY, *(REPOSITORY / folder for folder in PLUGINS))
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 HIDDEN_VARIABLES = ("PYTHON", "RLPLUG", "VIRTUAL_ENV", "PYTEST", "COV")

@@ -1,11 +1,13 @@
 """Parts that go wrong, named by their import path in the tests' command lines."""
 
+import itertools
 import time
 
 import torch
 from rlplug_algos.grpo import GRPO
 
-from rlplug.interfaces import EngineCapabilities, LossOutput
+from examples.hidden_digit.environment import HiddenDigit
+from rlplug.interfaces import EngineCapabilities, EngineFault, LossOutput, StepResult
 from rlplug.rollout.hf import HFRollout
 
 
@@ -52,3 +54,30 @@ class TakesWeightsOnce(HFRollout):
                 weight.data.copy_(kept[name])
         self.has_weights = True
         return report
+
+
+class TroubledDigit(HiddenDigit):
+    """The game, whose every tenth call raises, and which hangs in the fiftieth; calls are counted over all games."""
+
+    calls = itertools.count(1)
+
+    def step(self, completion: str) -> StepResult:
+        number = next(self.calls)
+        if number == 50:
+            time.sleep(3600)
+        if number % 10 == 0:
+            raise ConnectionError("the game server is gone")
+        return super().step(completion)
+
+
+class DiesOnce(HFRollout):
+    """An engine that dies in its third call, in the middle of trajectories, with a part of the turns."""
+
+    num_calls = 0
+
+    def generate(self, requests, sampling):  # type: ignore[no-untyped-def]
+        DiesOnce.num_calls += 1
+        completions = super().generate(requests, sampling)
+        if DiesOnce.num_calls == 3:
+            raise EngineFault("it died.", completions[: len(completions) // 2])
+        return completions

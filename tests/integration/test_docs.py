@@ -117,7 +117,7 @@ def test_every_metric_is_explained_and_every_explained_one_is_logged(followed: F
     explained = re.findall(r"^\| `([^`]+)` \|", page, re.M)
     patterns = {name: re.compile(re.sub(r"<\w+>", r"\\w+", name)) for name in explained}
     logged: set[str] = set()
-    for name in ("README.md", "docs-first-run.md", "docs-the-step.md", "docs-algorithms.md"):
+    for name in ("README.md", "docs-first-run.md", "docs-the-step.md", "docs-algorithms.md", "docs-environments.md"):
         for file in (followed.folder / name / "runs").glob("*/*/metrics.csv"):
             with file.open(newline="") as lines:
                 logged |= set(next(csv.reader(lines))) - {"step"}

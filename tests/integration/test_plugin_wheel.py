@@ -32,6 +32,7 @@ HOOKS = [
     "rlplug_make_tokenizer",
     "rlplug_prepare_batch",
     "rlplug_register_algorithms",
+    "rlplug_register_environments",
     "rlplug_register_optimizations",
     "rlplug_register_rewards",
     "rlplug_register_rollouts",
@@ -133,12 +134,14 @@ def test_plugins_come_from_the_wheels_and_list_what_they_bring(environment, resu
     records = json.loads(results["plugins"].stdout)
     files = [Path(record.pop("file")) for record in records]
     assert all(file.is_relative_to(environment.root) for file in files), files
-    core, algos, optims, probe, vllm = records
+    core, algos, envs, optims, probe, sglang, vllm = records
     assert (core["name"], core["distribution"], core["state"]) == ("rlplug", "rlplug", "loaded")
     assert (algos["name"], len(algos["registers"])) == ("algos", 11)
     assert {"algorithms/DAPO", "algorithms/GRPO", "algorithms/PPO"} < set(algos["registers"])
     assert (optims["name"], len(optims["registers"])) == ("optims", 10)
     assert (vllm["name"], vllm["registers"]) == ("rollout_vllm", ["rollouts/VLLMRollout", "rollouts/VLLMServerRollout"])
+    assert envs["registers"] == ["environments/ReasoningGymEnvironment", "environments/VerifiersEnvironment"]
+    assert sglang["registers"] == ["rollouts/SGLangRollout", "rollouts/SGLangServerRollout"]
     assert probe == {
         "name": "probe",
         "distribution": "rlplug-probe",
@@ -146,6 +149,7 @@ def test_plugins_come_from_the_wheels_and_list_what_they_bring(environment, resu
         "api_range": ">=1,<2",
         "registers": [
             "algorithms/MeanBaseline",
+            "environments/Echo",
             "optimizations/FreezeEmbeddings",
             "optimizations/NoEffect",
             "rewards/ShortReward",
@@ -163,7 +167,8 @@ def test_the_probe_implements_every_hook():
 
 def test_a_blocked_plugin_brings_nothing(results):
     assert results["plugins without probe"].returncode == 0, results["plugins without probe"].stderr
-    *_, probe, _ = json.loads(results["plugins without probe"].stdout)
+    records = json.loads(results["plugins without probe"].stdout)
+    (probe,) = [record for record in records if record["name"] == "probe"]
     assert (probe["name"], probe["version"], probe["state"]) == ("probe", "3.1.4", "blocked")
     assert (probe["registers"], probe["hooks"]) == ([], [])
 
@@ -177,8 +182,10 @@ def test_run_record_names_plugins_and_effects(folder, everything):
     assert [(plugin["name"], plugin["state"]) for plugin in record["plugins"]] == [
         ("rlplug", "loaded"),
         ("algos", "loaded"),
+        ("envs", "loaded"),
         ("optims", "loaded"),
         ("probe", "loaded"),
+        ("rollout_sglang", "loaded"),
         ("rollout_vllm", "loaded"),
     ]
     assert record["versions"]["rlplug-probe"] == "3.1.4"
@@ -259,7 +266,7 @@ def test_sleep_asked_of_an_engine_that_cannot_names_one_that_can(results):
     (message,) = [line for line in results["sleepless"].stderr.splitlines() if line.startswith("rlplug: ")]
     assert "model.sleep_between_rollouts" in message
     assert "HFRollout lacks" in message
-    assert message.endswith("Engines here that can: SleepyRollout.")
+    assert message.endswith("Engines here that can: SGLangRollout, SleepyRollout.")
 
 
 def test_algorithm_of_a_blocked_plugin_names_the_package(results):

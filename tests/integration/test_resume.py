@@ -24,7 +24,13 @@ ACTOR_CRITIC = [
     *("--model.critic", "{warmup_steps: 1, optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.001}}}"),
 ]
 """With all that a checkpoint holds beside the policy: a critic, its optimizer, an adaptive KL coefficient."""
-UNREPEATABLE = ("time/", "memory/", "throughput/", "rollout/tokens_per_s", "sync/", "offload/")
+PARTIAL = [
+    *("fit", "--config", "configs/hidden_digit.yaml", "--model.num_steps", "6", "--checkpoint.every_n_steps", "2"),
+    *("--model.batch.prompts_per_step", "4", "--model.batch.group_size", "4", "--model.algorithm.correction", "{}"),
+    *("--model.partial_rollout", "{max_tokens_per_step: 2, groups_in_flight: 6}"),
+]
+"""With trajectories under way, whose environments are gone with the process."""
+UNREPEATABLE = ("environment/seconds", "time/", "memory/", "throughput/", "rollout/tokens_per_s", "sync/", "offload/")
 """What depends on the clock, and on whether the engine is a new one that has no weights yet."""
 
 
@@ -62,6 +68,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jobs["critic-every-step"] = Job([*ACTOR_CRITIC, *every_step])  # in the warm-up too
     expected |= dict.fromkeys(("critic-killed-resumed", "critic-early-resumed", "critic-every-step"), 0)
     expected["critic-early"] = 130
+    jobs["partial"] = Job([*PARTIAL, "--run.dir", str(folder / "partial")])
+    for number, code in (("SIGKILL", -9), ("SIGINT", 130)):
+        name = f"partial-{number}"
+        stop = {"signal": number, "phase": "logprobs", "step": 5}
+        jobs[name] = Job([*PARTIAL, "--run.dir", str(folder / name)], stop)
+        jobs[f"{name}-resumed"] = Job(["fit", "--resume", str(folder / name / "001")])
+        expected |= {"partial": 0, name: code, f"{name}-resumed": 0}
     results = run_jobs(jobs, folder)
     for name, result in results.items():
         assert result.exit_code == expected[name], f"{name}: {result.output[-3000:]}"
@@ -122,6 +135,17 @@ def test_the_critic_and_the_coefficient_of_that_run_learn(finished: Path) -> Non
     assert rows[0]["loss"] == ""  # the warm-up trains the critic alone
     assert len({row["critic/loss"] for row in rows}) == 5
     assert len({row["policy/kl_coefficient"] for row in rows[1:]}) == 4  # it adapts
+
+
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGINT"])
+def test_a_partial_rollout_resumes_with_what_was_in_flight(finished: Path, number: str) -> None:
+    assert_same_run(finished / f"partial-{number}" / "001", finished / "partial" / "001")
+
+
+def test_that_partial_rollout_has_tokens_of_former_policies(finished: Path) -> None:
+    rows = metrics(finished / "partial" / "001")
+    assert any(float(row["partial/former_share"]) > 0 for row in rows)
+    assert all(float(row["partial/groups_in_flight"]) > 0 for row in rows)
 
 
 def test_the_run_is_long_enough_to_notice_a_lost_step(finished: Path) -> None:

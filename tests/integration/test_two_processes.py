@@ -30,6 +30,13 @@ SHARED_TRUNK = [
 ]
 DYNAMIC = [*RUN, "--model.algorithm", "DAPO", "--model.algorithm.kl_coefficient", "0.05"]
 """Refills that lack a single prompt leave one of two ranks without any."""
+PARTIAL = [
+    *("fit", "--config", "configs/hidden_digit.yaml", "--model.num_steps", "5", "--run.report", "false"),
+    *("--model.batch.prompts_per_step", "6", "--model.batch.group_size", "4", "--model.algorithm.correction", "{}"),
+    *("--model.partial_rollout", "{max_tokens_per_step: 2, groups_in_flight: 9}"),
+    *("--model.algorithm.kl_coefficient", "0.05"),
+]
+"""Of nine groups, each rank's engine works on some, and how long one takes depends on its guesses."""
 STARTED_BY = {
     "one": [sys.executable, "-m", "rlplug", *RUN],
     "lightning": [sys.executable, "-m", "rlplug", *RUN, "--trainer.devices", "2"],
@@ -43,10 +50,13 @@ STARTED_BY = {
     "shared-two": [sys.executable, "-m", "rlplug", *SHARED_TRUNK, "--trainer.devices", "2"],
     "dynamic-one": [sys.executable, "-m", "rlplug", *DYNAMIC],
     "dynamic-two": [sys.executable, "-m", "rlplug", *DYNAMIC, "--trainer.devices", "2"],
+    "partial-one": [sys.executable, "-m", "rlplug", *PARTIAL],
+    "partial-two": [sys.executable, "-m", "rlplug", *PARTIAL, "--trainer.devices", "2"],
 }
 PAIRS = [
     *(("one", "lightning"), ("one", "torchrun")),
     *(("critic-one", "critic-two"), ("shared-one", "shared-two"), ("dynamic-one", "dynamic-two")),
+    ("partial-one", "partial-two"),
 ]
 
 
