@@ -13,7 +13,7 @@ from rlplug.interfaces.rollout import (
     RolloutEngine,
     SleepingPart,
 )
-from rlplug.interfaces.weight_sync import Bucket, SyncReport
+from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport, TensorInfo
 
 __all__ = [
     "Advantages",
@@ -26,6 +26,7 @@ __all__ = [
     "EngineMemory",
     "EngineNeeds",
     "Environment",
+    "FP8Weights",
     "LossOutput",
     "Message",
     "Needs",
@@ -38,5 +39,6 @@ __all__ = [
     "SleepingPart",
     "StepResult",
     "SyncReport",
+    "TensorInfo",
     "UpdateTraits",
 ]

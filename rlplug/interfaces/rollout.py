@@ -11,7 +11,7 @@ import torch
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.memory import EngineMemory, EngineNeeds
-from rlplug.interfaces.weight_sync import Bucket, SyncReport
+from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport
 from rlplug.types import Completion, Request, SamplingParams
 
 SleepingPart: TypeAlias = Literal["weights", "kv_cache"]
@@ -55,6 +55,8 @@ class PolicySpec:
     pad_token_id: int
     max_context: int
     """Prompt and completion together, in tokens."""
+    fp8: FP8Weights | None = None
+    """Which weights travel in FP8, and how; ``None`` when all travel in ``dtype``."""
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
+import torch
 from torch import Tensor
 
 Bucket: TypeAlias = Sequence[tuple[str, Tensor]]
@@ -21,3 +22,54 @@ class SyncReport:
     num_tensors: int
     seconds: float
     policy_version: int
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor as a sync brings it."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return self.shape.numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class FP8Weights:
+    """Which weights travel in FP8, with a scale for each block of 128 x 128.
+
+    A weight [O, I] becomes two tensors of one bucket: float8_e4m3fn [O, I] under its own name, and its scales, float32
+    [ceil(O / 128), ceil(I / 128)], under :meth:`scale_name`. Values times their block's scale are the weight. Blocks
+    begin at the first row and column; those at the ends may be smaller. Of DeepSeek-V3, arXiv:2412.19437, section 3.3.
+    """
+
+    BLOCK: ClassVar[int] = 128
+    """Rows and columns of a block."""
+    DTYPE: ClassVar[torch.dtype] = torch.float8_e4m3fn
+
+    quantized: tuple[str, ...]
+    """Names of the weights that do."""
+    kept: tuple[str, ...]
+    """Names of the weights of all other linear layers, the output layer among them: in the policy's dtype."""
+
+    @staticmethod
+    def scale_name(name: str) -> str:
+        """Return the name under which a weight's scales travel."""
+        return f"{name}_scale_inv"
+
+    @classmethod
+    def scale_shape(cls, shape: torch.Size) -> torch.Size:
+        """Return the shape of the scales of a weight of ``shape``, [O, I]."""
+        return torch.Size(-(-size // cls.BLOCK) for size in shape)
+
+    def quantization_config(self) -> dict[str, Any]:
+        """Return the ``quantization_config`` of Hugging Face's ``config.json``, by which engines build layers."""
+        return {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [self.BLOCK, self.BLOCK],
+            "modules_to_not_convert": [name.removesuffix(".weight") for name in self.kept],
+        }

@@ -22,6 +22,7 @@ from rlplug.interfaces.rollout import EngineCapabilities, Placement, PolicySpec,
 from rlplug.interfaces.weight_sync import Bucket, SyncReport
 from rlplug.ops.logprobs import scaled_logits, token_logprobs, truncate_logits
 from rlplug.rollout.receipt import WeightReceipt
+from rlplug.rollout.shapes import travelling
 from rlplug.types import Completion, Request, SamplingParams
 
 SAMPLER_BYTES: Final = 20
@@ -134,7 +135,7 @@ class HFRollout(RolloutEngine):
     @torch.no_grad()
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
         mine = dict(self._model.named_parameters())
-        receipt = WeightReceipt(type(self).__name__, mine)
+        receipt = WeightReceipt(type(self).__name__, travelling(self._model, self._policy))
         for bucket in receipt.count(buckets):
             for name, tensor in bucket:
                 mine[name].copy_(tensor)

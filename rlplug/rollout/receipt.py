@@ -1,12 +1,14 @@
-"""What an engine notes of a weight sync: every weight came, and none that it does not know."""
+"""What an engine notes of a weight sync: every tensor came, as it should be, and none that it does not know."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+
+from torch import Tensor
 
 from rlplug.errors import RunError, did_you_mean
-from rlplug.interfaces.weight_sync import Bucket, SyncReport
+from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport, TensorInfo
 
 
 class WeightReceipt:
@@ -14,10 +16,10 @@ class WeightReceipt:
 
     Args:
         engine: Its name, for messages.
-        expected: Names of all weights that must come, as the policy's ``named_parameters`` has them.
+        expected: All tensors that must come, by name: :func:`rlplug.rollout.shapes.policy_weights`.
     """
 
-    def __init__(self, engine: str, expected: Collection[str]) -> None:
+    def __init__(self, engine: str, expected: Mapping[str, TensorInfo]) -> None:
         self._began = time.perf_counter()
         self._engine = engine
         self._expected = expected
@@ -28,16 +30,31 @@ class WeightReceipt:
         """Yield the buckets.
 
         Raises:
-            RunError: A name is unknown.
+            RunError: A name is unknown, a tensor has another shape or dtype, or an FP8 weight came without its scales.
         """
         for bucket in buckets:
             self._num_buckets += 1
             for name, tensor in bucket:
-                if name not in self._expected:
-                    raise RunError(f"{self._engine} has no weight {name!r}.{did_you_mean(name, self._expected)}")
+                self._check(name, tensor)
                 self._received.add(name)
                 self._num_bytes += tensor.nbytes
+            self._check_scales(bucket)
             yield bucket
+
+    def _check(self, name: str, tensor: Tensor) -> None:
+        expected = self._expected.get(name)
+        if expected is None:
+            raise RunError(f"{self._engine} has no weight {name!r}.{did_you_mean(name, self._expected)}")
+        found = TensorInfo(tensor.shape, tensor.dtype)
+        if found != expected:
+            raise RunError(f"{self._engine} needs {name!r} as {_words(expected)}, and it came as {_words(found)}.")
+
+    def _check_scales(self, bucket: Bucket) -> None:
+        """Values and scales of two syncs would be weights that nobody trained."""
+        names = {name for name, _ in bucket}
+        for name, tensor in bucket:
+            if tensor.dtype == FP8Weights.DTYPE and FP8Weights.scale_name(name) not in names:
+                raise RunError(f"weight {name!r} came to {self._engine} in FP8 without its scales in the same bucket.")
 
     def report(self, version: int) -> SyncReport:
         """Return what came, when all buckets have been taken.
@@ -49,3 +66,7 @@ class WeightReceipt:
             raise RunError(f"the weight sync left out {len(missing)} weights of {self._engine}, first {missing[0]!r}.")
         seconds = time.perf_counter() - self._began
         return SyncReport(self._num_bytes, self._num_buckets, len(self._received), seconds, version)
+
+
+def _words(info: TensorInfo) -> str:
+    return f"{str(info.dtype).removeprefix('torch.')} {list(info.shape)}"

@@ -1,15 +1,34 @@
-"""What weights a sync brings, known before it begins."""
+"""What a weight sync brings, known before it begins."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rlplug.interfaces.rollout import PolicySpec
+from rlplug.interfaces.weight_sync import FP8Weights, TensorInfo
 
-def policy_shapes(path: str) -> dict[str, torch.Size]:
-    """Return the shapes of the weights that a sync brings, by name: those of the policy in transformers."""
+
+def policy_weights(policy: PolicySpec) -> dict[str, TensorInfo]:
+    """Return the tensors that a sync brings, by name: the parameters of the policy in transformers."""
+    return travelling(meta_model(policy.path), policy)
+
+
+def meta_model(path: str) -> Any:
+    """Return the policy's model in transformers, without memory for its weights."""
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
-    return {name: parameter.shape for name, parameter in model.named_parameters()}
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
+
+
+def travelling(model: nn.Module, policy: PolicySpec) -> dict[str, TensorInfo]:
+    """Return the tensors that a sync brings of a model's parameters; in FP8, two of a weight."""
+    in_fp8 = frozenset(policy.fp8.quantized) if policy.fp8 is not None else frozenset()
+    weights: dict[str, TensorInfo] = {}
+    for name, parameter in model.named_parameters():
+        weights[name] = TensorInfo(parameter.shape, FP8Weights.DTYPE if name in in_fp8 else policy.dtype)
+        if name in in_fp8:
+            weights[FP8Weights.scale_name(name)] = TensorInfo(FP8Weights.scale_shape(parameter.shape), torch.float32)
+    return weights

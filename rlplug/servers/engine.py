@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Bucket, EngineFault, Placement, PolicySpec, RolloutEngine, SyncReport
 from rlplug.rollout.receipt import WeightReceipt
-from rlplug.rollout.shapes import policy_shapes
+from rlplug.rollout.shapes import policy_weights
 from rlplug.rollout.stats import EngineStats
 from rlplug.servers.http_client import HTTPClient
 from rlplug.servers.processes import Launch, Place, ServerProcesses, wait_until_healthy
@@ -125,7 +125,7 @@ class ServerEngine(RolloutEngine):
     def start(self, policy: PolicySpec, placement: Placement) -> None:
         self._policy, self._placement = policy, placement
         self.prepare(policy, placement)
-        self._shapes = policy_shapes(policy.path)
+        self._weights = policy_weights(policy)
         on_gpus = placement.device.type == "cuda" and self.urls is None
         devices = devices_of_servers(self.gpus, self.gpus_per_server, placement, self.words) if on_gpus else [None]
         try:
@@ -220,7 +220,7 @@ class ServerEngine(RolloutEngine):
     # ---- weights --------------------------------------------------------------------------------------------------
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
-        receipt = WeightReceipt(type(self).__name__, self._shapes)
+        receipt = WeightReceipt(type(self).__name__, self._weights)
         fault = self._send(receipt.count(buckets), version)
         # no rank may generate before all weights are there
         if problem := from_rank_zero("" if fault is None else str(fault)):

@@ -10,9 +10,6 @@ import torch
 from rlplug_rollout_sglang.weights import ALIGNMENT, flattened, serialised
 
 from rlplug.interfaces import Bucket
-from rlplug.rollout.buckets import weight_buckets
-from rlplug.rollout.shapes import policy_shapes
-from rlplug.testing.models import make_model_folder
 
 
 @pytest.fixture
@@ -54,12 +51,3 @@ def test_a_handle_is_no_copy(bucket: Bucket) -> None:
     assert received["flattened_tensor"][0] == 1
     flat[0] = 2
     assert received["flattened_tensor"][0] == 2
-
-
-def test_a_sync_has_the_shapes_of_the_policy(tmp_path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    make_model_folder("qwen2", tmp_path / "model")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    sent = {name: tensor.shape for part in weight_buckets(model, torch.float32, 1 << 20) for name, tensor in part}
-    assert policy_shapes(str(tmp_path / "model")) == sent

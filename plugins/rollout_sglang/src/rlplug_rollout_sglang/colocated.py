@@ -24,7 +24,7 @@ from rlplug.interfaces import (
     SyncReport,
 )
 from rlplug.rollout.receipt import WeightReceipt
-from rlplug.rollout.shapes import policy_shapes
+from rlplug.rollout.shapes import policy_weights
 from rlplug.rollout.stats import EngineStats
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug_rollout_sglang.engine_process import EngineProcess
@@ -92,7 +92,7 @@ class SGLangRollout(RolloutEngine):
                 f"rollout.tensor_parallel_size is {size}, and the trainer has {placement.world_size} ranks: give a "
                 "divisor of that, or run servers of their own (SGLangServerRollout)."
             )
-        version, self._shapes = require_sglang(), policy_shapes(policy.path)
+        version, self._weights = require_sglang(), policy_weights(policy)
         index = placement.device.index or 0
         if self._seats is None:  # once: a restart finds the same ranks
             waiting_s = max(self.generate_deadline_s, self.start_deadline_s, CALL_DEADLINE_S) + 60
@@ -104,7 +104,7 @@ class SGLangRollout(RolloutEngine):
             about = self._seats.from_first(lambda: self._make_process(arguments))
             check_cache(about["kv_cache_tokens"], self.options.longest(policy))
         except EngineFault as problem:
-            num_bytes = sum(shape.numel() for shape in self._shapes.values()) * policy.dtype.itemsize // size
+            num_bytes = sum(weight.num_bytes for weight in self._weights.values()) // size
             raise start_failure(str(problem), memory, self.options.mem_fraction_static, num_bytes) from problem
         except RunError:
             self.close()
@@ -162,7 +162,7 @@ class SGLangRollout(RolloutEngine):
     # ---- weights and memory ---------------------------------------------------------------------------------------
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
-        receipt = WeightReceipt(type(self).__name__, self._shapes)
+        receipt = WeightReceipt(type(self).__name__, self._weights)
         self._call("begin_update")
         try:
             for bucket in receipt.count(buckets):

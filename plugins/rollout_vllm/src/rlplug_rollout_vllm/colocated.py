@@ -28,7 +28,7 @@ from rlplug.interfaces import (
 )
 from rlplug.rng import preserved_rng
 from rlplug.rollout.receipt import WeightReceipt
-from rlplug.rollout.shapes import policy_shapes
+from rlplug.rollout.shapes import policy_weights
 from rlplug.rollout.stats import EngineStats
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug_rollout_vllm.engine_requests import EngineRequests
@@ -91,7 +91,7 @@ class VLLMRollout(RolloutEngine):
                 "divisor of that, or run servers of their own (VLLMServerRollout)."
             )
         self._device = placement.device
-        self._shapes = policy_shapes(policy.path)
+        self._weights = policy_weights(policy)
         memory = MemoryBefore.of(placement.device)
         with _process_for_vllm(placement):
             version = require_vllm()
@@ -103,7 +103,7 @@ class VLLMRollout(RolloutEngine):
             try:
                 self._engine = _make_engine(arguments, self._observe)
             except (AssertionError, RuntimeError, ValueError) as problem:
-                num_bytes = sum(shape.numel() for shape in self._shapes.values()) * policy.dtype.itemsize // size
+                num_bytes = sum(weight.num_bytes for weight in self._weights.values()) // size
                 share, longest = self.options.gpu_memory_utilization, arguments["max_model_len"]
                 raise start_failure(problem, memory, share, num_bytes, longest) from problem
         (self._model,) = self._engine.apply_model(lambda model: model)
@@ -158,7 +158,7 @@ class VLLMRollout(RolloutEngine):
     # ---- weights and memory ---------------------------------------------------------------------------------------
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
-        receipt = WeightReceipt(type(self).__name__, self._shapes)
+        receipt = WeightReceipt(type(self).__name__, self._weights)
         load_weights(self._model, self._engine.vllm_config, receipt.count(buckets))
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
