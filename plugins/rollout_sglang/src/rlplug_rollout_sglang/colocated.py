@@ -24,6 +24,7 @@ from rlplug.interfaces import (
     SyncReport,
 )
 from rlplug.rollout.receipt import WeightReceipt
+from rlplug.rollout.seats import Seats
 from rlplug.rollout.shapes import policy_weights
 from rlplug.rollout.stats import EngineStats
 from rlplug.types import Completion, Request, SamplingParams
@@ -31,7 +32,6 @@ from rlplug_rollout_sglang.engine_process import EngineProcess
 from rlplug_rollout_sglang.engine_requests import EngineRequests
 from rlplug_rollout_sglang.memory import MemoryBefore, check_cache, planned_memory, start_failure
 from rlplug_rollout_sglang.options import SGLangOptions
-from rlplug_rollout_sglang.seats import Seats
 from rlplug_rollout_sglang.versions import require_sglang
 from rlplug_rollout_sglang.weights import flattened, serialised
 
@@ -97,7 +97,7 @@ class SGLangRollout(RolloutEngine):
         if self._seats is None:  # once: a restart finds the same ranks
             waiting_s = max(self.generate_deadline_s, self.start_deadline_s, CALL_DEADLINE_S) + 60
             self._seats = Seats(placement, size, waiting_s)
-        self._seats.check_devices(index)
+        self._seats.check_devices("SGLang", index)
         arguments = self.options.arguments(policy) | {"enable_memory_saver": True, "base_gpu_id": index}
         memory = MemoryBefore.of(placement.device)
         try:

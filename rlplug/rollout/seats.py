@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from rlplug.errors import ConfigError, RLPlugError
-from rlplug.interfaces import Placement
+from rlplug.interfaces.rollout import Placement
 
 Value = TypeVar("Value")
 
@@ -40,10 +40,11 @@ class Seats:
     def is_first(self) -> bool:
         return self._seat == 0
 
-    def check_devices(self, index: int) -> None:
+    def check_devices(self, engine: str, index: int) -> None:
         """Stop the run unless the ranks' GPUs are neighbours, in the order of the ranks.
 
         Args:
+            engine: Its name, for the message.
             index: Of this rank's GPU.
 
         Raises:
@@ -58,7 +59,7 @@ class Seats:
             named = ", ".join(f"{name} GPU {number}" for name, number in places)
             raise ConfigError(
                 f"rollout.tensor_parallel_size is {self._size}, and ranks {self._first} to "
-                f"{self._first + self._size - 1} run on {named}: SGLang needs neighbouring GPUs of one host, in the "
+                f"{self._first + self._size - 1} run on {named}: {engine} needs neighbouring GPUs of one host, in the "
                 "order of the ranks. Set a smaller size, or one that divides the GPUs of each host."
             )
 

@@ -9,10 +9,10 @@ import json
 
 import torch
 import torch.distributed as dist
-from rlplug_rollout_sglang.seats import Seats
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import EngineFault, Placement
+from rlplug.rollout.seats import Seats
 from rlplug.types import Completion
 
 
@@ -35,9 +35,9 @@ def main() -> None:
         raised = f"fault: {fault}, {fault.completions == [done]}"
     except RunError as problem:
         raised = f"refusal: {problem}"
-    seats.check_devices(index=rank)
+    seats.check_devices("SGLang", index=rank)
     try:
-        seats.check_devices(index=0)
+        seats.check_devices("SGLang", index=0)
         problem = ""
     except ConfigError as error:
         problem = str(error)
