@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,8 @@ from transformers import PreTrainedTokenizerBase
 from rlplug.batching import BatchSizes
 from rlplug.critic import CriticConfig
 from rlplug.errors import ConfigError
+from rlplug.fp8.layers import choose_fp8_weights
+from rlplug.fp8.options import WeightSyncOptions
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.optimization import Effect, Optimization
@@ -28,6 +31,7 @@ from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
 from rlplug.prompt_stream import PromptStream
 from rlplug.rewards import RewardRunner
 from rlplug.rollout.hf import HFRollout
+from rlplug.rollout.shapes import meta_model
 from rlplug.strategy import RLFSDP2Strategy
 from rlplug.turns.in_flight import InFlight
 from rlplug.turns.options import PartialRollout, TurnOptions
@@ -72,6 +76,7 @@ class RLModuleOptions(LightningModule):
             the weights and the reference policy as well.
         on_memory_shortfall: When the memory plan of a GPU run does not fit, ``stop`` before anything is loaded, or
             ``warn``.
+        weight_sync: In what form weights travel to the engine: ``transform: fp8_block`` lets it calculate in FP8.
         sync_bucket_mib: Weights travel to the engine in buckets of at most this size.
         max_engine_restarts: How often one rollout may start its engines anew after one died or missed a deadline.
         stall_s: Write Python stacks to stderr when one phase takes longer.
@@ -105,6 +110,7 @@ class RLModuleOptions(LightningModule):
         sleep_between_rollouts: SleepSetting = "auto",
         offload: OffloadMode = "none",
         on_memory_shortfall: Literal["stop", "warn"] = "stop",
+        weight_sync: WeightSyncOptions = WeightSyncOptions(),  # noqa: B008
         sync_bucket_mib: int = 1024,
         max_engine_restarts: int = 2,
         stall_s: float = 1800.0,
@@ -143,6 +149,7 @@ class RLModuleOptions(LightningModule):
         self.sleep_between_rollouts = sleep_between_rollouts
         self.offload_mode = offload
         self.on_memory_shortfall = on_memory_shortfall
+        self.weight_sync = weight_sync
         self.sync_bucket_bytes = sync_bucket_mib << 20
         self.max_engine_restarts = max_engine_restarts
         self.stall_s = stall_s
@@ -175,7 +182,10 @@ class RLModuleOptions(LightningModule):
 
     @cached_property
     def spec(self) -> PolicySpec:
-        return load_spec(self.policy_config, self.tokenizer)
+        spec = load_spec(self.policy_config, self.tokenizer)
+        if self.weight_sync.transform is None:
+            return spec
+        return replace(spec, fp8=choose_fp8_weights(meta_model(spec.path), self.weight_sync))
 
     @cached_property
     def tools(self) -> Sequence[Mapping[str, Any]]:

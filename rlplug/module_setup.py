@@ -8,7 +8,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from rlplug.batching import BatchPlan, attention_cost
 from rlplug.errors import ConfigError
+from rlplug.fp8.layers import describe
 from rlplug.interfaces.algorithm import RunFacts
+from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.rollout import Placement
 from rlplug.learners import Learners
 from rlplug.memory.decide import shortfall
@@ -27,8 +29,10 @@ from rlplug.process import exempt_from_collection, use_one_host_thread
 from rlplug.rng import rng_state, set_rng_state
 from rlplug.rollout.driver import EngineDriver
 from rlplug.run_checks import (
+    UNCORRECTED,
     check_algorithm,
     check_engine,
+    check_fp8,
     check_max_grad_norm,
     check_networks,
     check_optimizations,
@@ -47,6 +51,9 @@ class RLModuleSetup(RLModuleOptions):
         """Check what can be checked before anything is loaded."""
         engines = plugins().registry.classes("rollouts").values()
         check_engine(self.engine, self.algorithm, engines, self.sleep_between_rollouts, self.mismatch_gate)
+        if self.weight_sync.transform is not None:
+            check_fp8(self.engine, engines)
+        self.engine.check(self.spec)
         check_optimizations(self.optimizations)
         self.clock = PhaseClock(self.strategy.root_device, self.stall_s)
         if stage == "fit":
@@ -62,9 +69,12 @@ class RLModuleSetup(RLModuleOptions):
             trunk = None if self.critic_config is None else self.critic_config.trunk
             networks = {"policy": self.policy_config, "reference": self.reference_config, "critic.trunk": trunk}
             check_networks(networks, self.tokenizer, self._longest, self.strategy.sequence_size)
+            in_fp8 = self.weight_sync.transform is not None
             self.algorithm.setup(
-                RunFacts(self.plan.num_completions, self.plan.group_size, self.sampling.max_new_tokens)
+                RunFacts(self.plan.num_completions, self.plan.group_size, self.sampling.max_new_tokens, in_fp8)
             )
+            if in_fp8 and not self.algorithm.needs.rollout_logprobs:
+                rank_zero_warn(UNCORRECTED.format(name=type(self.algorithm).__name__))
             if self.strategy.root_device.type == "cuda":
                 self._settle_memory(mesh)
 
@@ -110,6 +120,7 @@ class RLModuleSetup(RLModuleOptions):
         if not hasattr(self, "policy"):
             self.policy, self.effects = build_policy(self.policy_config, self.optimizations, self.strategy)
             self.effects += self.memory.left_out if self.memory is not None else ()
+            self.effects += [] if self.spec.fp8 is None else [Effect(describe(self.spec.fp8))]
         if self.trainer.state.fn != "fit":
             return
         if self.algorithm.needs.reference_policy and not self._reference:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from transformers import PreTrainedTokenizerBase
 
@@ -20,6 +21,11 @@ from rlplug.policy import PolicyConfig, require_same_tokens
 from rlplug.turns.options import PartialRollout
 from rlplug.types import SamplingParams
 from rlplug.validation import ValidationConfig
+
+UNCORRECTED: Final = (
+    "model.weight_sync sends weights in FP8, so completions are drawn from a policy that is not quite the trainer's, "
+    "and {name} does not correct for that: set its init_args.correction, or watch mismatch/kl."
+)
 
 
 def check_sampling(sampling: SamplingParams, validation: ValidationConfig, has_val_prompts: bool) -> None:
@@ -155,6 +161,16 @@ def check_networks(
             require_same_tokens(config, key, tokenizer)
         text_config = read_config(config.path, key).get_text_config()
         check_long_sequences(text_config, config.attn_implementation, key, longest, sequence_size)
+
+
+def check_fp8(engine: RolloutEngine, engines: Iterable[type]) -> None:
+    """Refuse an engine that takes no FP8 weights, or that does not say what it computed with them.
+
+    Raises:
+        ConfigError: The message names the key and the engines that can.
+    """
+    for capability in ("fp8_refit", "logprobs"):
+        require_capability(engine, capability, "model.weight_sync.transform", engines)
 
 
 def check_engine(

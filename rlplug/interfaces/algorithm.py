@@ -40,6 +40,8 @@ class RunFacts:
     """Completions per prompt."""
     max_new_tokens: int
     """Longest completion, in tokens."""
+    fp8_rollout: bool = False
+    """Whether the engine calculates with weights in FP8, and the trainer does not."""
 
 
 @dataclass(frozen=True)

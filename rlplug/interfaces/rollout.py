@@ -96,6 +96,13 @@ class RolloutEngine(ABC):
         """Trainer ranks that run one engine together. They get the same requests and return the same completions."""
         return 1
 
+    def check(self, policy: PolicySpec) -> None:  # noqa: B027 - overriding is optional
+        """Refuse a policy that this engine cannot run, before anything is loaded.
+
+        Raises:
+            ConfigError: The message names what it cannot take, and the fix.
+        """
+
     @abstractmethod
     def start(self, policy: PolicySpec, placement: Placement) -> None:
         """Build the engine, also anew after ``close``. All ranks call it at the same time.

@@ -53,6 +53,8 @@ class FP8Weights:
     """Names of the weights that do."""
     kept: tuple[str, ...]
     """Names of the weights of all other linear layers, the output layer among them: in the policy's dtype."""
+    power_of_two_scales: bool = False
+    """Whether scales are powers of two."""
 
     @staticmethod
     def scale_name(name: str) -> str:

@@ -2,55 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from rlplug.interfaces.weight_sync import Bucket
+from rlplug.fp8.blocks import quantize_blocks
+from rlplug.interfaces.weight_sync import Bucket, FP8Weights
+
+ALIGNMENT: Final = 16
+"""Bytes to a multiple of which each tensor of a gather begins, so that it can be read in its own dtype."""
 
 
 @torch.no_grad()
-def weight_buckets(model: nn.Module, dtype: torch.dtype, max_bytes: int = 1 << 30) -> Iterator[Bucket]:
+def weight_buckets(
+    model: nn.Module, dtype: torch.dtype, max_bytes: int = 1 << 30, fp8: FP8Weights | None = None
+) -> Iterator[Bucket]:
     """Yield every parameter of ``model`` in ``dtype``, unsharded, under its Hugging Face name.
 
     Collective: every rank must exhaust the iterator, since sharded parameters are gathered when their turn comes. Tied
     parameters travel once, under the name that comes first. A bucket holds at most ``max_bytes``, unless it is a single
-    tensor; while it is made, its bytes are there twice.
+    parameter; while it is made, its bytes are there twice.
+
+    Args:
+        model: Sharded in any way, or not.
+        dtype: Of the weights that are not quantised.
+        max_bytes: As they travel.
+        fp8: Which travel as two tensors, values and their scales, side by side. Shards of whole blocks are quantised
+            where they are, before they are gathered; the result does not depend on that.
     """
+    in_fp8 = frozenset(fp8.quantized) if fp8 is not None else frozenset()
+    walk = _Walk(dtype, in_fp8, fp8 is not None and fp8.power_of_two_scales)
     pending: list[tuple[str, Tensor]] = []
     size = 0
     for name, parameter in model.named_parameters():
-        num_bytes = parameter.numel() * dtype.itemsize
+        num_bytes = walk.num_bytes(name, parameter.shape)
         if pending and size + num_bytes > max_bytes:
-            yield _gather(pending, dtype)
+            yield walk.gather(pending)
             pending, size = [], 0
         pending.append((name, parameter.detach()))
         size += num_bytes
     if pending:
-        yield _gather(pending, dtype)
+        yield walk.gather(pending)
 
 
-def _gather(named: Sequence[tuple[str, Tensor]], dtype: torch.dtype) -> Bucket:
-    """Return full tensors; those that FSDP shards cross the links together, once for each process group."""
-    full: dict[str, Tensor] = {}
-    together: dict[dist.ProcessGroup, dict[str, DTensor]] = {}
-    for name, tensor in named:
-        if not isinstance(tensor, DTensor):
-            full[name] = tensor.to(dtype)
-        elif tensor.device_mesh.size() == 1:
-            full[name] = tensor.to_local().to(dtype)
-        elif (axis := _rows_axis(tensor)) is not None:
-            together.setdefault(tensor.device_mesh.get_group(axis), {})[name] = tensor
-        else:
-            narrow: Any = tensor.to(dtype)  # first: half the bytes travel
-            full[name] = narrow.full_tensor()
-    for group, tensors in together.items():
-        full |= _gather_rows(tensors, group, dtype)
-    return [(name, full[name]) for name, _ in named]
+@dataclass(frozen=True)
+class _Part:
+    """What a rank has of a tensor whose rows are distributed.
+
+    Rank r holds rows r * c to (r + 1) * c of it, as far as it has them, with c rounded up: behind each other, and cut
+    at the end, the ranks' parts are the tensor.
+    """
+
+    local: Tensor
+    shape: torch.Size
+    """Of the tensor."""
+    rows: int
+    """c"""
+    dtype: torch.dtype
+    """In which it travels."""
+
+    @property
+    def span(self) -> int:
+        """Bytes of each rank's part, those that are missing at the end included."""
+        return self.rows * self.shape[1:].numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """How the weights of one sync travel."""
+
+    dtype: torch.dtype
+    in_fp8: frozenset[str]
+    power_of_two_scales: bool
+
+    def num_bytes(self, name: str, shape: torch.Size) -> int:
+        if name not in self.in_fp8:
+            return shape.numel() * self.dtype.itemsize
+        return shape.numel() + FP8Weights.scale_shape(shape).numel() * torch.float32.itemsize
+
+    def gather(self, named: Sequence[tuple[str, Tensor]]) -> Bucket:
+        """Return full tensors; those that FSDP shards cross the links together, once for each process group."""
+        full: dict[str, Tensor] = {}
+        together: dict[dist.ProcessGroup, dict[str, _Part]] = {}
+        for name, tensor in named:
+            if not isinstance(tensor, DTensor):
+                full[name] = tensor
+            elif tensor.device_mesh.size() == 1:
+                full[name] = tensor.to_local()
+            elif (axis := _rows_axis(tensor)) is not None:
+                group = tensor.device_mesh.get_group(axis)
+                together.setdefault(group, {}).update(self._parts(name, tensor, dist.get_world_size(group)))
+            else:
+                narrow: Any = tensor.to(self.dtype)  # first: half the bytes travel
+                full[name] = narrow.full_tensor()
+        for group, parts in together.items():
+            full |= _gather_rows(parts, group)
+        return [pair for name, _ in named for pair in self._finished(name, full)]
+
+    def _parts(self, name: str, tensor: DTensor, num_ranks: int) -> dict[str, _Part]:
+        local, rows = tensor.to_local(), -(-tensor.shape[0] // num_ranks)
+        if name not in self.in_fp8 or rows % FP8Weights.BLOCK:
+            return {name: _Part(local, tensor.shape, rows, self.dtype)}
+        values, scales = quantize_blocks(local, self.dtype, self.power_of_two_scales)
+        scale_shape = FP8Weights.scale_shape(tensor.shape)
+        return {
+            name: _Part(values, tensor.shape, rows, values.dtype),
+            FP8Weights.scale_name(name): _Part(scales, scale_shape, rows // FP8Weights.BLOCK, scales.dtype),
+        }
+
+    def _finished(self, name: str, full: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+        """Return what travels of a parameter: quantised now, where it could not be before."""
+        tensor, scale_name = full[name], FP8Weights.scale_name(name)
+        if name not in self.in_fp8:
+            return [(name, tensor.to(self.dtype))]
+        if scale_name in full:
+            return [(name, tensor), (scale_name, full[scale_name])]
+        values, scales = quantize_blocks(tensor, self.dtype, self.power_of_two_scales)
+        return [(name, values), (scale_name, scales)]
 
 
 def _rows_axis(tensor: DTensor) -> int | None:
@@ -63,25 +136,24 @@ def _rows_axis(tensor: DTensor) -> int | None:
     return axis if type(placement) is Shard and placement.dim == 0 else None
 
 
-def _gather_rows(tensors: dict[str, DTensor], group: dist.ProcessGroup, dtype: torch.dtype) -> dict[str, Tensor]:
-    """All-gather tensors whose rows are sharded over ``group``, in one collective operation.
-
-    Rank r holds rows r * c to (r + 1) * c of a tensor, as far as it has them, with c rounded up: behind each other, and
-    cut at the end, the ranks' parts are the tensor.
-    """
+def _gather_rows(parts: Mapping[str, _Part], group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """All-gather tensors whose rows are distributed over ``group``, in one collective operation."""
     size = dist.get_world_size(group)
-    locals_ = {name: tensor.to_local() for name, tensor in tensors.items()}
-    spans = {name: -(-t.shape[0] // size) * t.shape[1:].numel() for name, t in tensors.items()}
-    device = next(iter(locals_.values())).device
-    mine = torch.empty(sum(spans.values()), dtype=dtype, device=device)
-    offset = 0
-    for name, local in locals_.items():
-        mine[offset : offset + local.numel()].copy_(local.reshape(-1))
-        offset += spans[name]
-    everyone = torch.empty(size * len(mine), dtype=dtype, device=device)
+    spans = [-(-part.span // ALIGNMENT) * ALIGNMENT for part in parts.values()]
+    device = next(iter(parts.values())).local.device
+    mine = torch.empty(sum(spans), dtype=torch.uint8, device=device)
+    for part, room in zip(parts.values(), torch.split(mine, spans), strict=True):
+        if part.local.numel():
+            room[: part.local.numel() * part.dtype.itemsize].view(part.dtype).view(part.local.shape).copy_(part.local)
+    everyone = torch.empty(size * len(mine), dtype=torch.uint8, device=device)
     dist.all_gather_into_tensor(everyone, mine, group=group)
-    parts = torch.split(everyone.view(size, -1), list(spans.values()), dim=1)
+    columns = torch.split(everyone.view(size, -1), spans, dim=1)
     return {
-        name: part.reshape(-1)[: tensor.numel()].view(tensor.shape)
-        for (name, tensor), part in zip(tensors.items(), parts, strict=True)
+        name: _joined(column[:, : part.span], part) for (name, part), column in zip(parts.items(), columns, strict=True)
     }
+
+
+def _joined(column: Tensor, part: _Part) -> Tensor:
+    """Return the tensor of which each row of ``column``, uint8 [ranks, bytes], is one rank's part."""
+    num_bytes = part.shape.numel() * part.dtype.itemsize
+    return column.reshape(-1)[:num_bytes].view(part.dtype).view(part.shape)

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from rlplug.errors import RunError
+from rlplug.fp8.finite import check_finite
 from rlplug.interfaces.rollout import EngineFault, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket
 from rlplug.offload import Offload
@@ -103,7 +104,7 @@ class EngineDriver:
     def _attempt(self, loop: TurnLoop, version: int) -> EngineFault | None:
         """Return what stopped the engine before all was done."""
         needs_sync = self._version != version  # the same on all ranks
-        buckets = weight_buckets(self._policy, self._spec.dtype, self._bucket_bytes) if needs_sync else iter(())
+        buckets = self._buckets() if needs_sync else iter(())
         try:
             self._prepare(buckets, version)
             with self._life.calls("generate"):
@@ -113,6 +114,12 @@ class EngineDriver:
                 pass
             return problem
         return None
+
+    def _buckets(self) -> Iterator[Bucket]:
+        spec = self._spec
+        if spec.fp8 is not None:
+            check_finite(self._policy, spec.dtype, spec.fp8)
+        return weight_buckets(self._policy, spec.dtype, self._bucket_bytes, spec.fp8)
 
     def _prepare(self, buckets: Iterator[Bucket], version: int) -> None:
         """Wake weights, sync, wake the KV cache, as far as the engine needs it.

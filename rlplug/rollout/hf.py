@@ -17,9 +17,10 @@ from transformers import (
 )
 
 from rlplug.errors import ConfigError, RunError
+from rlplug.fp8.blocks import dequantize_blocks
 from rlplug.interfaces.memory import EngineMemory, EngineNeeds
 from rlplug.interfaces.rollout import EngineCapabilities, Placement, PolicySpec, RolloutEngine
-from rlplug.interfaces.weight_sync import Bucket, SyncReport
+from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport
 from rlplug.ops.logprobs import scaled_logits, token_logprobs, truncate_logits
 from rlplug.rollout.receipt import WeightReceipt
 from rlplug.rollout.shapes import travelling
@@ -33,13 +34,14 @@ class HFRollout(RolloutEngine):
     """Generates with a copy of the policy in the trainer's process, one copy per rank.
 
     Each request draws from its own seed, so a completion does not depend on which other requests share its batch or
-    on the number of ranks, up to round-off.
+    on the number of ranks, up to round-off. Weights that come in FP8 are rounded so, and it calculates with them in the
+    policy's dtype.
 
     Args:
         max_batch_size: Requests that are generated at once; more are done one batch after another.
     """
 
-    capabilities: EngineCapabilities = EngineCapabilities(colocated=True)
+    capabilities: EngineCapabilities = EngineCapabilities(colocated=True, fp8_refit=True)
 
     def __init__(self, max_batch_size: int = 256) -> None:
         if max_batch_size < 1:
@@ -137,8 +139,11 @@ class HFRollout(RolloutEngine):
         mine = dict(self._model.named_parameters())
         receipt = WeightReceipt(type(self).__name__, travelling(self._model, self._policy))
         for bucket in receipt.count(buckets):
-            for name, tensor in bucket:
-                mine[name].copy_(tensor)
+            tensors = dict(bucket)
+            for name in tensors.keys() & mine.keys():
+                scales = tensors.get(FP8Weights.scale_name(name))
+                weight, dtype = tensors[name], mine[name].dtype
+                mine[name].copy_(weight if scales is None else dequantize_blocks(weight, scales, dtype))
         self._version = version
         return receipt.report(version)
 

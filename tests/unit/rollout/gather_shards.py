@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import sys
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from rlplug.errors import RunError
+from rlplug.fp8.blocks import quantize_blocks
+from rlplug.fp8.finite import check_finite
+from rlplug.interfaces import FP8Weights
 from rlplug.rollout import buckets
 
 BUCKET_BYTES = 64
@@ -37,6 +42,44 @@ def check(model: nn.Module, expected: nn.Module, num_gathers: int) -> None:
     assert len(gathers) == num_gathers, gathers
 
 
+def make_linears() -> nn.Module:
+    """Rows that are whole blocks on each of 2 to 4 ranks, on some ranks, with a ragged end, and on none."""
+    torch.manual_seed(0)
+    rows = (1536, 256, 900, 200, 1)
+    return nn.ModuleDict({f"rows {n}": nn.Linear(192, n, bias=False) for n in rows})
+
+
+def check_fp8(model: nn.Module, size: int) -> None:
+    """Values and scales are those of the whole weights, and shards of whole blocks travel as values and scales."""
+    whole = dict(make_linears().named_parameters())
+    fp8 = FP8Weights(quantized=tuple(whole), kept=())
+    sent = []
+    gather = dist.all_gather_into_tensor
+    buckets.dist.all_gather_into_tensor = lambda out, mine, group: (sent.append(len(mine)), gather(out, mine, group))
+    for bucket in buckets.weight_buckets(model, torch.bfloat16, 1, fp8):
+        (name, values), (scale_name, scales) = bucket
+        weight = whole.pop(name)
+        expected_values, expected_scales = quantize_blocks(weight, torch.bfloat16)
+        assert scale_name == f"{name}_scale_inv"
+        assert torch.equal(values.view(torch.uint8), expected_values.view(torch.uint8)), name
+        assert torch.equal(scales, expected_scales), name
+        rows = -(-len(weight) // size)
+        num_bytes = rows * 192 * 2 if rows % 128 else rows * 192 + rows // 128 * 2 * 4
+        assert num_bytes <= sent[-1] < num_bytes + 32, (name, num_bytes, sent)
+    assert not whole
+    buckets.dist.all_gather_into_tensor = gather
+
+
+def check_finite_on_one_rank(model: nn.Module) -> None:
+    """A NaN in one rank's shard stops all of them."""
+    fp8 = FP8Weights(quantized=("rows 1536.weight", "rows 900.weight"), kept=())
+    check_finite(model, torch.bfloat16, fp8)
+    if dist.get_rank() == 1:
+        model["rows 900"].weight.to_local().detach()[0, 0] = torch.nan
+    with pytest.raises(RunError, match=r"rows 900\.weight has NaN"):
+        check_finite(model, torch.bfloat16, fp8)
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     size = dist.get_world_size()
@@ -44,6 +87,11 @@ def main() -> None:
     fully_shard(fsdp, mesh=dist.init_device_mesh("cpu", (size,)))
     num_buckets = sum(1 for _ in buckets.weight_buckets(make_model(), torch.bfloat16, BUCKET_BYTES))
     check(fsdp, make_model(), num_gathers=num_buckets)
+    linears = make_linears()
+    for linear in linears.values():
+        fully_shard(linear, mesh=dist.init_device_mesh("cpu", (size,)))
+    check_fp8(linears, size)
+    check_finite_on_one_rank(linears)
     if size == 4:
         mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
         hybrid = make_model()

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from rlplug_rollout_sglang.seats import Seats
 
 from rlplug.interfaces import Placement
+from rlplug.rollout.seats import Seats
 
 TRAINER = Path(__file__).with_name("seats_trainer.py")
 
@@ -70,4 +70,4 @@ def test_a_rank_alone_needs_no_group() -> None:
     assert seats.is_first
     assert seats.from_first(lambda: 5) == 5
     assert seats.gathered(b"handle") == [b"handle"]
-    seats.check_devices(7)
+    seats.check_devices("SGLang", 7)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import ClassVar, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class PolicyGradient(Algorithm):
             ``k3_unweighted``, the GRPO paper's, is the forward divergence's. In the rewards only the value counts.
         entropy_coefficient: alpha, weight of the entropy bonus.
         correction: Importance weights between the rollout engine and the trainer; ``null`` for none. ``{}`` truncates
-            each token's at 2.
+            each token's at 2, and so does ``auto`` where the engine calculates in FP8; elsewhere it is ``null``.
     """
 
     compares_groups: ClassVar[bool] = False
@@ -51,7 +51,7 @@ class PolicyGradient(Algorithm):
     kl_coefficient: float = 0.0
     kl_estimator: KLEstimator = "k3_unweighted"
     entropy_coefficient: float = 0.0
-    correction: Correction | None = None
+    correction: Correction | Literal["auto"] | None = "auto"
     run: RunFacts | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -71,13 +71,20 @@ class PolicyGradient(Algorithm):
         return self.kl_coefficient
 
     @property
+    def current_correction(self) -> Correction | None:
+        """The correction of this run."""
+        if self.correction == "auto":
+            return Correction() if self.run is not None and self.run.fp8_rollout else None
+        return self.correction
+
+    @property
     def needs(self) -> Needs:
         has_kl = self.kl_coefficient > 0
         return Needs(
             groups=self.compares_groups,
             old_logprobs=has_kl and self.kl_in_reward,
             reference_policy=has_kl,
-            rollout_logprobs=self.correction is not None,
+            rollout_logprobs=self.current_correction is not None,
             entropy_gradient=self.entropy_coefficient != 0,
         )
 
@@ -114,7 +121,7 @@ class PolicyGradient(Algorithm):
 
     def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
         """Return the micro-batch's share of L."""
-        mask, correction = micro_batch.response_mask, self.correction
+        mask, correction = micro_batch.response_mask, self.current_correction
         # zeros before any arithmetic: a NaN that is only left out of the sum still reaches the gradient, as 0 * NaN
         logprobs, old_logprobs = masked(logprobs, mask), masked(micro_batch.old_logprobs, mask)
         term = self.policy_term(logprobs, old_logprobs, masked(micro_batch.advantages, mask), mask)

@@ -1,0 +1,95 @@
+"""Which weights of a policy travel in FP8: decided by what a module is and where, not by what it is called."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from rlplug.errors import ConfigError
+from rlplug.fp8.options import WeightSyncOptions
+from rlplug.interfaces.weight_sync import FP8Weights
+
+
+def choose_fp8_weights(model: Any, options: WeightSyncOptions) -> FP8Weights:
+    """Return which weights travel in FP8: those of the linear layers inside the model's blocks.
+
+    The output layer stays as it is, with embeddings and norms; and so does a linear layer that a module has beside
+    its experts, which is a router or a gate.
+
+    Args:
+        model: The policy as transformers builds it; on the meta device is enough.
+        options: Which are kept besides.
+
+    Raises:
+        ConfigError: The model has experts, a pattern matches no layer, or nothing is left.
+    """
+    _refuse_experts(model)
+    layers, num_blocks = list(_linear_layers(model)), model.config.get_text_config().num_hidden_layers
+    names = [layer.name for layer in layers]
+    for pattern in options.keep:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(
+                f"model.weight_sync.keep has {pattern!r}, which matches no linear layer: they are called such as "
+                f"{names[0]!r} and {names[-1]!r}."
+            )
+    blocks = range(options.keep_first_layers, num_blocks - options.keep_last_layers)
+    quantized = [
+        layer.name
+        for layer in layers
+        if layer.block in blocks and not any(fnmatchcase(layer.name, pattern) for pattern in options.keep)
+    ]
+    if not quantized:
+        raise ConfigError(
+            f"model.weight_sync keeps all {len(names)} linear layers, and none would travel in FP8: keep fewer, or set "
+            "transform to null."
+        )
+    return FP8Weights(
+        quantized=tuple(f"{name}.weight" for name in quantized),
+        kept=tuple(f"{name}.weight" for name in names if name not in quantized),
+        power_of_two_scales=options.power_of_two_scales,
+    )
+
+
+def describe(fp8: FP8Weights) -> str:
+    """Return what is quantised and what is kept, in words that a user can check."""
+    kept = Counter(re.sub(r"\.\d+\.", ".*.", name.removesuffix(".weight")) for name in fp8.kept)
+    names = ", ".join(name if count == 1 else f"{name} ({count})" for name, count in kept.items())
+    scales = "power-of-two" if fp8.power_of_two_scales else "float32"
+    return (
+        f"weight sync in FP8: {len(fp8.quantized)} of {len(fp8.quantized) + len(fp8.kept)} linear layers, with "
+        f"{scales} scales; {len(fp8.kept)} kept: {names}"
+    )
+
+
+@dataclass(frozen=True)
+class _Linear:
+    name: str
+    block: int | None
+    """Number of the model's block that it is a part of; ``None`` for the output layer, and for routers and gates."""
+
+
+def _linear_layers(model: Any) -> Iterator[_Linear]:
+    num_blocks = model.config.get_text_config().num_hidden_layers
+    stacks = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == num_blocks]
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear):
+            continue
+        stack = next((stack for stack in stacks if name.startswith(f"{stack}.")), None)
+        is_gate = hasattr(model.get_submodule(name.rpartition(".")[0]), "experts")
+        inside = stack is not None and not is_gate
+        yield _Linear(name, int(name.removeprefix(f"{stack}.").partition(".")[0]) if inside else None)
+
+
+def _refuse_experts(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if any(parameter.dim() == 3 for parameter in module.parameters(recurse=False)):
+            raise ConfigError(
+                f"model.weight_sync.transform fp8_block cannot take {name} ({type(module).__name__}): weights of "
+                "experts are not quantised yet. Set it to null for this model."
+            )

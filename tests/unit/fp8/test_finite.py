@@ -1,0 +1,42 @@
+"""NaN and infinite weights stop a sync before it begins."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from rlplug.errors import RunError
+from rlplug.fp8.finite import check_finite
+from rlplug.interfaces import FP8Weights
+
+FP8 = FP8Weights(quantized=("0.weight", "1.weight"), kept=("2.weight",))
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+
+
+def test_finite_weights_pass(model):
+    check_finite(model, torch.bfloat16, FP8)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 3.4e38])
+def test_what_fp8_cannot_hold_is_named(model, value):
+    """The last is finite in float32, and infinite in bfloat16."""
+    model[1].weight.data[3, 4] = value
+    with pytest.raises(RunError, match=r"^1\.weight has NaN or infinite values, .* no weight of this sync was sent"):
+        check_finite(model, torch.bfloat16, FP8)
+
+
+def test_several_are_counted(model):
+    model[0].weight.data[0, 0] = model[1].weight.data[0, 0] = torch.nan
+    with pytest.raises(RunError, match=r"^0\.weight and 1 more"):
+        check_finite(model, torch.bfloat16, FP8)
+
+
+def test_what_travels_as_it_is_is_not_looked_at(model):
+    model[2].weight.data[0, 0] = model[0].bias.data[0] = torch.nan
+    check_finite(model, torch.bfloat16, FP8)

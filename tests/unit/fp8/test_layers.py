@@ -1,0 +1,141 @@
+"""Which weights travel in FP8."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2MoeConfig
+
+from rlplug.errors import ConfigError
+from rlplug.fp8.fused import check_fp8_fits
+from rlplug.fp8.layers import choose_fp8_weights, describe
+from rlplug.fp8.options import WeightSyncOptions
+from rlplug.interfaces import FP8Weights, PolicySpec, TensorInfo
+
+SIZES = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+
+
+def llama(**sizes):
+    config = LlamaConfig(vocab_size=64, hidden_size=256, intermediate_size=384, **(SIZES | sizes))
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def options(**values):
+    return WeightSyncOptions(transform="fp8_block", **values)
+
+
+def test_linear_layers_of_the_blocks_and_no_others():
+    model = llama()
+    fp8 = choose_fp8_weights(model, options())
+    assert len(fp8.quantized) == 3 * 7
+    assert all(name in dict(model.named_parameters()) for name in fp8.quantized)
+    assert fp8.kept == ("lm_head.weight",)
+    assert not any("norm" in name or "embed" in name for name in fp8.quantized)
+    assert describe(fp8) == ("weight sync in FP8: 21 of 22 linear layers, with float32 scales; 1 kept: lm_head")
+
+
+def test_names_decide_nothing():
+    """A linear layer of a block is one whatever it is called, and an output layer too."""
+    model = llama()
+    block = model.model.layers[0]
+    block.mlp.embed_norm_gate = block.mlp.up_proj
+    del block.mlp.up_proj
+    fp8 = choose_fp8_weights(model, options())
+    assert "model.layers.0.mlp.embed_norm_gate.weight" in fp8.quantized
+
+
+def test_first_and_last_blocks_are_kept():
+    fp8 = choose_fp8_weights(llama(), options(keep_first_layers=1, keep_last_layers=1))
+    assert {name.split(".")[2] for name in fp8.quantized} == {"1"}
+    assert len(fp8.kept) == 2 * 7 + 1
+    assert "model.layers.*.mlp.up_proj (2)" in describe(fp8)
+
+
+def test_patterns_keep_layers():
+    fp8 = choose_fp8_weights(llama(), options(keep=["*.self_attn.*", "*.2.mlp.down_proj"]))
+    assert len(fp8.quantized) == 3 * 3 - 1
+    assert "model.layers.2.mlp.down_proj.weight" in fp8.kept
+    config = fp8.quantization_config()
+    assert "model.layers.0.self_attn.q_proj" in config["modules_to_not_convert"]
+    assert config["weight_block_size"] == [128, 128]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"keep": ["*.attention.*"]}, r"keep has '\*\.attention\.\*', which matches no linear layer.*q_proj"),
+        ({"keep": ["*"]}, "keeps all 22 linear layers"),
+        ({"keep_first_layers": 2, "keep_last_layers": 1}, "keeps all 22 linear layers"),
+    ],
+)
+def test_options_that_leave_nothing_are_refused(values, message):
+    with pytest.raises(ConfigError, match=message):
+        choose_fp8_weights(llama(), options(**values))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"keep": ["lm_head"]}, "its transform is null"),
+        ({"power_of_two_scales": True}, "its transform is null"),
+        ({"transform": "fp8_block", "keep_first_layers": -1}, "keep_first_layers is -1"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(values, message):
+    with pytest.raises(ConfigError, match=message):
+        WeightSyncOptions(**values)
+
+
+def test_experts_are_refused_by_name():
+    config = Qwen2MoeConfig(vocab_size=64, hidden_size=64, num_hidden_layers=2, num_experts=4, moe_intermediate_size=64)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ConfigError, match=r"cannot take model\.layers\.0\.mlp\.experts \(Qwen2MoeExperts\)"):
+        choose_fp8_weights(model, options())
+
+
+def fits(model, fp8, tensor_parallel_size=1):
+    policy = PolicySpec("a model", torch.bfloat16, (1,), 0, 512, fp8)
+    weights = {name: TensorInfo(parameter.shape, torch.bfloat16) for name, parameter in model.named_parameters()}
+    check_fp8_fits("AnEngine", policy, weights, tensor_parallel_size)
+
+
+def test_whole_blocks_fit():
+    fits(llama(), choose_fp8_weights(llama(), options()))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "size", "message"),
+    [
+        (
+            {"num_key_value_heads": 1},
+            1,
+            r"k_proj\.weight \[64, 256\] in FP8: .* with q_proj and v_proj, and 64 rows are no whole",
+        ),
+        ({}, 2, r"k_proj\.weight \[128, 256\] in FP8: .* 128 rows are no whole blocks of 128 over 2 GPUs"),
+    ],
+)
+def test_blocks_that_straddle_fused_layers_are_refused(sizes, size, message):
+    model = llama(**sizes)
+    with pytest.raises(ConfigError, match=message) as refusal:
+        fits(model, choose_fp8_weights(model, options()), size)
+    assert 'model.weight_sync.keep has patterns of their names, such as "*.self_attn.*"' in str(refusal.value)
+
+
+def test_a_part_of_a_fused_layer_cannot_be_kept():
+    model = llama()
+    with pytest.raises(ConfigError, match=r"up_proj.* it is one matrix with gate_proj, of which not all travel in FP8"):
+        fits(model, choose_fp8_weights(model, options(keep=["*.gate_proj"])))
+
+
+def test_columns_that_are_distributed_must_be_whole_blocks():
+    model = llama()
+    with pytest.raises(ConfigError, match=r"down_proj\.weight \[256, 384\] in FP8: 384 columns are no whole blocks"):
+        fits(model, choose_fp8_weights(model, options(keep=["*.[qkv]_proj", "*.gate_proj", "*.up_proj"])), 2)
+
+
+def test_what_is_kept_need_not_fit():
+    model = llama(num_key_value_heads=1)
+    fits(model, choose_fp8_weights(model, options(keep=["*.[qkv]_proj"])))
+    assert FP8Weights.scale_shape(torch.Size([64, 256])) == (1, 2)
