@@ -1,6 +1,6 @@
 """The conformance kit: checks that plugin authors run in their own CI. Needs pytest: ``rlplug[testing]``."""
 
 from rlplug.testing.engine import EngineConformance
-from rlplug.testing.reference import BFLOAT16, FLOAT32, Tolerances
+from rlplug.testing.reference import BFLOAT16, FLOAT32, FP8, Tolerances
 
-__all__ = ["BFLOAT16", "FLOAT32", "EngineConformance", "Tolerances"]
+__all__ = ["BFLOAT16", "FLOAT32", "FP8", "EngineConformance", "Tolerances"]

@@ -14,7 +14,7 @@ from rlplug.rollout.lifecycle import device_bytes_in_use
 from rlplug.testing.bench import Bench, BenchSettings
 from rlplug.testing.claims import DOES_NOT_APPLY, ConformanceReport, claim_of
 from rlplug.testing.models import MAX_CONTEXT, Family, make_model_folder
-from rlplug.testing.reference import FLOAT32, Tolerances
+from rlplug.testing.reference import FLOAT32, FP8, Tolerances
 
 
 class EngineChecks:
@@ -24,6 +24,8 @@ class EngineChecks:
     """In which weights travel, and in which the engine calculates."""
     tolerances: ClassVar[Tolerances] = FLOAT32
     """How far logprobs may be from the reference's; ``BFLOAT16`` for an engine that calculates in it."""
+    fp8_tolerances: ClassVar[Tolerances] = FP8
+    """The same of an engine that calculates in FP8, from a reference that rounds weights alone."""
     seed_is_exact: ClassVar[bool] = True
     """Whether a request's tokens are the same beside any others. False for kernels that are not batch-invariant:
     then nine in ten of the first tokens must be."""
@@ -31,6 +33,8 @@ class EngineChecks:
     """Folder of a model of the Llama family, with weights, instead of the tiny one."""
     tied_model_folder: ClassVar[str | None] = None
     """Folder of a model with tied embeddings, with weights, instead of the tiny Qwen2."""
+    fp8_model_folder: ClassVar[str | None] = None
+    """Folder of a model whose matrices are whole blocks of 128, with weights, instead of the tiny one."""
     weight_change: ClassVar[float] = 1.0
     """Noise on weights before a sync, in their standard deviations. On the tiny models, 1 makes every tensor count; a
     deep model of your own is chaotic in bfloat16 then, and needs about 0.1."""
@@ -80,7 +84,11 @@ class EngineChecks:
             bench.discard()
 
     def _settings(self, folder: Path) -> BenchSettings:
-        named: dict[Family, str | None] = {"llama": self.model_folder, "qwen2": self.tied_model_folder}
+        named: dict[Family, str | None] = {
+            "llama": self.model_folder,
+            "qwen2": self.tied_model_folder,
+            "fp8": self.fp8_model_folder,
+        }
         folders: dict[Family, Path] = {}
         for family in get_args(Family):
             path = named[family]
@@ -94,6 +102,7 @@ class EngineChecks:
             self.max_context,
             self.placement(),
             self.tolerances,
+            self.fp8_tolerances,
             self.weight_change,
         )
 

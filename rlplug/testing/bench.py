@@ -12,10 +12,13 @@ import numpy
 import pytest
 import torch
 
+from rlplug.fp8.layers import choose_fp8_weights
+from rlplug.fp8.options import WeightSyncOptions
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, SyncReport
 from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
 from rlplug.rollout.lifecycle import Lifecycle
+from rlplug.rollout.shapes import meta_model
 from rlplug.testing.models import Family
 from rlplug.testing.reference import ReferencePolicy, Tolerances, compare, greedy_gap
 from rlplug.types import Completion, Request, SamplingParams
@@ -23,6 +26,7 @@ from rlplug.types import Completion, Request, SamplingParams
 Variant: TypeAlias = Literal["first", "changed", "endless", "ending"]
 """The folder's weights; others; those that never, and those that soon sample an end token."""
 
+IN_FP8 = WeightSyncOptions(transform="fp8_block")
 GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0)
 
 
@@ -36,6 +40,7 @@ class BenchSettings:
     max_context: int
     placement: Placement
     tolerances: Tolerances
+    fp8_tolerances: Tolerances
     weight_change: float
 
 
@@ -155,14 +160,15 @@ class Bench:
         config = PolicyConfig(path=str(self.settings.folders[family]))
         spec = load_spec(config, load_tokenizer(config))
         max_context = min(spec.max_context, self.settings.max_context)
-        return dataclasses.replace(spec, dtype=self.settings.dtype, max_context=max_context)
+        fp8 = choose_fp8_weights(meta_model(spec.path), IN_FP8) if family == "fp8" else None
+        return dataclasses.replace(spec, dtype=self.settings.dtype, max_context=max_context, fp8=fp8)
 
     def policy(self, variant: Variant = "first") -> ReferencePolicy:
         """Return the reference for a variant of the running model."""
         key = (self.family, variant)
         if key not in self._policies:
             if variant == "first":
-                made = ReferencePolicy(str(self.settings.folders[self.family]), self.settings.dtype)
+                made = ReferencePolicy(str(self.settings.folders[self.family]), self.settings.dtype, self.spec.fp8)
             elif variant == "changed":
                 made = self.policy().changed(self.settings.weight_change)
             else:
@@ -186,12 +192,17 @@ class Bench:
         """Return requests for ``num_samples`` completions of each of :meth:`prompts`."""
         return requests_for(key, self.prompts(key, lengths), num_samples)
 
+    @property
+    def tolerances(self) -> Tolerances:
+        """How far the running engine's logprobs may be from the reference's."""
+        return self.settings.fp8_tolerances if self.family == "fp8" else self.settings.tolerances
+
     def assert_greedy(self, requests: Sequence[Request], completions: Sequence[Completion], advice: str) -> None:
         """Fail unless each token of greedy completions is the reference's likeliest, up to round-off."""
         gap = greedy_gap(self.held_policy, requests, completions)
-        assert gap <= self.settings.tolerances.max, (
+        assert gap <= self.tolerances.max, (
             f"greedy completions have a token that is {gap:.3g} nats less likely than the reference's best (at most "
-            f"{self.settings.tolerances.max:.3g} may be round-off). {advice}"
+            f"{self.tolerances.max:.3g} may be round-off). {advice}"
         )
 
     def assert_logprobs(
@@ -199,9 +210,8 @@ class Bench:
     ) -> None:
         """Fail unless the completions' logprobs are the reference's."""
         difference = compare(self.held_policy, requests, completions, sampling)
-        assert difference.within(self.settings.tolerances), (
-            f"logprobs differ from the reference's: {difference}, and at most {self.settings.tolerances} is allowed. "
-            f"{advice}"
+        assert difference.within(self.tolerances), (
+            f"logprobs differ from the reference's: {difference}, and at most {self.tolerances} is allowed. {advice}"
         )
 
     def assert_holds(self, variant: Variant, key: str, lengths: Sequence[int], advice: str) -> None:

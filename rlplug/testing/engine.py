@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlplug.testing.distribution import DistributionChecks
+from rlplug.testing.fp8 import FP8Checks
 from rlplug.testing.life import FirstChecks, LastChecks
 from rlplug.testing.memory import SleepChecks
 from rlplug.testing.streaming import StreamingChecks
@@ -13,6 +14,7 @@ from rlplug.testing.weights import TiedWeightChecks, WeightChecks
 # pytest runs the checks of base classes from the last to the first: those that need another engine are at the ends
 class EngineConformance(
     LastChecks,
+    FP8Checks,
     TiedWeightChecks,
     StreamingChecks,
     SleepChecks,
@@ -23,9 +25,9 @@ class EngineConformance(
 ):
     """Subclass it in a test module, and return the engine from ``make_engine``.
 
-    The checks share an engine, and start a second one for tied embeddings; each also runs alone. They make its calls
-    in the order that the core keeps, :mod:`rlplug.rollout.lifecycle`, and as the only rank: what several ranks run
-    together is checked as an engine of one. Those of a capability that the engine does not claim do not apply. The
+    The checks share an engine, and start others for tied embeddings and for FP8; each also runs alone. They make its
+    calls in the order that the core keeps, :mod:`rlplug.rollout.lifecycle`, and as the only rank: what several ranks
+    run together is checked as an engine of one. Those of a capability that the engine does not claim do not apply. The
     report at the end of pytest's output says, for each capability, whether it is claimed and how many of its checks
     passed, failed, or were skipped and why.
 

@@ -1,4 +1,4 @@
-"""Model folders for the checks: a tiny Llama, and a tiny Qwen2 with tied embeddings, saved as any model is."""
+"""Model folders for the checks, saved as any model is: a tiny Llama, a Qwen2 with tied embeddings, and one for FP8."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 
-Family: TypeAlias = Literal["llama", "qwen2"]
+Family: TypeAlias = Literal["llama", "qwen2", "fp8"]
 
 VOCABULARY = 64
 MAX_CONTEXT = 2048
@@ -37,8 +37,9 @@ HOSTILE_GENERATION_CONFIG = {
 def make_model_folder(family: Family, folder: Path) -> None:
     """Write configuration, float32 weights and a tokenizer, always the same.
 
-    Heads have 64 dimensions and the hidden size is 128, which attention kernels and block scales ask for. Weights are
-    large enough for distributions that are far from uniform, and no norm or bias is trivial.
+    Heads have 64 dimensions and the hidden size is 128, which attention kernels ask for. Weights are large enough for
+    distributions that are far from uniform, and no norm or bias is trivial. ``fp8`` is a Llama whose matrices are
+    whole blocks of 128, also where engines fuse them, each block of another size.
     """
     config = _config(family)
     with torch.random.fork_rng(devices=[]):
@@ -49,6 +50,11 @@ def make_model_folder(family: Family, folder: Path) -> None:
                 torch.nn.init.normal_(parameter, std=1.5)
             elif parameter.dim() == 1:
                 torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
+            elif family == "fp8":
+                sizes = torch.rand([-(-size // 128) for size in parameter.shape]) * 1.4 + 0.3
+                parameter.data *= sizes.repeat_interleave(128, 0).repeat_interleave(128, 1)[: len(parameter)]
+        if family == "fp8":
+            model.lm_head.weight.data *= 4
     model.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps(HOSTILE_GENERATION_CONFIG))
     _tokenizer().save_pretrained(folder)
@@ -68,7 +74,10 @@ def _config(family: Family) -> LlamaConfig | Qwen2Config:
         "eos_token_id": ENDS[0],
         "pad_token_id": PAD,
     }
-    if family == "llama":
+    if family == "fp8":
+        common |= {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
+        common["initializer_range"] = 0.04
+    if family != "qwen2":
         return LlamaConfig(**common, head_dim=64, tie_word_embeddings=False)
     return Qwen2Config(**common, tie_word_embeddings=True)
 

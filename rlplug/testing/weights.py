@@ -19,7 +19,27 @@ ALL_ARRIVE = (
 )
 
 
-class WeightChecks(EngineChecks):
+class RefusalChecks(EngineChecks):
+    """What checks of refused syncs have in common."""
+
+    def assert_refuses_sync(self, bench: Bench, buckets: Iterator[Bucket], name: str, what: str) -> None:
+        """Fail unless the sync raises, and a complete one works then."""
+        with pytest.raises(RunError) as refusal:  # noqa: PT012 - says what was expected
+            bench.update_weights(buckets)
+            pytest.fail(f"update_weights accepted a sync with {what}: it must raise RunError.")
+        assert name in str(refusal.value), f"the error must name the weight {name!r}: {refusal.value}"
+        self.assert_goes_on(bench, refusal.value, f"a sync with {what}")
+
+    def assert_goes_on(self, bench: Bench, refusal: Exception, what: str) -> None:
+        """Fail unless a complete sync works after one that was refused."""
+        assert not isinstance(refusal, EngineFault), (
+            f"{what} must leave the engine usable, and no EngineFault: {refusal}"
+        )
+        bench.sync("first")
+        bench.assert_holds("first", f"complete after {what}", [3, 20], ALL_ARRIVE)
+
+
+class WeightChecks(RefusalChecks):
     """``update_weights``."""
 
     def test_new_weights_are_used(self, bench: Bench) -> None:
@@ -109,22 +129,6 @@ class WeightChecks(EngineChecks):
             bench.update_weights(broken())
             pytest.fail(f"update_weights accepted {what}: it must raise that exception, or RunError.")
         self.assert_goes_on(bench, refusal.value, what)
-
-    def assert_refuses_sync(self, bench: Bench, buckets: Iterator[Bucket], name: str, what: str) -> None:
-        """Fail unless the sync raises, and a complete one works then."""
-        with pytest.raises(RunError) as refusal:  # noqa: PT012 - says what was expected
-            bench.update_weights(buckets)
-            pytest.fail(f"update_weights accepted a sync with {what}: it must raise RunError.")
-        assert name in str(refusal.value), f"the error must name the weight {name!r}: {refusal.value}"
-        self.assert_goes_on(bench, refusal.value, f"a sync with {what}")
-
-    def assert_goes_on(self, bench: Bench, refusal: Exception, what: str) -> None:
-        """Fail unless a complete sync works after one that was refused."""
-        assert not isinstance(refusal, EngineFault), (
-            f"{what} must leave the engine usable, and no EngineFault: {refusal}"
-        )
-        bench.sync("first")
-        bench.assert_holds("first", f"complete after {what}", [3, 20], ALL_ARRIVE)
 
 
 class TiedWeightChecks(EngineChecks):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from rlplug.rollout.hf import HFRollout
-from rlplug.testing import EngineConformance
+from rlplug.testing import FLOAT32, EngineConformance
 
 
 class TestHFRollout(EngineConformance):
+    fp8_tolerances = FLOAT32  # it rounds weights alone
+
     def make_engine(self) -> HFRollout:
         return HFRollout()

@@ -26,6 +26,16 @@ STREAMING = {
     "test_abort_of_what_is_done_changes_nothing",
 }
 
+NOT_FP8 = {
+    "test_scales_of_another_bucket_are_refused",
+    *(f"test_what_is_not_fp8_is_refused[{what}]" for what in ("bfloat16", "no scales", "flat scales", "stray scales")),
+}
+WRONG_SCALES = {
+    "test_fp8_weights_are_used_as_they_were_sent",
+    "test_fp8_buckets_of_one_weight",
+    *NOT_FP8,  # a complete sync after the one that is refused
+}
+
 CAUGHT_BY = {
     "TestCapable": {},
     "TestBos": {
@@ -107,6 +117,10 @@ CAUGHT_BY = {
     "TestFailedSyncs": {
         "StaysInAFailedSync": {"test_unknown_name_is_refused", "test_sync_that_breaks_off_is_refused", *MISSING},
     },
+    "TestSwappedScales": {"SwapsScales": WRONG_SCALES},
+    "TestTransposedBlocks": {"TransposesBlocks": WRONG_SCALES},
+    "TestFormerScales": {"KeepsFormerScales": WRONG_SCALES - {"test_scales_of_another_bucket_are_refused"}},
+    "TestRepaired": {"RepairsWhatIsNotFP8": NOT_FP8},
     "TestStartAndClose": {
         "StartsOnce": {"test_starts_again_after_close"},
         "ClosesOnce": {"test_closes_twice"},

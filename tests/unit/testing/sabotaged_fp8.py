@@ -1,0 +1,86 @@
+"""Engines with a mistake each in their FP8 weights. ``test_sabotage.py`` runs the checks on them.
+
+They are judged as engines that also calculate in FP8 are, which is less strict than these need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from sabotage import Sabotaged
+from torch import Tensor
+
+from rlplug.fp8.blocks import quantize_blocks
+from rlplug.interfaces import Bucket, FP8Weights, SyncReport
+from rlplug.rollout.hf import HFRollout
+from rlplug.testing.fp8 import FP8Checks
+
+
+class EditsScales(HFRollout):
+    """Loads other scales than those that came."""
+
+    def edited(self, name: str, scales: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
+        return super().update_weights((self._edit(bucket) for bucket in buckets), version)
+
+    def _edit(self, bucket: Bucket) -> Bucket:
+        return [(name, self.edited(name, t) if name.endswith("_scale_inv") else t) for name, t in bucket]
+
+
+class SwapsScales(EditsScales):
+    """Gives two rows of blocks each other's scales."""
+
+    def edited(self, name: str, scales: Tensor) -> Tensor:
+        return scales.flip(0)
+
+
+class TransposesBlocks(EditsScales):
+    def edited(self, name: str, scales: Tensor) -> Tensor:
+        return scales.T.reshape(scales.shape)
+
+
+class KeepsFormerScales(EditsScales):
+    """Uses the scales of the sync before."""
+
+    def edited(self, name: str, scales: Tensor) -> Tensor:
+        kept = self.__dict__.setdefault("_kept", {})
+        former, kept[name] = kept.get(name, scales), scales.clone()
+        return former
+
+
+class RepairsWhatIsNotFP8(HFRollout):
+    """Quantises what comes in another dtype, waits for scales, and drops those of nothing."""
+
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
+        tensors = {name: tensor.clone() for bucket in buckets for name, tensor in bucket}
+        return super().update_weights([list(self._repaired(tensors))], version)
+
+    def _repaired(self, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        assert self._policy.fp8 is not None
+        for name in dict(self._model.named_parameters()):
+            tensor, scale_name = tensors[name], FP8Weights.scale_name(name)
+            scales = tensors.get(scale_name)
+            if name in self._policy.fp8.quantized and scales is None:
+                tensor, scales = quantize_blocks(tensor.float(), torch.float32)
+            yield name, tensor
+            if name in self._policy.fp8.quantized:
+                yield scale_name, scales.view(FP8Weights.scale_shape(tensor.shape))
+
+
+class TestSwappedScales(Sabotaged, FP8Checks):
+    engine = SwapsScales
+
+
+class TestTransposedBlocks(Sabotaged, FP8Checks):
+    engine = TransposesBlocks
+
+
+class TestFormerScales(Sabotaged, FP8Checks):
+    engine = KeepsFormerScales
+
+
+class TestRepaired(Sabotaged, FP8Checks):
+    engine = RepairsWhatIsNotFP8
