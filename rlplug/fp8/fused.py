@@ -8,6 +8,7 @@ from typing import Final
 from rlplug.errors import ConfigError
 from rlplug.interfaces.rollout import PolicySpec
 from rlplug.interfaces.weight_sync import FP8Weights, TensorInfo
+from rlplug.rollout.shapes import policy_weights
 
 FUSED: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers that become one matrix, rows below rows, in vLLM, SGLang and TensorRT-LLM."""
@@ -16,15 +17,12 @@ CUT_BY_COLUMNS: Final = ("o_proj", "down_proj")
 """Layers whose columns tensor parallelism distributes; of the fused ones it distributes rows."""
 
 
-def check_fp8_fits(
-    engine: str, policy: PolicySpec, weights: Mapping[str, TensorInfo], tensor_parallel_size: int = 1
-) -> None:
+def check_fp8_fits(engine: str, policy: PolicySpec, tensor_parallel_size: int = 1) -> None:
     """Refuse weights that an engine cannot take in FP8, by name.
 
     Args:
         engine: Its name, for the message.
         policy: With ``fp8``, or there is nothing to check.
-        weights: :func:`rlplug.rollout.shapes.policy_weights`.
         tensor_parallel_size: GPUs that share the model.
 
     Raises:
@@ -32,6 +30,7 @@ def check_fp8_fits(
     """
     if policy.fp8 is None:
         return
+    weights = policy_weights(policy)
     problems = list(_problems(policy.fp8, weights, tensor_parallel_size))
     if problems:
         (name, reason), more = problems[0], len(problems) - 1

@@ -36,6 +36,16 @@ class EngineNeeds:
     longest: int
     """Tokens of the longest possible prompt and completion."""
     vocab_size: int
+    fp8_parameters: int = 0
+    """Those of ``parameters`` that travel in FP8."""
+
+    def weight_bytes(self, itemsize: int) -> int:
+        """Return the size of the weights in an engine that takes them as they travel, without their scales.
+
+        Args:
+            itemsize: Of those that do not travel in FP8.
+        """
+        return self.fp8_parameters + (self.parameters - self.fp8_parameters) * itemsize
 
 
 @dataclass(frozen=True)

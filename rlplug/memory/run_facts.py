@@ -19,6 +19,7 @@ from rlplug.memory.facts import GPU, MemoryFacts, NetworkFacts, Sizes
 from rlplug.memory.shape import ModelShape
 from rlplug.mesh import MeshSizes
 from rlplug.offload import distinct_storages
+from rlplug.rollout.shapes import num_fp8_parameters
 from rlplug.strategy import RLFSDP2Strategy
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ class PlannedRun:
             completions=self._completions,
             longest=self.longest,
             vocab_size=shape.vocab,
+            fp8_parameters=0 if spec.fp8 is None else num_fp8_parameters(spec),
         )
         return self.module.engine.plan_memory(spec, needs)
 

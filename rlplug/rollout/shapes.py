@@ -17,6 +17,12 @@ def policy_weights(policy: PolicySpec) -> dict[str, TensorInfo]:
     return travelling(meta_model(policy.path), policy)
 
 
+def num_fp8_parameters(policy: PolicySpec) -> int:
+    """Return how many numbers travel in FP8."""
+    weights = policy_weights(policy).values()
+    return sum(weight.shape.numel() for weight in weights if weight.dtype == FP8Weights.DTYPE)
+
+
 def meta_model(path: str) -> Any:
     """Return the policy's model in transformers, without memory for its weights."""
     with torch.device("meta"):

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.errors import ConfigError
+from rlplug.fp8.fused import check_fp8_fits
 from rlplug.interfaces import Bucket, EngineFault, Placement, PolicySpec, RolloutEngine, SyncReport
 from rlplug.rollout.receipt import WeightReceipt
 from rlplug.rollout.shapes import policy_weights
@@ -45,7 +46,8 @@ class ServerEngine(RolloutEngine):
 
     words: ClassVar[ServerWords]
     options: Any
-    """How servers are built that are started here: a dataclass; at its defaults with ``urls``."""
+    """How servers are built that are started here: a dataclass with ``tensor_parallel_size``; at its defaults with
+    ``urls``."""
 
     def __init__(
         self,
@@ -119,6 +121,9 @@ class ServerEngine(RolloutEngine):
         Raises:
             RunError: Its prompt leaves no room for a completion.
         """
+
+    def check(self, policy: PolicySpec) -> None:
+        check_fp8_fits(type(self).__name__, policy, self.options.tensor_parallel_size)
 
     # ---- start and close ------------------------------------------------------------------------------------------
 

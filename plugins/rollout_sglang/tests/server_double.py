@@ -154,6 +154,7 @@ class Double:
             "pp_size": 1,
             "tp_size": 1,
             "speculative_algorithm": None,
+            "json_model_override_args": "{}",
             "max_req_input_len": 2050,  # of a context of 2048 + 8, as the plugin asks for
             "max_total_num_tokens": 10_000,
             "internal_states": [{"effective_max_running_requests_per_dp": 64}],

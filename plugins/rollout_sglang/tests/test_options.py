@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
+import json
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from rlplug_rollout_sglang.options import CONTEXT_MARGIN, SGLangOptions
 from rlplug_rollout_sglang.versions import require_sglang
 
 from rlplug.errors import ConfigError, RunError
-from rlplug.interfaces import Placement, PolicySpec
+from rlplug.interfaces import FP8Weights, Placement, PolicySpec
 from rlplug.phases import GIB
 from rlplug.registry import Registry
 
@@ -34,6 +36,21 @@ FORMERLY_KNOWN = {"page_size", "cuda_graph_bs", "cuda_graph_max_bs", "disable_pi
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options_module, "sglang_argument_names", lambda: KNOWN)
+
+
+IN_FP8 = dataclasses.replace(SPEC, fp8=FP8Weights(("a.weight",), ("lm_head.weight",)))
+
+
+def test_weights_in_fp8_are_a_part_of_the_models_configuration() -> None:
+    overrides = json.loads(SGLangOptions().arguments(IN_FP8)["json_model_override_args"])
+    assert overrides["quantization_config"]["modules_to_not_convert"] == ["lm_head"]
+    assert "json_model_override_args" not in SGLangOptions().arguments(SPEC)
+
+
+def test_nothing_else_says_what_weights_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options_module, "sglang_argument_names", lambda: {"quantization"})
+    with pytest.raises(ConfigError, match="server_args.quantization and model.weight_sync both say what weights are"):
+        SGLangOptions(server_args={"quantization": "fp8"}).arguments(IN_FP8)
 
 
 # ---- options --------------------------------------------------------------------------------------------------------

@@ -229,6 +229,10 @@ def test_wrong_key_is_refused(doubles: Callable[..., list[str]], spec: PolicySpe
         ({"incremental_streaming_output": False}, "start it with --incremental-streaming-output"),
         ({"sampling_backend": "flashinfer"}, "sampling_backend='flashinfer': start it with --sampling-backend rlplug"),
         ({"dp_size": 2}, "dp_size=2: start it without --dp-size"),
+        (
+            {"json_model_override_args": '{"quantization_config": {"quant_method": "fp8"}}'},
+            "other layers in FP8 than model.weight_sync sends: start it without a quantization_config",
+        ),
     ],
 )
 def test_server_that_training_cannot_use_is_refused(started: Started, info: dict[str, Any], words: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from rlplug_rollout_vllm.sampling import room_for, sampling_arguments, to_comple
 from rlplug_rollout_vllm.versions import require_vllm
 
 from rlplug.errors import ConfigError, RunError
-from rlplug.interfaces import PolicySpec
+from rlplug.interfaces import FP8Weights, PolicySpec
 from rlplug.phases import GIB
 from rlplug.types import Request, SamplingParams
 
@@ -26,6 +27,21 @@ SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7), pad_token_id=0
 def known(monkeypatch):
     names = {"model", "seed", "block_size", "swap_space", "max_num_seqs", "async_scheduling"}
     monkeypatch.setattr(options_module, "vllm_argument_names", lambda: names)
+
+
+IN_FP8 = dataclasses.replace(SPEC, fp8=FP8Weights(("a.weight",), ("lm_head.weight",)))
+
+
+def test_weights_in_fp8_are_a_part_of_the_models_configuration():
+    arguments = VLLMOptions().arguments(IN_FP8, GPU)
+    assert arguments["hf_overrides"]["quantization_config"]["modules_to_not_convert"] == ["lm_head"]
+    assert "hf_overrides" not in VLLMOptions().arguments(SPEC, GPU)
+
+
+def test_nothing_else_says_what_weights_are(monkeypatch):
+    monkeypatch.setattr(options_module, "vllm_argument_names", lambda: {"hf_overrides"})
+    with pytest.raises(ConfigError, match="engine_args.hf_overrides and model.weight_sync both say what weights are"):
+        VLLMOptions(engine_args={"hf_overrides": {}}).arguments(IN_FP8, GPU)
 
 
 # ---- options --------------------------------------------------------------------------------------------------------

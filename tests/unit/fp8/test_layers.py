@@ -10,7 +10,7 @@ from rlplug.errors import ConfigError
 from rlplug.fp8.fused import check_fp8_fits
 from rlplug.fp8.layers import choose_fp8_weights, describe
 from rlplug.fp8.options import WeightSyncOptions
-from rlplug.interfaces import FP8Weights, PolicySpec, TensorInfo
+from rlplug.interfaces import FP8Weights, PolicySpec
 
 SIZES = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
 
@@ -95,13 +95,19 @@ def test_experts_are_refused_by_name():
         choose_fp8_weights(model, options())
 
 
-def fits(model, fp8, tensor_parallel_size=1):
-    policy = PolicySpec("a model", torch.bfloat16, (1,), 0, 512, fp8)
-    weights = {name: TensorInfo(parameter.shape, torch.bfloat16) for name, parameter in model.named_parameters()}
-    check_fp8_fits("AnEngine", policy, weights, tensor_parallel_size)
+@pytest.fixture
+def fits(tmp_path):
+    """Whether a model fits: checked by its folder, as engines do it."""
+
+    def check(model, fp8, tensor_parallel_size=1):
+        model.config.save_pretrained(tmp_path)
+        policy = PolicySpec(str(tmp_path), torch.bfloat16, (1,), 0, 512, fp8)
+        check_fp8_fits("AnEngine", policy, tensor_parallel_size)
+
+    return check
 
 
-def test_whole_blocks_fit():
+def test_whole_blocks_fit(fits):
     fits(llama(), choose_fp8_weights(llama(), options()))
 
 
@@ -116,26 +122,26 @@ def test_whole_blocks_fit():
         ({}, 2, r"k_proj\.weight \[128, 256\] in FP8: .* 128 rows are no whole blocks of 128 over 2 GPUs"),
     ],
 )
-def test_blocks_that_straddle_fused_layers_are_refused(sizes, size, message):
+def test_blocks_that_straddle_fused_layers_are_refused(sizes, size, message, fits):
     model = llama(**sizes)
     with pytest.raises(ConfigError, match=message) as refusal:
         fits(model, choose_fp8_weights(model, options()), size)
     assert 'model.weight_sync.keep has patterns of their names, such as "*.self_attn.*"' in str(refusal.value)
 
 
-def test_a_part_of_a_fused_layer_cannot_be_kept():
+def test_a_part_of_a_fused_layer_cannot_be_kept(fits):
     model = llama()
     with pytest.raises(ConfigError, match=r"up_proj.* it is one matrix with gate_proj, of which not all travel in FP8"):
         fits(model, choose_fp8_weights(model, options(keep=["*.gate_proj"])))
 
 
-def test_columns_that_are_distributed_must_be_whole_blocks():
+def test_columns_that_are_distributed_must_be_whole_blocks(fits):
     model = llama()
     with pytest.raises(ConfigError, match=r"down_proj\.weight \[256, 384\] in FP8: 384 columns are no whole blocks"):
         fits(model, choose_fp8_weights(model, options(keep=["*.[qkv]_proj", "*.gate_proj", "*.up_proj"])), 2)
 
 
-def test_what_is_kept_need_not_fit():
+def test_what_is_kept_need_not_fit(fits):
     model = llama(num_key_value_heads=1)
     fits(model, choose_fp8_weights(model, options(keep=["*.[qkv]_proj"])))
     assert FP8Weights.scale_shape(torch.Size([64, 256])) == (1, 2)

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.errors import ConfigError, RunError
+from rlplug.fp8.fused import check_fp8_fits
 from rlplug.interfaces import (
     Bucket,
     EngineCapabilities,
@@ -56,7 +57,13 @@ class SGLangRollout(RolloutEngine):
     """
 
     capabilities: EngineCapabilities = EngineCapabilities(
-        colocated=True, sleep=True, restart=True, streaming=True, multi_turn=True, tensor_parallel=True
+        colocated=True,
+        sleep=True,
+        restart=True,
+        streaming=True,
+        fp8_refit=True,
+        multi_turn=True,
+        tensor_parallel=True,
     )
 
     def __init__(self, generate_deadline_s: float = 1800.0, start_deadline_s: float = 900.0, **options: Any) -> None:
@@ -77,6 +84,9 @@ class SGLangRollout(RolloutEngine):
 
     def plan_memory(self, policy: PolicySpec, needs: EngineNeeds) -> EngineMemory:
         return planned_memory(self.options, policy, needs)
+
+    def check(self, policy: PolicySpec) -> None:
+        check_fp8_fits(type(self).__name__, policy, self.ranks_per_engine)
 
     # ---- start and close ------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ def planned_memory(options: SGLangOptions, policy: PolicySpec, needs: EngineNeed
     dtype = policy.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     cache_itemsize = 1 if options.kv_cache_dtype.startswith("fp8") else dtype.itemsize
     kv_bytes_per_token = needs.kv_bytes_per_token * cache_itemsize // policy.dtype.itemsize // size
-    weights = needs.parameters * dtype.itemsize // size
+    weights = needs.weight_bytes(dtype.itemsize) // size
     least = (options.longest(policy) + KV_MARGIN) * kv_bytes_per_token
     kv_cache = max(int(options.mem_fraction_static * needs.device_bytes) - weights, least)
     if options.max_total_tokens is not None:

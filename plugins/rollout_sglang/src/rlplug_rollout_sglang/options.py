@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -190,6 +191,14 @@ class SGLangOptions:
             arguments["cuda_graph_bs_decode"] = self.cuda_graph_batch_sizes
         if self.cuda_graph_max_batch_size is not None:
             arguments["cuda_graph_max_bs_decode"] = self.cuda_graph_max_batch_size
+        if policy.fp8 is not None:
+            for name in ("quantization", "json_model_override_args"):
+                if name in self.server_args:
+                    raise ConfigError(
+                        f"rollout.server_args.{name} and model.weight_sync both say what weights are: remove one."
+                    )
+            overrides = {"quantization_config": policy.fp8.quantization_config()}
+            arguments["json_model_override_args"] = json.dumps(overrides)
         named = {name if name in known else FORMER_NAMES.get(name, name): value for name, value in arguments.items()}
         return named | self.server_args
 

@@ -93,7 +93,7 @@ class SGLangServerRollout(ServerEngine):
         return launch(self._arguments, place)
 
     def read_settings(self, client: HTTPClient, url: str) -> ServerSettings:
-        return read_settings(client, url)
+        return read_settings(client, url, self._policy.fp8)
 
     def dialect(self) -> Dialect:
         return SGLangDialect()

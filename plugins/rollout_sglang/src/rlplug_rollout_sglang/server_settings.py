@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 from packaging.version import Version
 
 from rlplug.errors import ConfigError
+from rlplug.interfaces import FP8Weights
 from rlplug.servers.http_client import HTTPClient
 from rlplug.servers.settings import ServerSettings
 from rlplug_rollout_sglang.options import CONTEXT_MARGIN, SAMPLING_BACKEND
@@ -37,8 +39,13 @@ def server_info(client: HTTPClient, url: str) -> dict[str, Any]:
     return info
 
 
-def read_settings(client: HTTPClient, url: str) -> ServerSettings:
+def read_settings(client: HTTPClient, url: str, fp8: FP8Weights | None) -> ServerSettings:
     """Ask a server.
+
+    Args:
+        client: Asks.
+        url: The server's.
+        fp8: Which weights it will get in FP8.
 
     Raises:
         ConfigError: It is of another version, or was not started as training needs it.
@@ -53,6 +60,12 @@ def read_settings(client: HTTPClient, url: str) -> ServerSettings:
     for name, (needed, remedy) in NEEDED.items():
         if info[name] != needed:
             raise ConfigError(f"SGLang {version} at {url} has {name}={info[name]!r}: start it {remedy}.")
+    needed = None if fp8 is None else fp8.quantization_config()
+    if json.loads(info["json_model_override_args"]).get("quantization_config") != needed:
+        remedy = "without a quantization_config in its --json-model-override-args"
+        if needed is not None:
+            remedy = f"with --json-model-override-args '{json.dumps({'quantization_config': needed})}'"
+        raise ConfigError(f"SGLang at {url} has other layers in FP8 than model.weight_sync sends: start it {remedy}.")
     state: dict[str, Any] = info["internal_states"][0]
     return ServerSettings(
         max_model_len=info["max_req_input_len"] + KEPT_OF_PROMPT - CONTEXT_MARGIN,

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.errors import ConfigError
+from rlplug.fp8.fused import check_fp8_fits
 from rlplug.interfaces import (
     Bucket,
     EngineCapabilities,
@@ -58,6 +59,7 @@ class VLLMRollout(RolloutEngine):
         sleep=torch.cuda.is_available(),
         restart=not torch.cuda.is_available(),  # its allocator for sleep serves one engine in a process
         streaming=True,
+        fp8_refit=torch.cuda.is_available(),  # on CPUs its kernels need AMX
         multi_turn=True,
         tensor_parallel=True,
     )
@@ -80,6 +82,9 @@ class VLLMRollout(RolloutEngine):
 
     def plan_memory(self, policy: PolicySpec, needs: EngineNeeds) -> EngineMemory:
         return planned_memory(self.options, policy, needs)
+
+    def check(self, policy: PolicySpec) -> None:
+        check_fp8_fits(type(self).__name__, policy, self.ranks_per_engine)
 
     # ---- start and close ------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ def planned_memory(options: VLLMOptions, policy: PolicySpec, needs: EngineNeeds)
     dtype = policy.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     cache_itemsize = 1 if options.kv_cache_dtype.startswith("fp8") else dtype.itemsize
     kv_bytes_per_token = needs.kv_bytes_per_token * cache_itemsize // policy.dtype.itemsize // size
-    weights = needs.parameters * dtype.itemsize // size
+    weights = needs.weight_bytes(dtype.itemsize) // size
     longest = policy.max_context if options.max_model_len is None else min(options.max_model_len, policy.max_context)
     least = longest * kv_bytes_per_token
     left = int(options.gpu_memory_utilization * needs.device_bytes) - weights - PASS_BYTES

@@ -134,6 +134,13 @@ class VLLMOptions:
         kv_cache_gib = CPU_KV_CACHE_GIB if self.kv_cache_gib is None and device.type == "cpu" else self.kv_cache_gib
         if kv_cache_gib is not None:
             arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * (1 << 30))
+        if policy.fp8 is not None:
+            for name in ("quantization", "hf_overrides"):
+                if name in self.engine_args:
+                    raise ConfigError(
+                        f"rollout.engine_args.{name} and model.weight_sync both say what weights are: remove one."
+                    )
+            arguments["hf_overrides"] = {"quantization_config": policy.fp8.quantization_config()}
         return arguments | self.engine_args
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
+import torch
+
 from rlplug.interfaces import EngineCapabilities, Placement, PolicySpec
 from rlplug.rollout.stats import EngineStats
 from rlplug.servers.engine import ServerEngine
@@ -50,7 +52,11 @@ class VLLMServerRollout(ServerEngine):
     """
 
     capabilities: EngineCapabilities = EngineCapabilities(
-        colocated=False, disaggregated=True, streaming=True, tensor_parallel=True
+        colocated=False,
+        disaggregated=True,
+        streaming=True,
+        fp8_refit=torch.cuda.is_available(),
+        tensor_parallel=True,
     )
     options: VLLMOptions
     words: ClassVar[ServerWords] = ServerWords(
@@ -93,7 +99,7 @@ class VLLMServerRollout(ServerEngine):
         return launch(self._arguments, place)
 
     def read_settings(self, client: HTTPClient, url: str) -> ServerSettings:
-        return read_settings(client, url)
+        return read_settings(client, url, self._policy.fp8)
 
     def dialect(self) -> Dialect:
         return VLLMDialect()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 from packaging.version import Version
 
 from rlplug.errors import ConfigError
+from rlplug.interfaces import FP8Weights
 from rlplug.servers.http_client import HTTPClient
 from rlplug.servers.settings import ServerSettings
 from rlplug_rollout_vllm.versions import NEWEST, OLDEST
@@ -22,8 +24,13 @@ WRONG_METHOD: Final = 405
 """Answer to a GET of a route that takes POST alone."""
 
 
-def read_settings(client: HTTPClient, url: str) -> ServerSettings:
+def read_settings(client: HTTPClient, url: str, fp8: FP8Weights | None) -> ServerSettings:
     """Ask a server.
+
+    Args:
+        client: Asks.
+        url: The server's.
+        fp8: Which weights it will get in FP8.
 
     Raises:
         ConfigError: It is of another version, or was not started as training needs it.
@@ -44,6 +51,12 @@ def read_settings(client: HTTPClient, url: str) -> ServerSettings:
             f"vLLM at {url} has the logprobs mode {mode!r}, with which ratios of probabilities are wrong: start it "
             f"with --logprobs-mode {LOGPROBS_MODE}."
         )
+    needed = None if fp8 is None else fp8.quantization_config()
+    if (config["model_config"].get("hf_overrides") or {}).get("quantization_config") != needed:
+        remedy = "without a quantization_config in its --hf-overrides"
+        if needed is not None:
+            remedy = f"with --hf-overrides '{json.dumps({'quantization_config': needed})}'"
+        raise ConfigError(f"vLLM at {url} has other layers in FP8 than model.weight_sync sends: start it {remedy}.")
     cache, copies = config["cache_config"], config["parallel_config"]["data_parallel_size"]
     return ServerSettings(
         max_model_len=config["model_config"]["max_model_len"],
