@@ -49,7 +49,7 @@ def test_weights_in_fp8_are_a_part_of_the_models_configuration() -> None:
 
 def test_nothing_else_says_what_weights_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options_module, "sglang_argument_names", lambda: {"quantization"})
-    with pytest.raises(ConfigError, match="server_args.quantization and model.weight_sync both say what weights are"):
+    with pytest.raises(ConfigError, match=r"server_args\.quantization and model.weight_sync both say what weights are"):
         SGLangOptions(server_args={"quantization": "fp8"}).arguments(IN_FP8)
 
 

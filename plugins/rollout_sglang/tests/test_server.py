@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import EngineFault, Placement, PolicySpec
-from rlplug.interfaces.weight_sync import Bucket
+from rlplug.interfaces.weight_sync import Bucket, TensorInfo
 from rlplug.servers.addresses import free_ports
 from rlplug.servers.processes import Place
 from rlplug.testing.models import make_model_folder
@@ -190,9 +190,10 @@ def test_weights_reach_all_servers(started: Started, bucket: Bucket, settings: d
 
 def test_weights_of_many_dtypes_keep_their_bits(started: Started, spec: PolicySpec) -> None:
     engine = started()
-    engine._shapes = dict.fromkeys(("a", "b", "c"), torch.Size())
     tensors = [torch.arange(6.0).view(2, 3).bfloat16(), torch.tensor(1.5), torch.full((4,), 2.0).half()]
-    engine.update_weights(iter([list(zip("abc", tensors, strict=True))]), 1)
+    bucket = list(zip("abc", tensors, strict=True))
+    engine._weights = {name: TensorInfo(tensor.shape, tensor.dtype) for name, tensor in bucket}
+    engine.update_weights(iter([bucket]), 1)
     assert state(engine)["sums"] == {"a": 15.0, "b": 1.5, "c": 8.0}
 
 

@@ -40,7 +40,7 @@ def test_weights_in_fp8_are_a_part_of_the_models_configuration():
 
 def test_nothing_else_says_what_weights_are(monkeypatch):
     monkeypatch.setattr(options_module, "vllm_argument_names", lambda: {"hf_overrides"})
-    with pytest.raises(ConfigError, match="engine_args.hf_overrides and model.weight_sync both say what weights are"):
+    with pytest.raises(ConfigError, match=r"engine_args\.hf_overrides and model.weight_sync both say what weights are"):
         VLLMOptions(engine_args={"hf_overrides": {}}).arguments(IN_FP8, GPU)
 
 
