@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from players import player_of
 from transformers import AutoModelForCausalLM
 
 from rlplug.errors import RunError
+from rlplug.fp8.layers import choose_fp8_weights
+from rlplug.fp8.options import WeightSyncOptions
 from rlplug.interfaces import EngineCapabilities, EngineFault, Placement
 from rlplug.offload import Offload
 from rlplug.plugin_manager import plugins
@@ -78,11 +81,11 @@ def make_driver(model_folder):
     tokenizer = load_tokenizer(config)
     policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
-    def make(engine, sleeps=False, max_restarts=2, any_rank=bool, rank=0, world_size=1):
+    def make(engine, sleeps=False, max_restarts=2, any_rank=bool, rank=0, world_size=1, fp8=None):
         return EngineDriver(
             engine=engine,
             policy=policy,
-            spec=load_spec(config, tokenizer),
+            spec=replace(load_spec(config, tokenizer), fp8=fp8),
             placement=Placement(CPU, rank, world_size),
             hook=plugins().hook,
             sleeps=sleeps,
@@ -92,13 +95,30 @@ def make_driver(model_folder):
             max_restarts=max_restarts,
         )
 
+    make.policy = policy
     return make
 
 
-def complete(driver):
+def complete(driver, version=1):
     """Return what identifies the samples; their logprobs depend on the batch in the last bit."""
-    samples = player_of(driver).complete(PROMPTS, 2, SamplingParams(max_new_tokens=3), "0/1", version=1)
+    samples = player_of(driver).complete(PROMPTS, 2, SamplingParams(max_new_tokens=3), "0/1", version)
     return [(sample.group, sample.token_ids, sample.policy_version) for sample in samples]
+
+
+def test_weights_that_fp8_cannot_hold_leave_the_engine_with_its_former_ones(make_driver):
+    """Nothing of the sync was sent: the engine still has the weights of the last one, and says so."""
+    fp8 = choose_fp8_weights(make_driver.policy, WeightSyncOptions(transform="fp8_block"))
+    engine = FaultyRollout()
+    driver = make_driver(engine, fp8=fp8)
+    former = complete(driver, version=1)
+    weight = make_driver.policy.model.layers[1].mlp.up_proj.weight
+    weight.data[3, 3] = torch.nan
+    with pytest.raises(RunError, match=r"model\.layers\.1\.mlp\.up_proj\.weight has NaN or infinite values"):
+        complete(driver, version=2)
+    assert engine.calls == ["start", "sync", "generate"]
+    weight.data[3, 3] = 0.0
+    assert complete(driver, version=1) == former
+    assert engine.calls == ["start", "sync", "generate", "generate"]
 
 
 @pytest.mark.filterwarnings("ignore:FaultyRollout starts anew")
