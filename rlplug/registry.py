@@ -35,6 +35,7 @@ KNOWN_DISTRIBUTIONS: Final[Mapping[str, str]] = MappingProxyType(
     | dict.fromkeys(_OPTIMIZATIONS.split(), "rlplug-optims")
     | dict.fromkeys(("VLLMRollout", "VLLMServerRollout"), "rlplug-rollout-vllm")
     | dict.fromkeys(("SGLangRollout", "SGLangServerRollout"), "rlplug-rollout-sglang")
+    | dict.fromkeys(("TRTLLMRollout", "TRTLLMRayRollout"), "rlplug-rollout-trtllm")
     | dict.fromkeys(("ReasoningGymEnvironment", "VerifiersEnvironment"), "rlplug-envs")
 )
 """Class names of published plugins, so that an error can name the package to install."""

@@ -34,7 +34,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "configuration.md"
 OWN_DISTRIBUTIONS: Final = (
     *("rlplug", "rlplug-algos", "rlplug-envs", "rlplug-optims"),
-    *("rlplug-rollout-sglang", "rlplug-rollout-vllm"),
+    *("rlplug-rollout-sglang", "rlplug-rollout-trtllm", "rlplug-rollout-vllm"),
 )
 """What is described; other plugins may be installed where this runs."""
 

@@ -13,7 +13,8 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 PLUGINS = (
-    *("plugins/algos", "plugins/envs", "plugins/optims", "plugins/rollout_sglang", "plugins/rollout_vllm"),
+    *("plugins/algos", "plugins/envs", "plugins/optims", "plugins/rollout_sglang"),
+    *("plugins/rollout_trtllm", "plugins/rollout_vllm"),
     "tests/plugins/rlplug_probe",
 )
 DISTRIBUTIONS = (REPOSITORY, *(REPOSITORY / folder for folder in PLUGINS))

@@ -26,6 +26,7 @@ PAGES = (
     "plugins/envs/README.md",
     "plugins/optims/README.md",
     "plugins/rollout_sglang/README.md",
+    "plugins/rollout_trtllm/README.md",
     "plugins/rollout_vllm/README.md",
     *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")),
 )
@@ -258,7 +259,7 @@ class Reader:
 
 
 def _check_own(requirement: Requirement) -> None:
-    names = ("algos", "envs", "optims", "rollout_sglang", "rollout_vllm")
+    names = ("algos", "envs", "optims", "rollout_sglang", "rollout_trtllm", "rollout_vllm")
     folders = {"rlplug": ROOT} | {f"rlplug-{name.replace('_', '-')}": ROOT / f"plugins/{name}" for name in names}
     if requirement.name not in folders:
         raise ValueError(f"pip install {requirement}: the distributions here are {', '.join(folders)}")

@@ -134,7 +134,7 @@ def test_plugins_come_from_the_wheels_and_list_what_they_bring(environment, resu
     records = json.loads(results["plugins"].stdout)
     files = [Path(record.pop("file")) for record in records]
     assert all(file.is_relative_to(environment.root) for file in files), files
-    core, algos, envs, optims, probe, sglang, vllm = records
+    core, algos, envs, optims, probe, sglang, trtllm, vllm = records
     assert (core["name"], core["distribution"], core["state"]) == ("rlplug", "rlplug", "loaded")
     assert (algos["name"], len(algos["registers"])) == ("algos", 11)
     assert {"algorithms/DAPO", "algorithms/GRPO", "algorithms/PPO"} < set(algos["registers"])
@@ -142,6 +142,7 @@ def test_plugins_come_from_the_wheels_and_list_what_they_bring(environment, resu
     assert (vllm["name"], vllm["registers"]) == ("rollout_vllm", ["rollouts/VLLMRollout", "rollouts/VLLMServerRollout"])
     assert envs["registers"] == ["environments/ReasoningGymEnvironment", "environments/VerifiersEnvironment"]
     assert sglang["registers"] == ["rollouts/SGLangRollout", "rollouts/SGLangServerRollout"]
+    assert trtllm["registers"] == ["rollouts/TRTLLMRayRollout", "rollouts/TRTLLMRollout"]
     assert probe == {
         "name": "probe",
         "distribution": "rlplug-probe",
@@ -186,6 +187,7 @@ def test_run_record_names_plugins_and_effects(folder, everything):
         ("optims", "loaded"),
         ("probe", "loaded"),
         ("rollout_sglang", "loaded"),
+        ("rollout_trtllm", "loaded"),
         ("rollout_vllm", "loaded"),
     ]
     assert record["versions"]["rlplug-probe"] == "3.1.4"
@@ -266,7 +268,7 @@ def test_sleep_asked_of_an_engine_that_cannot_names_one_that_can(results):
     (message,) = [line for line in results["sleepless"].stderr.splitlines() if line.startswith("rlplug: ")]
     assert "model.sleep_between_rollouts" in message
     assert "HFRollout lacks" in message
-    assert message.endswith("Engines here that can: SGLangRollout, SleepyRollout.")
+    assert message.endswith("Engines here that can: SGLangRollout, SleepyRollout, TRTLLMRollout.")
 
 
 def test_algorithm_of_a_blocked_plugin_names_the_package(results):

@@ -1,0 +1,122 @@
+"""Where Ray puts an engine's workers: on the trainer's own GPUs, or on free ones of a cluster."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from rlplug.errors import ConfigError, RLPlugError, RunError
+from rlplug_rollout_trtllm.environment import engine_environment
+from rlplug_rollout_trtllm.versions import require_ray
+
+CPUS_PER_WORKER: Final = 1
+
+Strategy = Literal["STRICT_PACK", "PACK"]
+"""All workers of an engine on one host; or on as few as possible."""
+
+
+@dataclass(frozen=True)
+class Bundles:
+    """A placement group, of which each bundle has one GPU, and the bundles that an engine's workers take."""
+
+    group: Any
+    indices: list[int]
+
+
+class PrivateRay:
+    """A Ray of this process alone, whose only GPUs are those of one engine.
+
+    So no other decides which worker gets which GPU. The trainer's processes are none of Ray's.
+
+    Args:
+        devices: ``CUDA_VISIBLE_DEVICES`` of the engine's processes.
+        size: Workers.
+        deadline_s: For Ray to make room.
+
+    Raises:
+        ConfigError: Ray is not installed, or the process belongs to a cluster already.
+        RunError: It did not start, or there was no room in time.
+    """
+
+    def __init__(self, devices: str, size: int, deadline_s: float) -> None:
+        self._ray = require_ray()
+        if self._ray.is_initialized():
+            raise ConfigError(
+                "the trainer's process belongs to a Ray cluster already, and TRTLLMRollout starts a Ray of its own for "
+                "the GPUs that it shares: start the trainer outside of Ray, or take TRTLLMRayRollout."
+            )
+        try:
+            with engine_environment(devices):
+                self._ray.init(
+                    address="local",
+                    num_gpus=size,
+                    num_cpus=2 * size * CPUS_PER_WORKER,
+                    include_dashboard=False,
+                    namespace=f"rlplug-{uuid.uuid4().hex}",
+                )
+            self.bundles = make_bundles(self._ray, size, "STRICT_PACK", deadline_s)
+        except RLPlugError:
+            self.close()
+            raise
+        except Exception as problem:
+            self.close()
+            raise RunError(f"Ray did not start on GPUs {devices}: {type(problem).__name__}: {problem}") from problem
+
+    def close(self) -> None:
+        """End Ray and all of its processes; safe to call twice."""
+        if self._ray.is_initialized():
+            self._ray.shutdown()
+
+
+def attach(address: str) -> tuple[Any, bool]:
+    """Connect this process to a cluster that runs; return Ray, and whether it was not connected before.
+
+    Raises:
+        ConfigError: Ray is not installed, or there is no cluster.
+    """
+    ray = require_ray()
+    if ray.is_initialized():
+        return ray, False
+    try:
+        ray.init(address=address, namespace="rlplug", log_to_driver=False)
+    except ConnectionError as problem:
+        raise ConfigError(
+            f"rollout.ray_address is {address!r}, and no Ray cluster answers there: {problem} Start one with ray "
+            "start --head, and ray start --address on other hosts."
+        ) from problem
+    return ray, True
+
+
+def make_bundles(ray: Any, size: int, strategy: Strategy, deadline_s: float) -> Bundles:
+    """Reserve GPUs for the workers of one engine.
+
+    Raises:
+        RunError: There were not enough free ones in time.
+    """
+    from ray.util.placement_group import placement_group
+
+    group = placement_group([{"GPU": 1, "CPU": CPUS_PER_WORKER}] * size, strategy=strategy)
+    if not group.wait(timeout_seconds=deadline_s):
+        remove_bundles(Bundles(group, []))
+        where = "on one host " if strategy == "STRICT_PACK" else ""
+        raise RunError(
+            f"Ray had no {size} free GPUs {where}for an engine within {deadline_s:g} s: it has "
+            f"{ray.cluster_resources().get('GPU', 0):g}, of which {ray.available_resources().get('GPU', 0):g} are "
+            "free. Add hosts, or lower rollout.num_engines or tensor_parallel_size."
+        )
+    return Bundles(group, list(range(size)))
+
+
+def remove_bundles(bundles: Bundles) -> None:
+    """Give GPUs back."""
+    from ray.util.placement_group import remove_placement_group
+
+    remove_placement_group(bundles.group)
+
+
+def first_node(bundles: Bundles) -> str:
+    """Return the id of the node of an engine's first worker: the engine talks to it over a socket of that host."""
+    from ray.util import placement_group_table
+
+    return str(placement_group_table(bundles.group)["bundles_to_node_id"][0])

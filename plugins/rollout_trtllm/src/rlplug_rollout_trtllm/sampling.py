@@ -1,0 +1,125 @@
+"""From rlplug's requests to TensorRT-LLM's sampling parameters, and from its outputs to completions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlplug.errors import RunError
+from rlplug.interfaces import PolicySpec
+from rlplug.types import Completion, FinishReason, Request, SamplingParams
+
+PROCESSED: Final = "processed"
+"""Logprobs after temperature, top-k and top-p, renormalised over what these keep; of a greedy request 0."""
+RAW: Final = "raw"
+"""Logprobs of the model, before temperature."""
+
+NO_END: Final = -1
+"""An end token that is never sampled; without one, TensorRT-LLM would ask a tokenizer."""
+
+
+def room_for(request: Request, policy: PolicySpec, context: int) -> int:
+    """Return how many tokens the context leaves for a completion.
+
+    Args:
+        context: Of the engine: prompt and completion together, in tokens.
+
+    Raises:
+        RunError: None.
+    """
+    room = context - len(request.prompt_ids)
+    if room < 1:
+        remedy = "raise rollout.context_length" if context < policy.max_context else "shorten it"
+        raise RunError(
+            f"request {request.request_id}: its prompt has {len(request.prompt_ids)} tokens, and the engine's context "
+            f"ends at {context}: {remedy}, or let data.max_prompt_tokens filter it."
+        )
+    return room
+
+
+def sampling_arguments(request: Request, sampling: SamplingParams, policy: PolicySpec, room: int) -> dict[str, Any]:
+    """Return the arguments of TensorRT-LLM's ``SamplingParams`` for one request, as plain data.
+
+    Nothing that decides on a token is left to a default: without temperature, top-p and top-k the engine is greedy, and
+    without ``max_tokens`` it stops after 32. Its first end token is ``end_id``, which is always in the output; others
+    are stop tokens, which are there with ``include_stop_str_in_output`` alone.
+    """
+    first, *others = policy.eos_token_ids or (NO_END,)
+    # top_k=1 is greedy whatever the others are, and greedy logprobs are the untempered ones
+    drawn = (1.0, 1.0, 1) if sampling.is_greedy else (sampling.temperature, sampling.top_p, sampling.top_k)
+    temperature, top_p, top_k = drawn
+    return {
+        "max_tokens": min(request.limit(sampling), room),
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,  # 0 is all
+        "n": 1,
+        "seed": request.seed % (1 << 63),
+        "end_id": first,
+        "pad_id": policy.pad_token_id,
+        "stop_token_ids": others or None,
+        "include_stop_str_in_output": True,
+        "ignore_eos": False,
+        "detokenize": False,
+        "logprobs": 0,  # of the sampled token alone
+        "logprobs_mode": RAW if sampling.is_greedy else PROCESSED,
+    }
+
+
+@dataclass(frozen=True)
+class Output:
+    """What TensorRT-LLM returned for one request, as plain data."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str
+
+    @classmethod
+    def of(cls, result: Any) -> Output:
+        """Read what ``generate_async`` resolves to.
+
+        Raises:
+            RunError: A token has no logprob.
+        """
+        (generated,) = result.outputs
+        token_ids = tuple(int(token) for token in generated.token_ids)
+        entries: Sequence[Mapping[int, Any]] = generated.logprobs or ()
+        reason = str(generated.finish_reason)
+        if reason == "cancelled":  # the newest of its tokens may have come before its logprob, or after
+            token_ids, entries = token_ids[: len(entries)], entries[: len(token_ids)]
+        if len(entries) != len(token_ids):
+            raise RunError(f"TensorRT-LLM returned {len(token_ids)} tokens and {len(entries)} logprobs.")
+        return cls(token_ids, tuple(map(_logprob, entries, token_ids)), reason)
+
+
+def _logprob(entry: Mapping[int, Any], token_id: int) -> float:
+    """Return a token's logprob from those of its position: the first of them may be the likeliest token's."""
+    if token_id not in entry:
+        raise RunError(f"TensorRT-LLM returned logprobs without that of the sampled token {token_id}.")
+    return float(entry[token_id].logprob)
+
+
+def to_completion(request: Request, output: Output, end_tokens: Collection[int], version: int) -> Completion:
+    """Return what TensorRT-LLM generated as a completion.
+
+    Args:
+        end_tokens: Of the policy.
+        version: Of the policy, which the engine has.
+
+    Raises:
+        RunError: It ended in a way that training has no use for.
+    """
+    reasons: dict[str, FinishReason] = {"stop": "stop", "length": "length", "cancelled": "abort"}
+    if output.finish_reason not in reasons:
+        raise RunError(
+            f"request {request.request_id}: TensorRT-LLM ended it with finish reason {output.finish_reason!r}."
+        )
+    reason, ended = reasons[output.finish_reason], output.token_ids[-1:]
+    if reason == "length" and ended and ended[0] in end_tokens:
+        reason = "stop"
+    if reason == "stop" and not (ended and ended[0] in end_tokens):
+        raise RunError(
+            f"request {request.request_id}: TensorRT-LLM stopped it and left its end token out, which training needs."
+        )
+    return Completion(request.request_id, output.token_ids, output.logprobs, reason, version)

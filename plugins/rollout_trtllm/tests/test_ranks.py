@@ -1,0 +1,69 @@
+"""Two ranks of a trainer, in processes of their own, that share one tensor-parallel engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trtllm_cases as cases
+
+TRAINER = Path(__file__).with_name("trtllm_trainer.py")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What each rank said."""
+    folder = tmp_path_factory.mktemp("models") / "llama"
+    cases.reference(folder)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    place["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(TRAINER), str(folder)],
+            env=os.environ | place | {"RANK": str(rank), "CUDA_VISIBLE_DEVICES": "4,5"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    lines = [rank.communicate(timeout=240)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    return [json.loads(line.splitlines()[-1]) for line in lines]
+
+
+def test_the_first_rank_has_the_engine_on_the_gpus_of_both(results: list[Any]) -> None:
+    first, second = results
+    assert first["calls"][0] == ["start", 2, [[0, 1]], "4,5"]
+    assert second["calls"] == []
+
+
+def test_a_bucket_has_the_handles_of_both_gpus(results: list[Any]) -> None:
+    updates = [call for call in results[0]["calls"] if call[0] == "update_weights"]
+    assert updates == [["update_weights", ["GPU-double-0", "GPU-double-1"]]]
+
+
+def test_the_order_is_that_of_one_rank(results: list[Any]) -> None:
+    assert [name for name, *_ in results[0]["calls"]] == [
+        "start",
+        "pause",
+        "update_weights",
+        "finish_update",
+        "forget",
+        "go_on",
+        "forget",
+        "release",
+        "close",
+    ]
+
+
+def test_both_ranks_have_all_completions(results: list[Any]) -> None:
+    assert [result["versions"] for result in results] == [[5, 5, 5]] * 2
+    assert results[0]["bytes"] == results[1]["bytes"]

@@ -1,0 +1,27 @@
+"""TensorRT-LLM on GPUs of its own passes the checks of every engine: over the double, a stand-in for Ray, and gloo.
+
+That says that the plugin keeps the contract of the double, and nothing of TensorRT-LLM and Ray, which were not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import on_double  # noqa: F401 - it makes the double importable
+import pytest
+from ray_stand_in import Cluster
+from rlplug_rollout_trtllm.ray_rollout import TRTLLMRayRollout
+
+from rlplug.testing import EngineConformance
+
+
+class TestTRTLLMRayRollout(EngineConformance):
+    @pytest.fixture(autouse=True, scope="class")
+    def cluster(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            Cluster(gpus=8).install(patch)
+            yield
+            type(self).teardown_class()  # before Ray goes
+
+    def make_engine(self) -> TRTLLMRayRollout:
+        return TRTLLMRayRollout(num_engines=2, max_batch_size=64)

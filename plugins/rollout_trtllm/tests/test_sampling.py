@@ -1,0 +1,128 @@
+"""From requests to sampling parameters, and from outputs to completions; what every trap would do is checked."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import on_double  # noqa: F401 - it makes the double importable
+import pytest
+import torch
+from rlplug_rollout_trtllm.sampling import Output, room_for, sampling_arguments, to_completion
+from rlplug_rollout_trtllm.surface import SAMPLING
+
+from rlplug.errors import RunError
+from rlplug.interfaces import PolicySpec
+from rlplug.types import Request, SamplingParams
+
+SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7, 9), pad_token_id=0, max_context=100)
+REQUEST = Request("step/0", (5, 6), seed=(1 << 64) + 3)
+GREEDY = SamplingParams(temperature=0.0)
+SAMPLINGS = [SamplingParams(), GREEDY, SamplingParams(temperature=0.7, top_p=0.9, top_k=20)]
+
+
+def arguments(sampling: SamplingParams, policy: PolicySpec = SPEC, room: int = 50) -> dict[str, Any]:
+    return sampling_arguments(REQUEST, sampling, policy, room)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_nothing_that_decides_on_a_token_is_left_to_a_default(sampling: SamplingParams) -> None:
+    made = arguments(sampling)
+    assert set(made) == set(SAMPLING)
+    assert all(made[name] is not None for name in ("temperature", "top_p", "top_k", "max_tokens", "end_id", "seed"))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_the_engine_takes_them(sampling: SamplingParams) -> None:
+    from tensorrt_llm import SamplingParams as EngineSampling
+
+    EngineSampling(**arguments(sampling))
+
+
+def test_sampling_from_all_tokens_is_not_greedy() -> None:
+    made = arguments(SamplingParams())
+    assert (made["temperature"], made["top_p"], made["top_k"]) == (1.0, 1.0, 0)
+    assert made["logprobs_mode"] == "processed"
+
+
+def test_greedy_is_asked_for_with_untempered_logprobs() -> None:
+    made = arguments(GREEDY)
+    assert made["top_k"] == 1
+    assert made["logprobs_mode"] == "raw"
+
+
+def test_limits_of_tokens() -> None:
+    assert arguments(SamplingParams(200), room=50)["max_tokens"] == 50
+    assert arguments(SamplingParams(20), room=50)["max_tokens"] == 20
+
+
+def test_every_end_token_ends_and_is_kept() -> None:
+    made = arguments(GREEDY)
+    assert (made["end_id"], made["stop_token_ids"]) == (1, [7, 9])
+    assert made["include_stop_str_in_output"] is True
+    assert made["ignore_eos"] is False
+
+
+def test_a_model_without_end_tokens_has_one_that_is_never_sampled() -> None:
+    policy = PolicySpec("folder", torch.bfloat16, eos_token_ids=(), pad_token_id=0, max_context=100)
+    made = arguments(GREEDY, policy)
+    assert (made["end_id"], made["stop_token_ids"]) == (-1, None)
+
+
+def test_seeds_fit_into_63_bits() -> None:
+    assert arguments(GREEDY)["seed"] == 3
+
+
+def test_a_prompt_without_room_is_refused_by_name() -> None:
+    assert room_for(REQUEST, SPEC, 100) == 98
+    with pytest.raises(RunError, match=r"request step/0.*raise rollout\.context_length"):
+        room_for(REQUEST, SPEC, 2)
+
+
+# ---- outputs --------------------------------------------------------------------------------------------------------
+
+
+def logprob(value: float) -> SimpleNamespace:
+    return SimpleNamespace(logprob=value, rank=1)
+
+
+def result(token_ids: list[int], logprobs: list[dict[int, Any]], reason: str = "length") -> SimpleNamespace:
+    return SimpleNamespace(
+        outputs=[SimpleNamespace(token_ids=token_ids, logprobs=logprobs, finish_reason=reason, stop_reason=None)]
+    )
+
+
+def test_logprobs_are_looked_up_by_token() -> None:
+    likeliest_first = {3: logprob(-0.1), 4: logprob(-2.5)}
+    assert Output.of(result([4], [likeliest_first])) == Output((4,), (-2.5,), "length")
+
+
+def test_a_logprob_of_another_token_is_refused() -> None:
+    with pytest.raises(RunError, match="without that of the sampled token 4"):
+        Output.of(result([4], [{3: logprob(-0.1)}]))
+
+
+def test_a_token_without_logprob_is_refused() -> None:
+    with pytest.raises(RunError, match="2 tokens and 1 logprobs"):
+        Output.of(result([4, 5], [{4: logprob(-0.1)}]))
+
+
+def test_a_cancelled_request_has_what_is_whole() -> None:
+    output = Output.of(result([4, 5], [{4: logprob(-0.1)}], "cancelled"))
+    completion = to_completion(REQUEST, output, SPEC.eos_token_ids, version=3)
+    assert (completion.token_ids, completion.logprobs, completion.finish_reason) == ((4,), (-0.1,), "abort")
+
+
+def test_a_last_possible_token_that_ends_is_a_stop() -> None:
+    assert to_completion(REQUEST, Output((4, 7), (-1.0, -1.0), "length"), (1, 7), 3).finish_reason == "stop"
+    assert to_completion(REQUEST, Output((4, 5), (-1.0, -1.0), "length"), (1, 7), 3).finish_reason == "length"
+
+
+def test_a_stop_without_its_end_token_is_refused() -> None:
+    with pytest.raises(RunError, match="left its end token out"):
+        to_completion(REQUEST, Output((4,), (-1.0,), "stop"), (1, 7), 3)
+
+
+def test_other_ends_are_refused() -> None:
+    with pytest.raises(RunError, match="finish reason 'timeout'"):
+        to_completion(REQUEST, Output((4,), (-1.0,), "timeout"), (1, 7), 3)
