@@ -12,7 +12,7 @@ import torch
 from rlplug_rollout_sglang import options as options_module
 from rlplug_rollout_sglang import plugin
 from rlplug_rollout_sglang.colocated import SGLangRollout
-from rlplug_rollout_sglang.memory import KV_MARGIN, MemoryBefore, check_cache, start_failure
+from rlplug_rollout_sglang.memory import KV_MARGIN, check_cache, start_failure
 from rlplug_rollout_sglang.options import CONTEXT_MARGIN, SGLangOptions
 from rlplug_rollout_sglang.versions import require_sglang
 
@@ -20,6 +20,7 @@ from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import FP8Weights, Placement, PolicySpec
 from rlplug.phases import GIB
 from rlplug.registry import Registry
+from rlplug.rollout.gpu_memory import MemoryBefore
 
 SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7), pad_token_id=0, max_context=4096)
 KNOWN = {

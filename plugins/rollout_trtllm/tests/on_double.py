@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from rlplug_rollout_trtllm.colocated import PlacedRay, TRTLLMRollout
 from rlplug_rollout_trtllm.gpu import TrainerGPU
-from rlplug_rollout_trtllm.memory import MemoryBefore
 from rlplug_rollout_trtllm.placement import Bundles
 from torch import Tensor
+
+from rlplug.rollout.gpu_memory import MemoryBefore
 
 DOUBLE = Path(__file__).parent / "double"
 if str(DOUBLE) not in sys.path:

@@ -8,11 +8,12 @@ from typing import Any
 import on_double  # noqa: F401 - it makes the double importable
 import pytest
 import torch
-from rlplug_rollout_trtllm.sampling import Output, room_for, sampling_arguments, to_completion
+from rlplug_rollout_trtllm.sampling import Output, sampling_arguments, to_completion
 from rlplug_rollout_trtllm.surface import SAMPLING
 
 from rlplug.errors import RunError
 from rlplug.interfaces import PolicySpec
+from rlplug.rollout.room import room_for
 from rlplug.types import Request, SamplingParams
 
 SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7, 9), pad_token_id=0, max_context=100)
@@ -74,9 +75,9 @@ def test_seeds_fit_into_63_bits() -> None:
 
 
 def test_a_prompt_without_room_is_refused_by_name() -> None:
-    assert room_for(REQUEST, SPEC, 100) == 98
+    assert room_for(REQUEST, SPEC, 100, "context_length") == 98
     with pytest.raises(RunError, match=r"request step/0.*raise rollout\.context_length"):
-        room_for(REQUEST, SPEC, 2)
+        room_for(REQUEST, SPEC, 2, "context_length")
 
 
 # ---- outputs --------------------------------------------------------------------------------------------------------

@@ -9,14 +9,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rlplug_rollout_vllm import options as options_module
-from rlplug_rollout_vllm.memory import MemoryBefore, start_failure
+from rlplug_rollout_vllm.memory import start_failure
 from rlplug_rollout_vllm.options import VLLMOptions
-from rlplug_rollout_vllm.sampling import room_for, sampling_arguments, to_completion
+from rlplug_rollout_vllm.sampling import sampling_arguments, to_completion
 from rlplug_rollout_vllm.versions import require_vllm
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import FP8Weights, PolicySpec
 from rlplug.phases import GIB
+from rlplug.rollout.gpu_memory import MemoryBefore
+from rlplug.rollout.room import room_for
 from rlplug.types import Request, SamplingParams
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -161,11 +163,11 @@ def test_failed_start_says_who_holds_the_memory(free, share, weights, words):
 
 def test_request_beyond_the_context_is_refused_by_name():
     request = Request("0/1/2", tuple(range(100)), seed=1)
-    assert room_for(request, SPEC, 101) == 1
+    assert room_for(request, SPEC, 101, "max_model_len") == 1
     with pytest.raises(RunError, match=r"request 0/1/2: its prompt has 100 tokens.*raise rollout\.max_model_len"):
-        room_for(request, SPEC, 100)
+        room_for(request, SPEC, 100, "max_model_len")
     with pytest.raises(RunError, match=r"shorten it"):
-        room_for(Request("a", tuple(range(5000)), seed=1), SPEC, 4096)
+        room_for(Request("a", tuple(range(5000)), seed=1), SPEC, 4096, "max_model_len")
 
 
 def test_sampling_arguments_name_every_end_token():

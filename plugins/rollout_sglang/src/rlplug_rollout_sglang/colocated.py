@@ -24,6 +24,7 @@ from rlplug.interfaces import (
     SleepingPart,
     SyncReport,
 )
+from rlplug.rollout.gpu_memory import MemoryBefore
 from rlplug.rollout.receipt import WeightReceipt
 from rlplug.rollout.seats import Seats
 from rlplug.rollout.shapes import policy_weights
@@ -31,7 +32,7 @@ from rlplug.rollout.stats import EngineStats
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug_rollout_sglang.engine_process import EngineProcess
 from rlplug_rollout_sglang.engine_requests import EngineRequests
-from rlplug_rollout_sglang.memory import MemoryBefore, check_cache, planned_memory, start_failure
+from rlplug_rollout_sglang.memory import check_cache, planned_memory, start_failure
 from rlplug_rollout_sglang.options import SGLangOptions
 from rlplug_rollout_sglang.versions import require_sglang
 from rlplug_rollout_sglang.weights import flattened, serialised

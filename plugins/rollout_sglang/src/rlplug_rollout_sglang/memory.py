@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineMemory, EngineNeeds, PolicySpec
 from rlplug.phases import GIB
+from rlplug.rollout.gpu_memory import MemoryBefore
 from rlplug_rollout_sglang.options import SGLangOptions
 
 PASS_BYTES: Final = int(2.0 * GIB)
@@ -59,23 +59,6 @@ def check_cache(kv_cache_tokens: int, longest: int) -> None:
             "raise rollout.mem_fraction_static (or max_total_tokens), or lower context_length to the longest prompt "
             "and completion of the run."
         )
-
-
-@dataclass(frozen=True)
-class MemoryBefore:
-    """A GPU before an engine starts, in bytes."""
-
-    total: int
-    free: int
-    trainer: int
-    """What the trainer's tensors take."""
-
-    @classmethod
-    def of(cls, device: torch.device) -> MemoryBefore:
-        """Read a GPU."""
-        torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(device)
-        return cls(total, free, torch.cuda.memory_allocated(device))
 
 
 def start_failure(problem: str, memory: MemoryBefore, share: float, weight_bytes: int) -> RunError:

@@ -11,25 +11,6 @@ from rlplug.interfaces import PolicySpec
 from rlplug.types import Completion, FinishReason, Request, SamplingParams
 
 
-def room_for(request: Request, policy: PolicySpec, context: int) -> int:
-    """Return how many tokens the context leaves for a completion.
-
-    Args:
-        context: Of the engine: prompt and completion together, in tokens.
-
-    Raises:
-        RunError: None.
-    """
-    room = context - len(request.prompt_ids)
-    if room < 1:
-        remedy = "raise rollout.context_length" if context < policy.max_context else "shorten it"
-        raise RunError(
-            f"request {request.request_id}: its prompt has {len(request.prompt_ids)} tokens, and the engine's context "
-            f"ends at {context}: {remedy}, or let data.max_prompt_tokens filter it."
-        )
-    return room
-
-
 def sampling_arguments(request: Request, sampling: SamplingParams, policy: PolicySpec, room: int) -> dict[str, Any]:
     """Return the arguments of SGLang's ``SamplingParams`` for one request, as plain data.
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import EngineCapabilities, Placement, PolicySpec
+from rlplug.rollout.room import room_for
 from rlplug.rollout.stats import EngineStats
 from rlplug.servers.engine import ServerEngine
 from rlplug.servers.http_client import HTTPClient
@@ -17,7 +18,7 @@ from rlplug.servers.settings import ServerSettings, ServerWords
 from rlplug.servers.weights import WeightSender
 from rlplug.types import Request, SamplingParams
 from rlplug_rollout_sglang.options import SGLangOptions
-from rlplug_rollout_sglang.sampling import room_for, sampling_arguments
+from rlplug_rollout_sglang.sampling import sampling_arguments
 from rlplug_rollout_sglang.server_command import launch
 from rlplug_rollout_sglang.server_dialect import SGLangDialect
 from rlplug_rollout_sglang.server_settings import read_settings
@@ -105,5 +106,5 @@ class SGLangServerRollout(ServerEngine):
         return SGLangWeightSender(client, urls, self._placement.device, self.sync_deadline_s)
 
     def sampling_arguments(self, request: Request, sampling: SamplingParams) -> dict[str, Any]:
-        room = room_for(request, self._policy, self._max_model_len)
+        room = room_for(request, self._policy, self._max_model_len, "context_length")
         return sampling_arguments(request, sampling, self._policy, room)

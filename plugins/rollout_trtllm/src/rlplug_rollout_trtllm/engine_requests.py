@@ -15,10 +15,11 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
+from rlplug.rollout.room import room_for
 from rlplug.rollout.stats import EngineStats
 from rlplug.types import NO_VERSION, Completion, Request, SamplingParams
 from rlplug_rollout_trtllm.engine_loop import EngineLoop
-from rlplug_rollout_trtllm.sampling import Output, room_for, sampling_arguments, to_completion
+from rlplug_rollout_trtllm.sampling import Output, sampling_arguments, to_completion
 
 PROGRESS_S: Final = 30.0
 WAIT_S: Final = 1.0
@@ -166,7 +167,7 @@ class EngineRequests:
     # ---- there and back -------------------------------------------------------------------------------------------
 
     def _hand_in(self, requests: Sequence[Request], sampling: SamplingParams, is_submitted: bool) -> list[str]:
-        rooms = [room_for(request, self._policy, self._context) for request in requests]
+        rooms = [room_for(request, self._policy, self._context, "context_length") for request in requests]
         now, work = time.perf_counter(), list[Work]()
         with self._lock:
             if not self._running:

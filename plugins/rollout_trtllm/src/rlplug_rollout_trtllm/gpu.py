@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlplug.errors import ConfigError
-from rlplug_rollout_trtllm.memory import MemoryBefore
+from rlplug.rollout.gpu_memory import MemoryBefore
 
 
 class TrainerGPU:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineMemory, EngineNeeds, PolicySpec
 from rlplug.phases import GIB
+from rlplug.rollout.gpu_memory import MemoryBefore
 from rlplug_rollout_trtllm.options import TRTLLMOptions
 
 PASS_BYTES: Final = int(4.0 * GIB)
@@ -38,23 +38,6 @@ def planned_memory(options: TRTLLMOptions, policy: PolicySpec, needs: EngineNeed
         share_key="free_gpu_memory_fraction",
         share_has_passes=False,
     )
-
-
-@dataclass(frozen=True)
-class MemoryBefore:
-    """A GPU before an engine starts, in bytes."""
-
-    total: int
-    free: int
-    trainer: int
-    """What the trainer's tensors take."""
-
-    @classmethod
-    def of(cls, device: torch.device) -> MemoryBefore:
-        """Read a GPU."""
-        torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(device)
-        return cls(total, free, torch.cuda.memory_allocated(device))
 
 
 def start_failure(problem: str, memory: MemoryBefore, share: float, weight_bytes: int) -> RunError:

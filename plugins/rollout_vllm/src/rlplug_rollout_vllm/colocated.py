@@ -28,12 +28,13 @@ from rlplug.interfaces import (
     SyncReport,
 )
 from rlplug.rng import preserved_rng
+from rlplug.rollout.gpu_memory import MemoryBefore
 from rlplug.rollout.receipt import WeightReceipt
 from rlplug.rollout.shapes import policy_weights
 from rlplug.rollout.stats import EngineStats
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug_rollout_vllm.engine_requests import EngineRequests
-from rlplug_rollout_vllm.memory import MemoryBefore, planned_memory, start_failure
+from rlplug_rollout_vllm.memory import planned_memory, start_failure
 from rlplug_rollout_vllm.options import VLLMOptions
 from rlplug_rollout_vllm.versions import require_vllm
 from rlplug_rollout_vllm.weights import load_weights
@@ -97,7 +98,7 @@ class VLLMRollout(RolloutEngine):
             )
         self._device = placement.device
         self._weights = policy_weights(policy)
-        memory = MemoryBefore.of(placement.device)
+        memory = MemoryBefore.of(placement.device) if placement.device.type == "cuda" else None
         with _process_for_vllm(placement):
             version = require_vllm()
             arguments = self.options.arguments(policy, placement.device)

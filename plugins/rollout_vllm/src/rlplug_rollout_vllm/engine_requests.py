@@ -14,9 +14,10 @@ from lightning.pytorch.utilities import rank_zero_info
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
 from rlplug.rng import preserved_rng
+from rlplug.rollout.room import room_for
 from rlplug.rollout.stats import EngineStats
 from rlplug.types import NO_VERSION, Completion, Request, SamplingParams
-from rlplug_rollout_vllm.sampling import room_for, sampling_arguments, to_completion
+from rlplug_rollout_vllm.sampling import sampling_arguments, to_completion
 
 PROGRESS_S: Final = 30.0
 
@@ -131,7 +132,7 @@ class EngineRequests:
         self._ready += [self._completion(output) for output in outputs]
 
     def _rooms(self, requests: Sequence[Request]) -> list[int]:
-        return [room_for(request, self._policy, self._max_model_len) for request in requests]
+        return [room_for(request, self._policy, self._max_model_len, "max_model_len") for request in requests]
 
     def _add(self, requests: Sequence[Request], sampling: SamplingParams, rooms: Sequence[int]) -> None:
         from vllm import SamplingParams as VLLMSamplingParams

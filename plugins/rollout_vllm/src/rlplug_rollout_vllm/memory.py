@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineMemory, EngineNeeds, PolicySpec
 from rlplug.phases import GIB
+from rlplug.rollout.gpu_memory import MemoryBefore
 from rlplug_rollout_vllm.options import VLLMOptions
 
 PASS_BYTES: Final = int(0.96 * GIB)
@@ -37,25 +37,6 @@ def planned_memory(options: VLLMOptions, policy: PolicySpec, needs: EngineNeeds)
         kv_bytes_per_token=kv_bytes_per_token,
         least_kv_cache=least if fixed is None else None,
     )
-
-
-@dataclass(frozen=True)
-class MemoryBefore:
-    """A GPU before an engine starts, in bytes."""
-
-    total: int
-    free: int
-    trainer: int
-    """What the trainer's tensors take."""
-
-    @classmethod
-    def of(cls, device: torch.device) -> MemoryBefore | None:
-        """Read a GPU; ``None`` for a CPU."""
-        if device.type != "cuda":
-            return None
-        torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(device)
-        return cls(total, free, torch.cuda.memory_allocated(device))
 
 
 def start_failure(

@@ -10,22 +10,6 @@ from rlplug.interfaces import PolicySpec
 from rlplug.types import Completion, FinishReason, Request, SamplingParams
 
 
-def room_for(request: Request, policy: PolicySpec, max_model_len: int) -> int:
-    """Return how many tokens the context leaves for a completion.
-
-    Raises:
-        RunError: None.
-    """
-    room = max_model_len - len(request.prompt_ids)
-    if room < 1:
-        remedy = "raise rollout.max_model_len" if max_model_len < policy.max_context else "shorten it"
-        raise RunError(
-            f"request {request.request_id}: its prompt has {len(request.prompt_ids)} tokens, and the engine's context "
-            f"ends at {max_model_len}: {remedy}, or let data.max_prompt_tokens filter it."
-        )
-    return room
-
-
 def sampling_arguments(request: Request, sampling: SamplingParams, policy: PolicySpec, room: int) -> dict[str, Any]:
     """Return the arguments of vLLM's ``SamplingParams`` for one request, as plain data."""
     return {

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 import torch
 
 from rlplug.interfaces import EngineCapabilities, Placement, PolicySpec
+from rlplug.rollout.room import room_for
 from rlplug.rollout.stats import EngineStats
 from rlplug.servers.engine import ServerEngine
 from rlplug.servers.http_client import HTTPClient
@@ -18,7 +19,7 @@ from rlplug.servers.settings import ServerSettings, ServerWords
 from rlplug.servers.weights import WeightSender
 from rlplug.types import Request, SamplingParams
 from rlplug_rollout_vllm.options import VLLMOptions
-from rlplug_rollout_vllm.sampling import room_for, sampling_arguments
+from rlplug_rollout_vllm.sampling import sampling_arguments
 from rlplug_rollout_vllm.server_command import KEY, NOISE, launch
 from rlplug_rollout_vllm.server_dialect import VLLMDialect
 from rlplug_rollout_vllm.server_settings import read_settings
@@ -111,5 +112,5 @@ class VLLMServerRollout(ServerEngine):
         return VLLMWeightSender(client, urls, self._placement.device, self.sync_deadline_s)
 
     def sampling_arguments(self, request: Request, sampling: SamplingParams) -> dict[str, Any]:
-        room = room_for(request, self._policy, self._max_model_len)
+        room = room_for(request, self._policy, self._max_model_len, "max_model_len")
         return sampling_arguments(request, sampling, self._policy, room)
