@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -108,3 +109,20 @@ def test_the_distribution_registers_every_algorithm():
     plugin.rlplug_register_algorithms(registry)
     assert {registry.get("algorithms", name) for name in PAPERS} == set(EVERY)
     assert {algorithm.__name__ for algorithm in EVERY} == set(PAPERS)
+
+
+@pytest.mark.parametrize("algorithm", EVERY)
+@pytest.mark.parametrize(
+    ("correction", "in_fp8", "expected"),
+    [
+        ("auto", False, None),
+        ("auto", True, Correction(level="token", mode="truncate", cap=2.0)),
+        (None, True, None),
+        (Correction(cap=5.0), True, Correction(cap=5.0)),
+    ],
+)
+def test_rollouts_in_fp8_are_corrected_by_default(algorithm, correction, in_fp8, expected):
+    made = algorithm(correction=correction)
+    made.setup(dataclasses.replace(RUN, fp8_rollout=in_fp8))
+    assert made.current_correction == expected
+    assert made.needs.rollout_logprobs == (expected is not None)

@@ -40,6 +40,9 @@ from rlplug_rollout_sglang.weights import flattened, serialised
 CALL_DEADLINE_S: Final = 600.0
 """For each bucket of a weight sync, and to release or take memory."""
 
+BLACKWELL: Final = 10
+"""Its compute capability, from which DeepGEMM reads scales as powers of two alone."""
+
 WAKING: Final[dict[SleepingPart, list[str]]] = {"weights": ["weights"], "kv_cache": ["kv_cache", "cuda_graph"]}
 """SGLang's names for the memory of a part. CUDA graphs stay unless SGLANG_MEMORY_SAVER_CUDA_GRAPH is set."""
 
@@ -97,6 +100,11 @@ class SGLangRollout(RolloutEngine):
             raise ConfigError(
                 f"model.rollout is SGLangRollout, which needs a GPU, and the trainer runs on {placement.device}: use "
                 "HFRollout or VLLMRollout there."
+            )
+        if policy.fp8 is not None and torch.cuda.get_device_capability(placement.device)[0] >= BLACKWELL:
+            raise ConfigError(
+                "model.weight_sync sends weights in FP8, and on this GPU SGLang changes the form of their scales when it "
+                "starts, and not after a sync: set model.weight_sync.transform to null, or use VLLMRollout."
             )
         if placement.world_size % size:
             raise ConfigError(

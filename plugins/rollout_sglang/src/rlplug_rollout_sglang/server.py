@@ -50,7 +50,7 @@ class SGLangServerRollout(ServerEngine):
     """
 
     capabilities: EngineCapabilities = EngineCapabilities(
-        colocated=False, disaggregated=True, streaming=True, tensor_parallel=True
+        colocated=False, disaggregated=True, streaming=True, fp8_refit=True, tensor_parallel=True
     )
     options: SGLangOptions
     words: ClassVar[ServerWords] = ServerWords(
