@@ -39,6 +39,7 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy --strict
 docs: $(VENV)/.installed-dev  ## Rewrite what the documentation takes from the code
 	$(BIN)/python scripts/write_configuration_reference.py
 	$(BIN)/python scripts/write_optimization_table.py
+	$(BIN)/python scripts/write_engine_table.py
 
 clean:  ## Remove what the targets above made, runs excepted
 	rm -rf $(VENV) $(VLLM_VENV) build dist models *.egg-info plugins/*/src/*.egg-info

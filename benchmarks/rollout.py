@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from fp8_work import mismatch
 from rollout_sync import described, other_ways
 from rollout_table import print_tables
 from rollout_work import (
@@ -51,6 +52,7 @@ from rlplug.rollout.lifecycle import Lifecycle
 from rlplug.types import SamplingParams
 
 BARE_DEADLINE_S = 3600.0
+MISMATCH_TOKENS = 128
 REPORTED = 1
 """Exit code of a bare side that has written why it failed."""
 RANK_VARIABLES = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC_", "PYTORCH_CUDA_ALLOC")
@@ -103,7 +105,7 @@ class PluginRun:
 
     def __init__(self, arguments: argparse.Namespace, folder: Path, device: torch.device, record: Record) -> None:
         self.arguments, self.record = arguments, record
-        self.spec = make_spec(folder)
+        self.spec = make_spec(folder, arguments.fp8)
         self.policy: Any = sharded_policy(folder, device)
         self.engine = make_engine(arguments)
         self.life = Lifecycle(type(self.engine).__name__, device)
@@ -118,6 +120,8 @@ class PluginRun:
         try:
             self.record.say("start", seconds=self.life.seconds["start"])
             self._measure_syncs()
+            if self.arguments.mismatch:
+                self._measure_mismatch()
             speed = timed(self._generate, self.arguments.repeats)
             self.record.say("generate", **speed, stats=self.engine.stats(), advice=self.engine.advice())
             for _ in range(self.arguments.cycles if self.engine.capabilities.sleep else 0):
@@ -142,6 +146,16 @@ class PluginRun:
         for name, way_seconds in other_ways(self.engine, self.policy, self.spec, self.arguments).items():
             self.record.say(f"sync: {name}", **described(way_seconds))
 
+    def _measure_mismatch(self) -> None:
+        """Compare the engine's logprobs with the trainer's, of a few short completions of random weights."""
+        requests = [
+            dataclasses.replace(request, max_new_tokens=MISMATCH_TOKENS)
+            for request in self.requests[: self.arguments.mismatch]
+        ]
+        with self.life.calls("generate"):
+            completions = self.engine.generate(requests, SamplingParams(MISMATCH_TOKENS))
+        self.record.say("mismatch", **mismatch(self.policy, requests, completions))
+
     def _measure_cycle(self) -> None:
         with self.life.calls("sleep"):
             self.engine.sleep()
@@ -164,7 +178,7 @@ class PluginRun:
     def _sync(self) -> Any:
         self.version += 1
         with self.life.calls("update_weights"):
-            buckets = weight_buckets(self.policy, self.spec.dtype, self.arguments.bucket_mib << 20)
+            buckets = weight_buckets(self.policy, self.spec.dtype, self.arguments.bucket_mib << 20, self.spec.fp8)
             return self.engine.update_weights(buckets, self.version)
 
     def _generate(self) -> int:
@@ -216,6 +230,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--options", type=json.loads, default={}, help="options of the plugin's engine, as JSON")
     parser.add_argument("--engine-args", type=json.loads, default={}, help="vLLM's or SGLang's own arguments, as JSON")
     parser.add_argument("--bare-args", type=json.loads, default={}, help="the same, of the bare engine alone")
+    parser.add_argument("--fp8", action="store_true", help="weights travel in FP8, and the engine calculates in it")
+    parser.add_argument("--mismatch", type=int, default=0, help="completions whose logprobs the trainer computes too")
     parser.add_argument("--bucket-mib", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cycles", type=int, default=2, help="of sleep, wake, sync and rollout")

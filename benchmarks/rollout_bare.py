@@ -104,7 +104,7 @@ def main() -> None:
     folder = Path(arguments.folder)
     requests = make_requests(arguments, AutoConfig.from_pretrained(folder).vocab_size)
     try:
-        {"vllm": vllm, "sglang": sglang}[arguments.engine](arguments, make_spec(folder), requests, record)
+        {"vllm": vllm, "sglang": sglang}[arguments.engine](arguments, make_spec(folder, in_fp8=False), requests, record)
     except Exception as problem:
         traceback.print_exc()
         record.say("failed", reason=f"{type(problem).__name__}: {problem}")

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from rlplug.fp8.finite import check_finite
 from rlplug.interfaces import PolicySpec, RolloutEngine
 from rlplug.rollout.buckets import weight_buckets
 
@@ -31,14 +32,20 @@ def other_ways(
             dist.all_gather_into_tensor(full, share) if size > 1 else full.copy_(share)
 
     def gather_alone() -> None:
-        for _ in weight_buckets(policy, spec.dtype, arguments.bucket_mib << 20):
+        for _ in weight_buckets(policy, spec.dtype, arguments.bucket_mib << 20, spec.fp8):
             pass
+
+    def check_alone() -> None:
+        assert spec.fp8 is not None
+        check_finite(policy, spec.dtype, spec.fp8)
 
     ways: dict[str, Callable[[], None]] = {
         "floor, the bytes once": floor,
         "buckets without an engine": gather_alone,
     }
-    if arguments.engine == "vllm":
+    if spec.fp8 is not None:
+        ways["a look for NaN and infinity"] = check_alone
+    elif arguments.engine == "vllm":
         ways |= ways_into_vllm(engine, policy, spec, arguments)
     return {name: seconds_of(way, arguments.repeats, device) for name, way in ways.items()}
 

@@ -16,7 +16,10 @@ import torch
 from shapes import completion_lengths, write_config
 from transformers import AutoConfig
 
+from rlplug.fp8.layers import choose_fp8_weights
+from rlplug.fp8.options import WeightSyncOptions
 from rlplug.interfaces import PolicySpec, RolloutEngine
+from rlplug.rollout.shapes import meta_model
 from rlplug.types import Request
 
 ENGINES: Final = {
@@ -67,10 +70,12 @@ def make_folder(shape: str, folder: Path) -> Path:
     return written
 
 
-def make_spec(folder: Path) -> PolicySpec:
+def make_spec(folder: Path, in_fp8: bool) -> PolicySpec:
     """Return the policy as engines are told of it."""
     longest = AutoConfig.from_pretrained(folder).max_position_embeddings
-    return PolicySpec(str(folder), torch.bfloat16, eos_token_ids=(), pad_token_id=2, max_context=longest)
+    options = WeightSyncOptions(transform="fp8_block")
+    fp8 = choose_fp8_weights(meta_model(str(folder)), options) if in_fp8 else None
+    return PolicySpec(str(folder), torch.bfloat16, eos_token_ids=(), pad_token_id=2, max_context=longest, fp8=fp8)
 
 
 def make_requests(arguments: argparse.Namespace, vocab_size: int) -> list[Request]:

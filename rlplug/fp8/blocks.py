@@ -38,6 +38,11 @@ def quantize_blocks(weight: Tensor, dtype: torch.dtype, power_of_two: bool = Fal
         from rlplug.fp8.kernel import quantize_on_gpu
 
         return quantize_on_gpu(weight, dtype, power_of_two)
+    return quantize_by_torch(weight, dtype, power_of_two)
+
+
+def quantize_by_torch(weight: Tensor, dtype: torch.dtype, power_of_two: bool = False) -> tuple[Tensor, Tensor]:
+    """Return what :func:`quantize_blocks` does, on any device, with a copy of the weight in float32."""
     blocks = _blocks_of(weight.to(dtype).float())
     largest = blocks.abs().amax(dim=(1, 3))
     scales = (largest / LARGEST).clamp(min=LEAST_SCALE)

@@ -16,8 +16,7 @@ NEWEST: Final = Version("1.4.0")
 """The first that is too new. Of what lies between, sources and documentation were read, and nothing was run."""
 
 CONTAINER: Final = (
-    "run inside NVIDIA's TensorRT-LLM container of the 1.3 line, and there "
-    "pip install rlplug rlplug-rollout-trtllm"
+    "run inside NVIDIA's TensorRT-LLM container of the 1.3 line, and there pip install rlplug rlplug-rollout-trtllm"
 )
 RAY: Final = "pip install 'rlplug-rollout-trtllm[ray]'"
 
