@@ -264,5 +264,5 @@ def test_cache_that_would_cut_completions_short_is_refused() -> None:
 
 def test_weights_in_fp8_are_refused_where_scales_would_go_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
-    with pytest.raises(ConfigError, match="changes the form of scales when it starts and not after a sync"):
+    with pytest.raises(ConfigError, match="changes the form of scales at its start and not after a sync"):
         SGLangRollout().start(IN_FP8, Placement(torch.device("cuda", 0), 0, 1))
