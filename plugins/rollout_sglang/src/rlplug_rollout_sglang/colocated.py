@@ -103,7 +103,7 @@ class SGLangRollout(RolloutEngine):
             )
         if policy.fp8 is not None and torch.cuda.get_device_capability(placement.device)[0] >= BLACKWELL:
             raise ConfigError(
-                "model.weight_sync sends weights in FP8, and on this GPU SGLang changes the form of scales at its start "
+                "model.weight_sync sends FP8 weights, and on this GPU SGLang changes the form of scales at its start "
                 "and not after a sync: set model.weight_sync.transform to null, or use VLLMRollout."
             )
         if placement.world_size % size:
