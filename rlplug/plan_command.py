@@ -41,6 +41,7 @@ def plan_command(arguments: list[str], gpu_gib: str | None) -> bool:
     data.setup("fit")
     longest = data.train_stream.longest_prompt + module.sampling.max_new_tokens
     check_optimizations(module.optimizations)
+    module.engine.check(module.spec)
     module.plan = module.make_batch_plan(mesh, longest)
     decisions = PlannedRun(module, strategy, mesh, longest).decide(gpu)
 

@@ -11,6 +11,7 @@ from command_line import SMALL, Job, Result, run_jobs
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 PLAN = ["plan", *SMALL[1:]]
 VLLM = [*PLAN, "--config", "configs/rollout/vllm.yaml", "--model.policy.dtype", "bfloat16"]
+FP8 = ["--config", "configs/weight_sync/fp8_block.yaml"]
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +27,8 @@ def results(tmp_path_factory: pytest.TempPathFactory, runs_dir: Path) -> dict[st
         "four": [*PLAN, "--gpu-gib", "80", "--trainer.devices", "4"],
         "tiny": [*PLAN, "--gpu-gib", "0.6"],
         "small": [*VLLM, "--gpu-gib", "8", "--model.rollout.gpu_memory_utilization", "0.9"],
+        "fp8": [*VLLM, "--gpu-gib", "80", *FP8],
+        "fp8 of two": [*VLLM, "--gpu-gib", "80", *FP8, "--model.rollout.tensor_parallel_size", "2"],
         "optional": [
             *PLAN,
             *("--gpu-gib", "80", "--model.optimizations"),
@@ -40,7 +43,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, runs_dir: Path) -> dict[st
     return run_jobs(jobs, tmp_path_factory.mktemp("plan"))
 
 
-@pytest.mark.parametrize("name", ["fits", "vllm", "four", "optional"])
+@pytest.mark.parametrize("name", ["fits", "vllm", "four", "fp8", "optional"])
 def test_a_run_that_fits_is_shown(results: dict[str, Result], name: str) -> None:
     assert results[name].exit_code == 0, results[name].output
     for part in ("batch plan", "memory plan", "head-room", "recommended: model.batch.max_tokens_per_gpu"):
@@ -81,6 +84,7 @@ def test_what_is_not_needed_is_left_out(results: dict[str, Result]) -> None:
         pytest.param("no size", "there is no GPU here: say how much memory each GPU has", marks=WITHOUT_GPU),
         ("no number", "--gpu-gib is 'much'"),
         ("key", "Did you mean 'model.num_steps'?"),
+        ("fp8 of two", "VLLMRollout cannot take model.layers.0.self_attn.q_proj.weight [128, 128] in FP8"),
     ],
 )
 def test_a_mistake_is_a_message(results: dict[str, Result], name: str, part: str) -> None:

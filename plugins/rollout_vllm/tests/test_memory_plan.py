@@ -61,3 +61,9 @@ def test_dtypes_and_tensor_parallel_ranks() -> None:
 
 def test_servers_take_none_of_the_trainers_gpus() -> None:
     assert VLLMServerRollout(gpus=[1]).plan_memory(SPEC, NEEDS) is None
+
+
+def test_weights_in_fp8_take_a_byte_each() -> None:
+    in_fp8 = replace(NEEDS, fp8_parameters=1_000_000_000)
+    memory = VLLMRollout().plan_memory(SPEC, in_fp8)
+    assert memory.weights == planned().weights - 1_000_000_000
