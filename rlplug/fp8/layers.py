@@ -7,13 +7,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
 from rlplug.errors import ConfigError
 from rlplug.fp8.options import WeightSyncOptions
 from rlplug.interfaces.weight_sync import FP8Weights
+
+EXPERTS: Final = "experts"
+"""What transformers calls the experts of a block, in every model that has some."""
 
 
 def choose_fp8_weights(model: Any, options: WeightSyncOptions) -> FP8Weights:
@@ -81,14 +84,14 @@ def _linear_layers(model: Any) -> Iterator[_Linear]:
         if not isinstance(module, nn.Linear):
             continue
         stack = next((stack for stack in stacks if name.startswith(f"{stack}.")), None)
-        is_gate = hasattr(model.get_submodule(name.rpartition(".")[0]), "experts")
+        is_gate = hasattr(model.get_submodule(name.rpartition(".")[0]), EXPERTS)
         inside = stack is not None and not is_gate
         yield _Linear(name, int(name.removeprefix(f"{stack}.").partition(".")[0]) if inside else None)
 
 
 def _refuse_experts(model: nn.Module) -> None:
     for name, module in model.named_modules():
-        if any(parameter.dim() == 3 for parameter in module.parameters(recurse=False)):
+        if name.rpartition(".")[-1] == EXPERTS:
             raise ConfigError(
                 f"model.weight_sync.transform fp8_block cannot take {name} ({type(module).__name__}): weights of "
                 "experts are not quantised yet. Set it to null for this model."

@@ -20,7 +20,7 @@ class WeightSyncOptions:
             ``*.self_attn.*``. One that matches none stops the run.
         keep_first_layers: The same for all linear layers of as many blocks at the start.
         keep_last_layers: Of as many at the end.
-        power_of_two_scales: Round scales up to powers of two, which kernels for Blackwell GPUs need; others do not.
+        power_of_two_scales: Round scales up to powers of two, for kernels that read no others.
     """
 
     transform: Literal["fp8_block"] | None = None
