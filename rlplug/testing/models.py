@@ -54,7 +54,7 @@ def make_model_folder(family: Family, folder: Path) -> None:
                 sizes = torch.rand([-(-size // 128) for size in parameter.shape]) * 1.4 + 0.3
                 parameter.data *= sizes.repeat_interleave(128, 0).repeat_interleave(128, 1)[: len(parameter)]
         if family == "fp8":
-            model.lm_head.weight.data *= 4
+            model.lm_head.weight.data *= 4  # and logits are far from uniform all the same
     model.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps(HOSTILE_GENERATION_CONFIG))
     _tokenizer().save_pretrained(folder)
@@ -76,7 +76,7 @@ def _config(family: Family) -> LlamaConfig | Qwen2Config:
     }
     if family == "fp8":
         common |= {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
-        common["initializer_range"] = 0.04
+        common |= {"initializer_range": 0.04}  # attention is not hard: round-off of activations stays small
     if family != "qwen2":
         return LlamaConfig(**common, head_dim=64, tie_word_embeddings=False)
     return Qwen2Config(**common, tie_word_embeddings=True)
