@@ -142,7 +142,7 @@ def test_plugins_come_from_the_wheels_and_list_what_they_bring(environment, resu
     assert (vllm["name"], vllm["registers"]) == ("rollout_vllm", ["rollouts/VLLMRollout", "rollouts/VLLMServerRollout"])
     assert envs["registers"] == ["environments/ReasoningGymEnvironment", "environments/VerifiersEnvironment"]
     assert sglang["registers"] == ["rollouts/SGLangRollout", "rollouts/SGLangServerRollout"]
-    assert trtllm["registers"] == ["rollouts/TRTLLMRayRollout", "rollouts/TRTLLMRollout"]
+    assert trtllm["registers"] == ["rollouts/TRTLLMRollout", "rollouts/TRTLLMRayRollout"]
     assert probe == {
         "name": "probe",
         "distribution": "rlplug-probe",
