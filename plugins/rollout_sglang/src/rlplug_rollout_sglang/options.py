@@ -20,6 +20,9 @@ ENVIRONMENT: Final = {FLAG: "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1
 SAMPLING_BACKEND: Final = "rlplug"
 """The name under which :mod:`rlplug_rollout_sglang.sampler` registers."""
 
+WHAT_WEIGHTS_ARE: Final = ("quantization", "json_model_override_args")
+"""Arguments of SGLang that ``model.weight_sync`` leaves no room for."""
+
 RESERVED: Final = {
     "model_path": "model.policy.path names it",
     "tokenizer_path": "token ids go in and out",
@@ -161,7 +164,7 @@ class SGLangOptions:
             ConfigError: ``server_args`` names what is set elsewhere, or what the installed SGLang does not have.
         """
         known = sglang_argument_names()
-        self._check_server_args(known)
+        self._check_server_args(policy, known)
         arguments: dict[str, Any] = {
             "model_path": policy.path,
             "skip_tokenizer_init": True,
@@ -192,17 +195,12 @@ class SGLangOptions:
         if self.cuda_graph_max_batch_size is not None:
             arguments["cuda_graph_max_bs_decode"] = self.cuda_graph_max_batch_size
         if policy.fp8 is not None:
-            for name in ("quantization", "json_model_override_args"):
-                if name in self.server_args:
-                    raise ConfigError(
-                        f"rollout.server_args.{name} and model.weight_sync both say what weights are: remove one."
-                    )
             overrides = {"quantization_config": policy.fp8.quantization_config()}
             arguments["json_model_override_args"] = json.dumps(overrides)
         named = {name if name in known else FORMER_NAMES.get(name, name): value for name, value in arguments.items()}
         return named | self.server_args
 
-    def _check_server_args(self, known: set[str]) -> None:
+    def _check_server_args(self, policy: PolicySpec, known: set[str]) -> None:
         for name in self.server_args:
             if name in OWN_NAMES or name in self.__dataclass_fields__:
                 raise ConfigError(f"rollout.server_args.{name}: set rollout.{OWN_NAMES.get(name, name)} instead.")
@@ -211,4 +209,8 @@ class SGLangOptions:
             if name not in known:
                 raise ConfigError(
                     f"rollout.server_args.{name} is no argument of the installed SGLang.{did_you_mean(name, known)}"
+                )
+            if policy.fp8 is not None and name in WHAT_WEIGHTS_ARE:
+                raise ConfigError(
+                    f"rollout.server_args.{name} and model.weight_sync both say what weights are: remove one."
                 )

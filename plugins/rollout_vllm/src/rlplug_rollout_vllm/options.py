@@ -29,6 +29,9 @@ RESERVED: Final = {
 """Arguments of vLLM that the plugin sets itself, and why."""
 
 
+WHAT_WEIGHTS_ARE: Final = ("quantization", "hf_overrides")
+"""Arguments of vLLM that ``model.weight_sync`` leaves no room for."""
+
 CPU_BATCHED_TOKENS: Final = 4096
 
 
@@ -87,16 +90,7 @@ class VLLMOptions:
         Raises:
             ConfigError: ``engine_args`` names what is set elsewhere, or what the installed vLLM does not have.
         """
-        known = vllm_argument_names()
-        for name in self.engine_args:
-            if name in RESERVED:
-                raise ConfigError(f"rollout.engine_args.{name} cannot be set: {RESERVED[name]}.")
-            if name in self.__dataclass_fields__:
-                raise ConfigError(f"rollout.engine_args.{name}: set rollout.{name} instead.")
-            if name not in known:
-                raise ConfigError(
-                    f"rollout.engine_args.{name} is no argument of the installed vLLM.{did_you_mean(name, known)}"
-                )
+        self._check_engine_args(policy)
         if device.type == "cpu" and self.enable_chunked_prefill:
             raise ConfigError(
                 "rollout.enable_chunked_prefill is true, and on a CPU vLLM cannot cut the prompts of seeded requests: "
@@ -135,13 +129,24 @@ class VLLMOptions:
         if kv_cache_gib is not None:
             arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * (1 << 30))
         if policy.fp8 is not None:
-            for name in ("quantization", "hf_overrides"):
-                if name in self.engine_args:
-                    raise ConfigError(
-                        f"rollout.engine_args.{name} and model.weight_sync both say what weights are: remove one."
-                    )
             arguments["hf_overrides"] = {"quantization_config": policy.fp8.quantization_config()}
         return arguments | self.engine_args
+
+    def _check_engine_args(self, policy: PolicySpec) -> None:
+        known = vllm_argument_names()
+        for name in self.engine_args:
+            if name in RESERVED:
+                raise ConfigError(f"rollout.engine_args.{name} cannot be set: {RESERVED[name]}.")
+            if name in self.__dataclass_fields__:
+                raise ConfigError(f"rollout.engine_args.{name}: set rollout.{name} instead.")
+            if name not in known:
+                raise ConfigError(
+                    f"rollout.engine_args.{name} is no argument of the installed vLLM.{did_you_mean(name, known)}"
+                )
+            if policy.fp8 is not None and name in WHAT_WEIGHTS_ARE:
+                raise ConfigError(
+                    f"rollout.engine_args.{name} and model.weight_sync both say what weights are: remove one."
+                )
 
 
 def vllm_argument_names() -> set[str]:
