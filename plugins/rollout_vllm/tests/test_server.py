@@ -295,9 +295,13 @@ def test_stats(theirs: VLLMServerRollout, spec: PolicySpec, bucket: Bucket) -> N
     theirs.update_weights(iter([bucket]), 1)
     theirs.stats()
     prompt = tuple(5 + index % 40 for index in range(300))
-    theirs.generate([Request(f"stats/{index}", prompt, index) for index in range(8)], SamplingParams(1500))
-    stats = theirs.stats()
-    assert stats["num_tokens"] == 12000
+    for attempt in range(5):  # on a busy machine a server may answer only when it is done
+        prompt = (attempt, *prompt)
+        theirs.generate([Request(f"stats/{index}", prompt, index) for index in range(8)], SamplingParams(1500))
+        stats = theirs.stats()
+        assert stats["num_tokens"] == 12000
+        if stats["running"]:
+            break
     assert 0 < stats["tokens_per_s"] < 1e5
     assert 1 <= stats["running"] <= 8
     assert 0 < stats["kv_cache_use"] < 1
