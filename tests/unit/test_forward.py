@@ -12,7 +12,7 @@ FAMILIES = ["llama", "llama_tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"
 """Windows of mistral, gemma2 and gemma3 are shorter than the longest row; gemma2 has a soft cap in attention."""
 RAGGED = [(2, 5), (6, 1), (4, 0), (3, 9), (1, 3), (1, 0)]
 ROUND_OFF = 1e-4
-"""Of a logprob in float32. Which order a product sums in depends on its shape and on the processor: 2e-5 was seen."""
+"""Of a logprob in float32. Which order a product sums in depends on its shape and on the processor: 1.5e-5 was seen."""
 
 
 def reference(model, batch, temperature):

@@ -17,7 +17,14 @@ from packaging.version import Version
 from published import Published, calls, parameters, strings
 from rlplug_rollout_sglang import options as options_module
 from rlplug_rollout_sglang.host import ALL_MEMORY, KEPT
-from rlplug_rollout_sglang.options import ENVIRONMENT, FORMER_NAMES, OWN_NAMES, RESERVED, SGLangOptions
+from rlplug_rollout_sglang.options import (
+    ENVIRONMENT,
+    FORMER_NAMES,
+    OWN_NAMES,
+    RESERVED,
+    WHAT_WEIGHTS_ARE,
+    SGLangOptions,
+)
 from rlplug_rollout_sglang.sampler import BATCHES, FLAG
 from rlplug_rollout_sglang.sampling import sampling_arguments
 from rlplug_rollout_sglang.versions import NEWEST, OLDEST, argument_names
@@ -130,7 +137,7 @@ def test_arguments_of_the_server(sglang: Published, monkeypatch: pytest.MonkeyPa
         if isinstance(node, ast.Dict):
             added |= strings(node) & (known | RESERVED.keys())
     assert {"enable_memory_saver", "base_gpu_id"} <= added
-    assert not ({*every.arguments(SPEC)} | added | {*RESERVED}) - known
+    assert not ({*every.arguments(SPEC)} | added | {*RESERVED, *WHAT_WEIGHTS_ARE}) - known
     for name in {*OWN_NAMES, *FORMER_NAMES, *FORMER_NAMES.values()}:
         assert name in known or name in FORMER_NAMES or name in FORMER_NAMES.values()
     assert all(new in known or former in known for new, former in FORMER_NAMES.items())
