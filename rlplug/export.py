@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
-from transformers.core_model_loading import revert_weight_conversion
 
 from rlplug.rollout.buckets import weight_buckets
 
@@ -46,7 +45,6 @@ def export_policy(
         if rank == 0:
             weights = {name: tensor.cpu().contiguous() for name, tensor in bucket}
             weights |= _saved_buffers(model) if number == 1 else {}
-            weights = revert_weight_conversion(model, weights)  # the names that the hub's checkpoints have
             save_file(weights, folder / _file_name(number), metadata={"format": "pt"})
             files.append({name: tensor.to("meta") for name, tensor in weights.items()})
     if rank == 0:

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from rlplug.errors import RunError
 from rlplug.interfaces.weight_sync import FP8Weights
+from rlplug.rollout.hub import hub_weights
 
 
 @torch.no_grad()
@@ -26,8 +27,12 @@ def check_finite(model: nn.Module, dtype: torch.dtype, fp8: FP8Weights) -> None:
     Raises:
         RunError: It names the weights.
     """
-    parameters = dict(model.named_parameters())
-    weights = {name: parameters[name] for name in fp8.quantized}
+    in_fp8, hub = frozenset(fp8.quantized), hub_weights(model)
+    weights = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if any(weight.name in in_fp8 for weight in hub[name])
+    }
     extremes = []
     for parameter in weights.values():
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -10,11 +11,14 @@ from rlplug.interfaces.rollout import PolicySpec
 from rlplug.interfaces.weight_sync import FP8Weights, TensorInfo
 from rlplug.rollout.shapes import policy_weights
 
-FUSED: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+FUSED: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 """Layers that become one matrix, rows below rows, in vLLM, SGLang and TensorRT-LLM."""
 
-CUT_BY_COLUMNS: Final = ("o_proj", "down_proj")
+CUT_BY_COLUMNS: Final = ("o_proj", "down_proj", "w2")
 """Layers whose columns tensor parallelism distributes; of the fused ones it distributes rows."""
+
+EXPERT: Final = re.compile(r"(?<=\.experts\.)\d+\..+$")
+"""What tells the layers of a block's experts apart."""
 
 
 def check_fp8_fits(engine: str, policy: PolicySpec, tensor_parallel_size: int = 1) -> None:
@@ -45,7 +49,10 @@ def check_fp8_fits(engine: str, policy: PolicySpec, tensor_parallel_size: int = 
 def _problems(fp8: FP8Weights, weights: Mapping[str, TensorInfo], size: int) -> Iterator[tuple[str, str]]:
     quantized, block = frozenset(fp8.quantized), fp8.BLOCK
     shared = f" over {size} GPUs" if size > 1 else ""
+    split = {EXPERT.sub("", name) for name in fp8.kept if EXPERT.search(name)}
     for name in fp8.quantized:
+        if EXPERT.search(name) and EXPERT.sub("", name) in split:
+            yield name, "all experts of a block are one layer, and not all of them travel in FP8"
         module, _, layer = name.removesuffix(".weight").rpartition(".")
         rows, columns = weights[name].shape[-2:]
         for parts in FUSED:

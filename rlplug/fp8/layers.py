@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -14,6 +14,7 @@ from torch import nn
 from rlplug.errors import ConfigError
 from rlplug.fp8.options import WeightSyncOptions
 from rlplug.interfaces.weight_sync import FP8Weights
+from rlplug.rollout.hub import HubWeight, hub_weights
 
 EXPERTS: Final = "experts"
 """What transformers calls the experts of a block, in every model that has some."""
@@ -22,17 +23,16 @@ EXPERTS: Final = "experts"
 def choose_fp8_weights(model: Any, options: WeightSyncOptions) -> FP8Weights:
     """Return which weights travel in FP8: those of the linear layers inside the model's blocks.
 
-    The output layer stays as it is, with embeddings and norms; and so does a linear layer that a module has beside
-    its experts, which is a router or a gate.
+    Each expert has linear layers of its own. The output layer stays as it is, with embeddings and norms; and so does
+    what a module has beside its experts, which is a router or a gate.
 
     Args:
         model: The policy as transformers builds it; on the meta device is enough.
         options: Which are kept besides.
 
     Raises:
-        ConfigError: The model has experts, a pattern matches no layer, or nothing is left.
+        ConfigError: A pattern matches no layer, nothing is left, or a checkpoint has all experts in one tensor.
     """
-    _refuse_experts(model)
     layers, num_blocks = list(_linear_layers(model)), model.config.get_text_config().num_hidden_layers
     names = [layer.name for layer in layers]
     for pattern in options.keep:
@@ -73,6 +73,7 @@ def describe(fp8: FP8Weights) -> str:
 @dataclass(frozen=True)
 class _Linear:
     name: str
+    """In a checkpoint, without ``.weight``."""
     block: int | None
     """Number of the model's block that it is a part of; ``None`` for the output layer, and for routers and gates."""
 
@@ -80,19 +81,31 @@ class _Linear:
 def _linear_layers(model: Any) -> Iterator[_Linear]:
     num_blocks = model.config.get_text_config().num_hidden_layers
     stacks = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == num_blocks]
+    weights = hub_weights(model)
     for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear):
-            continue
-        stack = next((stack for stack in stacks if name.startswith(f"{stack}.")), None)
-        is_gate = hasattr(model.get_submodule(name.rpartition(".")[0]), EXPERTS)
-        inside = stack is not None and not is_gate
-        yield _Linear(name, int(name.removeprefix(f"{stack}.").partition(".")[0]) if inside else None)
+        owner, _, own_name = name.rpartition(".")
+        is_gate = False
+        if own_name == EXPERTS:
+            names = [name for parameter in _own_weights(name, module) for name in _matrices(parameter, weights)]
+        else:
+            is_gate = bool(owner) and hasattr(model.get_submodule(owner), EXPERTS)
+            is_linear = isinstance(module, nn.Linear) or (is_gate and f"{name}.weight" in weights)
+            names = [weights[f"{name}.weight"][0].name] if is_linear else []
+        stack = None if is_gate else next((stack for stack in stacks if name.startswith(f"{stack}.")), None)
+        block = int(name.removeprefix(f"{stack}.").partition(".")[0]) if stack is not None else None
+        yield from (_Linear(name.removesuffix(".weight"), block) for name in names)
 
 
-def _refuse_experts(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if name.rpartition(".")[-1] == EXPERTS:
-            raise ConfigError(
-                f"model.weight_sync.transform fp8_block cannot take {name} ({type(module).__name__}): weights of "
-                "experts are not quantised yet. Set it to null for this model."
-            )
+def _own_weights(name: str, experts: nn.Module) -> list[str]:
+    return [f"{name}.{own}" for own, parameter in experts.named_parameters(recurse=False) if parameter.dim() > 2]
+
+
+def _matrices(parameter: str, weights: Mapping[str, Sequence[HubWeight]]) -> list[str]:
+    """Return the names of all experts' matrices in a parameter."""
+    found = weights[parameter]
+    if found[0].expert is None:
+        raise ConfigError(
+            f"model.weight_sync.transform fp8_block cannot take {parameter} {list(found[0].shape)}: checkpoints of "
+            "this model have all experts in one tensor, and engines know no FP8 blocks of it. Set it to null."
+        )
+    return [weight.name for weight in found]

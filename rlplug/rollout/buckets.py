@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from rlplug.fp8.blocks import quantize_blocks
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights
+from rlplug.rollout.hub import HubWeight, hub_weights
 
 ALIGNMENT: Final = 16
 """Bytes to a multiple of which each tensor of a gather begins, so that it can be read in its own dtype."""
@@ -22,7 +23,7 @@ ALIGNMENT: Final = 16
 def weight_buckets(
     model: nn.Module, dtype: torch.dtype, max_bytes: int = 1 << 30, fp8: FP8Weights | None = None
 ) -> Iterator[Bucket]:
-    """Yield every parameter of ``model`` in ``dtype``, unsharded, under its Hugging Face name.
+    """Yield every weight of ``model`` in ``dtype``, unsharded, under the name that it has in a checkpoint of the hub.
 
     Collective: every rank must exhaust the iterator, since sharded parameters are gathered when their turn comes. Tied
     parameters travel once, under the name that comes first. A bucket holds at most ``max_bytes``, unless it is a single
@@ -36,11 +37,11 @@ def weight_buckets(
             where they are, before they are gathered; the result does not depend on that.
     """
     in_fp8 = frozenset(fp8.quantized) if fp8 is not None else frozenset()
-    walk = _Walk(dtype, in_fp8, fp8 is not None and fp8.power_of_two_scales)
+    walk = _Walk(hub_weights(model), dtype, in_fp8, fp8 is not None and fp8.power_of_two_scales)
     pending: list[tuple[str, Tensor]] = []
     size = 0
     for name, parameter in model.named_parameters():
-        num_bytes = walk.num_bytes(name, parameter.shape)
+        num_bytes = walk.num_bytes(name)
         if pending and size + num_bytes > max_bytes:
             yield walk.gather(pending)
             pending, size = [], 0
@@ -76,14 +77,19 @@ class _Part:
 class _Walk:
     """How the weights of one sync travel."""
 
+    weights: Mapping[str, Sequence[HubWeight]]
+    """What travels of each parameter."""
     dtype: torch.dtype
     in_fp8: frozenset[str]
     power_of_two_scales: bool
 
-    def num_bytes(self, name: str, shape: torch.Size) -> int:
-        if name not in self.in_fp8:
-            return shape.numel() * self.dtype.itemsize
-        return shape.numel() + FP8Weights.scale_shape(shape).numel() * torch.float32.itemsize
+    def num_bytes(self, name: str) -> int:
+        return sum(
+            weight.shape.numel() + FP8Weights.scale_shape(weight.shape).numel() * torch.float32.itemsize
+            if weight.name in self.in_fp8
+            else weight.shape.numel() * self.dtype.itemsize
+            for weight in self.weights[name]
+        )
 
     def gather(self, named: Sequence[tuple[str, Tensor]]) -> Bucket:
         """Return full tensors; those that FSDP shards cross the links together, once for each process group."""
@@ -106,24 +112,39 @@ class _Walk:
 
     def _parts(self, name: str, tensor: DTensor, num_ranks: int) -> dict[str, _Part]:
         local, rows = tensor.to_local(), -(-tensor.shape[0] // num_ranks)
-        if name not in self.in_fp8 or rows % FP8Weights.BLOCK:
+        if not self._has_whole_blocks(name, rows):
             return {name: _Part(local, tensor.shape, rows, self.dtype)}
-        values, scales = quantize_blocks(local, self.dtype, self.power_of_two_scales)
+        values, scales = quantize_blocks(local.flatten(0, -2), self.dtype, self.power_of_two_scales)
         scale_shape = FP8Weights.scale_shape(tensor.shape)
+        scale_rows = rows // FP8Weights.BLOCK
+        if tensor.dim() > 2:  # rows are experts
+            values, scales, scale_rows = values.view(local.shape), scales.view(len(local), *scale_shape[1:]), rows
         return {
             name: _Part(values, tensor.shape, rows, values.dtype),
-            FP8Weights.scale_name(name): _Part(scales, scale_shape, rows // FP8Weights.BLOCK, scales.dtype),
+            FP8Weights.scale_name(name): _Part(scales, scale_shape, scale_rows, scales.dtype),
         }
 
-    def _finished(self, name: str, full: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-        """Return what travels of a parameter: quantised now, where it could not be before."""
-        tensor, scale_name = full[name], FP8Weights.scale_name(name)
-        if name not in self.in_fp8:
-            return [(name, tensor.to(self.dtype))]
-        if scale_name in full:
-            return [(name, tensor), (scale_name, full[scale_name])]
-        values, scales = quantize_blocks(tensor, self.dtype, self.power_of_two_scales)
-        return [(name, values), (scale_name, scales)]
+    def _has_whole_blocks(self, name: str, rows: int) -> bool:
+        """Whether all of a parameter travels in FP8, and its blocks lie on one rank each, which has so many rows."""
+        return all(
+            weight.name in self.in_fp8 and (rows if weight.expert is None else weight.shape[0]) % FP8Weights.BLOCK == 0
+            for weight in self.weights[name]
+        )
+
+    def _finished(self, name: str, full: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Yield what travels of a parameter: quantised now, where it could not be before."""
+        scales_of_all = full.get(FP8Weights.scale_name(name))
+        for weight in self.weights[name]:
+            tensor = weight.of(full[name])
+            if weight.name not in self.in_fp8:
+                yield weight.name, tensor.to(self.dtype)
+                continue
+            if scales_of_all is None:
+                values, scales = quantize_blocks(tensor, self.dtype, self.power_of_two_scales)
+            else:
+                values, scales = tensor, weight.scales_of(scales_of_all, FP8Weights.BLOCK)
+            yield weight.name, values
+            yield FP8Weights.scale_name(weight.name), scales
 
 
 def _rows_axis(tensor: DTensor) -> int | None:

@@ -22,6 +22,7 @@ from rlplug.interfaces.memory import EngineMemory, EngineNeeds
 from rlplug.interfaces.rollout import EngineCapabilities, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport
 from rlplug.ops.logprobs import scaled_logits, token_logprobs, truncate_logits
+from rlplug.rollout.hub import hub_views
 from rlplug.rollout.receipt import WeightReceipt
 from rlplug.rollout.shapes import travelling
 from rlplug.types import Completion, Request, SamplingParams
@@ -136,7 +137,7 @@ class HFRollout(RolloutEngine):
 
     @torch.no_grad()
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
-        mine = dict(self._model.named_parameters())
+        mine = hub_views(self._model)
         receipt = WeightReceipt(type(self).__name__, travelling(self._model, self._policy))
         for bucket in receipt.count(buckets):
             tensors = dict(bucket)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -10,10 +11,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlplug.interfaces.rollout import PolicySpec
 from rlplug.interfaces.weight_sync import FP8Weights, TensorInfo
+from rlplug.rollout.hub import hub_weights
 
 
 def policy_weights(policy: PolicySpec) -> dict[str, TensorInfo]:
-    """Return the tensors that a sync brings, by name: the parameters of the policy in transformers."""
+    """Return the tensors that a sync brings, under the names of the policy's checkpoint."""
     return travelling(meta_model(policy.path), policy)
 
 
@@ -30,11 +32,12 @@ def meta_model(path: str) -> Any:
 
 
 def travelling(model: nn.Module, policy: PolicySpec) -> dict[str, TensorInfo]:
-    """Return the tensors that a sync brings of a model's parameters; in FP8, two of a weight."""
+    """Return the tensors that a sync brings of a model; in FP8, two of a weight."""
     in_fp8 = frozenset(policy.fp8.quantized) if policy.fp8 is not None else frozenset()
     weights: dict[str, TensorInfo] = {}
-    for name, parameter in model.named_parameters():
-        weights[name] = TensorInfo(parameter.shape, FP8Weights.DTYPE if name in in_fp8 else policy.dtype)
+    for weight in chain.from_iterable(hub_weights(model).values()):
+        name, shape = weight.name, weight.shape
+        weights[name] = TensorInfo(shape, FP8Weights.DTYPE if name in in_fp8 else policy.dtype)
         if name in in_fp8:
-            weights[FP8Weights.scale_name(name)] = TensorInfo(FP8Weights.scale_shape(parameter.shape), torch.float32)
+            weights[FP8Weights.scale_name(name)] = TensorInfo(FP8Weights.scale_shape(shape), torch.float32)
     return weights

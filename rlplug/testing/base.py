@@ -87,7 +87,9 @@ class EngineChecks:
         named: dict[Family, str | None] = {
             "llama": self.model_folder,
             "qwen2": self.tied_model_folder,
+            "experts": None,
             "fp8": self.fp8_model_folder,
+            "fp8_experts": None,
         }
         folders: dict[Family, Path] = {}
         for family in get_args(Family):

@@ -27,6 +27,7 @@ Variant: TypeAlias = Literal["first", "changed", "endless", "ending"]
 """The folder's weights; others; those that never, and those that soon sample an end token."""
 
 IN_FP8 = WeightSyncOptions(transform="fp8_block")
+FP8_FAMILIES = ("fp8", "fp8_experts")
 GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0)
 
 
@@ -160,7 +161,7 @@ class Bench:
         config = PolicyConfig(path=str(self.settings.folders[family]))
         spec = load_spec(config, load_tokenizer(config))
         max_context = min(spec.max_context, self.settings.max_context)
-        fp8 = choose_fp8_weights(meta_model(spec.path), IN_FP8) if family == "fp8" else None
+        fp8 = choose_fp8_weights(meta_model(spec.path), IN_FP8) if family in FP8_FAMILIES else None
         return dataclasses.replace(spec, dtype=self.settings.dtype, max_context=max_context, fp8=fp8)
 
     def policy(self, variant: Variant = "first") -> ReferencePolicy:
@@ -195,7 +196,7 @@ class Bench:
     @property
     def tolerances(self) -> Tolerances:
         """How far the running engine's logprobs may be from the reference's."""
-        return self.settings.fp8_tolerances if self.family == "fp8" else self.settings.tolerances
+        return self.settings.fp8_tolerances if self.family in FP8_FAMILIES else self.settings.tolerances
 
     def assert_greedy(self, requests: Sequence[Request], completions: Sequence[Completion], advice: str) -> None:
         """Fail unless each token of greedy completions is the reference's likeliest, up to round-off."""

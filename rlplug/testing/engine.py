@@ -8,14 +8,14 @@ from rlplug.testing.life import FirstChecks, LastChecks
 from rlplug.testing.memory import SleepChecks
 from rlplug.testing.streaming import StreamingChecks
 from rlplug.testing.tokens import TokenChecks
-from rlplug.testing.weights import TiedWeightChecks, WeightChecks
+from rlplug.testing.weights import OtherModelChecks, WeightChecks
 
 
 # pytest runs the checks of base classes from the last to the first: those that need another engine are at the ends
 class EngineConformance(
     LastChecks,
     FP8Checks,
-    TiedWeightChecks,
+    OtherModelChecks,
     StreamingChecks,
     SleepChecks,
     WeightChecks,
@@ -25,11 +25,11 @@ class EngineConformance(
 ):
     """Subclass it in a test module, and return the engine from ``make_engine``.
 
-    The checks share an engine, and start others for tied embeddings and for FP8; each also runs alone. They make its
-    calls in the order that the core keeps, :mod:`rlplug.rollout.lifecycle`, and as the only rank: what several ranks
-    run together is checked as an engine of one. Those of a capability that the engine does not claim do not apply. The
-    report at the end of pytest's output says, for each capability, whether it is claimed and how many of its checks
-    passed, failed, or were skipped and why.
+    The checks share an engine, and start others for tied embeddings, experts and FP8; each also runs alone. They make
+    its calls in the order that the core keeps, :mod:`rlplug.rollout.lifecycle`, and as the only rank: what several
+    ranks run together is checked as an engine of one. Those of a capability that the engine does not claim do not
+    apply. The report at the end of pytest's output says, for each capability, whether it is claimed and how many of its
+    checks passed, failed, or were skipped and why.
 
     Example::
 

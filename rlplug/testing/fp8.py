@@ -94,3 +94,12 @@ class FP8Checks(RefusalChecks):
 
         bench.holding("first", family="fp8")
         self.assert_refuses_sync(bench, apart(), "self_attn.q_proj", "values and scales in buckets of their own")
+
+    @applies_to("fp8_refit")
+    def test_fp8_weights_of_experts(self, bench: Bench) -> None:
+        """Last, on a model of its own."""
+        bench.holding("first", family="fp8_experts")
+        for number in range(3):
+            variant: Variant = "changed" if number % 2 == 0 else "first"
+            bench.sync(variant)
+            bench.assert_holds(variant, f"experts {number}", [2, 30], USED_AS_SENT)

@@ -1,4 +1,4 @@
-"""Model folders for the checks, saved as any model is: a tiny Llama, a Qwen2 with tied embeddings, and one for FP8."""
+"""Model folders for the checks, saved as any model is: a Llama, a Qwen2 with tied embeddings, and two for FP8."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3MoeConfig,
+)
 
-Family: TypeAlias = Literal["llama", "qwen2", "fp8"]
+Family: TypeAlias = Literal["llama", "qwen2", "experts", "fp8", "fp8_experts"]
 
 VOCABULARY = 64
 MAX_CONTEXT = 2048
+NUM_EXPERTS = 4
 PAD, BOS, ENDS = 0, 2, (1, 7)
 """Ids of the tiny models; both end tokens are in ``generation_config.json``, and only the first in the tokenizer."""
 
@@ -39,9 +47,11 @@ def make_model_folder(family: Family, folder: Path) -> None:
 
     Heads have 64 dimensions and the hidden size is 128, which attention kernels ask for. Weights are large enough for
     distributions that are far from uniform, and no norm or bias is trivial. ``fp8`` is a Llama whose matrices are
-    whole blocks of 128, also where engines fuse them, each block of another size.
+    whole blocks of 128, also where engines fuse them, each block of another size. ``experts`` and ``fp8_experts`` are
+    one such Qwen3-MoE, whose tokens visit all experts: round-off cannot send a token to others.
     """
     config = _config(family)
+    has_blocks = family not in ("llama", "qwen2")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -50,17 +60,18 @@ def make_model_folder(family: Family, folder: Path) -> None:
                 torch.nn.init.normal_(parameter, std=1.5)
             elif parameter.dim() == 1:
                 torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
-            elif family == "fp8":
-                sizes = torch.rand([-(-size // 128) for size in parameter.shape]) * 1.4 + 0.3
-                parameter.data *= sizes.repeat_interleave(128, 0).repeat_interleave(128, 1)[: len(parameter)]
-        if family == "fp8":
+            elif has_blocks:
+                rows, columns = parameter.shape[-2:]
+                sizes = torch.rand([*parameter.shape[:-2], -(-rows // 128), -(-columns // 128)]) * 1.4 + 0.3
+                parameter.data *= sizes.repeat_interleave(128, -2).repeat_interleave(128, -1)[..., :rows, :columns]
+        if has_blocks:
             model.lm_head.weight.data *= 4  # and logits are far from uniform all the same
     model.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps(HOSTILE_GENERATION_CONFIG))
     _tokenizer().save_pretrained(folder)
 
 
-def _config(family: Family) -> LlamaConfig | Qwen2Config:
+def _config(family: Family) -> PretrainedConfig:
     common: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 128,
@@ -74,12 +85,16 @@ def _config(family: Family) -> LlamaConfig | Qwen2Config:
         "eos_token_id": ENDS[0],
         "pad_token_id": PAD,
     }
-    if family == "fp8":
+    if family not in ("llama", "qwen2"):
         common |= {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
         common |= {"initializer_range": 0.04}  # attention is not hard: round-off of activations stays small
-    if family != "qwen2":
+    if family == "qwen2":
+        return Qwen2Config(**common, tie_word_embeddings=True)
+    if family in ("llama", "fp8"):
         return LlamaConfig(**common, head_dim=64, tie_word_embeddings=False)
-    return Qwen2Config(**common, tie_word_embeddings=True)
+    common |= {"head_dim": 64, "moe_intermediate_size": 128}
+    common |= {"num_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_EXPERTS}
+    return Qwen3MoeConfig(**common, norm_topk_prob=True, tie_word_embeddings=False)
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

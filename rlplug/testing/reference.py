@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from rlplug.fp8.blocks import dequantize_blocks, quantize_blocks
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights
 from rlplug.rollout.buckets import weight_buckets
+from rlplug.rollout.hub import hub_views
 from rlplug.types import Completion, Request, SamplingParams
 
 Array = numpy.typing.NDArray[numpy.float64]
@@ -128,10 +129,10 @@ class ReferencePolicy:
         self._calculating = self.model
         if self.fp8 is not None:
             self._calculating = copy.deepcopy(self.model)
-            parameters = dict(self._calculating.named_parameters())
+            weights = hub_views(self._calculating)
             for name in self.fp8.quantized:
-                values, scales = quantize_blocks(parameters[name], self.dtype, self.fp8.power_of_two_scales)
-                parameters[name].copy_(dequantize_blocks(values, scales, torch.float32))
+                values, scales = quantize_blocks(weights[name], self.dtype, self.fp8.power_of_two_scales)
+                weights[name].copy_(dequantize_blocks(values, scales, torch.float32))
 
 
 def sampled_distribution(logits: Array, sampling: SamplingParams) -> Array:

@@ -131,8 +131,8 @@ class WeightChecks(RefusalChecks):
         self.assert_goes_on(bench, refusal.value, what)
 
 
-class TiedWeightChecks(EngineChecks):
-    """The same on a model whose output layer is its embedding. A second engine: they come after the others."""
+class OtherModelChecks(EngineChecks):
+    """The same on models of other kinds. Engines of their own: they come after the others."""
 
     @pytest.mark.parametrize("max_bytes", [1 << 30, 1], ids=["one bucket", "one tensor"])
     def test_tied_embeddings_are_sent_once(self, bench: Bench, max_bytes: int) -> None:
@@ -146,3 +146,16 @@ class TiedWeightChecks(EngineChecks):
         )
         bench.sync("first", max_bytes)
         bench.assert_holds("first", f"tied again/{max_bytes}", [2, 30], ALL_ARRIVE)
+
+    @pytest.mark.parametrize("max_bytes", [1 << 30, 1], ids=["one bucket", "one parameter"])
+    def test_weights_of_experts_are_used(self, bench: Bench, max_bytes: int) -> None:
+        bench.holding("first", family="experts")
+        bench.sync("changed", max_bytes)
+        bench.assert_holds(
+            "changed",
+            f"experts/{max_bytes}",
+            [2, 30],
+            f"Each expert's matrices come under the names of the hub, such as experts.0.gate_proj.weight. {ALL_ARRIVE}",
+        )
+        bench.sync("first", max_bytes)
+        bench.assert_holds("first", f"experts again/{max_bytes}", [2, 30], ALL_ARRIVE)

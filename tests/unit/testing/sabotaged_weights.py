@@ -14,7 +14,7 @@ from rlplug.errors import RunError
 from rlplug.interfaces import Bucket, Placement, PolicySpec, SyncReport
 from rlplug.rollout.hf import HFRollout
 from rlplug.testing.life import LastChecks
-from rlplug.testing.weights import TiedWeightChecks, WeightChecks
+from rlplug.testing.weights import OtherModelChecks, WeightChecks
 
 # ---- weights ------------------------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class ClosesOnce(HFRollout):
 # ---- the checks on each -------------------------------------------------------------------------------------------
 
 
-class TestArrival(Sabotaged, TiedWeightChecks, WeightChecks):
+class TestArrival(Sabotaged, OtherModelChecks, WeightChecks):
     engine = mixed(KeepsItsPrefixCache, DropsTheSecondBucket, LeavesTheHeadBehind, StopsAtTheLastName)
 
 

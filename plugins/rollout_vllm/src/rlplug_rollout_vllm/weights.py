@@ -45,6 +45,7 @@ def load_weights(model: nn.Module, vllm_config: Any, buckets: Iterable[Bucket]) 
         finally:
             finalize_layerwise_reload(model, vllm_config.model_config)
             repack_tied_head(model)
+            repack_experts_on_cpu(model)
 
 
 def repack_tied_head(model: nn.Module) -> None:
@@ -60,3 +61,14 @@ def repack_tied_head(model: nn.Module) -> None:
     for head in heads:
         if any(head.weight.data_ptr() == embedding.weight.data_ptr() for embedding in embeddings):
             head.quant_method.process_weights_after_loading(head)
+
+
+def repack_experts_on_cpu(model: nn.Module) -> None:
+    """Give experts the layout that CPU kernels read.
+
+    vLLM packs them when it makes their kernel, at a start, and leaves that out in a reload (vLLM 0.32).
+    """
+    for module in model.modules():
+        kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+        if kernel is not None and not any(parameter.is_cuda for parameter in module.parameters()):
+            kernel.fused_experts.process_weights_after_loading(module)

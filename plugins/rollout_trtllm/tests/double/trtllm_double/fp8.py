@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
+from rlplug.rollout.hub import hub_weights
 from trtllm_double.contract import FP8
 
 SUFFIX: Final[str] = FP8["scale_suffix"]
@@ -23,7 +25,8 @@ class FP8Layers:
     """Which weights of a model are FP8, and the checks of what comes for them.
 
     Args:
-        model: Its linear layers are FP8, but those of ``kept_in_bf16`` and ``modules_to_not_convert``.
+        model: Its linear layers are FP8, and those of its experts, but for ``kept_in_bf16`` and
+            ``modules_to_not_convert``.
         config: Of ``model_kwargs.quantization_config``; ``None`` when no layer is.
         tensor_parallel_size: Workers that share each fused matrix.
 
@@ -43,10 +46,13 @@ class FP8Layers:
                 raise ValueError(f"quantization_config.{key} must be {value!r}, and is {config.get(key)!r}")
         if others:
             raise ValueError(f"quantization_config has unknown keys {sorted(others)}")
-        linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-        for name, module in linear.items():
+        linear = {name: module.weight.shape for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+        for weight in chain.from_iterable(hub_weights(model).values()):
+            if weight.expert is not None:
+                linear[weight.name.removesuffix(".weight")] = weight.shape
+        for name, shape in linear.items():
             if not any(_matches(name, pattern) for pattern in kept):
-                self.shapes[f"{name}.weight"] = module.weight.shape
+                self.shapes[f"{name}.weight"] = shape
         self._check_fused(linear, tensor_parallel_size)
 
     def _check_fused(self, linear: Iterable[str], tensor_parallel_size: int) -> None:

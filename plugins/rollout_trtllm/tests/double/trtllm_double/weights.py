@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlplug.rollout.hub import hub_views
 from trtllm_double import handles
 from trtllm_double.fp8 import SUFFIX, FP8Layers, dequantise
 
@@ -19,7 +20,7 @@ class Weights:
     broke off.
 
     Args:
-        model: Its parameters are what a sync writes.
+        model: Its parameters are what a sync writes, each expert's by itself.
         fp8: Which of them come in FP8.
         world_size: Workers.
         is_ready: Whether the model can be used before a first sync.
@@ -29,7 +30,7 @@ class Weights:
     def __init__(
         self, model: nn.Module, fp8: FP8Layers, world_size: int, is_ready: bool, check_free: Callable[[], None]
     ) -> None:
-        self._parameters = dict(model.named_parameters())
+        self._parameters = hub_views(model)
         self._fp8 = fp8
         self._check_free = check_free
         self._received: list[list[dict[str, Tensor]]] = [[] for _ in range(world_size)]
