@@ -84,16 +84,17 @@ def _linear_layers(model: Any) -> Iterator[_Linear]:
     weights = hub_weights(model)
     for name, module in model.named_modules():
         owner, _, own_name = name.rpartition(".")
-        is_gate = False
+        weight = f"{name}.weight"
+        is_gate = own_name != EXPERTS and bool(owner) and hasattr(model.get_submodule(owner), EXPERTS)
         if own_name == EXPERTS:
-            names = [name for parameter in _own_weights(name, module) for name in _matrices(parameter, weights)]
+            found = [matrix for parameter in _own_weights(name, module) for matrix in _matrices(parameter, weights)]
+        elif weight in weights and (is_gate or isinstance(module, nn.Linear)):
+            found = [weights[weight][0].name]
         else:
-            is_gate = bool(owner) and hasattr(model.get_submodule(owner), EXPERTS)
-            is_linear = isinstance(module, nn.Linear) or (is_gate and f"{name}.weight" in weights)
-            names = [weights[f"{name}.weight"][0].name] if is_linear else []
+            found = [weight] if isinstance(module, nn.Linear) else []  # it travels under another name: it is tied
         stack = None if is_gate else next((stack for stack in stacks if name.startswith(f"{stack}.")), None)
         block = int(name.removeprefix(f"{stack}.").partition(".")[0]) if stack is not None else None
-        yield from (_Linear(name.removesuffix(".weight"), block) for name in names)
+        yield from (_Linear(layer.removesuffix(".weight"), block) for layer in found)
 
 
 def _own_weights(name: str, experts: nn.Module) -> list[str]:
