@@ -1,9 +1,10 @@
-"""What engines that fuse layers cannot take in FP8: blocks of 128 rows must not straddle two parts of one matrix."""
+"""What engines cannot take in FP8: rows and columns that are no whole blocks where they fuse, cut or calculate."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from rlplug.errors import ConfigError
@@ -34,38 +35,45 @@ def check_fp8_fits(engine: str, policy: PolicySpec, tensor_parallel_size: int = 
     """
     if policy.fp8 is None:
         return
-    weights = policy_weights(policy)
-    problems = list(_problems(policy.fp8, weights, tensor_parallel_size))
+    layers = _Layers(policy_weights(policy), frozenset(policy.fp8.quantized), policy.fp8.kept, tensor_parallel_size)
+    problems = [(name, reason) for name in policy.fp8.quantized if (reason := layers.problem(name))]
     if problems:
         (name, reason), more = problems[0], len(problems) - 1
+        module = "experts" if EXPERT.search(name) else name.split(".")[-3]
         others = f" {more} more do not fit either." if more else ""
         raise ConfigError(
-            f"{engine} cannot take {name} {list(weights[name].shape)} in FP8: {reason}.{others} Let such layers travel "
-            f"in {str(policy.dtype).removeprefix('torch.')}: model.weight_sync.keep has patterns of their names, such "
-            f'as "*.{name.split(".")[-3]}.*".'
+            f"{engine} cannot take {name} {list(layers.weights[name].shape)} in FP8: {reason}.{others} Let such layers "
+            f"travel in {str(policy.dtype).removeprefix('torch.')}: model.weight_sync.keep has patterns of their "
+            f'names, such as "*.{module}.*".'
         )
 
 
-def _problems(fp8: FP8Weights, weights: Mapping[str, TensorInfo], size: int) -> Iterator[tuple[str, str]]:
-    quantized, block = frozenset(fp8.quantized), fp8.BLOCK
-    shared = f" over {size} GPUs" if size > 1 else ""
-    split = {EXPERT.sub("", name) for name in fp8.kept if EXPERT.search(name)}
-    for name in fp8.quantized:
-        if EXPERT.search(name) and EXPERT.sub("", name) in split:
-            yield name, "all experts of a block are one layer, and not all of them travel in FP8"
+@dataclass(frozen=True)
+class _Layers:
+    weights: Mapping[str, TensorInfo]
+    quantized: frozenset[str]
+    kept: tuple[str, ...]
+    size: int
+    """GPUs that share the model."""
+
+    def problem(self, name: str) -> str | None:
+        """Return why a weight cannot be taken, if so."""
         module, _, layer = name.removesuffix(".weight").rpartition(".")
-        rows, columns = weights[name].shape[-2:]
+        block, shared = FP8Weights.BLOCK, f" over {self.size} GPUs" if self.size > 1 else ""
+        rows, columns = self.weights[name].shape
+        if (match := EXPERT.search(name)) and any(kept.startswith(name[: match.start()]) for kept in self.kept):
+            return "all experts of a block are one layer, and not all of them travel in FP8"
         for parts in FUSED:
-            siblings = [f"{module}.{part}.weight" for part in parts if f"{module}.{part}.weight" in weights]
+            siblings = [f"{module}.{part}.weight" for part in parts if f"{module}.{part}.weight" in self.weights]
             if layer not in parts or len(siblings) < 2:
                 continue
             others = " and ".join(part for part in parts if part != layer)
-            if not quantized.issuperset(siblings):
-                yield name, f"it is one matrix with {others}, of which not all travel in FP8"
-            elif rows % (block * size):
-                yield (
-                    name,
-                    f"it is one matrix with {others}, and {rows} rows are no whole blocks of {block}{shared}",
-                )
-        if layer in CUT_BY_COLUMNS and size > 1 and columns % (block * size):
-            yield name, f"{columns} columns are no whole blocks of {block}{shared}"
+            if not self.quantized.issuperset(siblings):
+                return f"it is one matrix with {others}, of which not all travel in FP8"
+            if rows % (block * self.size):
+                return f"it is one matrix with {others}, and {rows} rows are no whole blocks of {block}{shared}"
+        if columns % block:
+            return f"{columns} columns are no whole blocks of {block}, in which activations are rounded"
+        if layer in CUT_BY_COLUMNS and columns % (block * self.size):
+            return f"{columns} columns are no whole blocks of {block}{shared}"
+        return None

@@ -14,6 +14,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen3Config,
     Qwen3MoeConfig,
 )
 
@@ -46,7 +47,7 @@ def make_model_folder(family: Family, folder: Path) -> None:
     """Write configuration, float32 weights and a tokenizer, always the same.
 
     Heads have 64 dimensions and the hidden size is 128, which attention kernels ask for. Weights are large enough for
-    distributions that are far from uniform, and no norm or bias is trivial. ``fp8`` is a Llama whose matrices are
+    distributions that are far from uniform, and no norm or bias is trivial. ``fp8`` is a Qwen3 whose matrices are
     whole blocks of 128, also where engines fuse them, each block of another size. ``experts`` and ``fp8_experts`` are
     one such Qwen3-MoE, whose tokens visit all experts: round-off cannot send a token to others.
     """
@@ -65,7 +66,7 @@ def make_model_folder(family: Family, folder: Path) -> None:
                 sizes = torch.rand([*parameter.shape[:-2], -(-rows // 128), -(-columns // 128)]) * 1.4 + 0.3
                 parameter.data *= sizes.repeat_interleave(128, -2).repeat_interleave(128, -1)[..., :rows, :columns]
         if has_blocks:
-            model.lm_head.weight.data *= 4  # and logits are far from uniform all the same
+            model.lm_head.weight.data *= 4 if family == "fp8" else 8  # and logits are far from uniform all the same
     model.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps(HOSTILE_GENERATION_CONFIG))
     _tokenizer().save_pretrained(folder)
@@ -90,9 +91,12 @@ def _config(family: Family) -> PretrainedConfig:
         common |= {"initializer_range": 0.04}  # attention is not hard: round-off of activations stays small
     if family == "qwen2":
         return Qwen2Config(**common, tie_word_embeddings=True)
-    if family in ("llama", "fp8"):
+    if family == "llama":
         return LlamaConfig(**common, head_dim=64, tie_word_embeddings=False)
-    common |= {"head_dim": 64, "moe_intermediate_size": 128}
+    common |= {"head_dim": 64}
+    if family == "fp8":
+        return Qwen3Config(**common, tie_word_embeddings=False)
+    common |= {"moe_intermediate_size": 128}
     common |= {"num_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_EXPERTS}
     return Qwen3MoeConfig(**common, norm_topk_prob=True, tie_word_embeddings=False)
 

@@ -5,22 +5,24 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rlplug_rollout_sglang import SGLangServerRollout, plugin
 from rlplug_rollout_sglang import options as options_module
-from rlplug_rollout_sglang import plugin
 from rlplug_rollout_sglang.colocated import SGLangRollout
 from rlplug_rollout_sglang.memory import KV_MARGIN, check_cache, start_failure
 from rlplug_rollout_sglang.options import CONTEXT_MARGIN, SGLangOptions
 from rlplug_rollout_sglang.versions import require_sglang
 
 from rlplug.errors import ConfigError, RunError
-from rlplug.interfaces import FP8Weights, Placement, PolicySpec
+from rlplug.interfaces import FP8Weights, Placement, PolicySpec, RolloutEngine
 from rlplug.phases import GIB
 from rlplug.registry import Registry
 from rlplug.rollout.gpu_memory import MemoryBefore
+from rlplug.testing.models import make_model_folder
 
 SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7), pad_token_id=0, max_context=4096)
 KNOWN = {
@@ -266,3 +268,12 @@ def test_weights_in_fp8_are_refused_where_scales_would_go_stale(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
     with pytest.raises(ConfigError, match="changes the form of scales at its start and not after a sync"):
         SGLangRollout().start(IN_FP8, Placement(torch.device("cuda", 0), 0, 1))
+
+
+@pytest.mark.parametrize("engine", [SGLangRollout(), SGLangServerRollout(gpus=[1])], ids=lambda e: type(e).__name__)
+def test_models_whose_scales_sglang_drops_are_refused_in_fp8(engine: RolloutEngine, tmp_path: Path) -> None:
+    make_model_folder("llama", tmp_path)
+    policy = dataclasses.replace(IN_FP8, path=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"Rollout cannot take LlamaForCausalLM in FP8: .* drops the scales"):
+        engine.check(policy)
+    engine.check(dataclasses.replace(policy, fp8=None))

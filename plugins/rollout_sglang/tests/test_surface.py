@@ -16,6 +16,7 @@ import torch
 from packaging.version import Version
 from published import Published, calls, parameters, strings
 from rlplug_rollout_sglang import options as options_module
+from rlplug_rollout_sglang.fp8 import LOSE_SCALES
 from rlplug_rollout_sglang.host import ALL_MEMORY, KEPT
 from rlplug_rollout_sglang.options import (
     ENVIRONMENT,
@@ -286,6 +287,22 @@ def test_seeds_are_hooked_in(sglang: Published) -> None:
     hooks = "sglang.srt.plugins.hook_registry"
     assert {"target", "hook", "hook_type"} <= parameters(sglang.methods(hooks, "HookRegistry")["register"])
     assert "AFTER" in ast.unparse(sglang.cls(hooks, "HookType"))
+
+
+def test_scales_of_fp8_blocks_are_still_dropped(sglang: Published) -> None:
+    """Of the models that are refused for it. When this fails, SGLang has been mended, and they need not be."""
+    text = sglang.text("sglang.srt.models.llama")
+    assert 'name = name.replace(".weight_scale_inv", ".weight_scale")' in text
+    assert '"weight_scale_inv"' in sglang.text("sglang.srt.layers.quantization.fp8")
+    for name in LOSE_SCALES:
+        module = {
+            "MistralForCausalLM": "mistral",
+            "Ministral3ForCausalLM": "ministral3",
+            "TeleFLMForCausalLM": "teleflm",
+        }
+        source = sglang.text(f"sglang.srt.models.{module.get(name, 'llama')}")
+        assert f"class {name}(" in source
+        assert "LlamaForCausalLM" in source
 
 
 def test_plugins_are_loaded_in_every_process(sglang: Published) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -11,14 +13,27 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rlplug.errors import RunError
 from rlplug.fp8.blocks import quantize_blocks
 from rlplug.fp8.finite import check_finite
+from rlplug.fp8.layers import choose_fp8_weights
+from rlplug.fp8.options import WeightSyncOptions
 from rlplug.interfaces import FP8Weights
 from rlplug.rollout import buckets
+from rlplug.rollout.hub import hub_views
 
 BUCKET_BYTES = 64
+
+
+@contextmanager
+def bytes_gathered() -> Iterator[list[int]]:
+    """How many each collective operation takes from this rank."""
+    gather, sent = dist.all_gather_into_tensor, []
+    buckets.dist.all_gather_into_tensor = lambda out, mine, group: (sent.append(len(mine)), gather(out, mine, group))
+    yield sent
+    buckets.dist.all_gather_into_tensor = gather
 
 
 def make_model() -> nn.Module:
@@ -31,11 +46,8 @@ def make_model() -> nn.Module:
 
 
 def check(model: nn.Module, expected: nn.Module, num_gathers: int) -> None:
-    gathers = []
-    gather = dist.all_gather_into_tensor
-    buckets.dist.all_gather_into_tensor = lambda *a, **k: (gathers.append(1), gather(*a, **k))
-    sent = [pair for bucket in buckets.weight_buckets(model, torch.bfloat16, BUCKET_BYTES) for pair in bucket]
-    buckets.dist.all_gather_into_tensor = gather
+    with bytes_gathered() as gathers:
+        sent = [pair for bucket in buckets.weight_buckets(model, torch.bfloat16, BUCKET_BYTES) for pair in bucket]
     assert [name for name, _ in sent] == [name for name, _ in expected.named_parameters()]
     for (name, tensor), parameter in zip(sent, expected.parameters(), strict=True):
         assert torch.equal(tensor, parameter.to(torch.bfloat16)), name
@@ -53,21 +65,48 @@ def check_fp8(model: nn.Module, size: int) -> None:
     """Values and scales are those of the whole weights, and shards of whole blocks travel as values and scales."""
     whole = dict(make_linears().named_parameters())
     fp8 = FP8Weights(quantized=tuple(whole), kept=())
-    sent = []
-    gather = dist.all_gather_into_tensor
-    buckets.dist.all_gather_into_tensor = lambda out, mine, group: (sent.append(len(mine)), gather(out, mine, group))
-    for bucket in buckets.weight_buckets(model, torch.bfloat16, 1, fp8):
-        (name, values), (scale_name, scales) = bucket
-        weight = whole.pop(name)
-        expected_values, expected_scales = quantize_blocks(weight, torch.bfloat16)
-        assert scale_name == f"{name}_scale_inv"
-        assert torch.equal(values.view(torch.uint8), expected_values.view(torch.uint8)), name
-        assert torch.equal(scales, expected_scales), name
-        rows = -(-len(weight) // size)
-        num_bytes = rows * 192 * 2 if rows % 128 else rows * 192 + rows // 128 * 2 * 4
-        assert num_bytes <= sent[-1] < num_bytes + 32, (name, num_bytes, sent)
+    with bytes_gathered() as sent:
+        for bucket in buckets.weight_buckets(model, torch.bfloat16, 1, fp8):
+            (name, values), (scale_name, scales) = bucket
+            weight = whole.pop(name)
+            expected_values, expected_scales = quantize_blocks(weight, torch.bfloat16)
+            assert scale_name == f"{name}_scale_inv"
+            assert torch.equal(values.view(torch.uint8), expected_values.view(torch.uint8)), name
+            assert torch.equal(scales, expected_scales), name
+            rows = -(-len(weight) // size)
+            num_bytes = rows * 192 * 2 if rows % 128 else rows * 192 + rows // 128 * 2 * 4
+            assert num_bytes <= sent[-1] < num_bytes + 32, (name, num_bytes, sent)
     assert not whole
-    buckets.dist.all_gather_into_tensor = gather
+
+
+def make_moe(num_experts: int, width: int) -> Qwen3MoeForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 16, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2}
+    experts = {"num_experts": num_experts, "moe_intermediate_size": width, "mlp_only_layers": [1]}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts, num_attention_heads=2, num_key_value_heads=1))
+
+
+def whole_weights(model: nn.Module, fp8: FP8Weights | None) -> dict[str, torch.Tensor]:
+    """What travels of an unsharded model."""
+    weights: dict[str, torch.Tensor] = {}
+    for name, weight in hub_views(model).items():
+        if fp8 is not None and name in fp8.quantized:
+            weights[name], weights[f"{name}_scale_inv"] = quantize_blocks(weight, torch.bfloat16)
+        else:
+            weights[name] = weight.to(torch.bfloat16)
+    return weights
+
+
+def check_experts(num_experts: int, width: int, is_fp8: bool, size: int) -> None:
+    """Experts are distributed; where their matrices are whole blocks of rows, values and scales cross the links."""
+    whole, model = make_moe(num_experts, width), make_moe(num_experts, width)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=dist.init_device_mesh("cpu", (size,)))
+    fp8 = choose_fp8_weights(whole, WeightSyncOptions(transform="fp8_block")) if is_fp8 else None
+    expected, sent = whole_weights(whole, fp8), []
+    for name, parameter in whole.named_parameters():
+        with bytes_gathered() as gathers:
+            bucket = next(of_each := buckets.weight_buckets(one(model, name), torch.bfloat16, 1, fp8))
 
 
 def check_finite_on_one_rank(model: nn.Module) -> None:

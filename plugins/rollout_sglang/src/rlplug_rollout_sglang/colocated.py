@@ -11,7 +11,6 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.errors import ConfigError, RunError
-from rlplug.fp8.fused import check_fp8_fits
 from rlplug.interfaces import (
     Bucket,
     EngineCapabilities,
@@ -32,6 +31,7 @@ from rlplug.rollout.stats import EngineStats
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug_rollout_sglang.engine_process import EngineProcess
 from rlplug_rollout_sglang.engine_requests import EngineRequests
+from rlplug_rollout_sglang.fp8 import check_fp8
 from rlplug_rollout_sglang.memory import check_cache, planned_memory, start_failure
 from rlplug_rollout_sglang.options import SGLangOptions
 from rlplug_rollout_sglang.versions import require_sglang
@@ -90,7 +90,7 @@ class SGLangRollout(RolloutEngine):
         return planned_memory(self.options, policy, needs)
 
     def check(self, policy: PolicySpec) -> None:
-        check_fp8_fits(type(self).__name__, policy, self.ranks_per_engine)
+        check_fp8(type(self).__name__, policy, self.ranks_per_engine)
 
     # ---- start and close ------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from rlplug.servers.sampler import SchedulerSampler
 from rlplug.servers.settings import ServerSettings, ServerWords
 from rlplug.servers.weights import WeightSender
 from rlplug.types import Request, SamplingParams
+from rlplug_rollout_sglang.fp8 import check_fp8
 from rlplug_rollout_sglang.options import SGLangOptions
 from rlplug_rollout_sglang.sampling import sampling_arguments
 from rlplug_rollout_sglang.server_command import launch
@@ -78,6 +79,9 @@ class SGLangServerRollout(ServerEngine):
     @property
     def gpus_per_server(self) -> int:
         return self.options.tensor_parallel_size
+
+    def check(self, policy: PolicySpec) -> None:
+        check_fp8(type(self).__name__, policy, self.gpus_per_server)
 
     def prepare(self, policy: PolicySpec, placement: Placement) -> None:
         if self.urls is not None:

@@ -1,0 +1,36 @@
+"""What SGLang cannot take in FP8."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rlplug.errors import ConfigError
+from rlplug.fp8.fused import check_fp8_fits
+from rlplug.interfaces import PolicySpec
+from rlplug.rollout.shapes import meta_model
+
+LOSE_SCALES: Final = frozenset(
+    {
+        *("LlamaForCausalLM", "MistralForCausalLM", "Ministral3ForCausalLM", "Phi3ForCausalLM"),
+        *("InternLM3ForCausalLM", "TeleFLMForCausalLM"),
+    }
+)
+"""Models that SGLang (0.5.13 to 0.5.23) loads with ``models/llama.py``. It looks for scales of blocks under
+``weight_scale``, has them under ``weight_scale_inv``, and drops what it does not find: weights would be the values of a
+sync times the scales of the start."""
+
+
+def check_fp8(engine: str, policy: PolicySpec, tensor_parallel_size: int) -> None:
+    """Refuse a policy that SGLang cannot have in FP8; there is nothing to check of one that travels in its own dtype.
+
+    Raises:
+        ConfigError: It names the model or a weight, and what to set.
+    """
+    if policy.fp8 is None:
+        return
+    if (model := type(meta_model(policy.path)).__name__) in LOSE_SCALES:
+        raise ConfigError(
+            f"{engine} cannot take {model} in FP8: SGLang's loader of such models drops the scales of FP8 blocks. Set "
+            "model.weight_sync.transform to null, or use VLLMRollout."
+        )
+    check_fp8_fits(engine, policy, tensor_parallel_size)
