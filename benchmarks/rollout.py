@@ -84,7 +84,7 @@ def bare(arguments: argparse.Namespace, folder: Path, record: Record) -> bool:
 
 
 def sharded_policy(folder: Path, device: torch.device) -> nn.Module:
-    """Return a policy of random float32 weights, sharded over all processes as the strategy shards it."""
+    """Return a policy of random float32 weights, sharded over all processes as the strategy shards it; norms are 1."""
     config = AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -96,7 +96,8 @@ def sharded_policy(folder: Path, device: torch.device) -> nn.Module:
     model.to_empty(device=device)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.to_local().normal_(std=0.02)
+            local = parameter.to_local()
+            local.fill_(1) if parameter.dim() == 1 else local.normal_(std=0.02)
     return model  # type: ignore[no-any-return]
 
 

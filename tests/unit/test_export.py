@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, Qwen3MoeConfig
 
 from rlplug.export import export_policy
 from rlplug.loading import load_model
@@ -93,17 +93,35 @@ def test_one_file_needs_no_index(model_folder, tmp_path):
     assert all(torch.equal(found[name], tensor) for name, tensor in original.items())
 
 
+SIZES = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+
 @pytest.mark.parametrize("max_bytes", [1, 1 << 30])
-def test_converted_names_are_those_of_the_hub_again(max_bytes, model_folder, tmp_path):
-    """Mixtral's experts are one matrix in the model and many in the file."""
-    sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    config = MixtralConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, num_local_experts=3)
+@pytest.mark.parametrize(
+    ("config", "expert"),
+    [
+        (MixtralConfig(**SIZES, **HEADS, num_local_experts=3), "model.layers.1.block_sparse_moe.experts.2.w3"),
+        (
+            Qwen3MoeConfig(**SIZES, **HEADS, num_experts=3, moe_intermediate_size=24, mlp_only_layers=[0]),
+            "model.layers.1.mlp.experts.2.up_proj",
+        ),
+    ],
+    ids=["mixtral", "qwen3_moe"],
+)
+def test_converted_names_are_those_of_the_hub_again(config, expert, max_bytes, model_folder, tmp_path):
+    """Experts are one matrix in the model and many in the file."""
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "in")
     AutoTokenizer.from_pretrained(model_folder("llama")).save_pretrained(tmp_path / "in")
     original = load_file(tmp_path / "in" / "model.safetensors")
-    export(tmp_path / "in", tmp_path / "out", max_bytes=max_bytes)
+    policy = export(tmp_path / "in", tmp_path / "out", max_bytes=max_bytes)
     found = {}
     for file in (tmp_path / "out").glob("*.safetensors"):
         found |= load_file(file)
+    assert f"{expert}.weight" in found
     assert found.keys() == original.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in original.items())
+    opened, info = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(info.values())
+    expected = dict(policy.named_parameters())
+    assert all(torch.equal(parameter, expected[name]) for name, parameter in opened.named_parameters())

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from rlplug.errors import RunError
 from rlplug.fp8.finite import check_finite
+from rlplug.fp8.layers import choose_fp8_weights
+from rlplug.fp8.options import WeightSyncOptions
 from rlplug.interfaces import FP8Weights
 
 FP8 = FP8Weights(quantized=("0.weight", "1.weight"), kept=("2.weight",))
@@ -40,3 +43,14 @@ def test_several_are_counted(model):
 def test_what_travels_as_it_is_is_not_looked_at(model):
     model[2].weight.data[0, 0] = model[0].bias.data[0] = torch.nan
     check_finite(model, torch.bfloat16, FP8)
+
+
+def test_one_of_the_experts_is_enough():
+    config = MixtralConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_local_experts=3)
+    model = MixtralForCausalLM(config)
+    fp8 = choose_fp8_weights(model, WeightSyncOptions(transform="fp8_block", keep_first_layers=1))
+    model.model.layers[0].mlp.experts.down_proj.data[1, 2, 3] = torch.nan  # it is kept
+    check_finite(model, torch.bfloat16, fp8)
+    model.model.layers[1].mlp.experts.down_proj.data[1, 2, 3] = torch.nan
+    with pytest.raises(RunError, match=r"^model\.layers\.1\.mlp\.experts\.down_proj has NaN or infinite values"):
+        check_finite(model, torch.bfloat16, fp8)

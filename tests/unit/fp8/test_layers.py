@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2MoeConfig
+from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, MixtralConfig, Qwen2MoeConfig
 
 from rlplug.errors import ConfigError
 from rlplug.fp8.fused import check_fp8_fits
@@ -13,12 +13,25 @@ from rlplug.fp8.options import WeightSyncOptions
 from rlplug.interfaces import FP8Weights, PolicySpec
 
 SIZES = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+LAYERS = {"vocab_size": 64, "hidden_size": 256, "intermediate_size": 384}
+EXPERTS = {"num_experts": 4, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 256}
+
+
+def on_meta(config):
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
 
 
 def llama(**sizes):
-    config = LlamaConfig(vocab_size=64, hidden_size=256, intermediate_size=384, **(SIZES | sizes))
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+    return on_meta(LlamaConfig(**(LAYERS | SIZES | sizes)))
+
+
+def qwen2_moe(**sizes):
+    return on_meta(Qwen2MoeConfig(**(LAYERS | SIZES | EXPERTS | sizes)))
+
+
+def mixtral(**sizes):
+    return on_meta(MixtralConfig(**(LAYERS | SIZES | {"num_local_experts": 4} | sizes)))
 
 
 def options(**values):
@@ -87,11 +100,36 @@ def test_options_that_mean_nothing_are_refused(values, message):
         WeightSyncOptions(**values)
 
 
-def test_experts_are_refused_by_name():
-    config = Qwen2MoeConfig(vocab_size=64, hidden_size=64, num_hidden_layers=2, num_experts=4, moe_intermediate_size=64)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    with pytest.raises(ConfigError, match=r"cannot take model\.layers\.0\.mlp\.experts \(Qwen2MoeExperts\)"):
+def test_output_layer_is_kept_also_when_it_is_tied():
+    fp8 = choose_fp8_weights(llama(tie_word_embeddings=True), options())
+    assert len(fp8.quantized) == 3 * 7
+    assert fp8.kept == ("lm_head.weight",)
+
+
+def test_layers_of_experts_and_not_what_chooses_them():
+    fp8 = choose_fp8_weights(qwen2_moe(), options())
+    mlps = [f"model.layers.{layer}.mlp" for layer in range(3)]
+    owners = [f"{mlp}.{owner}" for mlp in mlps for owner in ("shared_expert", *(f"experts.{n}" for n in range(4)))]
+    layers = {f"{owner}.{layer}_proj.weight" for owner in owners for layer in ("gate", "up", "down")}
+    assert {name for name in fp8.quantized if ".mlp." in name} == layers
+    assert len(fp8.quantized) == len(layers) + 3 * 4
+    kept = [f"{mlp}.{layer}" for mlp in mlps for layer in ("gate", "shared_expert_gate")]
+    assert sorted(fp8.quantization_config()["modules_to_not_convert"]) == ["lm_head", *kept]
+
+
+def test_patterns_are_of_the_names_in_a_checkpoint():
+    fp8 = choose_fp8_weights(mixtral(), options(keep=["*.1.block_sparse_moe.experts.*", "*.experts.3.w2"]))
+    experts = [f"model.layers.1.block_sparse_moe.experts.{n}.w{layer}.weight" for n in range(4) for layer in (1, 2, 3)]
+    others = [f"model.layers.{layer}.block_sparse_moe.experts.3.w2.weight" for layer in (0, 2)]
+    routers = [f"model.layers.{layer}.block_sparse_moe.gate.weight" for layer in range(3)]
+    assert set(fp8.kept) == {"lm_head.weight", *experts, *others, *routers}
+    with pytest.raises(ConfigError, match=r"'\*\.down_proj', which matches no linear layer"):
+        choose_fp8_weights(mixtral(), options(keep=["*.down_proj"]))
+
+
+def test_experts_in_one_tensor_are_refused_by_name():
+    model = on_meta(GptOssConfig(**(LAYERS | SIZES), num_local_experts=4))
+    with pytest.raises(ConfigError, match=r"cannot take model\.layers\.0\.mlp\.experts\.gate_up_proj \[4, 256, 768\]"):
         choose_fp8_weights(model, options())
 
 
@@ -139,6 +177,42 @@ def test_columns_that_are_distributed_must_be_whole_blocks(fits):
     model = llama()
     with pytest.raises(ConfigError, match=r"down_proj\.weight \[256, 384\] in FP8: 384 columns are no whole blocks"):
         fits(model, choose_fp8_weights(model, options(keep=["*.[qkv]_proj", "*.gate_proj", "*.up_proj"])), 2)
+
+
+def test_columns_must_be_whole_blocks(fits):
+    model = llama(hidden_size=192)
+    with pytest.raises(ConfigError, match=r"q_proj\.weight \[256, 192\] in FP8: 192 columns are no whole blocks of 128, in"):
+        fits(model, choose_fp8_weights(model, options()))
+
+
+@pytest.mark.parametrize("make_model", [qwen2_moe, mixtral])
+def test_experts_of_whole_blocks_fit(make_model, fits):
+    model = make_model()
+    fits(model, choose_fp8_weights(model, options()))
+    fits(model, choose_fp8_weights(model, options(keep=["*.1.*.experts.*"])))
+
+
+@pytest.mark.parametrize("keep", ["*.1.mlp.experts.2.*", "*.1.mlp.experts.*.down_proj"])
+def test_a_part_of_the_experts_of_a_block_cannot_be_kept(keep, fits):
+    model = qwen2_moe()
+    message = r"layers\.1\.mlp\.experts\.0\.gate_proj.* all experts of a block are one layer, and not all of them"
+    with pytest.raises(ConfigError, match=message) as refusal:
+        fits(model, choose_fp8_weights(model, options(keep=[keep])))
+    assert 'such as "*.experts.*"' in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("make_model", "sizes", "size", "message"),
+    [
+        (qwen2_moe, {"moe_intermediate_size": 192}, 1, r"0\.gate_proj\.weight \[192, 256\] .* with up_proj, and 192 rows"),
+        (mixtral, {"intermediate_size": 64}, 1, r"0\.w1\.weight \[64, 256\] .* with w3, and 64 rows"),
+        (qwen2_moe, {}, 2, r"0\.gate_proj\.weight \[128, 256\] .* 128 rows are no whole blocks of 128 over 2 GPUs"),
+    ],
+)
+def test_experts_of_no_whole_blocks_are_refused(make_model, sizes, size, message, fits):
+    model = make_model(**sizes)
+    with pytest.raises(ConfigError, match=rf"layers\.0\..*\.experts\.{message}"):
+        fits(model, choose_fp8_weights(model, options(keep=["*.self_attn.*"])), size)
 
 
 def test_what_is_kept_need_not_fit(fits):

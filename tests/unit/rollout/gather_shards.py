@@ -97,16 +97,31 @@ def whole_weights(model: nn.Module, fp8: FP8Weights | None) -> dict[str, torch.T
     return weights
 
 
-def check_experts(num_experts: int, width: int, is_fp8: bool, size: int) -> None:
-    """Experts are distributed; where their matrices are whole blocks of rows, values and scales cross the links."""
+def check_experts(num_experts: int, width: int, keep: list[str] | None, size: int) -> None:
+    """Each rank has some experts, or none; where all are whole blocks of rows, values and scales cross the links."""
     whole, model = make_moe(num_experts, width), make_moe(num_experts, width)
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=dist.init_device_mesh("cpu", (size,)))
-    fp8 = choose_fp8_weights(whole, WeightSyncOptions(transform="fp8_block")) if is_fp8 else None
-    expected, sent = whole_weights(whole, fp8), []
-    for name, parameter in whole.named_parameters():
-        with bytes_gathered() as gathers:
-            bucket = next(of_each := buckets.weight_buckets(one(model, name), torch.bfloat16, 1, fp8))
+    for module in (*model.model.layers, model):
+        fully_shard(module, mesh=dist.init_device_mesh("cpu", (size,)))
+    fp8 = None
+    if keep is not None:
+        fp8 = choose_fp8_weights(whole, WeightSyncOptions(transform="fp8_block", keep=keep))
+    expected, walk = whole_weights(whole, fp8), buckets.weight_buckets(model, torch.bfloat16, 1, fp8)
+    with bytes_gathered() as sent:
+        for parameter, bucket in zip(whole.parameters(), walk, strict=True):
+            for name, tensor in bucket:
+                weight = expected.pop(name)
+                assert tensor.dtype == weight.dtype, name
+                assert torch.equal(tensor.view(torch.uint8), weight.view(torch.uint8)), name
+            if parameter.dim() == 3:
+                is_whole = len(bucket[0][1]) % 128 == 0 and not any(t.dtype == torch.bfloat16 for _, t in bucket)
+                num_bytes = -(-num_experts // size) * expert_bytes(parameter.shape, is_whole)
+                assert num_bytes <= sent[-1] < num_bytes + 32, (bucket[0][0], num_bytes, sent)
+    assert not expected
+
+
+def expert_bytes(shape: torch.Size, is_whole: bool) -> int:
+    _, rows, columns = shape
+    return rows * columns + rows // 128 * -(-columns // 128) * 4 if is_whole else rows * columns * 2
 
 
 def check_finite_on_one_rank(model: nn.Module) -> None:
@@ -131,6 +146,10 @@ def main() -> None:
         fully_shard(linear, mesh=dist.init_device_mesh("cpu", (size,)))
     check_fp8(linears, size)
     check_finite_on_one_rank(linears)
+    for num_experts in (4, 5):
+        for width in (128, 64):
+            for keep in (None, [], ["*.experts.2.*"]):
+                check_experts(num_experts, width, keep, size)
     if size == 4:
         mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
         hybrid = make_model()

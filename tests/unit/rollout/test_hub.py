@@ -54,7 +54,7 @@ def test_buckets_hold_what_a_checkpoint_does(family, max_bytes, dtype, tmp_path)
     ("family", "names"),
     [
         ("qwen3_moe", ["mlp.experts.2.gate_proj", "mlp.experts.2.up_proj", "mlp.experts.2.down_proj", "mlp.gate"]),
-        ("mixtral", ["block_sparse_moe.experts.2.w1", "block_sparse_moe.experts.2.w3", "block_sparse_moe.experts.2.w2"]),
+        ("mixtral", [f"block_sparse_moe.experts.2.{name}" for name in ("w1", "w2", "w3")]),
         ("qwen2_moe", ["mlp.experts.2.gate_proj", "mlp.shared_expert.gate_proj", "mlp.shared_expert_gate"]),
         ("llama", ["mlp.gate_proj", "self_attn.q_proj"]),
     ],
