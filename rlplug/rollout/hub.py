@@ -41,6 +41,7 @@ class HubWeight:
 
 
 _known: WeakKeyDictionary[nn.Module, dict[str, tuple[HubWeight, ...]]] = WeakKeyDictionary()
+"""What was found of a model: each sync asks for it."""
 
 
 def hub_weights(model: nn.Module) -> Mapping[str, tuple[HubWeight, ...]]:

@@ -36,7 +36,7 @@ def make_engine(*arguments: Any) -> Any:
     """Return the worker's side: vLLM's NCCL backend over gloo."""
     from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
-    from rlplug_rollout_vllm.weights import repack_tied_head
+    from rlplug_rollout_vllm.weights import repack
 
     class GlooWeightTransferEngine(NCCLWeightTransferEngine):  # type: ignore[misc, unused-ignore]
         def init_transfer_engine(self, init_info: Any) -> None:
@@ -59,6 +59,6 @@ def make_engine(*arguments: Any) -> Any:
 
         def finish_weight_update(self) -> None:
             super().finish_weight_update()
-            repack_tied_head(self.model)
+            repack(self.model)
 
     return GlooWeightTransferEngine(*arguments)

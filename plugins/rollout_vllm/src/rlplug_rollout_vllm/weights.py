@@ -44,16 +44,17 @@ def load_weights(model: nn.Module, vllm_config: Any, buckets: Iterable[Bucket]) 
                 load((name, tensor.clone()) for name, tensor in bucket)
         finally:
             finalize_layerwise_reload(model, vllm_config.model_config)
-            repack_tied_head(model)
-            repack_experts_on_cpu(model)
+            repack(model)
 
 
-def repack_tied_head(model: nn.Module) -> None:
-    """Have an output layer that reads the embedding's weight follow it.
+def repack(model: nn.Module) -> None:
+    """Do after a layer-wise reload what it leaves out on a CPU (vLLM 0.32), where kernels read packed weights."""
+    _repack_tied_head(model)
+    _repack_experts(model)
 
-    The layer-wise reload does not count it among the layers that got weights, and on a CPU it reads a re-packed copy
-    (vLLM 0.32).
-    """
+
+def _repack_tied_head(model: nn.Module) -> None:
+    """Have an output layer that reads the embedding's weight follow it: it is no layer that got weights."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
     embeddings: list[Any] = [m for m in model.modules() if type(m) is VocabParallelEmbedding]
@@ -63,11 +64,8 @@ def repack_tied_head(model: nn.Module) -> None:
             head.quant_method.process_weights_after_loading(head)
 
 
-def repack_experts_on_cpu(model: nn.Module) -> None:
-    """Give experts the layout that CPU kernels read.
-
-    vLLM packs them when it makes their kernel, at a start, and leaves that out in a reload (vLLM 0.32).
-    """
+def _repack_experts(model: nn.Module) -> None:
+    """Pack experts' weights, which vLLM does only when it makes their kernel, at a start."""
     for module in model.modules():
         kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
         if kernel is not None and not any(parameter.is_cuda for parameter in module.parameters()):
