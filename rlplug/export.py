@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+from transformers.core_model_loading import revert_weight_conversion
 
 from rlplug.rollout.buckets import weight_buckets
 
@@ -44,7 +45,7 @@ def export_policy(
     for number, bucket in enumerate(weight_buckets(model, dtype, max_bytes), start=1):
         if rank == 0:
             weights = {name: tensor.cpu().contiguous() for name, tensor in bucket}
-            weights |= _saved_buffers(model) if number == 1 else {}
+            weights |= revert_weight_conversion(model, _saved_buffers(model)) if number == 1 else {}
             save_file(weights, folder / _file_name(number), metadata={"format": "pt"})
             files.append({name: tensor.to("meta") for name, tensor in weights.items()})
     if rank == 0:

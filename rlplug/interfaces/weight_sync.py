@@ -63,8 +63,8 @@ class FP8Weights:
 
     @classmethod
     def scale_shape(cls, shape: torch.Size) -> torch.Size:
-        """Return the shape of the scales of a weight of ``shape``, [O, I], or of several, [..., O, I]."""
-        return torch.Size((*shape[:-2], *(-(-size // cls.BLOCK) for size in shape[-2:])))
+        """Return the shape of the scales of a weight of ``shape``, [O, I]."""
+        return torch.Size(-(-size // cls.BLOCK) for size in shape)
 
     def quantization_config(self) -> dict[str, Any]:
         """Return the ``quantization_config`` of Hugging Face's ``config.json``, by which engines build layers."""

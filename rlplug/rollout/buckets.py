@@ -112,22 +112,20 @@ class _Walk:
 
     def _parts(self, name: str, tensor: DTensor, num_ranks: int) -> dict[str, _Part]:
         local, rows = tensor.to_local(), -(-tensor.shape[0] // num_ranks)
-        if not self._has_whole_blocks(name, rows):
+        matrix_rows = rows * tensor.shape[1:-1].numel()  # with the matrices of all its experts below each other
+        if matrix_rows % FP8Weights.BLOCK or not self._is_quantised_whole(name):
             return {name: _Part(local, tensor.shape, rows, self.dtype)}
         values, scales = quantize_blocks(local.flatten(0, -2), self.dtype, self.power_of_two_scales)
-        scale_shape = FP8Weights.scale_shape(tensor.shape)
-        scale_rows = rows // FP8Weights.BLOCK
-        if tensor.dim() > 2:  # rows are experts
-            values, scales, scale_rows = values.view(local.shape), scales.view(len(local), *scale_shape[1:]), rows
+        scale_shape = FP8Weights.scale_shape(torch.Size((tensor.shape[:-1].numel(), tensor.shape[-1])))
         return {
-            name: _Part(values, tensor.shape, rows, values.dtype),
-            FP8Weights.scale_name(name): _Part(scales, scale_shape, scale_rows, scales.dtype),
+            name: _Part(values.view(local.shape), tensor.shape, rows, values.dtype),
+            FP8Weights.scale_name(name): _Part(scales, scale_shape, matrix_rows // FP8Weights.BLOCK, scales.dtype),
         }
 
-    def _has_whole_blocks(self, name: str, rows: int) -> bool:
-        """Whether all of a parameter travels in FP8, and its blocks lie on one rank each, which has so many rows."""
+    def _is_quantised_whole(self, name: str) -> bool:
+        """Whether all of a parameter travels in FP8, and no block of it is of two weights."""
         return all(
-            weight.name in self.in_fp8 and (rows if weight.expert is None else weight.shape[0]) % FP8Weights.BLOCK == 0
+            weight.name in self.in_fp8 and (weight.first_row is None or weight.num_rows % FP8Weights.BLOCK == 0)
             for weight in self.weights[name]
         )
 

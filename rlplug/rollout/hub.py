@@ -18,26 +18,32 @@ from rlplug.errors import ConfigError
 
 @dataclass(frozen=True)
 class HubWeight:
-    """A tensor of a checkpoint: a parameter, or rows of one expert's matrix in a parameter [E, O, I]."""
+    """A tensor of a checkpoint: a parameter, or some of its rows, such as one expert's matrix of a parameter [E, O, I].
+
+    Rows are all but the last dimension, counted through.
+    """
 
     name: str
     shape: torch.Size
-    expert: int | None = None
-    """Index among the parameter's; ``None`` for a whole parameter."""
-    first_row: int = 0
-    """In that expert's matrix."""
+    first_row: int | None = None
+    """In the parameter; ``None`` for all of it."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.shape[:-1].numel()
 
     def of(self, parameter: Tensor) -> Tensor:
         """Return it as a view of the parameter, unsharded."""
-        if self.expert is None:
+        if self.first_row is None:
             return parameter
-        return parameter[self.expert, self.first_row : self.first_row + self.shape[0]]
+        rows = parameter.flatten(0, -2)[self.first_row : self.first_row + self.num_rows]
+        return rows.view(*self.shape[:-1], -1)
 
     def scales_of(self, scales: Tensor, block: int) -> Tensor:
-        """Return its part of the scales of such a parameter, which has one for each ``block`` rows of an expert."""
-        if self.expert is None:
+        """Return its part of the parameter's scales, one for each ``block`` rows."""
+        if self.first_row is None:
             return scales
-        return scales[self.expert, self.first_row // block : (self.first_row + self.shape[0]) // block]
+        return scales[self.first_row // block : (self.first_row + self.num_rows) // block]
 
 
 _known: WeakKeyDictionary[nn.Module, dict[str, tuple[HubWeight, ...]]] = WeakKeyDictionary()
@@ -85,18 +91,19 @@ def _found(model: nn.Module) -> Iterator[tuple[str, tuple[HubWeight, ...]]]:
 
 
 def _of_parameter(model: Any, name: str, shape: torch.Size) -> Iterator[HubWeight]:
-    """Have transformers convert the shape alone, and then the numbers of all experts' rows."""
-    shapes = revert_weight_conversion(model, {name: torch.empty(shape, device="meta")})
-    if len(shapes) == 1:
-        (hub_name,) = shapes
-        yield HubWeight(hub_name, shape)
-        return
-    num_experts, num_rows = shape[:2]
-    numbers = torch.arange(num_experts * num_rows).view(num_experts, num_rows, 1).expand(-1, -1, 2)  # 1 is squeezed
+    """Have transformers convert the shape alone, and then the numbers of the rows, twice: 1 is squeezed."""
+    whole = torch.empty(shape, device="meta")
+    numbers = torch.arange(shape[:-1].numel()).view(*shape[:-1], 1).expand(*shape[:-1], 2)
+    shapes = {hub_name: part.shape for hub_name, part in revert_weight_conversion(model, {name: whole}).items()}
     for hub_name, numbered in revert_weight_conversion(model, {name: numbers}).items():
-        expert, first = divmod(int(numbered[0, 0]), num_rows)
-        weight = HubWeight(hub_name, shapes[hub_name].shape, expert, first)
-        if len(shape) != 3 or not torch.equal(numbered, weight.of(numbers)):
+        if shapes.get(hub_name) == shape and torch.equal(numbered, numbers):
+            yield HubWeight(hub_name, shape)
+            continue
+        first_row = int(numbered.flatten()[0])
+        weight = HubWeight(hub_name, shapes.get(hub_name, shape), first_row)
+        if len(shape) < 2 or numbered.shape != (*weight.shape[:-1], 2) or weight.shape[-1] != shape[-1]:
+            raise _unknown(name, shape)
+        if not torch.equal(numbered[..., 0].flatten(), torch.arange(first_row, first_row + weight.num_rows)):
             raise _unknown(name, shape)
         yield weight
 
@@ -104,5 +111,5 @@ def _of_parameter(model: Any, name: str, shape: torch.Size) -> Iterator[HubWeigh
 def _unknown(name: str, shape: torch.Size) -> ConfigError:
     return ConfigError(
         f"model.policy: transformers makes {name} {list(shape)} of a checkpoint's weights in a way that rlplug cannot "
-        "undo, so no engine could be sent it. Experts whose matrices lie one behind the other are known."
+        "undo, so neither an engine nor a checkpoint can have it. It knows rows one behind the other, such as experts'."
     )

@@ -64,9 +64,10 @@ def make_model_folder(family: Family, folder: Path) -> None:
             elif has_blocks:
                 rows, columns = parameter.shape[-2:]
                 sizes = torch.rand([*parameter.shape[:-2], -(-rows // 128), -(-columns // 128)]) * 1.4 + 0.3
+                sizes = sizes**2 if parameter.dim() > 2 else sizes
                 parameter.data *= sizes.repeat_interleave(128, -2).repeat_interleave(128, -1)[..., :rows, :columns]
         if has_blocks:
-            model.lm_head.weight.data *= 4 if family == "fp8" else 8  # and logits are far from uniform all the same
+            model.lm_head.weight.data *= 4  # and logits are far from uniform all the same
     model.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps(HOSTILE_GENERATION_CONFIG))
     _tokenizer().save_pretrained(folder)
@@ -96,7 +97,7 @@ def _config(family: Family) -> PretrainedConfig:
     common |= {"head_dim": 64}
     if family == "fp8":
         return Qwen3Config(**common, tie_word_embeddings=False)
-    common |= {"moe_intermediate_size": 128}
+    common |= {"moe_intermediate_size": 256}
     common |= {"num_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_EXPERTS}
     return Qwen3MoeConfig(**common, norm_topk_prob=True, tie_word_embeddings=False)
 

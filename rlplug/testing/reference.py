@@ -34,9 +34,9 @@ class Tolerances:
 
 FLOAT32 = Tolerances(mean=1e-5, max=2e-4, outside=0.0)
 BFLOAT16 = Tolerances(mean=0.05, max=0.5, outside=0.03)
-FP8 = Tolerances(mean=0.4, max=2.0, outside=0.05)
-"""Twice what rounding activations to e4m3, in groups of 128, does to the kit's FP8 models: 0.19 and 0.9 at most. Scales
-of another block, or of the former sync, differ by 0.6 to 3 on average."""
+FP8 = Tolerances(mean=0.4, max=3.0, outside=0.05)
+"""Twice what rounding activations to e4m3, in groups of 128, does to the kit's FP8 models: 0.21 and 1.6 at most. Scales
+of another block, of another expert or of the former sync differ by 0.6 to 5 on average."""
 
 
 @dataclass(frozen=True)

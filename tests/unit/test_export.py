@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, MiniMaxM2Config, MixtralConfig, Qwen3MoeConfig
 
 from rlplug.export import export_policy
 from rlplug.loading import load_model
@@ -106,8 +106,17 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
             Qwen3MoeConfig(**SIZES, **HEADS, num_experts=3, moe_intermediate_size=24, mlp_only_layers=[0]),
             "model.layers.1.mlp.experts.2.up_proj",
         ),
+        (  # which saves a buffer too
+            MiniMaxM2Config(
+                **(SIZES | HEADS | {"intermediate_size": 16, "head_dim": 8, "num_local_experts": 4, "rotary_dim": 8}),
+                rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+                bos_token_id=2,
+                eos_token_id=1,
+            ),
+            "model.layers.1.block_sparse_moe.experts.2.w3",
+        ),
     ],
-    ids=["mixtral", "qwen3_moe"],
+    ids=["mixtral", "qwen3_moe", "minimax_m2"],
 )
 def test_converted_names_are_those_of_the_hub_again(config, expert, max_bytes, model_folder, tmp_path):
     """Experts are one matrix in the model and many in the file."""

@@ -46,8 +46,8 @@ def test_what_travels_as_it_is_is_not_looked_at(model):
 
 
 def test_one_of_the_experts_is_enough():
-    config = MixtralConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_local_experts=3)
-    model = MixtralForCausalLM(config)
+    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_local_experts": 3}
+    model = MixtralForCausalLM(MixtralConfig(**sizes, num_attention_heads=2, num_key_value_heads=1))
     fp8 = choose_fp8_weights(model, WeightSyncOptions(transform="fp8_block", keep_first_layers=1))
     model.model.layers[0].mlp.experts.down_proj.data[1, 2, 3] = torch.nan  # it is kept
     check_finite(model, torch.bfloat16, fp8)

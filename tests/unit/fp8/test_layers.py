@@ -181,7 +181,7 @@ def test_columns_that_are_distributed_must_be_whole_blocks(fits):
 
 def test_columns_must_be_whole_blocks(fits):
     model = llama(hidden_size=192)
-    with pytest.raises(ConfigError, match=r"q_proj\.weight \[256, 192\] in FP8: 192 columns are no whole blocks of 128, in"):
+    with pytest.raises(ConfigError, match=r"q_proj\.weight \[256, 192\] in FP8: 192 columns are no whole"):
         fits(model, choose_fp8_weights(model, options()))
 
 
@@ -204,7 +204,7 @@ def test_a_part_of_the_experts_of_a_block_cannot_be_kept(keep, fits):
 @pytest.mark.parametrize(
     ("make_model", "sizes", "size", "message"),
     [
-        (qwen2_moe, {"moe_intermediate_size": 192}, 1, r"0\.gate_proj\.weight \[192, 256\] .* with up_proj, and 192 rows"),
+        (qwen2_moe, {"moe_intermediate_size": 192}, 1, r"0\.gate_proj\.weight \[192, 256\] .* up_proj, and 192 rows"),
         (mixtral, {"intermediate_size": 64}, 1, r"0\.w1\.weight \[64, 256\] .* with w3, and 64 rows"),
         (qwen2_moe, {}, 2, r"0\.gate_proj\.weight \[128, 256\] .* 128 rows are no whole blocks of 128 over 2 GPUs"),
     ],

@@ -81,7 +81,7 @@ def check_fp8(model: nn.Module, size: int) -> None:
 
 def make_moe(num_experts: int, width: int) -> Qwen3MoeForCausalLM:
     torch.manual_seed(0)
-    sizes = {"vocab_size": 16, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2}
+    sizes = {"vocab_size": 16, "hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 2}
     experts = {"num_experts": num_experts, "moe_intermediate_size": width, "mlp_only_layers": [1]}
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts, num_attention_heads=2, num_key_value_heads=1))
 
@@ -105,6 +105,7 @@ def check_experts(num_experts: int, width: int, keep: list[str] | None, size: in
     fp8 = None
     if keep is not None:
         fp8 = choose_fp8_weights(whole, WeightSyncOptions(transform="fp8_block", keep=keep))
+        check_finite(model, torch.bfloat16, fp8)
     expected, walk = whole_weights(whole, fp8), buckets.weight_buckets(model, torch.bfloat16, 1, fp8)
     with bytes_gathered() as sent:
         for parameter, bucket in zip(whole.parameters(), walk, strict=True):

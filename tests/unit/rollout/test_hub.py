@@ -6,7 +6,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MixtralConfig,
+    OlmoHybridConfig,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlplug.errors import ConfigError
@@ -78,7 +85,9 @@ def test_views_are_of_the_models_memory(family, tmp_path):
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_model_without_memory_has_the_same_weights(family):
-    assert hub_weights(make_model(family, "meta")) == hub_weights(make_model(family))
+    model = make_model(family)
+    assert hub_weights(make_model(family, "meta")) == hub_weights(model)
+    assert hub_weights(model).keys() == dict(model.named_parameters()).keys()  # tied ones once
 
 
 def test_other_modules_keep_their_names():
@@ -117,3 +126,29 @@ def test_other_conversions_are_refused(conversion, refused, monkeypatch):
     monkeypatch.setattr("rlplug.rollout.hub.revert_weight_conversion", conversion)
     with pytest.raises(ConfigError, match=f"transformers makes model.{refused} of a checkpoint's weights in a way"):
         hub_weights(make_model(device="meta"))
+
+
+def test_a_single_expert(tmp_path):
+    config = Qwen3MoeConfig(**SIZES, **HEADS, **(EXPERTS | {"num_experts": 1, "num_experts_per_tok": 1}), head_dim=8)
+    model = AutoModelForCausalLM.from_config(config)
+    expected = {name: tensor.shape for name, tensor in saved(model, tmp_path).items()}
+    assert {name: view.shape for name, view in hub_views(model).items()} == expected
+
+
+def test_a_weight_that_is_neither_experts_nor_a_matrix_is_cut_too():
+    """Of a linear attention: convolutions of queries, keys and values in one tensor [C, 1, K]."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(OlmoHybridConfig(num_hidden_layers=4))
+    (name,) = {name for name, _ in model.named_parameters() if name.endswith("0.linear_attn.conv1d.weight")}
+    shapes = {weight.name: weight.shape for weight in hub_weights(model)[name]}
+    assert shapes == {n: t.shape for n, t in revert_weight_conversion(model, {name: model.get_parameter(name)}).items()}
+    assert len(shapes) == 3
+
+
+def test_rows_that_are_moved_within_a_weight_are_noticed(monkeypatch):
+    def moved(model, weights):
+        return {n: w.flip(0) if "q_proj" in n else w for n, w in revert_weight_conversion(model, weights).items()}
+
+    monkeypatch.setattr("rlplug.rollout.hub.revert_weight_conversion", moved)
+    with pytest.raises(ConfigError, match=r"q_proj\.weight"):
+        hub_weights(make_model())

@@ -5,6 +5,7 @@ They are judged as engines that also calculate in FP8 are, which is less strict 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor
 from rlplug.fp8.blocks import quantize_blocks
 from rlplug.interfaces import Bucket, FP8Weights, SyncReport
 from rlplug.rollout.hf import HFRollout
+from rlplug.rollout.hub import hub_views
 from rlplug.testing.fp8 import FP8Checks
+from rlplug.testing.models import NUM_EXPERTS
 
 
 class EditsScales(HFRollout):
@@ -51,6 +54,20 @@ class KeepsFormerScales(EditsScales):
         return former
 
 
+class TakesScalesOfTheNextExpert(HFRollout):
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
+        return super().update_weights((self._taken(dict(bucket)) for bucket in buckets), version)
+
+    def _taken(self, tensors: dict[str, Tensor]) -> Bucket:
+        return [(name, tensors[self._source(name)]) for name in tensors]
+
+    def _source(self, name: str) -> str:
+        number = re.search(r"(?<=\.experts\.)\d+(?=\..*_scale_inv)", name)
+        if number is None:
+            return name
+        return f"{name[: number.start()]}{(int(number[0]) + 1) % NUM_EXPERTS}{name[number.end() :]}"
+
+
 class RepairsWhatIsNotFP8(HFRollout):
     """Quantises what comes in another dtype, waits for scales, and drops those of nothing."""
 
@@ -60,7 +77,7 @@ class RepairsWhatIsNotFP8(HFRollout):
 
     def _repaired(self, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         assert self._policy.fp8 is not None
-        for name in dict(self._model.named_parameters()):
+        for name in hub_views(self._model):
             tensor, scale_name = tensors[name], FP8Weights.scale_name(name)
             scales = tensors.get(scale_name)
             if name in self._policy.fp8.quantized and scales is None:
@@ -80,6 +97,10 @@ class TestTransposedBlocks(Sabotaged, FP8Checks):
 
 class TestFormerScales(Sabotaged, FP8Checks):
     engine = KeepsFormerScales
+
+
+class TestScalesOfExperts(Sabotaged, FP8Checks):
+    engine = TakesScalesOfTheNextExpert
 
 
 class TestRepaired(Sabotaged, FP8Checks):

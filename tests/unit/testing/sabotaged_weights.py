@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import ClassVar
 
 from sabotage import Sabotaged, mixed
+from torch import Tensor
 
 from rlplug.errors import RunError
 from rlplug.interfaces import Bucket, Placement, PolicySpec, SyncReport
@@ -53,6 +55,27 @@ class LeavesTheHeadBehind(HFRollout):
             head = self._model.lm_head.weight.detach().clone()
             del self._model.lm_head.weight
             self._model.lm_head.register_buffer("weight", head)
+
+
+class ConfusesExperts(HFRollout):
+    """Gives matrices of experts what came for others."""
+
+    confused: ClassVar[tuple[str, str]]
+    """Parts of names: of those that are wrong, and of what they get."""
+
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
+        return super().update_weights((self._confuse(dict(bucket)) for bucket in buckets), version)
+
+    def _confuse(self, tensors: dict[str, Tensor]) -> Bucket:
+        return [(n, tensors[n.replace(*self.confused)] if ".experts." in n else t) for n, t in tensors.items()]
+
+
+class RepeatsAnExpert(ConfusesExperts):
+    confused = (".experts.0.", ".experts.1.")
+
+
+class TakesUpForGate(ConfusesExperts):
+    confused = (".gate_proj.", ".up_proj.")
 
 
 class StopsAtTheLastName(HFRollout):
@@ -126,6 +149,14 @@ class ClosesOnce(HFRollout):
 
 class TestArrival(Sabotaged, OtherModelChecks, WeightChecks):
     engine = mixed(KeepsItsPrefixCache, DropsTheSecondBucket, LeavesTheHeadBehind, StopsAtTheLastName)
+
+
+class TestExperts(Sabotaged, OtherModelChecks):
+    engine = RepeatsAnExpert
+
+
+class TestGates(Sabotaged, OtherModelChecks):
+    engine = TakesUpForGate
 
 
 class TestLate(Sabotaged, WeightChecks):

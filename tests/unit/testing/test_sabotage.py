@@ -33,8 +33,11 @@ NOT_FP8 = {
 WRONG_SCALES = {
     "test_fp8_weights_are_used_as_they_were_sent",
     "test_fp8_buckets_of_one_weight",
+    "test_fp8_weights_of_experts",
     *NOT_FP8,  # a complete sync after the one that is refused
 }
+
+EXPERTS = {f"test_weights_of_experts_are_used[{sent}]" for sent in ("one bucket", "one parameter")}
 
 CAUGHT_BY = {
     "TestCapable": {},
@@ -91,6 +94,7 @@ CAUGHT_BY = {
             "test_buckets_of_one_tensor",
             "test_buckets_smaller_than_the_largest_tensor",
             "test_tied_embeddings_are_sent_once[one tensor]",
+            "test_weights_of_experts_are_used[one parameter]",
         },
         "LeavesTheHeadBehind": {
             "test_tied_embeddings_are_sent_once[one bucket]",
@@ -98,6 +102,8 @@ CAUGHT_BY = {
         },
         "StopsAtTheLastName": {"test_every_bucket_is_consumed_and_reported"},
     },
+    "TestExperts": {"RepeatsAnExpert": EXPERTS},
+    "TestGates": {"TakesUpForGate": EXPERTS},
     "TestLate": {
         "CopiesBucketsTooLate": {
             "test_new_weights_are_used",
@@ -120,6 +126,7 @@ CAUGHT_BY = {
     "TestSwappedScales": {"SwapsScales": WRONG_SCALES},
     "TestTransposedBlocks": {"TransposesBlocks": WRONG_SCALES},
     "TestFormerScales": {"KeepsFormerScales": WRONG_SCALES - {"test_scales_of_another_bucket_are_refused"}},
+    "TestScalesOfExperts": {"TakesScalesOfTheNextExpert": {"test_fp8_weights_of_experts"}},
     "TestRepaired": {"RepairsWhatIsNotFP8": NOT_FP8},
     "TestStartAndClose": {
         "StartsOnce": {"test_starts_again_after_close"},

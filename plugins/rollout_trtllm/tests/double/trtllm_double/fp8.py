@@ -48,7 +48,7 @@ class FP8Layers:
             raise ValueError(f"quantization_config has unknown keys {sorted(others)}")
         linear = {name: module.weight.shape for name, module in model.named_modules() if isinstance(module, nn.Linear)}
         for weight in chain.from_iterable(hub_weights(model).values()):
-            if weight.expert is not None:
+            if weight.first_row is not None and len(weight.shape) == 2:
                 linear[weight.name.removesuffix(".weight")] = weight.shape
         for name, shape in linear.items():
             if not any(_matches(name, pattern) for pattern in kept):
