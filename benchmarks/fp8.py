@@ -1,6 +1,6 @@
 """Measures FP8 weights beside bfloat16 ones: rollout, weight sync, mismatch, and the rounding alone.
 
-``python benchmarks/fp8.py --engine vllm --shapes llama-1.7b qwen3-8b --out fp8`` runs ``rollout.py`` for each shape and
+``python benchmarks/fp8.py --engine vllm --shapes qwen3-1.7b qwen3-8b --out fp8`` runs ``rollout.py`` for each shape and
 each dtype, one after the other in processes of their own, then rounds one matrix in several ways. Weights are random:
 speeds and bytes are those of the shape, and the mismatch is that of random weights. It prints a table, and leaves
 ``rollout.py``'s lines of JSON in the folder ``--out``. What follows ``--`` is handed to ``rollout.py``.
@@ -72,7 +72,7 @@ def rounding(shape: tuple[int, int], device: torch.device, repeats: int) -> str:
 def parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=ENGINES, default="vllm")
-    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=["llama-1.7b", "qwen3-8b"])
+    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=["qwen3-1.7b", "qwen3-8b"])
     parser.add_argument("--sides", nargs="+", choices=("bf16", "fp8"), default=["bf16", "fp8"])
     parser.add_argument("--matrix", type=int, nargs=2, default=[14336, 4096], help="rows and columns that are rounded")
     parser.add_argument("--repeats", type=int, default=10, help="of the rounding")

@@ -109,6 +109,7 @@ class PluginRun:
         self.spec = make_spec(folder, arguments.fp8)
         self.policy: Any = sharded_policy(folder, device)
         self.engine = make_engine(arguments)
+        self.engine.check(self.spec)
         self.life = Lifecycle(type(self.engine).__name__, device)
         self.placement = Placement(device, dist.get_rank(), dist.get_world_size())
         self.requests = make_requests(arguments, self.policy.config.vocab_size)
