@@ -12,6 +12,7 @@ from rlplug.interfaces.rollout import EngineFault
 from rlplug.interfaces.weight_sync import Bucket
 from rlplug.testing.base import EngineChecks
 from rlplug.testing.bench import Bench
+from rlplug.testing.models import Family
 
 ALL_ARRIVE = (
     "Every tensor of every bucket must end where the model reads it, also inside fused or re-packed weights, and be "
@@ -136,26 +137,18 @@ class OtherModelChecks(EngineChecks):
 
     @pytest.mark.parametrize("max_bytes", [1 << 30, 1], ids=["one bucket", "one tensor"])
     def test_tied_embeddings_are_sent_once(self, bench: Bench, max_bytes: int) -> None:
-        bench.holding("first", family="qwen2")
-        bench.sync("changed", max_bytes)
-        bench.assert_holds(
-            "changed",
-            f"tied/{max_bytes}",
-            [2, 30],
-            f"Tied weights travel once, under the first name: the output layer must follow the embedding. {ALL_ARRIVE}",
-        )
-        bench.sync("first", max_bytes)
-        bench.assert_holds("first", f"tied again/{max_bytes}", [2, 30], ALL_ARRIVE)
+        advice = "Tied weights travel once, under the first name: the output layer must follow the embedding."
+        self._assert_follows(bench, "qwen2", max_bytes, advice)
 
     @pytest.mark.parametrize("max_bytes", [1 << 30, 1], ids=["one bucket", "one parameter"])
     def test_weights_of_experts_are_used(self, bench: Bench, max_bytes: int) -> None:
-        bench.holding("first", family="experts")
+        advice = "Each expert's matrices come under the names of the hub, such as experts.0.gate_proj.weight."
+        self._assert_follows(bench, "experts", max_bytes, advice)
+
+    def _assert_follows(self, bench: Bench, family: Family, max_bytes: int, advice: str) -> None:
+        """Fail unless the engine uses other weights when they come, and the former ones again."""
+        bench.holding("first", family=family)
         bench.sync("changed", max_bytes)
-        bench.assert_holds(
-            "changed",
-            f"experts/{max_bytes}",
-            [2, 30],
-            f"Each expert's matrices come under the names of the hub, such as experts.0.gate_proj.weight. {ALL_ARRIVE}",
-        )
+        bench.assert_holds("changed", f"{family}/{max_bytes}", [2, 30], f"{advice} {ALL_ARRIVE}")
         bench.sync("first", max_bytes)
-        bench.assert_holds("first", f"experts again/{max_bytes}", [2, 30], ALL_ARRIVE)
+        bench.assert_holds("first", f"{family} again/{max_bytes}", [2, 30], ALL_ARRIVE)
