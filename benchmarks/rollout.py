@@ -97,7 +97,10 @@ def sharded_policy(folder: Path, device: torch.device) -> nn.Module:
     with torch.no_grad():
         for parameter in model.parameters():
             local = parameter.to_local()
-            local.fill_(1) if parameter.dim() == 1 else local.normal_(std=0.02)
+            if parameter.dim() == 1:
+                local.fill_(1)
+            else:
+                local.normal_(std=0.02)
     return model  # type: ignore[no-any-return]
 
 

@@ -35,7 +35,8 @@ def check_fp8_fits(engine: str, policy: PolicySpec, tensor_parallel_size: int = 
     """
     if policy.fp8 is None:
         return
-    layers = _Layers(policy_weights(policy), frozenset(policy.fp8.quantized), policy.fp8.kept, tensor_parallel_size)
+    split = frozenset(EXPERT.sub("", name) for name in policy.fp8.kept if EXPERT.search(name))
+    layers = _Layers(policy_weights(policy), frozenset(policy.fp8.quantized), split, tensor_parallel_size)
     problems = [(name, reason) for name in policy.fp8.quantized if (reason := layers.problem(name))]
     if problems:
         (name, reason), more = problems[0], len(problems) - 1
@@ -52,7 +53,8 @@ def check_fp8_fits(engine: str, policy: PolicySpec, tensor_parallel_size: int = 
 class _Layers:
     weights: Mapping[str, TensorInfo]
     quantized: frozenset[str]
-    kept: tuple[str, ...]
+    split: frozenset[str]
+    """Blocks' experts of which some are kept."""
     size: int
     """GPUs that share the model."""
 
@@ -61,7 +63,7 @@ class _Layers:
         module, _, layer = name.removesuffix(".weight").rpartition(".")
         block, shared = FP8Weights.BLOCK, f" over {self.size} GPUs" if self.size > 1 else ""
         rows, columns = self.weights[name].shape
-        if (match := EXPERT.search(name)) and any(kept.startswith(name[: match.start()]) for kept in self.kept):
+        if EXPERT.sub("", name) in self.split:
             return "all experts of a block are one layer, and not all of them travel in FP8"
         for parts in FUSED:
             siblings = [f"{module}.{part}.weight" for part in parts if f"{module}.{part}.weight" in self.weights]

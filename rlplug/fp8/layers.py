@@ -87,7 +87,7 @@ def _linear_layers(model: Any) -> Iterator[_Linear]:
         weight = f"{name}.weight"
         is_gate = own_name != EXPERTS and bool(owner) and hasattr(model.get_submodule(owner), EXPERTS)
         if own_name == EXPERTS:
-            found = [matrix for parameter in _own_weights(name, module) for matrix in _matrices(parameter, weights)]
+            found = list(_matrices_of_experts(name, module, weights))
         elif weight in weights and (is_gate or isinstance(module, nn.Linear)):
             found = [weights[weight][0].name]
         else:
@@ -97,16 +97,13 @@ def _linear_layers(model: Any) -> Iterator[_Linear]:
         yield from (_Linear(layer.removesuffix(".weight"), block) for layer in found)
 
 
-def _own_weights(name: str, experts: nn.Module) -> list[str]:
-    return [f"{name}.{own}" for own, parameter in experts.named_parameters(recurse=False) if parameter.dim() > 2]
-
-
-def _matrices(parameter: str, weights: Mapping[str, Sequence[HubWeight]]) -> list[str]:
-    """Return the names of all experts' matrices in a parameter."""
-    found = weights[parameter]
-    if len(found[0].shape) > 2:
-        raise ConfigError(
-            f"model.weight_sync.transform fp8_block cannot take {parameter} {list(found[0].shape)}: checkpoints of "
-            "this model have all experts in one tensor, and engines know no FP8 blocks of it. Set it to null."
-        )
-    return [weight.name for weight in found]
+def _matrices_of_experts(name: str, experts: nn.Module, weights: Mapping[str, Sequence[HubWeight]]) -> Iterator[str]:
+    for own_name, parameter in experts.named_parameters(prefix=name, recurse=False):
+        for weight in weights[own_name] if parameter.dim() > 2 else ():
+            if len(weight.shape) > 2:
+                raise ConfigError(
+                    f"model.weight_sync.transform fp8_block cannot take {own_name} {list(parameter.shape)}: "
+                    "checkpoints of this model have all experts in one tensor, and engines know no FP8 blocks of it. "
+                    "Set it to null."
+                )
+            yield weight.name

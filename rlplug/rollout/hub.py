@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
@@ -79,15 +80,25 @@ def hub_views(model: nn.Module) -> dict[str, Tensor]:
 
 def _found(model: nn.Module) -> Iterator[tuple[str, tuple[HubWeight, ...]]]:
     seen: set[str] = set()
-    is_converted = isinstance(model, PreTrainedModel) and bool(get_model_conversion_mapping(model, add_legacy=False))
+    plain: Any = _unsharded(model)
+    is_converted = isinstance(model, PreTrainedModel) and bool(get_model_conversion_mapping(plain, add_legacy=False))
     for name, parameter in model.named_parameters():
         shape = parameter.shape
-        found = tuple(_of_parameter(model, name, shape)) if is_converted else (HubWeight(name, shape),)
+        found = tuple(_of_parameter(plain, name, shape)) if is_converted else (HubWeight(name, shape),)
         names = {weight.name for weight in found}
         if names & seen or sum(weight.shape.numel() for weight in found) != shape.numel():
             raise _unknown(name, shape)
         seen |= names
         yield name, found
+
+
+def _unsharded(model: Any) -> nn.Module:
+    """Return a model of the class from which FSDP made this one's: transformers looks for some conversions by name."""
+    if not (isinstance(model, PreTrainedModel) and isinstance(model, FSDPModule)):
+        return model  # type: ignore[no-any-return]
+    own_class: Any = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))
+    with torch.device("meta"):
+        return own_class(model.config)  # type: ignore[no-any-return]
 
 
 def _of_parameter(model: Any, name: str, shape: torch.Size) -> Iterator[HubWeight]:

@@ -84,16 +84,14 @@ class EngineChecks:
             bench.discard()
 
     def _settings(self, folder: Path) -> BenchSettings:
-        named: dict[Family, str | None] = {
+        named: dict[Family, str | None] = {  # the others are made
             "llama": self.model_folder,
             "qwen2": self.tied_model_folder,
-            "experts": None,
             "fp8": self.fp8_model_folder,
-            "fp8_experts": None,
         }
         folders: dict[Family, Path] = {}
         for family in get_args(Family):
-            path = named[family]
+            path = named.get(family)
             folders[family] = Path(path) if path else folder / f"rlplug-conformance-{family}"
             if path is None and not folders[family].exists():
                 make_model_folder(family, folders[family])

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rlplug.errors import RunError
 from rlplug.fp8.blocks import quantize_blocks
@@ -125,6 +125,16 @@ def expert_bytes(shape: torch.Size, is_whole: bool) -> int:
     return rows * columns + rows // 128 * -(-columns // 128) * 4 if is_whole else rows * columns * 2
 
 
+def check_names(size: int) -> None:
+    """Also where transformers knows other names by the class, of which FSDP makes another."""
+    config = GPTNeoXConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=8)
+    whole, model = GPTNeoXForCausalLM(config), GPTNeoXForCausalLM(config)
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (size,)))
+    sent = [name for bucket in buckets.weight_buckets(model, torch.bfloat16) for name, _ in bucket]
+    assert sent == list(hub_views(whole))
+    assert sent[-1] == "embed_out.weight"
+
+
 def check_finite_on_one_rank(model: nn.Module) -> None:
     """A NaN in one rank's shard stops all of them."""
     fp8 = FP8Weights(quantized=("rows 1536.weight", "rows 900.weight"), kept=())
@@ -147,6 +157,7 @@ def main() -> None:
         fully_shard(linear, mesh=dist.init_device_mesh("cpu", (size,)))
     check_fp8(linears, size)
     check_finite_on_one_rank(linears)
+    check_names(size)
     for num_experts in (4, 5):
         for width in (128, 64):
             for keep in (None, [], ["*.experts.2.*"]):

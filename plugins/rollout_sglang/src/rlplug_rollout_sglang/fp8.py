@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from transformers import AutoConfig
+
 from rlplug.errors import ConfigError
 from rlplug.fp8.fused import check_fp8_fits
 from rlplug.interfaces import PolicySpec
-from rlplug.rollout.shapes import meta_model
 
 LOSE_SCALES: Final = frozenset(
     {
@@ -28,9 +29,10 @@ def check_fp8(engine: str, policy: PolicySpec, tensor_parallel_size: int) -> Non
     """
     if policy.fp8 is None:
         return
-    if (model := type(meta_model(policy.path)).__name__) in LOSE_SCALES:
+    models = AutoConfig.from_pretrained(policy.path).architectures or []  # by which SGLang chooses its class
+    if lost := LOSE_SCALES.intersection(models):
         raise ConfigError(
-            f"{engine} cannot take {model} in FP8: SGLang's loader of such models drops the scales of FP8 blocks. Set "
-            "model.weight_sync.transform to null, or use VLLMRollout."
+            f"{engine} cannot take {', '.join(lost)} in FP8: SGLang's loader of such models drops the scales of "
+            "FP8 blocks. Set model.weight_sync.transform to null, or use VLLMRollout."
         )
     check_fp8_fits(engine, policy, tensor_parallel_size)
