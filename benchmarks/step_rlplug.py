@@ -75,7 +75,7 @@ def configuration(workload: Workload, model: Path, prompts: Path, steps: int, ou
             "devices": num_devices,
             "callbacks": [{"class_path": "step_rlplug.StepClock", "init_args": {"steps": steps}}],
             "strategy": {
-                "class_path": "rlplug.strategy.RLFSDP2Strategy",
+                "class_path": "rlplug.distributed.strategy.RLFSDP2Strategy",
                 "init_args": {"reshard_after_forward": False, "reshard_after_backward": False},
             },
         },

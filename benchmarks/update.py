@@ -30,15 +30,15 @@ from rlplug_algos.grpo import GRPO
 from shapes import SHAPES, completion_lengths, make_batch, matmul_ceiling, model_flops, write_config
 
 from rlplug.batching import BatchPlan, BatchSizes, attention_cost
+from rlplug.distributed.offload import Offload
+from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.learners import Learners
 from rlplug.networks import build_policy
 from rlplug.objectives import Trainee
-from rlplug.offload import Offload
 from rlplug.passes import Passes
 from rlplug.plugin_manager import plugins
 from rlplug.policy import PolicyConfig
-from rlplug.strategy import RLFSDP2Strategy
 from rlplug.types import SamplingParams
 from rlplug.update import Update
 

@@ -12,8 +12,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from transformers.utils import logging as transformers_logging
 
-from rlplug.checkpoint import RLCheckpoint, newest_checkpoint
 from rlplug.datamodule import PromptDataModule
+from rlplug.distributed.checkpoint import RLCheckpoint, newest_checkpoint
 from rlplug.errors import ConfigError
 from rlplug.module import RLModule
 from rlplug.parser import RLArgumentParser
@@ -80,7 +80,7 @@ def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:
             save_config_callback=None,
             seed_everything_default=0,
             trainer_defaults={
-                "strategy": {"class_path": "rlplug.strategy.RLFSDP2Strategy"},
+                "strategy": {"class_path": "rlplug.distributed.strategy.RLFSDP2Strategy"},
                 "accelerator": "auto",
                 "devices": 1,
                 "max_epochs": -1,

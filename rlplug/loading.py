@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
+from rlplug.distributed.fsdp_units import transformer_blocks
+from rlplug.distributed.mesh import local_part, local_slices
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect
-from rlplug.mesh import local_part, local_slices
 from rlplug.model_files import read, read_config, read_generation_config, weight_files
-from rlplug.model_parts import transformer_blocks
 from rlplug.packable import check_attention, check_layers
 from rlplug.policy import PolicyConfig
 

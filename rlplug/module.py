@@ -17,14 +17,14 @@ from typing import Any, Final
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rlplug.distributed.host_tuning import exempt_from_collection
+from rlplug.distributed.rng import rng_state, set_rng_state
 from rlplug.errors import RunError
 from rlplug.metrics import rollout_metrics
 from rlplug.module_setup import RLModuleSetup
 from rlplug.ops.mismatch import mismatch_metrics
 from rlplug.phases import StopRequested
 from rlplug.plugin_manager import plugins
-from rlplug.process import exempt_from_collection
-from rlplug.rng import rng_state, set_rng_state
 from rlplug.types import Batch, Prompt, Rollout, Sample
 from rlplug.update import NonFiniteUpdate
 from rlplug.validation import validation_metrics

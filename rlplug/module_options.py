@@ -16,6 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rlplug.batching import BatchSizes
 from rlplug.critic import CriticConfig
+from rlplug.distributed.offload import OffloadMode
+from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.fp8.layers import choose_fp8_weights
 from rlplug.fp8.options import WeightSyncOptions
@@ -25,14 +27,12 @@ from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import PolicySpec, RolloutEngine
 from rlplug.memory.decide import Decisions, SleepSetting
-from rlplug.offload import OffloadMode
 from rlplug.phases import StopSignal
 from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
 from rlplug.prompt_stream import PromptStream
 from rlplug.rewards import RewardRunner
 from rlplug.rollout.hf import HFRollout
 from rlplug.rollout.shapes import meta_model
-from rlplug.strategy import RLFSDP2Strategy
 from rlplug.turns.in_flight import InFlight
 from rlplug.turns.options import PartialRollout, TurnOptions
 from rlplug.types import Prompt, Sample, SamplingParams
@@ -209,7 +209,7 @@ class RLModuleOptions(LightningModule):
         if not isinstance(strategy, RLFSDP2Strategy):
             raise ConfigError(
                 f"trainer.strategy is {type(strategy).__name__}: rlplug shards and synchronises the policy itself. "
-                "Set trainer.strategy to rlplug.strategy.RLFSDP2Strategy, on one device too."
+                "Set trainer.strategy to rlplug.distributed.strategy.RLFSDP2Strategy, on one device too."
             )
         return strategy
 

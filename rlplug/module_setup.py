@@ -7,6 +7,10 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_warn
 
 from rlplug.batching import BatchPlan, attention_cost
+from rlplug.distributed.host_tuning import exempt_from_collection, use_one_host_thread
+from rlplug.distributed.mesh import MeshSizes
+from rlplug.distributed.offload import Offload
+from rlplug.distributed.rng import rng_state, set_rng_state
 from rlplug.errors import ConfigError
 from rlplug.fp8.layers import describe
 from rlplug.interfaces.algorithm import RunFacts
@@ -16,17 +20,13 @@ from rlplug.learners import Learners
 from rlplug.memory.decide import shortfall
 from rlplug.memory.facts import GPU, total_and_free
 from rlplug.memory.run_facts import PlannedRun
-from rlplug.mesh import MeshSizes
 from rlplug.model_files import read_config
 from rlplug.module_options import RLModuleOptions
 from rlplug.networks import build_critic, build_policy, build_reference
 from rlplug.objectives import Trainee
-from rlplug.offload import Offload
 from rlplug.passes import Passes
 from rlplug.phases import PhaseClock
 from rlplug.plugin_manager import plugins
-from rlplug.process import exempt_from_collection, use_one_host_thread
-from rlplug.rng import rng_state, set_rng_state
 from rlplug.rollout.driver import EngineDriver
 from rlplug.run_checks import (
     UNCORRECTED,

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from rlplug.critic import CriticConfig, ValueHead, empty_critic
+from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect, Network, Optimization
 from rlplug.loading import empty_model, fill, materialise
 from rlplug.policy import PolicyConfig
-from rlplug.strategy import RLFSDP2Strategy
 
 
 def build_policy(

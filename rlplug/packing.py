@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlplug.transfer import to_device
+from rlplug.distributed.device_copy import to_device
 
 LONG: Final = 4096
 """Tokens from which a sequence that has the row to itself gets the attention kernel for long ones."""

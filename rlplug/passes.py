@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlplug.batching import BatchPlan, MicroBatch, Phase
+from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.algorithm import Denominators
 from rlplug.objectives import Objective, Share
-from rlplug.strategy import RLFSDP2Strategy
 from rlplug.types import Batch
 
 

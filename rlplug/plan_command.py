@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.lightning_cli import ConfiguredCLI, read_command
 from rlplug.memory.decide import shortfall
@@ -17,7 +18,6 @@ from rlplug.memory.table import memory_notes, memory_table
 from rlplug.phases import GIB
 from rlplug.run_checks import check_optimizations
 from rlplug.run_folder import batch_table
-from rlplug.strategy import RLFSDP2Strategy
 
 
 def plan_command(arguments: list[str], gpu_gib: str | None) -> bool:
@@ -35,7 +35,9 @@ def plan_command(arguments: list[str], gpu_gib: str | None) -> bool:
     options, module, data = cli.trainer_options, cli.model, cli.datamodule
     strategy = options.strategy
     if not isinstance(strategy, RLFSDP2Strategy):
-        raise ConfigError("trainer.strategy: rlplug plan needs rlplug.strategy.RLFSDP2Strategy, as rlplug fit does.")
+        raise ConfigError(
+            "trainer.strategy: rlplug plan needs rlplug.distributed.strategy.RLFSDP2Strategy, as rlplug fit does."
+        )
     mesh = strategy.mesh_sizes(options.num_nodes * num_devices(options.devices))
     data.trainer = SimpleNamespace(lightning_module=module)
     data.setup("fit")

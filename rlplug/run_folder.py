@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 from rich.table import Table
 
-from rlplug.checkpoint import newest_checkpoint, run_dir_of
+from rlplug.distributed.checkpoint import newest_checkpoint, run_dir_of
 from rlplug.export import export_policy
 from rlplug.memory.table import memory_notes, memory_rows, memory_table
 from rlplug.metrics_csv import MetricsCSV

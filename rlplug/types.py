@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlplug.distributed.device_copy import to_device
 from rlplug.errors import ConfigError
 from rlplug.packing import PackedTokens, pack
-from rlplug.transfer import to_device
 
 NO_VERSION: Final = -1
 """Of a token that no policy produced, and of an engine without weights."""

@@ -22,13 +22,13 @@ import docstring_parser
 import yaml
 
 from rlplug.datamodule import PromptDataModule
+from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.lightning_cli import RLCLI
 from rlplug.module import RLModule
 from rlplug.parser import RLArgumentParser
 from rlplug.plugin_manager import plugins
 from rlplug.policy import PolicyConfig
 from rlplug.prompts import PromptSource
-from rlplug.strategy import RLFSDP2Strategy
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "configuration.md"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
-from rlplug.strategy import RLFSDP2Strategy
+from rlplug.distributed.strategy import RLFSDP2Strategy
 
 
 def run_ranks(command: list[str], world_size: int) -> None:

@@ -8,9 +8,9 @@ from typing import Final
 import torch
 
 from rlplug.batching import Phase
+from rlplug.distributed.offload import OffloadMode
 from rlplug.interfaces.memory import EngineMemory, UpdateTraits
 from rlplug.memory.shape import ModelShape
-from rlplug.offload import OffloadMode
 from rlplug.phases import GIB
 
 CUDA_BYTES: Final = int(0.6 * GIB)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
+from rlplug.distributed.offload import OffloadMode
 from rlplug.interfaces.memory import EngineMemory
 from rlplug.memory.facts import MemoryFacts, NetworkFacts
 from rlplug.memory.plan import MemoryPlan
-from rlplug.offload import OffloadMode
 
 CHUNK: Final = 4096
 """Default of FusedLogprobs."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from rlplug.model_parts import pretrained_part, transformer_blocks
+from rlplug.distributed.fsdp_units import pretrained_part, transformer_blocks
 
 
 class Widths(NamedTuple):

@@ -9,11 +9,11 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
+from rlplug.distributed.offload import Offload
 from rlplug.errors import RunError
 from rlplug.fp8.finite import check_finite
 from rlplug.interfaces.rollout import EngineFault, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket
-from rlplug.offload import Offload
 from rlplug.phases import GIB
 from rlplug.rollout.buckets import weight_buckets
 from rlplug.rollout.lifecycle import Lifecycle

@@ -122,7 +122,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         ("no-logprobs", ["correction (GRPO)", "'logprobs'", "Silent", "Engines here that can: HFRollout"]),
         ("no-gate", ["Silent returns no logprobs", "model.mismatch_gate to null"]),
         ("stale", ["TakesWeightsOnce and the trainer disagree", "step 2", "gate 0.001", "model.mismatch_gate"]),
-        ("strategy", ["trainer.strategy", "rlplug.strategy.RLFSDP2Strategy"]),
+        ("strategy", ["trainer.strategy", "rlplug.distributed.strategy.RLFSDP2Strategy"]),
         ("no-held-out", ["model.validation", "data.val is not set"]),
         pytest.param("no-gpu", ["trainer: No supported gpu backend found"], marks=WITHOUT_GPU),
         ("resume", ["--resume", "not the folder of a run"]),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import SMALL, Job, run_jobs
 
-from rlplug.checkpoint import list_checkpoints
+from rlplug.distributed.checkpoint import list_checkpoints
 from rlplug.phases import PHASES
 
 KILLED_IN = (*PHASES, "validate", "checkpoint")

@@ -14,8 +14,9 @@ from rlplug_algos.grpo import GRPO
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlplug.batching import BatchSizes
-from rlplug.checkpoint import RLCheckpoint
 from rlplug.datamodule import PromptDataModule
+from rlplug.distributed.checkpoint import RLCheckpoint
+from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces import Placement
 from rlplug.module import RLModule
 from rlplug.policy import PolicyConfig
@@ -24,7 +25,6 @@ from rlplug.rewards import ReasoningGymReward, RegexFormat
 from rlplug.rollout.buckets import weight_buckets
 from rlplug.rollout.hf import HFRollout
 from rlplug.run_folder import RunFolder
-from rlplug.strategy import RLFSDP2Strategy
 from rlplug.types import Request, SamplingParams
 
 MODEL = Path(__file__).parents[2] / "models" / "SmolLM2-135M-Instruct"

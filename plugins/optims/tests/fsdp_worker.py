@@ -29,9 +29,9 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError
 from rlplug.forward import policy_forward
-from rlplug.model_parts import transformer_blocks
 
 CASES = {
     "plain": list,

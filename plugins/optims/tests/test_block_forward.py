@@ -20,8 +20,8 @@ from rlplug_optims.activation_offload import offload_blocks
 from rlplug_optims.block_forward import Place, wrap_forward
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError
-from rlplug.model_parts import transformer_blocks
 
 FAMILIES = ("llama", "qwen3")
 

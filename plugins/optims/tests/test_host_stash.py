@@ -12,7 +12,7 @@ from rlplug_optims.gradient_checkpointing import GradientCheckpointing
 from rlplug_optims.host_stash import HostStash, _Storage
 from torch import nn
 
-from rlplug.model_parts import transformer_blocks
+from rlplug.distributed.fsdp_units import transformer_blocks
 
 
 class Squares(nn.Module):

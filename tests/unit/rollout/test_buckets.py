@@ -1,4 +1,4 @@
-"""Weight buckets: everything once, in bounded pieces. Sharded models are in tests/unit/test_strategy.py."""
+"""Weight buckets: everything once, in bounded pieces. Sharded models are in tests/unit/distributed/test_strategy.py."""
 
 from __future__ import annotations
 

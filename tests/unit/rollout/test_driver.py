@@ -11,11 +11,11 @@ import torch
 from players import player_of
 from transformers import AutoModelForCausalLM
 
+from rlplug.distributed.offload import Offload
 from rlplug.errors import RunError
 from rlplug.fp8.layers import choose_fp8_weights
 from rlplug.fp8.options import WeightSyncOptions
 from rlplug.interfaces import EngineCapabilities, EngineFault, Placement
-from rlplug.offload import Offload
 from rlplug.plugin_manager import plugins
 from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
 from rlplug.rollout import driver as driver_module

@@ -11,9 +11,9 @@ from conversations import AsyncCounting, Counting, Hanging, Raising, Wrong
 from players import player_of
 from transformers import AutoModelForCausalLM
 
+from rlplug.distributed.offload import Offload
 from rlplug.forward import policy_forward
 from rlplug.interfaces import EngineFault, Placement
-from rlplug.offload import Offload
 from rlplug.plugin_manager import plugins
 from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
 from rlplug.rollout.driver import EngineDriver

@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
+from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.interfaces import Effect, Optimization, UpdateTraits
-from rlplug.model_parts import transformer_blocks
 from rlplug_optims.block_forward import Forward, Place, num_wrapped, wrap_forward
 from rlplug_optims.compiler import stop_when_not_compiled
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from rlplug.distributed.fsdp_units import pretrained_part
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Effect, Optimization, UpdateTraits
-from rlplug.model_parts import pretrained_part
 
 
 class Liger(Optimization):

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
+from rlplug.distributed.mesh import local_part, local_slices
 from rlplug.errors import ConfigError
-from rlplug.mesh import local_part, local_slices
 
 Group: TypeAlias = dict[str, Any]
 

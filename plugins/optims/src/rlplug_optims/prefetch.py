@@ -8,10 +8,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from rlplug.distributed.mesh import split_axes
+from rlplug.distributed.strategy import fsdp_units
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Effect, Optimization
-from rlplug.mesh import split_axes
-from rlplug.strategy import fsdp_units
 
 
 class _Prefetch(Optimization):

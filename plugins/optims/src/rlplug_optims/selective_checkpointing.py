@@ -12,9 +12,9 @@ import torch.nn.attention.varlen  # registers its operator
 from torch import nn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
+from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Effect, Optimization, UpdateTraits
-from rlplug.model_parts import transformer_blocks
 from rlplug_optims.block_forward import Forward, Place, num_wrapped, wrap_forward
 from rlplug_optims.gradient_checkpointing import checkpointed
 

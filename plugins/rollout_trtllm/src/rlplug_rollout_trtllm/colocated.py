@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
+from rlplug.distributed.rng import preserved_rng
 from rlplug.errors import ConfigError, RunError
 from rlplug.fp8.fused import check_fp8_fits
 from rlplug.interfaces import (
@@ -28,7 +29,6 @@ from rlplug.interfaces import (
     SleepingPart,
     SyncReport,
 )
-from rlplug.rng import preserved_rng
 from rlplug.rollout.receipt import WeightReceipt
 from rlplug.rollout.seats import Seats
 from rlplug.rollout.shapes import policy_weights

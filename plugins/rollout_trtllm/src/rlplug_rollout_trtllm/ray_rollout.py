@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from lightning.pytorch.utilities import rank_zero_info
 
+from rlplug.distributed.rng import preserved_rng
 from rlplug.errors import ConfigError, RLPlugError, RunError
 from rlplug.fp8.fused import check_fp8_fits
 from rlplug.interfaces import (
@@ -25,7 +26,6 @@ from rlplug.interfaces import (
     RolloutEngine,
     SyncReport,
 )
-from rlplug.rng import preserved_rng
 from rlplug.rollout.receipt import WeightReceipt
 from rlplug.rollout.seats import Seats
 from rlplug.rollout.shapes import policy_weights

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 
+from rlplug.distributed.rng import preserved_rng
 from rlplug.errors import ConfigError
 from rlplug.fp8.fused import check_fp8_fits
 from rlplug.interfaces import (
@@ -27,7 +28,6 @@ from rlplug.interfaces import (
     SleepingPart,
     SyncReport,
 )
-from rlplug.rng import preserved_rng
 from rlplug.rollout.gpu_memory import MemoryBefore
 from rlplug.rollout.receipt import WeightReceipt
 from rlplug.rollout.shapes import policy_weights

@@ -11,9 +11,9 @@ from typing import Any, Final
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
+from rlplug.distributed.rng import preserved_rng
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rng import preserved_rng
 from rlplug.rollout.room import room_for
 from rlplug.rollout.stats import EngineStats
 from rlplug.types import NO_VERSION, Completion, Request, SamplingParams

@@ -13,8 +13,8 @@ from lightning.pytorch import Callback, Trainer
 from torch.distributed.checkpoint.api import CheckpointException
 from tqdm import tqdm
 
+from rlplug.distributed.async_checkpoint import BackgroundWriter
 from rlplug.errors import ConfigError, RunError
-from rlplug.saving import BackgroundWriter
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule

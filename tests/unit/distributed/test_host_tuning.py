@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from rlplug.process import exempt_from_collection, use_one_host_thread
+from rlplug.distributed.host_tuning import exempt_from_collection, use_one_host_thread
 
 
 @pytest.fixture

@@ -20,11 +20,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
 
-from rlplug.mesh import MeshSizes, build_mesh, data_mesh, weights_mesh
-from rlplug.model_parts import transformer_blocks, untied_embeddings
-from rlplug.ops.clip_grad import scale_to_norm, total_norm
-from rlplug.saving import BackgroundWriter
-from rlplug.tensor_parallel import parallelize
+from rlplug.distributed.async_checkpoint import BackgroundWriter
+from rlplug.distributed.clip_grad import scale_to_norm, total_norm
+from rlplug.distributed.fsdp_units import transformer_blocks, untied_embeddings
+from rlplug.distributed.mesh import MeshSizes, build_mesh, data_mesh, weights_mesh
+from rlplug.distributed.tensor_parallel import parallelize
 
 Item = TypeVar("Item")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from rlplug.mesh import split_axes
+from rlplug.distributed.mesh import split_axes
 
 ShardedOver = tuple[DeviceMesh, tuple[int, ...]]
 """A mesh, and those of its axes that split a tensor; on the others every rank holds the same."""

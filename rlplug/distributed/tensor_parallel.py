@@ -18,8 +18,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from rlplug.distributed.fsdp_units import pretrained_part
 from rlplug.errors import ConfigError
-from rlplug.model_parts import pretrained_part
 
 KEY: Final = "trainer.strategy.init_args.tensor"
 STYLES: Final[dict[str, ParallelStyle]] = {

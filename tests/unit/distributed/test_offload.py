@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from rlplug.distributed.fsdp_units import transformer_blocks
+from rlplug.distributed.offload import CHUNK_BYTES, Lot, Offload, distinct_storages
 from rlplug.interfaces.rollout import EngineCapabilities, Placement
-from rlplug.model_parts import transformer_blocks
-from rlplug.offload import CHUNK_BYTES, Lot, Offload, distinct_storages
 from rlplug.phases import GIB
 from rlplug.plugin_manager import plugins
 from rlplug.policy import PolicyConfig, load_spec, load_tokenizer

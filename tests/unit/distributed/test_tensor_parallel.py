@@ -15,8 +15,8 @@ from transformers import (
     Phi3Config,
 )
 
+from rlplug.distributed.tensor_parallel import parallelize
 from rlplug.errors import ConfigError
-from rlplug.tensor_parallel import parallelize
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gemma", "gemma3", "mistral", "phi3"]
 TOKENS = torch.randint(2, 32, (2, 1, 2, 9), generator=torch.Generator().manual_seed(3))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlplug.model_parts import transformer_blocks
+from rlplug.distributed.fsdp_units import transformer_blocks
 
 ranks = pytest.mark.parametrize("world_size", [1, 2])
 

@@ -17,10 +17,10 @@ from torch import nn
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from rlplug.checkpoint import RLCheckpoint
+from rlplug.distributed.checkpoint import RLCheckpoint
+from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError, RunError
 from rlplug.phases import PhaseClock
-from rlplug.strategy import RLFSDP2Strategy
 
 
 class Run(LightningModule):

@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from rlplug.rng import rng_state, set_rng_state
+from rlplug.distributed.rng import rng_state, set_rng_state
 
 
 @pytest.fixture(autouse=True)

@@ -22,10 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlplug import loading
 from rlplug.critic import CriticConfig
-from rlplug.mesh import local_part
+from rlplug.distributed.mesh import local_part
+from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.networks import build_critic, build_policy, build_reference
 from rlplug.policy import PolicyConfig, load_tokenizer
-from rlplug.strategy import RLFSDP2Strategy
 
 
 def make_strategy(axes: dict[str, object]) -> RLFSDP2Strategy:

@@ -1,0 +1,1 @@
+"""FSDP2 strategy, device mesh, tensor parallelism, offload and checkpoints."""
