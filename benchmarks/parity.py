@@ -25,7 +25,7 @@ from typing import Any, Literal
 import yaml
 
 from rlplug.errors import ConfigError, did_you_mean
-from rlplug.policy import PolicyConfig, load_tokenizer
+from rlplug.models.config import PolicyConfig, load_tokenizer
 from rlplug.types import SamplingParams
 
 LOG_LINES = 3

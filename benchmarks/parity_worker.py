@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 from rlplug.errors import ConfigError, RLPlugError
-from rlplug.forward import policy_forward
 from rlplug.interfaces import Placement, PolicySpec
-from rlplug.loading import load_model
+from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
+from rlplug.models.forward import policy_forward
+from rlplug.models.loading import load_model
 from rlplug.ops.mismatch import mismatch_metrics
 from rlplug.plugin_manager import plugins
-from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
 from rlplug.rollout.buckets import weight_buckets
 from rlplug.rollout.lifecycle import Lifecycle
 from rlplug.types import Batch, Completion, Prompt, Request, Sample, SamplingParams

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, Qwen3Config
 
-from rlplug.memory.shape import widths_of
+from rlplug.models.shape import widths_of
 from rlplug.types import Batch
 
 SHAPES: dict[str, Any] = {

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from rlplug.batching import rank_share
-from rlplug.memory.shape import ModelShape
+from rlplug.models.shape import ModelShape
 
 GROUP = 8
 

@@ -34,11 +34,11 @@ from rlplug.distributed.offload import Offload
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.learners import Learners
-from rlplug.networks import build_policy
+from rlplug.models.build import build_policy
+from rlplug.models.config import PolicyConfig
 from rlplug.objectives import Trainee
 from rlplug.passes import Passes
 from rlplug.plugin_manager import plugins
-from rlplug.policy import PolicyConfig
 from rlplug.types import SamplingParams
 from rlplug.update import Update
 

@@ -16,7 +16,7 @@ import torch
 from transformers import PretrainedConfig
 
 from rlplug.errors import ConfigError
-from rlplug.memory.shape import widths_of
+from rlplug.models.shape import widths_of
 from rlplug.partition import schedule
 
 Item = TypeVar("Item")

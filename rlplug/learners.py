@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rlplug.critic import CriticConfig
-from rlplug.forward import critic_forward, head_values, policy_forward
 from rlplug.interfaces.algorithm import Algorithm
+from rlplug.models.critic import CriticConfig
+from rlplug.models.forward import critic_forward, head_values, policy_forward
 from rlplug.objectives import (
     CriticObjective,
     HeadObjective,

@@ -15,7 +15,6 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.batching import BatchSizes
-from rlplug.critic import CriticConfig
 from rlplug.distributed.offload import OffloadMode
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
@@ -27,8 +26,9 @@ from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import PolicySpec, RolloutEngine
 from rlplug.memory.decide import Decisions, SleepSetting
+from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
+from rlplug.models.critic import CriticConfig
 from rlplug.phases import StopSignal
-from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
 from rlplug.prompt_stream import PromptStream
 from rlplug.rewards import RewardRunner
 from rlplug.rollout.hf import HFRollout

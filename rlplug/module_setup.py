@@ -20,9 +20,9 @@ from rlplug.learners import Learners
 from rlplug.memory.decide import shortfall
 from rlplug.memory.facts import GPU, total_and_free
 from rlplug.memory.run_facts import PlannedRun
-from rlplug.model_files import read_config
+from rlplug.models.build import build_critic, build_policy, build_reference
+from rlplug.models.hf_files import read_config
 from rlplug.module_options import RLModuleOptions
-from rlplug.networks import build_critic, build_policy, build_reference
 from rlplug.objectives import Trainee
 from rlplug.passes import Passes
 from rlplug.phases import PhaseClock

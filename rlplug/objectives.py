@@ -9,10 +9,10 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from rlplug.forward import PolicyOutput, critic_forward, head_values, policy_forward
 from rlplug.interfaces.algorithm import Algorithm, Denominators, LossOutput
+from rlplug.models.forward import PolicyOutput, critic_forward, head_values, policy_forward
+from rlplug.models.lm_head import EntropyMode
 from rlplug.ops.masking import masked_sum
-from rlplug.scoring import EntropyMode
 from rlplug.types import Batch, SamplingParams
 
 

@@ -9,15 +9,15 @@ from typing import Final
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.batching import BatchPlan
-from rlplug.critic import CriticConfig
 from rlplug.errors import ConfigError
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.interfaces.optimization import Optimization
 from rlplug.interfaces.rollout import RolloutEngine, require_capability
 from rlplug.memory.decide import SleepSetting
-from rlplug.model_files import read_config
-from rlplug.packable import check_long_sequences
-from rlplug.policy import PolicyConfig, require_same_tokens
+from rlplug.models.config import PolicyConfig, require_same_tokens
+from rlplug.models.critic import CriticConfig
+from rlplug.models.hf_files import read_config
+from rlplug.models.packing_checks import check_long_sequences
 from rlplug.turns.options import PartialRollout
 from rlplug.types import SamplingParams
 from rlplug.validation import ValidationConfig

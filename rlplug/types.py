@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rlplug.distributed.device_copy import to_device
 from rlplug.errors import ConfigError
-from rlplug.packing import PackedTokens, pack
+from rlplug.models.packing import PackedTokens, pack
 
 NO_VERSION: Final = -1
 """Of a token that no policy produced, and of an engine without weights."""
@@ -306,7 +306,7 @@ class Batch:
     def pack(
         self, sequence_rank: int = 0, sequence_size: int = 1, sequence_group: dist.ProcessGroup | None = None
     ) -> Batch:
-        """Return the batch, on the CPU, with this rank's part of its rows packed: see :func:`rlplug.packing.pack`."""
+        """Return the batch, on the CPU, with this rank's part of its rows packed: see :func:`rlplug.models.packing.pack`."""
         packed = pack(
             self.input_ids, self.attention_mask, self.response_mask, sequence_rank, sequence_size, sequence_group
         )
@@ -314,7 +314,7 @@ class Batch:
 
     def select(self, indices: Sequence[int]) -> Batch:
         """Return the rows ``indices`` of a batch on the CPU, cut to the longest of them."""
-        rows = np.array(indices, dtype=np.int64)  # numpy: see rlplug.packing.pack
+        rows = np.array(indices, dtype=np.int64)  # numpy: see rlplug.models.packing.pack
         longest = int(self.attention_mask.numpy()[rows].sum(axis=1).max())
 
         def take(tensor: Tensor) -> Tensor:

@@ -24,10 +24,10 @@ import yaml
 from rlplug.datamodule import PromptDataModule
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.lightning_cli import RLCLI
+from rlplug.models.config import PolicyConfig
 from rlplug.module import RLModule
 from rlplug.parser import RLArgumentParser
 from rlplug.plugin_manager import plugins
-from rlplug.policy import PolicyConfig
 from rlplug.prompts import PromptSource
 
 ROOT: Final = Path(__file__).resolve().parents[1]

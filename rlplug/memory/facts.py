@@ -10,7 +10,7 @@ import torch
 from rlplug.batching import Phase
 from rlplug.distributed.offload import OffloadMode
 from rlplug.interfaces.memory import EngineMemory, UpdateTraits
-from rlplug.memory.shape import ModelShape
+from rlplug.models.shape import ModelShape
 from rlplug.phases import GIB
 
 CUDA_BYTES: Final = int(0.6 * GIB)

@@ -10,16 +10,16 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from rlplug.critic import empty_critic
 from rlplug.distributed.mesh import MeshSizes
 from rlplug.distributed.offload import distinct_storages
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.memory import EngineMemory, EngineNeeds, UpdateTraits
 from rlplug.interfaces.optimization import Network, Optimization
-from rlplug.loading import empty_model
 from rlplug.memory.decide import Decisions, decide
 from rlplug.memory.facts import GPU, MemoryFacts, NetworkFacts, Sizes
-from rlplug.memory.shape import ModelShape
+from rlplug.models.critic import empty_critic
+from rlplug.models.loading import empty_model
+from rlplug.models.shape import ModelShape
 from rlplug.rollout.shapes import num_fp8_parameters
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from rlplug.fp8.layers import choose_fp8_weights
 from rlplug.fp8.options import WeightSyncOptions
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, SyncReport
-from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
+from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
 from rlplug.rollout.lifecycle import Lifecycle
 from rlplug.rollout.shapes import meta_model
 from rlplug.testing.models import Family

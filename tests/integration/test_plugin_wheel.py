@@ -19,8 +19,8 @@ import yaml
 from safetensors.torch import load_file
 
 from rlplug import hookspecs
-from rlplug.loading import load_model
-from rlplug.policy import PolicyConfig
+from rlplug.models.config import PolicyConfig
+from rlplug.models.loading import load_model
 
 Results: TypeAlias = dict[str, subprocess.CompletedProcess[str]]
 

@@ -18,8 +18,8 @@ from rlplug.datamodule import PromptDataModule
 from rlplug.distributed.checkpoint import RLCheckpoint
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces import Placement
+from rlplug.models.config import PolicyConfig
 from rlplug.module import RLModule
-from rlplug.policy import PolicyConfig
 from rlplug.prompts import ReasoningGymSource
 from rlplug.rewards import ReasoningGymReward, RegexFormat
 from rlplug.rollout.buckets import weight_buckets

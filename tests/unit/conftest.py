@@ -27,8 +27,8 @@ from transformers import (
 )
 
 from rlplug.interfaces.rollout import Placement
-from rlplug.loading import load_model
-from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
+from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
+from rlplug.models.loading import load_model
 from rlplug.rollout.buckets import weight_buckets
 from rlplug.rollout.hf import HFRollout
 from rlplug.types import Batch, Prompt, Sample

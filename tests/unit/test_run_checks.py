@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rlplug.batching import BatchPlan, BatchSizes
-from rlplug.critic import CriticConfig
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Algorithm, Effect, EngineCapabilities, Needs, Optimization
-from rlplug.policy import PolicyConfig
+from rlplug.models.config import PolicyConfig
+from rlplug.models.critic import CriticConfig
 from rlplug.rollout.hf import HFRollout
 from rlplug.run_checks import check_algorithm, check_engine, check_optimizations
 

@@ -20,15 +20,15 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.debug import CommDebugMode
 
 from rlplug.batching import BatchPlan, BatchSizes
-from rlplug.critic import CriticConfig, ValueHead, load_critic
-from rlplug.export import export_policy
 from rlplug.interfaces import LossOutput, Needs
 from rlplug.learners import Learners
-from rlplug.loading import load_model
+from rlplug.models.config import PolicyConfig, load_tokenizer
+from rlplug.models.critic import CriticConfig, ValueHead, load_critic
+from rlplug.models.export import export_policy
+from rlplug.models.loading import load_model
 from rlplug.objectives import PolicyObjective, Trainee
 from rlplug.passes import Passes
 from rlplug.plugin_manager import plugins
-from rlplug.policy import PolicyConfig, load_tokenizer
 from rlplug.rollout.buckets import weight_buckets
 from rlplug.types import Batch, SamplingParams
 from rlplug.update import NonFiniteUpdate, Update

@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError
-from rlplug.forward import policy_forward
+from rlplug.models.forward import policy_forward
 
 CASES = {
     "plain": list,

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from rlplug import attention
-from rlplug.forward import PolicyOutput, policy_forward
+from rlplug.models import attention
+from rlplug.models.forward import PolicyOutput, policy_forward
 from rlplug.types import Batch, Prompt, Sample, SamplingParams
 
 VOCABULARY = 48

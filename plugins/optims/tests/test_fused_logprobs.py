@@ -12,7 +12,7 @@ from rlplug_optims.fused_logprobs import ChunkedOutputLayer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlplug.errors import ConfigError
-from rlplug.scoring import ScoreRequest, scorer_of
+from rlplug.models.lm_head import ScoreRequest, scorer_of
 from rlplug.types import SamplingParams
 
 HIDDEN = 12

@@ -20,12 +20,12 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlplug import loading
-from rlplug.critic import CriticConfig
 from rlplug.distributed.mesh import local_part
 from rlplug.distributed.strategy import RLFSDP2Strategy
-from rlplug.networks import build_critic, build_policy, build_reference
-from rlplug.policy import PolicyConfig, load_tokenizer
+from rlplug.models import loading
+from rlplug.models.build import build_critic, build_policy, build_reference
+from rlplug.models.config import PolicyConfig, load_tokenizer
+from rlplug.models.critic import CriticConfig
 
 
 def make_strategy(axes: dict[str, object]) -> RLFSDP2Strategy:
@@ -178,7 +178,7 @@ def load(strategy, job):
 
 def export(strategy, job):
     """Write the policy out, from shards."""
-    from rlplug.export import export_policy
+    from rlplug.models.export import export_policy
 
     config = PolicyConfig(path=job["folder"], dtype="float32")
     policy, _ = build_policy(config, [], strategy)

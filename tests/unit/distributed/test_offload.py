@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.distributed.offload import CHUNK_BYTES, Lot, Offload, distinct_storages
 from rlplug.interfaces.rollout import EngineCapabilities, Placement
+from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
 from rlplug.phases import GIB
 from rlplug.plugin_manager import plugins
-from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
 from rlplug.rollout.driver import EngineDriver
 from rlplug.rollout.hf import HFRollout
 from rlplug.types import Prompt, SamplingParams

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from rlplug.interfaces import EngineMemory, UpdateTraits
 from rlplug.memory.facts import GPU, MemoryFacts, NetworkFacts, Sizes
-from rlplug.memory.shape import ModelShape
+from rlplug.models.shape import ModelShape
 from rlplug.phases import GIB
 
 H200 = GPU(total=int(139.8 * GIB), free=int(139.8 * GIB), is_here=False)

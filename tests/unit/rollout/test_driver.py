@@ -16,8 +16,8 @@ from rlplug.errors import RunError
 from rlplug.fp8.layers import choose_fp8_weights
 from rlplug.fp8.options import WeightSyncOptions
 from rlplug.interfaces import EngineCapabilities, EngineFault, Placement
+from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
 from rlplug.plugin_manager import plugins
-from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
 from rlplug.rollout import driver as driver_module
 from rlplug.rollout.driver import EngineDriver
 from rlplug.rollout.hf import HFRollout

@@ -7,7 +7,7 @@ import torch
 from players import samples_of
 
 from rlplug.errors import ConfigError, RunError
-from rlplug.forward import policy_forward
+from rlplug.models.forward import policy_forward
 from rlplug.rollout.buckets import weight_buckets
 from rlplug.turns.trajectory import new_trajectories
 from rlplug.types import Batch, Prompt, Request, SamplingParams

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rlplug
+from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
 from rlplug.ops.logprobs import scaled_logits, truncate_logits
-from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
 from rlplug.testing.models import BOS, ENDS, PAD, VOCABULARY, make_model_folder
 from rlplug.testing.reference import (
     BFLOAT16,

@@ -12,10 +12,10 @@ from players import player_of
 from transformers import AutoModelForCausalLM
 
 from rlplug.distributed.offload import Offload
-from rlplug.forward import policy_forward
 from rlplug.interfaces import EngineFault, Placement
+from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
+from rlplug.models.forward import policy_forward
 from rlplug.plugin_manager import plugins
-from rlplug.policy import PolicyConfig, load_spec, load_tokenizer
 from rlplug.rollout.driver import EngineDriver
 from rlplug.rollout.hf import HFRollout
 from rlplug.turns.in_flight import InFlight

@@ -8,7 +8,7 @@ import pytest
 from players import TextlessTokenizer, samples_of
 
 from rlplug.batching import rank_share
-from rlplug.policy import PolicyConfig, load_tokenizer
+from rlplug.models.config import PolicyConfig, load_tokenizer
 from rlplug.turns.trajectory import Trajectory, new_trajectories, to_samples
 from rlplug.types import Completion, Prompt, RewardError, Segment
 

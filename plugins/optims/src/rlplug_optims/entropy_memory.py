@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Effect, Optimization
-from rlplug.scoring import ScoreRequest, TokenScores, scorer_of
+from rlplug.models.lm_head import ScoreRequest, TokenScores, scorer_of
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Effect, Optimization, UpdateTraits
-from rlplug.scoring import ScoreRequest, TokenScores, scorer_of
+from rlplug.models.lm_head import ScoreRequest, TokenScores, scorer_of
 from rlplug_optims.chunk_scores import logits_gradient, score_chunk, truncated_logprobs
 from rlplug_optims.compiler import stop_when_not_compiled
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rlplug import attention
 from rlplug.errors import ConfigError
+from rlplug.models import attention
 
 IMPLEMENTATIONS: Final = (attention.NAME, "flash_attention_2", "flash_attention_3")
 """Those that heed the borders of sequences in every model; others see them in some alone."""

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, MiniMaxM2Config, MixtralConfig, Qwen3MoeConfig
 
-from rlplug.export import export_policy
-from rlplug.loading import load_model
-from rlplug.policy import PolicyConfig, load_tokenizer
+from rlplug.models.config import PolicyConfig, load_tokenizer
+from rlplug.models.export import export_policy
+from rlplug.models.loading import load_model
 
 MESHES = [(1, {}), (2, {}), (2, {"tensor": 2})]
 

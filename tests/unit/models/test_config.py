@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlplug.export import export_policy
-from rlplug.policy import PolicyConfig, load_tokenizer
+from rlplug.models.config import PolicyConfig, load_tokenizer
+from rlplug.models.export import export_policy
 
 
 @pytest.mark.parametrize("family", ["llama", "llama_tied"])

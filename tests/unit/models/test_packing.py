@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlplug.packing import LONG, STEP, pack
+from rlplug.models.packing import LONG, STEP, pack
 
 ROWS = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 6)), min_size=1, max_size=6)
 

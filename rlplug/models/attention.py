@@ -19,7 +19,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 from rlplug.errors import ConfigError
-from rlplug.packing import LONG
+from rlplug.models.packing import LONG
 
 NAME: Final = "packed"
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from rlplug.critic import CriticConfig, ValueHead, load_critic
 from rlplug.errors import ConfigError
-from rlplug.policy import PolicyConfig
+from rlplug.models.config import PolicyConfig
+from rlplug.models.critic import CriticConfig, ValueHead, load_critic
 
 SPLITS = ["1", "3", "all", "16 tokens", "40 tokens"]
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rlplug.errors import ConfigError
-from rlplug.loading import empty_model, fill, materialise
-from rlplug.policy import PolicyConfig
+from rlplug.models.config import PolicyConfig
+from rlplug.models.loading import empty_model, fill, materialise
 
 
 @dataclass

@@ -20,9 +20,9 @@ from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.distributed.mesh import local_part, local_slices
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect
-from rlplug.model_files import read, read_config, read_generation_config, weight_files
-from rlplug.packable import check_attention, check_layers
-from rlplug.policy import PolicyConfig
+from rlplug.models.config import PolicyConfig
+from rlplug.models.hf_files import read, read_config, read_generation_config, weight_files
+from rlplug.models.packing_checks import check_attention, check_layers
 
 PLAIN_DTYPES: Final = ("F64", "F32", "F16", "BF16")
 

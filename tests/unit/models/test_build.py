@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, OPTConfig
 
 from rlplug.errors import ConfigError
-from rlplug.loading import load_model
-from rlplug.policy import PolicyConfig, load_spec, load_tokenizer, require_same_tokens
+from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer, require_same_tokens
+from rlplug.models.loading import load_model
 
 
 def config_of(folder, **options):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlplug.forward import policy_forward
+from rlplug.models.forward import policy_forward
 from rlplug.types import SamplingParams
 
 FAMILIES = ["llama", "llama_tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral", "gpt2"]

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rlplug.packing import PackedTokens
-from rlplug.scoring import EntropyMode, ScoreRequest, scorer_of
+from rlplug.models.lm_head import EntropyMode, ScoreRequest, scorer_of
+from rlplug.models.packing import PackedTokens
 from rlplug.types import Batch, SamplingParams
 
 

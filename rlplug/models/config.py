@@ -8,10 +8,10 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlplug import attention
 from rlplug.errors import ConfigError
 from rlplug.interfaces.rollout import PolicySpec
-from rlplug.model_files import check_folder, read, read_config, read_generation_config
+from rlplug.models import attention
+from rlplug.models.hf_files import check_folder, read, read_config, read_generation_config
 from rlplug.plugin_manager import plugins
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlplug.critic import CriticConfig, ValueHead, empty_critic
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect, Network, Optimization
-from rlplug.loading import empty_model, fill, materialise
-from rlplug.policy import PolicyConfig
+from rlplug.models.config import PolicyConfig
+from rlplug.models.critic import CriticConfig, ValueHead, empty_critic
+from rlplug.models.loading import empty_model, fill, materialise
 
 
 def build_policy(

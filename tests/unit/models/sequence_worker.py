@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from rlplug.critic import CriticConfig, load_critic
-from rlplug.forward import critic_forward, policy_forward
-from rlplug.loading import load_model
-from rlplug.policy import PolicyConfig
+from rlplug.models.config import PolicyConfig
+from rlplug.models.critic import CriticConfig, load_critic
+from rlplug.models.forward import critic_forward, policy_forward
+from rlplug.models.loading import load_model
 from rlplug.types import Batch, SamplingParams
 
 

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
-from rlplug import loading
-from rlplug.critic import CriticConfig, load_critic
 from rlplug.errors import ConfigError
-from rlplug.loading import empty_model, fill, load_model, materialise
-from rlplug.policy import PolicyConfig
+from rlplug.models import loading
+from rlplug.models.config import PolicyConfig
+from rlplug.models.critic import CriticConfig, load_critic
+from rlplug.models.loading import empty_model, fill, load_model, materialise
 
 STREAMED = "weights streamed from 1 safetensors file"
 UNEVEN = {"vocab_size": 37, "hidden_size": 24, "intermediate_size": 50, "num_attention_heads": 6, "head_dim": 6}

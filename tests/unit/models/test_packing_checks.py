@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, LlamaConfig, Phi3Config
 
 from rlplug.errors import ConfigError
-from rlplug.packable import check_long_sequences
-from rlplug.packing import pack
+from rlplug.models.packing import pack
+from rlplug.models.packing_checks import check_long_sequences
 
 FACTORS = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
 LONGROPE = Phi3Config(

@@ -1,0 +1,1 @@
+"""Models: configuration, construction, loading, export, packed rows and the LM head."""
