@@ -28,7 +28,7 @@ test: $(VENV)/.installed-dev models/SmolLM2-135M-Instruct/config.json  ## Run th
 
 test-vllm: $(VLLM_VENV)/.installed models/SmolLM2-135M-Instruct/config.json  ## Run the tests that need vLLM, on the CPU
 	$(VLLM_BIN)/python -m pytest plugins/rollout_vllm/tests
-	TRITON_INTERPRET=1 $(VLLM_BIN)/python -m pytest tests/unit/fp8/test_kernel.py
+	TRITON_INTERPRET=1 $(VLLM_BIN)/python -m pytest tests/unit/weight_sync/test_fp8_kernel.py
 
 lint: $(VENV)/.installed-dev  ## ruff and mypy --strict
 	$(BIN)/ruff check .

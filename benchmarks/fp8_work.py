@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlplug.fp8.blocks import quantize_blocks
-from rlplug.fp8.blocks import quantize_by_torch as by_torch
 from rlplug.types import Completion, Request
+from rlplug.weight_sync.fp8_quantize import quantize_blocks
+from rlplug.weight_sync.fp8_quantize import quantize_by_torch as by_torch
 
 
 @torch.no_grad()

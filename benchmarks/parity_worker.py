@@ -23,9 +23,9 @@ from rlplug.models.forward import policy_forward
 from rlplug.models.loading import load_model
 from rlplug.ops.mismatch import mismatch_metrics
 from rlplug.plugin_manager import plugins
-from rlplug.rollout.buckets import weight_buckets
 from rlplug.rollout.lifecycle import Lifecycle
 from rlplug.types import Batch, Completion, Prompt, Request, Sample, SamplingParams
+from rlplug.weight_sync.buckets import weight_buckets
 
 WARM_UP_TOKENS: Final = 4
 PASS_TOKENS: Final = 2048

@@ -47,9 +47,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlplug.interfaces import Placement
 from rlplug.phases import GIB
-from rlplug.rollout.buckets import weight_buckets
 from rlplug.rollout.lifecycle import Lifecycle
 from rlplug.types import SamplingParams
+from rlplug.weight_sync.buckets import weight_buckets
 
 BARE_DEADLINE_S = 3600.0
 MISMATCH_TOKENS = 128

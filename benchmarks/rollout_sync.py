@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rlplug.fp8.finite import check_finite
 from rlplug.interfaces import PolicySpec, RolloutEngine
-from rlplug.rollout.buckets import weight_buckets
+from rlplug.weight_sync.buckets import weight_buckets
+from rlplug.weight_sync.fp8_finite_check import check_finite
 
 
 def other_ways(

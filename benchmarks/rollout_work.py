@@ -16,11 +16,11 @@ import torch
 from shapes import completion_lengths, write_config
 from transformers import AutoConfig
 
-from rlplug.fp8.layers import choose_fp8_weights
-from rlplug.fp8.options import WeightSyncOptions
 from rlplug.interfaces import PolicySpec, RolloutEngine
-from rlplug.rollout.shapes import meta_model
 from rlplug.types import Request
+from rlplug.weight_sync.config import WeightSyncOptions
+from rlplug.weight_sync.fp8_layers import choose_fp8_weights
+from rlplug.weight_sync.manifest import meta_model
 
 ENGINES: Final = {
     "vllm": ("rlplug_rollout_vllm", "VLLMRollout"),

@@ -18,8 +18,6 @@ from rlplug.batching import BatchSizes
 from rlplug.distributed.offload import OffloadMode
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
-from rlplug.fp8.layers import choose_fp8_weights
-from rlplug.fp8.options import WeightSyncOptions
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.optimization import Effect, Optimization
@@ -32,11 +30,13 @@ from rlplug.phases import StopSignal
 from rlplug.prompt_stream import PromptStream
 from rlplug.rewards import RewardRunner
 from rlplug.rollout.hf import HFRollout
-from rlplug.rollout.shapes import meta_model
 from rlplug.turns.in_flight import InFlight
 from rlplug.turns.options import PartialRollout, TurnOptions
 from rlplug.types import Prompt, Sample, SamplingParams
 from rlplug.validation import ValidationConfig
+from rlplug.weight_sync.config import WeightSyncOptions
+from rlplug.weight_sync.fp8_layers import choose_fp8_weights
+from rlplug.weight_sync.manifest import meta_model
 
 
 class RLModuleOptions(LightningModule):

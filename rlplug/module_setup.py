@@ -12,7 +12,6 @@ from rlplug.distributed.mesh import MeshSizes
 from rlplug.distributed.offload import Offload
 from rlplug.distributed.rng import rng_state, set_rng_state
 from rlplug.errors import ConfigError
-from rlplug.fp8.layers import describe
 from rlplug.interfaces.algorithm import RunFacts
 from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.rollout import Placement
@@ -42,6 +41,7 @@ from rlplug.run_checks import (
 from rlplug.turns.observations import ObservationTokens
 from rlplug.turns.player import Player
 from rlplug.update import Update
+from rlplug.weight_sync.fp8_layers import describe
 
 
 class RLModuleSetup(RLModuleOptions):

@@ -20,7 +20,7 @@ from rlplug.memory.facts import GPU, MemoryFacts, NetworkFacts, Sizes
 from rlplug.models.critic import empty_critic
 from rlplug.models.loading import empty_model
 from rlplug.models.shape import ModelShape
-from rlplug.rollout.shapes import num_fp8_parameters
+from rlplug.weight_sync.manifest import num_fp8_parameters
 
 if TYPE_CHECKING:
     from rlplug.module_setup import RLModuleSetup

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
-from rlplug.rollout.buckets import weight_buckets
+from rlplug.weight_sync.buckets import weight_buckets
 
 MAX_FILE_BYTES: Final = 1 << 30
 

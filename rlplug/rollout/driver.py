@@ -11,14 +11,14 @@ from torch import nn
 
 from rlplug.distributed.offload import Offload
 from rlplug.errors import RunError
-from rlplug.fp8.finite import check_finite
 from rlplug.interfaces.rollout import EngineFault, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket
 from rlplug.phases import GIB
-from rlplug.rollout.buckets import weight_buckets
 from rlplug.rollout.lifecycle import Lifecycle
 from rlplug.turns.loop import TurnLoop
 from rlplug.types import NO_VERSION
+from rlplug.weight_sync.buckets import weight_buckets
+from rlplug.weight_sync.fp8_finite_check import check_finite
 
 
 class EngineDriver:

@@ -17,15 +17,15 @@ from transformers import (
 )
 
 from rlplug.errors import ConfigError, RunError
-from rlplug.fp8.blocks import dequantize_blocks
 from rlplug.interfaces.memory import EngineMemory, EngineNeeds
 from rlplug.interfaces.rollout import EngineCapabilities, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport
 from rlplug.ops.logprobs import scaled_logits, token_logprobs, truncate_logits
-from rlplug.rollout.hub import hub_views
-from rlplug.rollout.receipt import WeightReceipt
-from rlplug.rollout.shapes import travelling
 from rlplug.types import Completion, Request, SamplingParams
+from rlplug.weight_sync.fp8_quantize import dequantize_blocks
+from rlplug.weight_sync.hf_names import hub_views
+from rlplug.weight_sync.manifest import travelling
+from rlplug.weight_sync.receive_checks import WeightReceipt
 
 SAMPLER_BYTES: Final = 20
 """Bytes a logit: float32 scores, tempered, as probabilities, their running sum, and what leaves one finite."""

@@ -12,10 +12,7 @@ import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.errors import ConfigError
-from rlplug.fp8.fused import check_fp8_fits
 from rlplug.interfaces import Bucket, EngineFault, Placement, PolicySpec, RolloutEngine, SyncReport
-from rlplug.rollout.receipt import WeightReceipt
-from rlplug.rollout.shapes import policy_weights
 from rlplug.rollout.stats import EngineStats
 from rlplug.servers.http_client import HTTPClient
 from rlplug.servers.processes import Launch, Place, ServerProcesses, wait_until_healthy
@@ -24,6 +21,9 @@ from rlplug.servers.sampler import SchedulerSampler
 from rlplug.servers.settings import ServerSettings, ServerWords, changed_options, check_urls, devices_of_servers
 from rlplug.servers.weights import WeightSender
 from rlplug.types import NO_VERSION, Completion, Request, SamplingParams
+from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
+from rlplug.weight_sync.manifest import policy_weights
+from rlplug.weight_sync.receive_checks import WeightReceipt
 
 Shared = TypeVar("Shared")
 

@@ -12,16 +12,16 @@ import numpy
 import pytest
 import torch
 
-from rlplug.fp8.layers import choose_fp8_weights
-from rlplug.fp8.options import WeightSyncOptions
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, SyncReport
 from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
 from rlplug.rollout.lifecycle import Lifecycle
-from rlplug.rollout.shapes import meta_model
 from rlplug.testing.models import Family
 from rlplug.testing.reference import ReferencePolicy, Tolerances, compare, greedy_gap
 from rlplug.types import Completion, Request, SamplingParams
+from rlplug.weight_sync.config import WeightSyncOptions
+from rlplug.weight_sync.fp8_layers import choose_fp8_weights
+from rlplug.weight_sync.manifest import meta_model
 
 Variant: TypeAlias = Literal["first", "changed", "endless", "ending"]
 """The folder's weights; others; those that never, and those that soon sample an end token."""

@@ -13,11 +13,11 @@ import numpy.typing
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlplug.fp8.blocks import dequantize_blocks, quantize_blocks
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights
-from rlplug.rollout.buckets import weight_buckets
-from rlplug.rollout.hub import hub_views
 from rlplug.types import Completion, Request, SamplingParams
+from rlplug.weight_sync.buckets import weight_buckets
+from rlplug.weight_sync.fp8_quantize import dequantize_blocks, quantize_blocks
+from rlplug.weight_sync.hf_names import hub_views
 
 Array = numpy.typing.NDArray[numpy.float64]
 

@@ -22,10 +22,10 @@ from rlplug.models.config import PolicyConfig
 from rlplug.module import RLModule
 from rlplug.prompts import ReasoningGymSource
 from rlplug.rewards import ReasoningGymReward, RegexFormat
-from rlplug.rollout.buckets import weight_buckets
 from rlplug.rollout.hf import HFRollout
 from rlplug.run_folder import RunFolder
 from rlplug.types import Request, SamplingParams
+from rlplug.weight_sync.buckets import weight_buckets
 
 MODEL = Path(__file__).parents[2] / "models" / "SmolLM2-135M-Instruct"
 EASY = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}

@@ -29,9 +29,9 @@ from transformers import (
 from rlplug.interfaces.rollout import Placement
 from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
 from rlplug.models.loading import load_model
-from rlplug.rollout.buckets import weight_buckets
 from rlplug.rollout.hf import HFRollout
 from rlplug.types import Batch, Prompt, Sample
+from rlplug.weight_sync.buckets import weight_buckets
 
 torch.set_num_threads(1)  # for models this small, waiting for each other is most of what two threads do
 

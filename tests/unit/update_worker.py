@@ -29,9 +29,9 @@ from rlplug.models.loading import load_model
 from rlplug.objectives import PolicyObjective, Trainee
 from rlplug.passes import Passes
 from rlplug.plugin_manager import plugins
-from rlplug.rollout.buckets import weight_buckets
 from rlplug.types import Batch, SamplingParams
 from rlplug.update import NonFiniteUpdate, Update
+from rlplug.weight_sync.buckets import weight_buckets
 
 
 class WithValues(GRPO):

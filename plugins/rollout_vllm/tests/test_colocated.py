@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import EngineFault, Placement, PolicySpec
-from rlplug.rollout.buckets import weight_buckets
 from rlplug.testing.models import ENDS, MAX_CONTEXT, PAD, make_model_folder
 from rlplug.types import Completion, Request, SamplingParams
+from rlplug.weight_sync.buckets import weight_buckets
 
 PLACEMENT = Placement(torch.device("cpu"), rank=0, world_size=1)
 ENDLESS = SamplingParams(1500, temperature=0.001)  # the tiny model repeats itself then, and samples no end token

@@ -13,8 +13,6 @@ from transformers import AutoModelForCausalLM
 
 from rlplug.distributed.offload import Offload
 from rlplug.errors import RunError
-from rlplug.fp8.layers import choose_fp8_weights
-from rlplug.fp8.options import WeightSyncOptions
 from rlplug.interfaces import EngineCapabilities, EngineFault, Placement
 from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
 from rlplug.plugin_manager import plugins
@@ -22,6 +20,8 @@ from rlplug.rollout import driver as driver_module
 from rlplug.rollout.driver import EngineDriver
 from rlplug.rollout.hf import HFRollout
 from rlplug.types import Prompt, SamplingParams
+from rlplug.weight_sync.config import WeightSyncOptions
+from rlplug.weight_sync.fp8_layers import choose_fp8_weights
 
 CPU = torch.device("cpu")
 PROMPTS = [Prompt(uid=str(index), token_ids=(3, 4 + index), text="") for index in range(4)]

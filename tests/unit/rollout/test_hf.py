@@ -8,9 +8,9 @@ from players import samples_of
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.models.forward import policy_forward
-from rlplug.rollout.buckets import weight_buckets
 from rlplug.turns.trajectory import new_trajectories
 from rlplug.types import Batch, Prompt, Request, SamplingParams
+from rlplug.weight_sync.buckets import weight_buckets
 
 FAMILIES = ["llama", "llama_tied", "qwen2", "gpt2"]
 PROMPTS = [(3, 4), (5,), (6, 7, 8, 9, 10, 11, 12), (0, 2, 0), (31, 30, 29, 28)]

@@ -12,12 +12,12 @@ import torch
 from sabotage import Sabotaged
 from torch import Tensor
 
-from rlplug.fp8.blocks import quantize_blocks
 from rlplug.interfaces import Bucket, FP8Weights, SyncReport
 from rlplug.rollout.hf import HFRollout
-from rlplug.rollout.hub import hub_views
 from rlplug.testing.fp8 import FP8Checks
 from rlplug.testing.models import NUM_EXPERTS
+from rlplug.weight_sync.fp8_quantize import quantize_blocks
+from rlplug.weight_sync.hf_names import hub_views
 
 
 class EditsScales(HFRollout):

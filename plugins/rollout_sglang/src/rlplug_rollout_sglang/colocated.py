@@ -24,11 +24,11 @@ from rlplug.interfaces import (
     SyncReport,
 )
 from rlplug.rollout.gpu_memory import MemoryBefore
-from rlplug.rollout.receipt import WeightReceipt
 from rlplug.rollout.seats import Seats
-from rlplug.rollout.shapes import policy_weights
 from rlplug.rollout.stats import EngineStats
 from rlplug.types import Completion, Request, SamplingParams
+from rlplug.weight_sync.manifest import policy_weights
+from rlplug.weight_sync.receive_checks import WeightReceipt
 from rlplug_rollout_sglang.engine_process import EngineProcess
 from rlplug_rollout_sglang.engine_requests import EngineRequests
 from rlplug_rollout_sglang.fp8 import check_fp8

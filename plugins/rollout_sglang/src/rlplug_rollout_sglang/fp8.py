@@ -7,8 +7,8 @@ from typing import Final
 from transformers import AutoConfig
 
 from rlplug.errors import ConfigError
-from rlplug.fp8.fused import check_fp8_fits
 from rlplug.interfaces import PolicySpec
+from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
 
 LOSE_SCALES: Final = frozenset(
     {

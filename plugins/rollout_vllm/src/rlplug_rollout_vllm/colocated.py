@@ -16,7 +16,6 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.distributed.rng import preserved_rng
 from rlplug.errors import ConfigError
-from rlplug.fp8.fused import check_fp8_fits
 from rlplug.interfaces import (
     Bucket,
     EngineCapabilities,
@@ -29,10 +28,11 @@ from rlplug.interfaces import (
     SyncReport,
 )
 from rlplug.rollout.gpu_memory import MemoryBefore
-from rlplug.rollout.receipt import WeightReceipt
-from rlplug.rollout.shapes import policy_weights
 from rlplug.rollout.stats import EngineStats
 from rlplug.types import Completion, Request, SamplingParams
+from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
+from rlplug.weight_sync.manifest import policy_weights
+from rlplug.weight_sync.receive_checks import WeightReceipt
 from rlplug_rollout_vllm.engine_requests import EngineRequests
 from rlplug_rollout_vllm.memory import planned_memory, start_failure
 from rlplug_rollout_vllm.options import VLLMOptions

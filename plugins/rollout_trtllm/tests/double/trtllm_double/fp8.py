@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from rlplug.rollout.hub import hub_weights
+from rlplug.weight_sync.hf_names import hub_weights
 from trtllm_double.contract import FP8
 
 SUFFIX: Final[str] = FP8["scale_suffix"]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlplug.rollout.hub import hub_views
+from rlplug.weight_sync.hf_names import hub_views
 from trtllm_double import handles
 from trtllm_double.fp8 import SUFFIX, FP8Layers, dequantise
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rlplug.rollout.hub import hub_views
+from rlplug.weight_sync.hf_names import hub_views
 from trtllm_double import handles, wire
 from trtllm_double.contract import RPC, WIRE
 from trtllm_double.weights import Weights

@@ -17,8 +17,8 @@ from transformers import (
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlplug.errors import ConfigError
-from rlplug.rollout.buckets import weight_buckets
-from rlplug.rollout.hub import HubWeight, hub_views, hub_weights
+from rlplug.weight_sync.buckets import weight_buckets
+from rlplug.weight_sync.hf_names import HubWeight, hub_views, hub_weights
 
 SIZES = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -123,7 +123,7 @@ def under_one_name(model, weights):
     ],
 )
 def test_other_conversions_are_refused(conversion, refused, monkeypatch):
-    monkeypatch.setattr("rlplug.rollout.hub.revert_weight_conversion", conversion)
+    monkeypatch.setattr("rlplug.weight_sync.hf_names.revert_weight_conversion", conversion)
     with pytest.raises(ConfigError, match=f"transformers makes model.{refused} of a checkpoint's weights in a way"):
         hub_weights(make_model(device="meta"))
 
@@ -149,6 +149,6 @@ def test_rows_that_are_moved_within_a_weight_are_noticed(monkeypatch):
     def moved(model, weights):
         return {n: w.flip(0) if "q_proj" in n else w for n, w in revert_weight_conversion(model, weights).items()}
 
-    monkeypatch.setattr("rlplug.rollout.hub.revert_weight_conversion", moved)
+    monkeypatch.setattr("rlplug.weight_sync.hf_names.revert_weight_conversion", moved)
     with pytest.raises(ConfigError, match=r"q_proj\.weight"):
         hub_weights(make_model())

@@ -35,7 +35,7 @@ def quantize_blocks(weight: Tensor, dtype: torch.dtype, power_of_two: bool = Fal
         float8_e4m3fn [O, I], and scales, float32 [ceil(O / 128), ceil(I / 128)]: values times scale are the weight.
     """
     if weight.is_cuda:
-        from rlplug.fp8.kernel import quantize_on_gpu
+        from rlplug.weight_sync.fp8_kernel import quantize_on_gpu
 
         return quantize_on_gpu(weight, dtype, power_of_two)
     return quantize_by_torch(weight, dtype, power_of_two)

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlplug.interfaces.rollout import PolicySpec
 from rlplug.interfaces.weight_sync import FP8Weights, TensorInfo
-from rlplug.rollout.hub import hub_weights
+from rlplug.weight_sync.hf_names import hub_weights
 
 
 def policy_weights(policy: PolicySpec) -> dict[str, TensorInfo]:

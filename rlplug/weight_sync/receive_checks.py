@@ -16,7 +16,7 @@ class WeightReceipt:
 
     Args:
         engine: Its name, for messages.
-        expected: All tensors that must come, by name: :func:`rlplug.rollout.shapes.policy_weights`.
+        expected: All tensors that must come, by name: :func:`rlplug.weight_sync.manifest.policy_weights`.
     """
 
     def __init__(self, engine: str, expected: Mapping[str, TensorInfo]) -> None:

@@ -17,8 +17,8 @@ pytest.importorskip("triton")
 if not ON_GPU and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
 
-from rlplug.fp8.blocks import quantize_blocks  # noqa: E402
-from rlplug.fp8.kernel import quantize_on_gpu  # noqa: E402
+from rlplug.weight_sync.fp8_kernel import quantize_on_gpu  # noqa: E402
+from rlplug.weight_sync.fp8_quantize import quantize_blocks  # noqa: E402
 
 
 @pytest.mark.parametrize("shape", [(128, 128), (256, 384), (64, 256), (192, 576), (130, 5), (1, 1)])

@@ -16,13 +16,13 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rlplug.errors import RunError
-from rlplug.fp8.blocks import quantize_blocks
-from rlplug.fp8.finite import check_finite
-from rlplug.fp8.layers import choose_fp8_weights
-from rlplug.fp8.options import WeightSyncOptions
 from rlplug.interfaces import FP8Weights
-from rlplug.rollout import buckets
-from rlplug.rollout.hub import hub_views
+from rlplug.weight_sync import buckets
+from rlplug.weight_sync.config import WeightSyncOptions
+from rlplug.weight_sync.fp8_finite_check import check_finite
+from rlplug.weight_sync.fp8_layers import choose_fp8_weights
+from rlplug.weight_sync.fp8_quantize import quantize_blocks
+from rlplug.weight_sync.hf_names import hub_views
 
 BUCKET_BYTES = 64
 

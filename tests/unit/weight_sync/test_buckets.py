@@ -8,7 +8,7 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from rlplug.rollout.buckets import weight_buckets
+from rlplug.weight_sync.buckets import weight_buckets
 
 KIB = 1 << 10
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 from torch import nn
 
 from rlplug.errors import ConfigError
-from rlplug.fp8.options import WeightSyncOptions
 from rlplug.interfaces.weight_sync import FP8Weights
-from rlplug.rollout.hub import HubWeight, hub_weights
+from rlplug.weight_sync.config import WeightSyncOptions
+from rlplug.weight_sync.hf_names import HubWeight, hub_weights
 
 EXPERTS: Final = "experts"
 """What transformers calls the experts of a block, in every model that has some."""

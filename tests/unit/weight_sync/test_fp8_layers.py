@@ -7,10 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, MixtralConfig, Qwen2MoeConfig
 
 from rlplug.errors import ConfigError
-from rlplug.fp8.fused import check_fp8_fits
-from rlplug.fp8.layers import choose_fp8_weights, describe
-from rlplug.fp8.options import WeightSyncOptions
 from rlplug.interfaces import FP8Weights, PolicySpec
+from rlplug.weight_sync.config import WeightSyncOptions
+from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
+from rlplug.weight_sync.fp8_layers import choose_fp8_weights, describe
 
 SIZES = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
 LAYERS = {"vocab_size": 64, "hidden_size": 256, "intermediate_size": 384}

@@ -8,10 +8,10 @@ from torch import nn
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from rlplug.errors import RunError
-from rlplug.fp8.finite import check_finite
-from rlplug.fp8.layers import choose_fp8_weights
-from rlplug.fp8.options import WeightSyncOptions
 from rlplug.interfaces import FP8Weights
+from rlplug.weight_sync.config import WeightSyncOptions
+from rlplug.weight_sync.fp8_finite_check import check_finite
+from rlplug.weight_sync.fp8_layers import choose_fp8_weights
 
 FP8 = FP8Weights(quantized=("0.weight", "1.weight"), kept=("2.weight",))
 

@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from rlplug.fp8.blocks import dequantize_blocks, next_power_of_two, quantize_blocks
+from rlplug.weight_sync.fp8_quantize import dequantize_blocks, next_power_of_two, quantize_blocks
 
 SHAPES = [(128, 128), (256, 384), (64, 256), (192, 576), (130, 5), (1, 1), (300, 129)]
 

@@ -1,4 +1,4 @@
-"""The rounding of :mod:`rlplug.fp8.blocks` on a GPU: one pass over the weight, a program for each block."""
+"""The rounding of :mod:`rlplug.weight_sync.fp8_quantize` on a GPU: one pass over the weight, a program for each block."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from rlplug.fp8.blocks import quantize_blocks
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights
-from rlplug.rollout.hub import HubWeight, hub_weights
+from rlplug.weight_sync.fp8_quantize import quantize_blocks
+from rlplug.weight_sync.hf_names import HubWeight, hub_weights
 
 ALIGNMENT: Final = 16
 """Bytes to a multiple of which each tensor of a gather begins, so that it can be read in its own dtype."""

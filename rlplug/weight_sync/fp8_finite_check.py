@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from rlplug.errors import RunError
 from rlplug.interfaces.weight_sync import FP8Weights
-from rlplug.rollout.hub import hub_weights
+from rlplug.weight_sync.hf_names import hub_weights
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from typing import Final
 from rlplug.errors import ConfigError
 from rlplug.interfaces.rollout import PolicySpec
 from rlplug.interfaces.weight_sync import FP8Weights, TensorInfo
-from rlplug.rollout.shapes import policy_weights
+from rlplug.weight_sync.manifest import policy_weights
 
 FUSED: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 """Layers that become one matrix, rows below rows, in vLLM, SGLang and TensorRT-LLM."""
