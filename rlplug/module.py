@@ -21,10 +21,10 @@ from rlplug.distributed.host_tuning import exempt_from_collection
 from rlplug.distributed.rng import rng_state, set_rng_state
 from rlplug.errors import RunError
 from rlplug.metrics import rollout_metrics
-from rlplug.module_setup import RLModuleSetup
 from rlplug.ops.mismatch import mismatch_metrics
 from rlplug.phases import StopRequested
 from rlplug.plugin_manager import plugins
+from rlplug.setup import RLModuleSetup
 from rlplug.types import Batch, Prompt, Rollout, Sample
 from rlplug.update import NonFiniteUpdate
 from rlplug.validation import validation_metrics
@@ -34,7 +34,7 @@ CHANGES_NOTHING: Final = ("prompts", "rollout", "rewards", "filter", "logprobs",
 
 
 class RLModule(RLModuleSetup):
-    """Trains a policy on rewards; its options are those of :class:`rlplug.module_options.RLModuleOptions`."""
+    """Trains a policy on rewards; its options are those of :class:`rlplug.config.RLModuleOptions`."""
 
     def training_step(self, tick: Any, batch_idx: int) -> None:
         """One RL step: eight phases. The data loader only drives the loop; prompts come from the stream."""

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from rlplug.config_checks import check_optimizations
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.lightning_cli import ConfiguredCLI, read_command
 from rlplug.memory.decide import shortfall
 from rlplug.memory.facts import GPU, total_and_free
-from rlplug.memory.run_facts import PlannedRun
 from rlplug.memory.table import memory_notes, memory_table
+from rlplug.memory_inputs import PlannedRun
 from rlplug.phases import GIB
-from rlplug.run_checks import check_optimizations
 from rlplug.run_folder import batch_table
 
 

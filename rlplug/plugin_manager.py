@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 import pluggy
 
-from rlplug import core_plugin, hookspecs
+from rlplug import builtin_plugin, hookspecs
 from rlplug.errors import ConfigError, PluginError, did_you_mean
 from rlplug.hookspecs import API_VERSION, ENTRY_POINT_GROUP
 from rlplug.plugin_checks import BLOCK_VARIABLE, REGISTRATION_PREFIX, PluginRecord, import_checked
@@ -64,7 +64,7 @@ class PluginManager:
         return self._pluggy.hook
 
     def _load(self) -> None:
-        modules: Modules = {CORE: (core_plugin, _core_record())}
+        modules: Modules = {CORE: (builtin_plugin, _core_record())}
         self.records.append(modules[CORE][1])
         for entry_point in self._entry_points():
             record = _record_of(entry_point)
@@ -140,8 +140,8 @@ class PluginManager:
 
 
 def _core_record() -> PluginRecord:
-    hooks = sorted(name for name in vars(core_plugin) if name.startswith("rlplug_"))
-    return PluginRecord(CORE, "rlplug", version("rlplug"), core_plugin.__file__, API_VERSION, hooks=hooks)
+    hooks = sorted(name for name in vars(builtin_plugin) if name.startswith("rlplug_"))
+    return PluginRecord(CORE, "rlplug", version("rlplug"), builtin_plugin.__file__, API_VERSION, hooks=hooks)
 
 
 def _record_of(entry_point: EntryPoint) -> PluginRecord:

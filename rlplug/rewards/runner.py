@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
-from rlplug.deadline import Call, DeadlineError, DeadlineRunner
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.reward import Reward
+from rlplug.timeouts import Call, DeadlineError, DeadlineRunner
 from rlplug.turns.trajectory import ENVIRONMENT
 from rlplug.types import RewardError, Sample
 

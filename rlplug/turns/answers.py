@@ -13,8 +13,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rlplug.deadline import Batch, Call, DeadlineRunner
 from rlplug.interfaces.environment import Environment, StepResult
+from rlplug.timeouts import Batch, Call, DeadlineRunner
 from rlplug.turns.options import TurnOptions
 from rlplug.turns.trajectory import Trajectory
 

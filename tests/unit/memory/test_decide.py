@@ -15,8 +15,8 @@ from rlplug.interfaces import Optimization, UpdateTraits
 from rlplug.memory.decide import decide, shortfall
 from rlplug.memory.facts import GPU, MemoryFacts, NetworkFacts
 from rlplug.memory.plan import MemoryPlan
-from rlplug.memory.run_facts import optimizer_state_bytes, traits_of
 from rlplug.memory.table import memory_notes, memory_rows
+from rlplug.memory_inputs import optimizer_state_bytes, traits_of
 from rlplug.phases import GIB
 
 

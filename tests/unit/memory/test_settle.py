@@ -10,15 +10,15 @@ import torch
 from rlplug_optims import CompileBlocks, FusedLogprobs, GradientCheckpointing
 from unit.memory.memory_cases import make_engine, make_facts
 
-from rlplug import module_setup
+from rlplug import setup as module_setup
 from rlplug.errors import ConfigError
 from rlplug.interfaces import EngineNeeds, PolicySpec
 from rlplug.memory.decide import decide
 from rlplug.memory.facts import GPU
-from rlplug.memory.run_facts import traits_of
-from rlplug.module_setup import RLModuleSetup
+from rlplug.memory_inputs import traits_of
 from rlplug.phases import GIB
 from rlplug.rollout.hf import HFRollout
+from rlplug.setup import RLModuleSetup
 
 OPTIONAL = GradientCheckpointing(only_if_needed=True)
 

@@ -7,6 +7,18 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_warn
 
 from rlplug.batching import BatchPlan, attention_cost
+from rlplug.config import RLModuleOptions
+from rlplug.config_checks import (
+    UNCORRECTED,
+    check_algorithm,
+    check_engine,
+    check_fp8,
+    check_max_grad_norm,
+    check_networks,
+    check_optimizations,
+    check_partial_rollout,
+    check_sampling,
+)
 from rlplug.distributed.host_tuning import exempt_from_collection, use_one_host_thread
 from rlplug.distributed.mesh import MeshSizes
 from rlplug.distributed.offload import Offload
@@ -18,26 +30,14 @@ from rlplug.interfaces.rollout import Placement
 from rlplug.learners import Learners
 from rlplug.memory.decide import shortfall
 from rlplug.memory.facts import GPU, total_and_free
-from rlplug.memory.run_facts import PlannedRun
+from rlplug.memory_inputs import PlannedRun
 from rlplug.models.build import build_critic, build_policy, build_reference
 from rlplug.models.hf_files import read_config
-from rlplug.module_options import RLModuleOptions
 from rlplug.objectives import Trainee
 from rlplug.passes import Passes
 from rlplug.phases import PhaseClock
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.driver import EngineDriver
-from rlplug.run_checks import (
-    UNCORRECTED,
-    check_algorithm,
-    check_engine,
-    check_fp8,
-    check_max_grad_norm,
-    check_networks,
-    check_optimizations,
-    check_partial_rollout,
-    check_sampling,
-)
 from rlplug.turns.observations import ObservationTokens
 from rlplug.turns.player import Player
 from rlplug.update import Update

@@ -23,7 +23,7 @@ from rlplug.models.shape import ModelShape
 from rlplug.weight_sync.manifest import num_fp8_parameters
 
 if TYPE_CHECKING:
-    from rlplug.module_setup import RLModuleSetup
+    from rlplug.setup import RLModuleSetup
 
 MakeOptimizer = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
 ADAM_BYTES: Final = 8.0

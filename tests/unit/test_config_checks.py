@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from rlplug.batching import BatchPlan, BatchSizes
+from rlplug.config_checks import check_algorithm, check_engine, check_optimizations
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Algorithm, Effect, EngineCapabilities, Needs, Optimization
 from rlplug.models.config import PolicyConfig
 from rlplug.models.critic import CriticConfig
 from rlplug.rollout.hf import HFRollout
-from rlplug.run_checks import check_algorithm, check_engine, check_optimizations
 
 
 class Probe(Algorithm):
