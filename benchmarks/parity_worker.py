@@ -23,7 +23,7 @@ from rlplug.models.forward import policy_forward
 from rlplug.models.loading import load_model
 from rlplug.ops.mismatch import mismatch_metrics
 from rlplug.plugin_manager import plugins
-from rlplug.rollout.lifecycle import Lifecycle
+from rlplug.rollout.engine_states import Lifecycle
 from rlplug.types import Batch, Completion, Prompt, Request, Sample, SamplingParams
 from rlplug.weight_sync.buckets import weight_buckets
 

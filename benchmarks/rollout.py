@@ -47,7 +47,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlplug.interfaces import Placement
 from rlplug.phases import GIB
-from rlplug.rollout.lifecycle import Lifecycle
+from rlplug.rollout.engine_states import Lifecycle
 from rlplug.types import SamplingParams
 from rlplug.weight_sync.buckets import weight_buckets
 

@@ -25,7 +25,7 @@ from rlplug.weight_sync.manifest import meta_model
 ENGINES: Final = {
     "vllm": ("rlplug_rollout_vllm", "VLLMRollout"),
     "sglang": ("rlplug_rollout_sglang", "SGLangRollout"),
-    "hf": ("rlplug.rollout.hf", "HFRollout"),
+    "hf": ("rlplug.rollout.hf_engine", "HFRollout"),
 }
 """Module and class of each engine."""
 

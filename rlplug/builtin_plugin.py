@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from rlplug.rewards import ExactMatch, FunctionReward, MathVerify, ReasoningGymReward, RegexFormat
-from rlplug.rollout.hf import HFRollout
+from rlplug.rollout.hf_engine import HFRollout
 from rlplug.tools import ToolEnvironment
 
 if TYPE_CHECKING:

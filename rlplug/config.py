@@ -29,9 +29,9 @@ from rlplug.models.critic import CriticConfig
 from rlplug.phases import StopSignal
 from rlplug.prompt_stream import PromptStream
 from rlplug.rewards import RewardRunner
-from rlplug.rollout.hf import HFRollout
-from rlplug.turns.in_flight import InFlight
-from rlplug.turns.options import PartialRollout, TurnOptions
+from rlplug.rollout.config import PartialRollout, TurnOptions
+from rlplug.rollout.hf_engine import HFRollout
+from rlplug.rollout.partial_rollout import InFlight
 from rlplug.types import Prompt, Sample, SamplingParams
 from rlplug.validation import ValidationConfig
 from rlplug.weight_sync.config import WeightSyncOptions

@@ -18,7 +18,7 @@ from rlplug.models.config import PolicyConfig, require_same_tokens
 from rlplug.models.critic import CriticConfig
 from rlplug.models.hf_files import read_config
 from rlplug.models.packing_checks import check_long_sequences
-from rlplug.turns.options import PartialRollout
+from rlplug.rollout.config import PartialRollout
 from rlplug.types import SamplingParams
 from rlplug.validation import ValidationConfig
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from rlplug.turns.trajectory import ENVIRONMENT
+from rlplug.rollout.trajectory import ENVIRONMENT
 from rlplug.types import RewardError, Rollout
 
 

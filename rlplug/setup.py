@@ -37,9 +37,9 @@ from rlplug.objectives import Trainee
 from rlplug.passes import Passes
 from rlplug.phases import PhaseClock
 from rlplug.plugin_manager import plugins
-from rlplug.rollout.driver import EngineDriver
-from rlplug.turns.observations import ObservationTokens
-from rlplug.turns.player import Player
+from rlplug.rollout.engine_driver import EngineDriver
+from rlplug.rollout.generator import Player
+from rlplug.rollout.observation_tokens import ObservationTokens
 from rlplug.update import Update
 from rlplug.weight_sync.fp8_layers import describe
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlplug.errors import ConfigError
-from rlplug.turns.trajectory import ENVIRONMENT
+from rlplug.rollout.trajectory import ENVIRONMENT
 from rlplug.types import Rollout, Sample, SamplingParams
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rlplug.turns.observations import ObservationTokens
-from rlplug.turns.options import TurnOptions
-from rlplug.turns.player import Player
-from rlplug.turns.trajectory import to_samples
+from rlplug.rollout.config import TurnOptions
+from rlplug.rollout.generator import Player
+from rlplug.rollout.observation_tokens import ObservationTokens
+from rlplug.rollout.trajectory import to_samples
 
 
 class TextlessTokenizer:

@@ -84,7 +84,7 @@ class EngineFault(RunError):
 class RolloutEngine(ABC):
     """Generates completions with the policy's newest weights. Each trainer rank has one of these objects.
 
-    The core makes the calls in the order of :mod:`rlplug.rollout.lifecycle`, and refuses any other before it reaches
+    The core makes the calls in the order of :mod:`rlplug.rollout.engine_states`, and refuses any other before it reaches
     the engine: no engine has to check whether it was started, has weights, or is awake.
     """
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.reward import Reward
+from rlplug.rollout.trajectory import ENVIRONMENT
 from rlplug.timeouts import Call, DeadlineError, DeadlineRunner
-from rlplug.turns.trajectory import ENVIRONMENT
 from rlplug.types import RewardError, Sample
 
 SUMMARY_NAMES: Final = ("mean", "std", "min", "max", "error_share", "abandoned_threads")

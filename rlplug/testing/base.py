@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlplug.interfaces.rollout import Placement, RolloutEngine
-from rlplug.rollout.lifecycle import device_bytes_in_use
+from rlplug.rollout.engine_states import device_bytes_in_use
 from rlplug.testing.bench import Bench, BenchSettings
 from rlplug.testing.claims import DOES_NOT_APPLY, ConformanceReport, claim_of
 from rlplug.testing.models import MAX_CONTEXT, Family, make_model_folder

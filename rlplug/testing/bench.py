@@ -15,7 +15,7 @@ import torch
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, SyncReport
 from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
-from rlplug.rollout.lifecycle import Lifecycle
+from rlplug.rollout.engine_states import Lifecycle
 from rlplug.testing.models import Family
 from rlplug.testing.reference import ReferencePolicy, Tolerances, compare, greedy_gap
 from rlplug.types import Completion, Request, SamplingParams

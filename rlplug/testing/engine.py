@@ -26,7 +26,7 @@ class EngineConformance(
     """Subclass it in a test module, and return the engine from ``make_engine``.
 
     The checks share an engine, and start others for tied embeddings, experts and FP8; each also runs alone. They make
-    its calls in the order that the core keeps, :mod:`rlplug.rollout.lifecycle`, and as the only rank: what several
+    its calls in the order that the core keeps, :mod:`rlplug.rollout.engine_states`, and as the only rank: what several
     ranks run together is checked as an engine of one. Those of a capability that the engine does not claim do not
     apply. The report at the end of pytest's output says, for each capability, whether it is claimed and how many of its
     checks passed, failed, or were skipped and why.

@@ -8,7 +8,7 @@ from rlplug_algos.grpo import GRPO
 
 from examples.hidden_digit.environment import HiddenDigit
 from rlplug.interfaces import EngineCapabilities, EngineFault, LossOutput, StepResult
-from rlplug.rollout.hf import HFRollout
+from rlplug.rollout.hf_engine import HFRollout
 
 
 def raises(completion: str) -> float:

@@ -23,7 +23,7 @@ SHIFT = 0.25
 
 SHIFTED = f"""
 from dataclasses import replace
-from rlplug.rollout.hf import HFRollout
+from rlplug.rollout.hf_engine import HFRollout
 
 class Shifted(HFRollout):
     def generate(self, requests, sampling):

@@ -22,7 +22,7 @@ from rlplug.models.config import PolicyConfig
 from rlplug.module import RLModule
 from rlplug.prompts import ReasoningGymSource
 from rlplug.rewards import ReasoningGymReward, RegexFormat
-from rlplug.rollout.hf import HFRollout
+from rlplug.rollout.hf_engine import HFRollout
 from rlplug.run_folder import RunFolder
 from rlplug.types import Request, SamplingParams
 from rlplug.weight_sync.buckets import weight_buckets

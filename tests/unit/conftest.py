@@ -29,7 +29,7 @@ from transformers import (
 from rlplug.interfaces.rollout import Placement
 from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
 from rlplug.models.loading import load_model
-from rlplug.rollout.hf import HFRollout
+from rlplug.rollout.hf_engine import HFRollout
 from rlplug.types import Batch, Prompt, Sample
 from rlplug.weight_sync.buckets import weight_buckets
 

@@ -10,7 +10,7 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces import Algorithm, Effect, EngineCapabilities, Needs, Optimization
 from rlplug.models.config import PolicyConfig
 from rlplug.models.critic import CriticConfig
-from rlplug.rollout.hf import HFRollout
+from rlplug.rollout.hf_engine import HFRollout
 
 
 class Probe(Algorithm):

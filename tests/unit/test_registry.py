@@ -8,7 +8,7 @@ from rlplug.errors import ConfigError, PluginError
 from rlplug.interfaces import Effect, Optimization, Reward
 from rlplug.registry import KINDS, KNOWN_DISTRIBUTIONS, Registry
 from rlplug.rewards import ExactMatch, RegexFormat
-from rlplug.rollout.hf import HFRollout
+from rlplug.rollout.hf_engine import HFRollout
 
 
 class Fast(Optimization):

@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from rlplug.phases import PhaseClock
-from rlplug.rollout.lifecycle import Lifecycle
+from rlplug.rollout.engine_states import Lifecycle
 from rlplug.trace_ranges import ranges_made_by, trace_range
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import FP8Weights, Placement, PolicySpec, RolloutEngine
 from rlplug.phases import GIB
 from rlplug.registry import Registry
-from rlplug.rollout.gpu_memory import MemoryBefore
+from rlplug.rollout.device_memory import MemoryBefore
 from rlplug.testing.models import make_model_folder
 
 SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7), pad_token_id=0, max_context=4096)

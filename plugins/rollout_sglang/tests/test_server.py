@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import EngineFault, Placement, PolicySpec
 from rlplug.interfaces.weight_sync import Bucket, TensorInfo
-from rlplug.servers.addresses import free_ports
-from rlplug.servers.processes import Place
+from rlplug.rollout.servers.addresses import free_ports
+from rlplug.rollout.servers.processes import Place
 from rlplug.testing.models import make_model_folder
 from rlplug.types import Request, SamplingParams
 

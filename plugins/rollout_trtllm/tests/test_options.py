@@ -22,7 +22,7 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces import EngineMemory, EngineNeeds, FP8Weights, Placement, PolicySpec
 from rlplug.phases import GIB
 from rlplug.registry import Registry
-from rlplug.rollout.gpu_memory import MemoryBefore
+from rlplug.rollout.device_memory import MemoryBefore
 
 SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7), pad_token_id=0, max_context=4096)
 NEEDS = EngineNeeds(int(80 * GIB), 1_000_000_000, kv_bytes_per_token=100_000, completions=64, longest=512, vocab_size=9)

@@ -31,8 +31,8 @@ from transformers import AutoModelForCausalLM
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import EngineFault, Placement, PolicySpec
 from rlplug.interfaces.weight_sync import Bucket
-from rlplug.servers import keeper
-from rlplug.servers.addresses import free_ports
+from rlplug.rollout.servers import supervisor
+from rlplug.rollout.servers.addresses import free_ports
 from rlplug.testing.models import make_model_folder
 from rlplug.types import Completion, Request, SamplingParams
 
@@ -79,7 +79,7 @@ def other(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ot
     changes['{"backend": "nccl"}'] = json.dumps({"backend": BACKEND})
     with (tmp_path_factory.mktemp("log") / "other.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, keeper.__file__, str(os.getpid()), sys.executable]
+            [sys.executable, supervisor.__file__, str(os.getpid()), sys.executable]
             + ["-m", "vllm.entrypoints.openai.api_server"]
             + [changes.get(word, word) for word in documented_flags()]
             + options,

@@ -19,8 +19,8 @@ from rlplug.interfaces.rollout import EngineCapabilities, Placement
 from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
 from rlplug.phases import GIB
 from rlplug.plugin_manager import plugins
-from rlplug.rollout.driver import EngineDriver
-from rlplug.rollout.hf import HFRollout
+from rlplug.rollout.engine_driver import EngineDriver
+from rlplug.rollout.hf_engine import HFRollout
 from rlplug.types import Prompt, SamplingParams
 
 CPU = torch.device("cpu")

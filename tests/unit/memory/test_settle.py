@@ -17,7 +17,7 @@ from rlplug.memory.decide import decide
 from rlplug.memory.facts import GPU
 from rlplug.memory_inputs import traits_of
 from rlplug.phases import GIB
-from rlplug.rollout.hf import HFRollout
+from rlplug.rollout.hf_engine import HFRollout
 from rlplug.setup import RLModuleSetup
 
 OPTIONAL = GradientCheckpointing(only_if_needed=True)

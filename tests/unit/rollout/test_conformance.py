@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplug.rollout.hf import HFRollout
+from rlplug.rollout.hf_engine import HFRollout
 from rlplug.testing import FLOAT32, EngineConformance
 
 

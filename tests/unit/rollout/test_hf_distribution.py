@@ -6,8 +6,8 @@ import numpy
 import pytest
 import torch
 
+from rlplug.rollout.trajectory import new_trajectories
 from rlplug.testing.reference import chi_square
-from rlplug.turns.trajectory import new_trajectories
 from rlplug.types import Prompt, SamplingParams
 
 PROMPT, NUM_SAMPLES, END = (3, 4, 5), 20_000, 1

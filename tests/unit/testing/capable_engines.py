@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from rlplug.interfaces import EngineCapabilities, Placement, PolicySpec, SleepingPart
-from rlplug.rollout.hf import HFRollout
+from rlplug.rollout.hf_engine import HFRollout
 from rlplug.types import Completion, Request, SamplingParams
 
 

@@ -14,7 +14,7 @@ from capable_engines import CapableRollout
 from sabotage import Sabotaged, mixed
 
 from rlplug.interfaces import EngineCapabilities, SleepingPart
-from rlplug.rollout.hf import HFRollout
+from rlplug.rollout.hf_engine import HFRollout
 from rlplug.testing.distribution import DistributionChecks
 from rlplug.testing.life import FirstChecks, LastChecks
 from rlplug.testing.memory import SleepChecks

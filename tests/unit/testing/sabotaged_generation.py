@@ -14,7 +14,7 @@ import torch
 from sabotage import Sabotaged, mixed
 
 from rlplug.interfaces import Placement, PolicySpec
-from rlplug.rollout.hf import HFRollout
+from rlplug.rollout.hf_engine import HFRollout
 from rlplug.testing.distribution import DistributionChecks
 from rlplug.testing.models import BOS, PAD
 from rlplug.testing.tokens import TokenChecks

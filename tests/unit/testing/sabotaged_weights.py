@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlplug.errors import RunError
 from rlplug.interfaces import Bucket, Placement, PolicySpec, SyncReport
-from rlplug.rollout.hf import HFRollout
+from rlplug.rollout.hf_engine import HFRollout
 from rlplug.testing.life import LastChecks
 from rlplug.testing.weights import OtherModelChecks, WeightChecks
 

@@ -23,9 +23,9 @@ from rlplug.interfaces import (
     SleepingPart,
     SyncReport,
 )
-from rlplug.rollout.gpu_memory import MemoryBefore
-from rlplug.rollout.seats import Seats
-from rlplug.rollout.stats import EngineStats
+from rlplug.rollout.device_memory import MemoryBefore
+from rlplug.rollout.engine_ranks import Seats
+from rlplug.rollout.engine_stats import EngineStats
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug.weight_sync.receive_checks import WeightReceipt

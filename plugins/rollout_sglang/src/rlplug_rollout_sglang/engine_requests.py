@@ -12,8 +12,8 @@ from typing import Final
 from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rollout.room import room_for
-from rlplug.rollout.stats import EngineStats
+from rlplug.rollout.context_limit import room_for
+from rlplug.rollout.engine_stats import EngineStats
 from rlplug.types import NO_VERSION, Completion, Request, SamplingParams
 from rlplug_rollout_sglang.engine_process import EngineProcess
 from rlplug_rollout_sglang.sampling import Output, sampling_arguments, to_completion

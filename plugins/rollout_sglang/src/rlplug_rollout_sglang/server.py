@@ -7,15 +7,15 @@ from typing import Any, ClassVar, Final
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import EngineCapabilities, Placement, PolicySpec
-from rlplug.rollout.room import room_for
-from rlplug.rollout.stats import EngineStats
-from rlplug.servers.engine import ServerEngine
-from rlplug.servers.http_client import HTTPClient
-from rlplug.servers.processes import Launch, Place
-from rlplug.servers.requests import Dialect
-from rlplug.servers.sampler import SchedulerSampler
-from rlplug.servers.settings import ServerSettings, ServerWords
-from rlplug.servers.weights import WeightSender
+from rlplug.rollout.context_limit import room_for
+from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.servers.http_client import HTTPClient
+from rlplug.rollout.servers.processes import Launch, Place
+from rlplug.rollout.servers.requests import Dialect
+from rlplug.rollout.servers.scheduler_metrics import SchedulerSampler
+from rlplug.rollout.servers.server_engine import ServerEngine
+from rlplug.rollout.servers.settings import ServerSettings, ServerWords
+from rlplug.rollout.servers.weight_sender import WeightSender
 from rlplug.types import Request, SamplingParams
 from rlplug_rollout_sglang.fp8 import check_fp8
 from rlplug_rollout_sglang.options import SGLangOptions

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rlplug.servers.addresses import LOOPBACK
-from rlplug.servers.processes import Launch, Place
+from rlplug.rollout.servers.addresses import LOOPBACK
+from rlplug.rollout.servers.processes import Launch, Place
 from rlplug_rollout_sglang.options import ENVIRONMENT
 
 STREAM_INTERVAL: Final = 8

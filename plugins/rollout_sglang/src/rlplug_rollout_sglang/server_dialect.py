@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlplug.interfaces import EngineFault
-from rlplug.servers.requests import Dialect, Job
+from rlplug.rollout.servers.requests import Dialect, Job
 from rlplug.types import Completion
 from rlplug_rollout_sglang.sampling import Output, to_completion
 

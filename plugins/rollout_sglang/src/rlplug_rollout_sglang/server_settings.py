@@ -9,8 +9,8 @@ from packaging.version import Version
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import FP8Weights
-from rlplug.servers.http_client import HTTPClient
-from rlplug.servers.settings import ServerSettings
+from rlplug.rollout.servers.http_client import HTTPClient
+from rlplug.rollout.servers.settings import ServerSettings
 from rlplug_rollout_sglang.options import CONTEXT_MARGIN, SAMPLING_BACKEND
 from rlplug_rollout_sglang.sampler import FLAG
 from rlplug_rollout_sglang.versions import NEWEST, OLDEST

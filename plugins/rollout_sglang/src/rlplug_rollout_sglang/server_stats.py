@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlplug.servers.sampler import SchedulerSampler, SchedulerState
+from rlplug.rollout.servers.scheduler_metrics import SchedulerSampler, SchedulerState
 
 
 class LoadSampler(SchedulerSampler):

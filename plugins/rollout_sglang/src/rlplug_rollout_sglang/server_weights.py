@@ -15,8 +15,8 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
-from rlplug.servers.groups import GroupBackend, SendGroup
-from rlplug.servers.weights import Group, Meeting, TensorList, WeightSender
+from rlplug.rollout.servers.process_group import GroupBackend, SendGroup
+from rlplug.rollout.servers.weight_sender import Group, Meeting, TensorList, WeightSender
 from rlplug_rollout_sglang.server_settings import server_info
 
 FLUSH_S: Final = 10.0

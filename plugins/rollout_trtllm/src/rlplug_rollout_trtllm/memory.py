@@ -9,7 +9,7 @@ import torch
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineMemory, EngineNeeds, PolicySpec
 from rlplug.phases import GIB
-from rlplug.rollout.gpu_memory import MemoryBefore
+from rlplug.rollout.device_memory import MemoryBefore
 from rlplug_rollout_trtllm.options import TRTLLMOptions
 
 PASS_BYTES: Final = int(4.0 * GIB)

@@ -7,7 +7,7 @@ from typing import Final
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from rlplug.servers.groups import GroupBackend, SendGroup
+from rlplug.rollout.servers.process_group import GroupBackend, SendGroup
 
 STORE_PREFIX: Final = "rlplug"
 

@@ -10,7 +10,7 @@ import torch
 from tensorrt_llm._torch.utils import get_device_uuid
 from tensorrt_llm.llmapi.rlhf_utils import WorkerExtension
 
-from rlplug.servers.groups import GroupBackend, SendGroup
+from rlplug.rollout.servers.process_group import GroupBackend, SendGroup
 from rlplug_rollout_trtllm.weight_group import make_group
 from rlplug_rollout_trtllm.weights import Slot, tensors_of
 

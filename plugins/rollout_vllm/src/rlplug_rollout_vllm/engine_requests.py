@@ -14,8 +14,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from rlplug.distributed.rng import preserved_rng
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rollout.room import room_for
-from rlplug.rollout.stats import EngineStats
+from rlplug.rollout.context_limit import room_for
+from rlplug.rollout.engine_stats import EngineStats
 from rlplug.types import NO_VERSION, Completion, Request, SamplingParams
 from rlplug_rollout_vllm.sampling import sampling_arguments, to_completion
 

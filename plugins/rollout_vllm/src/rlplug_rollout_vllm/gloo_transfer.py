@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from rlplug.servers.groups import SendGroup
+from rlplug.rollout.servers.process_group import SendGroup
 
 BACKEND: Final = "rlplug_gloo"
 

@@ -9,7 +9,7 @@ import torch
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineMemory, EngineNeeds, PolicySpec
 from rlplug.phases import GIB
-from rlplug.rollout.gpu_memory import MemoryBefore
+from rlplug.rollout.device_memory import MemoryBefore
 from rlplug_rollout_vllm.options import VLLMOptions
 
 PASS_BYTES: Final = int(0.96 * GIB)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rlplug.interfaces import EngineFault
-from rlplug.servers.addresses import LOOPBACK
-from rlplug.servers.processes import Launch, Place
+from rlplug.rollout.servers.addresses import LOOPBACK
+from rlplug.rollout.servers.processes import Launch, Place
 
 NOISE: Final = ("nanobind:", " - leaked", " - ... skipped", "See https://nanobind")
 """Beginnings of lines that vLLM's libraries write whenever it ends."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rlplug.interfaces import EngineFault
-from rlplug.servers.requests import Dialect, Job
+from rlplug.rollout.servers.requests import Dialect, Job
 from rlplug.types import Completion
 from rlplug_rollout_vllm.sampling import to_completion
 

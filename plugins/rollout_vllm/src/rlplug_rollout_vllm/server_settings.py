@@ -9,8 +9,8 @@ from packaging.version import Version
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import FP8Weights
-from rlplug.servers.http_client import HTTPClient
-from rlplug.servers.settings import ServerSettings
+from rlplug.rollout.servers.http_client import HTTPClient
+from rlplug.rollout.servers.settings import ServerSettings
 from rlplug_rollout_vllm.versions import NEWEST, OLDEST
 
 ROUTES: Final = {

@@ -11,8 +11,8 @@ from typing import Any, Final
 import torch
 
 from rlplug.interfaces import EngineFault
-from rlplug.servers.http_client import ServerError
-from rlplug.servers.weights import Group, Meeting, TensorList, WeightSender
+from rlplug.rollout.servers.http_client import ServerError
+from rlplug.rollout.servers.weight_sender import Group, Meeting, TensorList, WeightSender
 from rlplug_rollout_vllm.gloo_transfer import BACKEND, gloo_group
 
 RESET_TRIES: Final = 50

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlplug.interfaces import EngineCapabilities, Placement, PolicySpec, SleepingPart
-from rlplug.rollout.hf import HFRollout
+from rlplug.rollout.hf_engine import HFRollout
 
 
 class SleepyRollout(HFRollout):

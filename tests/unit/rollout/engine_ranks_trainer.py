@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import EngineFault, Placement
-from rlplug.rollout.seats import Seats
+from rlplug.rollout.engine_ranks import Seats
 from rlplug.types import Completion
 
 

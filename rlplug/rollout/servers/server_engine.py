@@ -13,13 +13,13 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Bucket, EngineFault, Placement, PolicySpec, RolloutEngine, SyncReport
-from rlplug.rollout.stats import EngineStats
-from rlplug.servers.http_client import HTTPClient
-from rlplug.servers.processes import Launch, Place, ServerProcesses, wait_until_healthy
-from rlplug.servers.requests import Dialect, Job, ServerRequests
-from rlplug.servers.sampler import SchedulerSampler
-from rlplug.servers.settings import ServerSettings, ServerWords, changed_options, check_urls, devices_of_servers
-from rlplug.servers.weights import WeightSender
+from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.servers.http_client import HTTPClient
+from rlplug.rollout.servers.processes import Launch, Place, ServerProcesses, wait_until_healthy
+from rlplug.rollout.servers.requests import Dialect, Job, ServerRequests
+from rlplug.rollout.servers.scheduler_metrics import SchedulerSampler
+from rlplug.rollout.servers.settings import ServerSettings, ServerWords, changed_options, check_urls, devices_of_servers
+from rlplug.rollout.servers.weight_sender import WeightSender
 from rlplug.types import NO_VERSION, Completion, Request, SamplingParams
 from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
 from rlplug.weight_sync.manifest import policy_weights

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlplug.interfaces import Placement
-from rlplug.rollout.seats import Seats
+from rlplug.rollout.engine_ranks import Seats
 
 TRAINER = Path(__file__).with_name("seats_trainer.py")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlplug.rollout.stats import EngineStats
+from rlplug.rollout.engine_stats import EngineStats
 
 
 def make_stats(*observations, preemptions=0):

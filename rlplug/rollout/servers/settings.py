@@ -12,7 +12,7 @@ import torch
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Placement
-from rlplug.servers.addresses import is_loopback
+from rlplug.rollout.servers.addresses import is_loopback
 
 
 @dataclass(frozen=True)

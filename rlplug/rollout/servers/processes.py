@@ -16,9 +16,9 @@ from typing import Final
 from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.errors import RunError
-from rlplug.servers import keeper
-from rlplug.servers.addresses import LOOPBACK, free_ports
-from rlplug.servers.http_client import HTTPClient
+from rlplug.rollout.servers import supervisor
+from rlplug.rollout.servers.addresses import LOOPBACK, free_ports
+from rlplug.rollout.servers.http_client import HTTPClient
 
 POLL_S: Final = 0.5
 PROGRESS_S: Final = 15.0
@@ -65,7 +65,7 @@ class ServerProcess:
 
     url: str
     log: Path
-    keeper: subprocess.Popen[bytes]
+    supervisor: subprocess.Popen[bytes]
 
     def tail(self, noise: tuple[str, ...]) -> str:
         """Return the end of the log, without lines that begin with ``noise``."""
@@ -100,7 +100,7 @@ class ServerProcesses:
             log = folder / f"server-{index}.log"
             with log.open("wb") as file:
                 process = subprocess.Popen(
-                    [sys.executable, keeper.__file__, str(os.getpid()), *how.command],
+                    [sys.executable, supervisor.__file__, str(os.getpid()), *how.command],
                     env=_environment(how.environment, seen),
                     stdin=subprocess.DEVNULL,
                     stdout=file,
@@ -118,9 +118,9 @@ class ServerProcesses:
         deadline = time.monotonic() + wait_s
         while True:
             for server in self._servers:
-                if server.keeper.poll() is not None:
+                if server.supervisor.poll() is not None:
                     return (
-                        f"The server {server.url} ended with status {server.keeper.returncode}; the end of its log "
+                        f"The server {server.url} ended with status {server.supervisor.returncode}; the end of its log "
                         f"{server.log}:\n{server.tail(self._noise)}"
                     )
             if time.monotonic() >= deadline:
@@ -134,13 +134,13 @@ class ServerProcesses:
     def close(self) -> None:
         """End all servers and wait until their processes are gone."""
         for server in self._servers:
-            server.keeper.terminate()
+            server.supervisor.terminate()
         for server in self._servers:
             try:
-                server.keeper.wait(2 * keeper.GRACE_S)
+                server.supervisor.wait(2 * supervisor.GRACE_S)
             except subprocess.TimeoutExpired:
-                server.keeper.kill()
-                server.keeper.wait()
+                server.supervisor.kill()
+                server.supervisor.wait()
         self._servers = []
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlplug.turns.options import PartialRollout
-from rlplug.turns.trajectory import Trajectory, new_trajectories
+from rlplug.rollout.config import PartialRollout
+from rlplug.rollout.trajectory import Trajectory, new_trajectories
 from rlplug.types import Batch, Prompt
 
 

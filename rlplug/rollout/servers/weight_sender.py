@@ -14,8 +14,8 @@ import torch
 
 from rlplug.errors import RunError
 from rlplug.interfaces import Bucket, EngineFault
-from rlplug.servers.addresses import address_for, free_ports
-from rlplug.servers.http_client import HTTPClient
+from rlplug.rollout.servers.addresses import address_for, free_ports
+from rlplug.rollout.servers.http_client import HTTPClient
 
 
 class Group(Protocol):

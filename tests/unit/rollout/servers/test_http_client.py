@@ -8,8 +8,8 @@ import pytest
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
-from rlplug.servers.addresses import free_ports
-from rlplug.servers.http_client import HTTPClient, ServerError
+from rlplug.rollout.servers.addresses import free_ports
+from rlplug.rollout.servers.http_client import HTTPClient, ServerError
 
 
 def test_json_goes_in_and_out_with_the_key(client: HTTPClient, url: str) -> None:

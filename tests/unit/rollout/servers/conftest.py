@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rlplug.servers.addresses import free_ports
-from rlplug.servers.http_client import HTTPClient
+from rlplug.rollout.servers.addresses import free_ports
+from rlplug.rollout.servers.http_client import HTTPClient
 
 SCRIPT = Path(__file__).with_name("tiny_server.py")
 

@@ -17,8 +17,8 @@ from rlplug.interfaces import EngineCapabilities, EngineFault, Placement
 from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
 from rlplug.plugin_manager import plugins
 from rlplug.rollout import driver as driver_module
-from rlplug.rollout.driver import EngineDriver
-from rlplug.rollout.hf import HFRollout
+from rlplug.rollout.engine_driver import EngineDriver
+from rlplug.rollout.hf_engine import HFRollout
 from rlplug.types import Prompt, SamplingParams
 from rlplug.weight_sync.config import WeightSyncOptions
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights

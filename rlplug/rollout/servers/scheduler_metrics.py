@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rlplug.errors import RunError
-from rlplug.rollout.stats import EngineStats
-from rlplug.servers.http_client import HTTPClient
+from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.servers.http_client import HTTPClient
 
 SAMPLE_S: Final = 0.5
 

@@ -8,7 +8,7 @@ import torch
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault
 from rlplug.phases import GIB
-from rlplug.rollout.lifecycle import MEANINGS, MEASURED, NEXT_STATES, STATES_AFTER_ERROR, Lifecycle
+from rlplug.rollout.engine_states import MEANINGS, MEASURED, NEXT_STATES, STATES_AFTER_ERROR, Lifecycle
 
 CPU = torch.device("cpu")
 PATHS = {

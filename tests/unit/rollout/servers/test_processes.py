@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from rlplug.errors import RunError
-from rlplug.servers.http_client import HTTPClient
-from rlplug.servers.processes import Launch, Place, ServerProcesses, wait_until_healthy
+from rlplug.rollout.servers.http_client import HTTPClient
+from rlplug.rollout.servers.processes import Launch, Place, ServerProcesses, wait_until_healthy
 
 TINY = Path(__file__).with_name("tiny_server.py")
 
@@ -112,7 +112,7 @@ def test_processes_of_a_server_end_when_the_trainer_is_killed(tmp_path: Path) ->
     )
     trainer = f"""
         import sys, time
-        from rlplug.servers.processes import Launch, ServerProcesses
+        from rlplug.rollout.servers.processes import Launch, ServerProcesses
         servers = ServerProcesses("Tiny", lambda _: Launch([sys.executable, {str(script)!r}], {{}}), [None])
         time.sleep(600)
     """

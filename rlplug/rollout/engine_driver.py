@@ -14,8 +14,8 @@ from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket
 from rlplug.phases import GIB
-from rlplug.rollout.lifecycle import Lifecycle
-from rlplug.turns.loop import TurnLoop
+from rlplug.rollout.agent_loop import TurnLoop
+from rlplug.rollout.engine_states import Lifecycle
 from rlplug.types import NO_VERSION
 from rlplug.weight_sync.buckets import weight_buckets
 from rlplug.weight_sync.fp8_finite_check import check_finite

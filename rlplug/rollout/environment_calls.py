@@ -14,9 +14,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.interfaces.environment import Environment, StepResult
+from rlplug.rollout.config import TurnOptions
+from rlplug.rollout.trajectory import Trajectory
 from rlplug.timeouts import Batch, Call, DeadlineRunner
-from rlplug.turns.options import TurnOptions
-from rlplug.turns.trajectory import Trajectory
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from players import samples_of
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.models.forward import policy_forward
-from rlplug.turns.trajectory import new_trajectories
+from rlplug.rollout.trajectory import new_trajectories
 from rlplug.types import Batch, Prompt, Request, SamplingParams
 from rlplug.weight_sync.buckets import weight_buckets
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from rlplug.servers.addresses import own_address
+from rlplug.rollout.servers.addresses import own_address
 
 GroupBackend: TypeAlias = Literal["gloo", "nccl"]
 

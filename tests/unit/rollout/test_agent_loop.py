@@ -16,10 +16,10 @@ from rlplug.interfaces import EngineFault, Placement
 from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
 from rlplug.models.forward import policy_forward
 from rlplug.plugin_manager import plugins
-from rlplug.rollout.driver import EngineDriver
-from rlplug.rollout.hf import HFRollout
-from rlplug.turns.in_flight import InFlight
-from rlplug.turns.options import PartialRollout, TurnOptions
+from rlplug.rollout.config import PartialRollout, TurnOptions
+from rlplug.rollout.engine_driver import EngineDriver
+from rlplug.rollout.hf_engine import HFRollout
+from rlplug.rollout.partial_rollout import InFlight
 from rlplug.types import Batch, Prompt, SamplingParams
 
 CPU = torch.device("cpu")

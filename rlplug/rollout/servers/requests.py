@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
-from rlplug.rollout.stats import EngineStats
-from rlplug.servers.http_client import HTTPClient
+from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.servers.http_client import HTTPClient
 from rlplug.types import Completion, Request, SamplingParams
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
-from rlplug.rollout.stats import EngineStats
-from rlplug.servers.addresses import free_ports
-from rlplug.servers.http_client import HTTPClient
-from rlplug.servers.requests import Dialect, Job, ServerRequests
+from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.servers.addresses import free_ports
+from rlplug.rollout.servers.http_client import HTTPClient
+from rlplug.rollout.servers.requests import Dialect, Job, ServerRequests
 from rlplug.types import Completion, Request, SamplingParams
 
 

@@ -10,14 +10,14 @@ from transformers import PreTrainedTokenizerBase
 from rlplug.batching import rank_share
 from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.rollout import Placement, PolicySpec
-from rlplug.rollout.driver import EngineDriver
-from rlplug.turns.answers import EnvironmentCalls
-from rlplug.turns.in_flight import InFlight
-from rlplug.turns.loop import TurnLoop
-from rlplug.turns.observations import ObservationTokens
-from rlplug.turns.options import PartialRollout, TurnOptions
-from rlplug.turns.seats import EngineSeats
-from rlplug.turns.trajectory import Trajectory, new_trajectories, to_samples
+from rlplug.rollout.agent_loop import TurnLoop
+from rlplug.rollout.config import PartialRollout, TurnOptions
+from rlplug.rollout.engine_driver import EngineDriver
+from rlplug.rollout.environment_calls import EnvironmentCalls
+from rlplug.rollout.generator_ranks import EngineSeats
+from rlplug.rollout.observation_tokens import ObservationTokens
+from rlplug.rollout.partial_rollout import InFlight
+from rlplug.rollout.trajectory import Trajectory, new_trajectories, to_samples
 from rlplug.types import Prompt, Sample, SamplingParams
 
 

@@ -10,11 +10,11 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.interfaces.environment import StepResult
 from rlplug.interfaces.rollout import EngineFault, RolloutEngine
-from rlplug.turns.answers import EnvironmentCalls, Failure
-from rlplug.turns.observations import ObservationTokens
-from rlplug.turns.options import PartialRollout, TurnOptions
-from rlplug.turns.seats import EngineSeats
-from rlplug.turns.trajectory import Trajectory
+from rlplug.rollout.config import PartialRollout, TurnOptions
+from rlplug.rollout.environment_calls import EnvironmentCalls, Failure
+from rlplug.rollout.generator_ranks import EngineSeats
+from rlplug.rollout.observation_tokens import ObservationTokens
+from rlplug.rollout.trajectory import Trajectory
 from rlplug.types import Completion, Request, SamplingParams
 
 COLLECT_S: Final = 1.0

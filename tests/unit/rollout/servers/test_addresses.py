@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from rlplug.servers.addresses import address_for, free_ports, is_loopback, own_address
+from rlplug.rollout.servers.addresses import address_for, free_ports, is_loopback, own_address
 
 
 @pytest.mark.parametrize(
