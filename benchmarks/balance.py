@@ -6,8 +6,8 @@ A step's sequences, of lengths drawn from two distributions with long tails, are
 - ``contiguous``: each rank takes the next share of the rows and fills its passes in the order of length;
 - ``kk``: the largest differencing method of Karmarkar and Karp, which knows no budget: ``over`` counts the draws in
   which it exceeds that;
-- ``lpt``: longest processing time first, :func:`rlplug.partition.partition`;
-- ``schedule``: what runs use, :func:`rlplug.partition.schedule`: ``lpt``, and passes leveled where parts are uneven.
+- ``lpt``: longest processing time first, :func:`rlplug.training.seqlen_balancing.partition`;
+- ``schedule``: what runs use, :func:`rlplug.training.seqlen_balancing.schedule`: ``lpt``, and passes leveled where parts are uneven.
 
 All but ``contiguous`` get the number of passes that ``schedule`` finds.
 
@@ -27,8 +27,8 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rlplug.batching import rank_share
-from rlplug.partition import Part, partition, schedule
+from rlplug.training.batch_plan import rank_share
+from rlplug.training.seqlen_balancing import Part, partition, schedule
 
 BUDGET = 16384
 NUM_SEEDS = 5

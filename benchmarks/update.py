@@ -29,18 +29,18 @@ from lightning.pytorch import LightningModule, Trainer
 from rlplug_algos.grpo import GRPO
 from shapes import SHAPES, completion_lengths, make_batch, matmul_ceiling, model_flops, write_config
 
-from rlplug.batching import BatchPlan, BatchSizes, attention_cost
 from rlplug.distributed.offload import Offload
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
-from rlplug.learners import Learners
 from rlplug.models.build import build_policy
 from rlplug.models.config import PolicyConfig
-from rlplug.objectives import Trainee
-from rlplug.passes import Passes
 from rlplug.plugin_manager import plugins
+from rlplug.training.actor_critic import Learners
+from rlplug.training.batch_plan import BatchPlan, BatchSizes, attention_cost
+from rlplug.training.forward_backward import Passes
+from rlplug.training.losses import Trainee
+from rlplug.training.update import Update
 from rlplug.types import SamplingParams
-from rlplug.update import Update
 
 VARIANTS: dict[str, list[str]] = {
     "plain": [],

@@ -14,7 +14,6 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from rlplug.batching import BatchSizes
 from rlplug.distributed.offload import OffloadMode
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
@@ -23,7 +22,6 @@ from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import PolicySpec, RolloutEngine
-from rlplug.memory.decide import Decisions, SleepSetting
 from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
 from rlplug.models.critic import CriticConfig
 from rlplug.phases import StopSignal
@@ -32,8 +30,10 @@ from rlplug.rewards import RewardRunner
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.rollout.partial_rollout import InFlight
+from rlplug.training.batch_plan import BatchSizes
+from rlplug.training.memory_plan.decisions import Decisions, SleepSetting
+from rlplug.training.validation import ValidationConfig
 from rlplug.types import Prompt, Sample, SamplingParams
-from rlplug.validation import ValidationConfig
 from rlplug.weight_sync.config import WeightSyncOptions
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights
 from rlplug.weight_sync.manifest import meta_model

@@ -8,19 +8,19 @@ from typing import Final
 
 from transformers import PreTrainedTokenizerBase
 
-from rlplug.batching import BatchPlan
 from rlplug.errors import ConfigError
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.interfaces.optimization import Optimization
 from rlplug.interfaces.rollout import RolloutEngine, require_capability
-from rlplug.memory.decide import SleepSetting
 from rlplug.models.config import PolicyConfig, require_same_tokens
 from rlplug.models.critic import CriticConfig
 from rlplug.models.hf_files import read_config
 from rlplug.models.packing_checks import check_long_sequences
 from rlplug.rollout.config import PartialRollout
+from rlplug.training.batch_plan import BatchPlan
+from rlplug.training.memory_plan.decisions import SleepSetting
+from rlplug.training.validation import ValidationConfig
 from rlplug.types import SamplingParams
-from rlplug.validation import ValidationConfig
 
 UNCORRECTED: Final = (
     "model.weight_sync sends weights in FP8, so completions are drawn from a policy that is not quite the trainer's, "

@@ -15,11 +15,11 @@ from rlplug.distributed.offload import distinct_storages
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.memory import EngineMemory, EngineNeeds, UpdateTraits
 from rlplug.interfaces.optimization import Network, Optimization
-from rlplug.memory.decide import Decisions, decide
-from rlplug.memory.facts import GPU, MemoryFacts, NetworkFacts, Sizes
 from rlplug.models.critic import empty_critic
 from rlplug.models.loading import empty_model
 from rlplug.models.shape import ModelShape
+from rlplug.training.memory_plan.decisions import Decisions, decide
+from rlplug.training.memory_plan.inputs import GPU, MemoryFacts, NetworkFacts, Sizes
 from rlplug.weight_sync.manifest import num_fp8_parameters
 
 if TYPE_CHECKING:

@@ -20,14 +20,14 @@ from torch import Tensor
 from rlplug.distributed.host_tuning import exempt_from_collection
 from rlplug.distributed.rng import rng_state, set_rng_state
 from rlplug.errors import RunError
-from rlplug.metrics import rollout_metrics
 from rlplug.ops.mismatch import mismatch_metrics
 from rlplug.phases import StopRequested
 from rlplug.plugin_manager import plugins
 from rlplug.setup import RLModuleSetup
+from rlplug.training.rollout_metrics import rollout_metrics
+from rlplug.training.update import NonFiniteUpdate
+from rlplug.training.validation import validation_metrics
 from rlplug.types import Batch, Prompt, Rollout, Sample
-from rlplug.update import NonFiniteUpdate
-from rlplug.validation import validation_metrics
 
 CHANGES_NOTHING: Final = ("prompts", "rollout", "rewards", "filter", "logprobs", "advantages")
 """Phases after which Ctrl-C can give the step up: no weight has changed."""

@@ -12,12 +12,12 @@ from rlplug.config_checks import check_optimizations
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.lightning_cli import ConfiguredCLI, read_command
-from rlplug.memory.decide import shortfall
-from rlplug.memory.facts import GPU, total_and_free
-from rlplug.memory.table import memory_notes, memory_table
 from rlplug.memory_inputs import PlannedRun
 from rlplug.phases import GIB
 from rlplug.run_folder import batch_table
+from rlplug.training.memory_plan.decisions import shortfall
+from rlplug.training.memory_plan.inputs import GPU, total_and_free
+from rlplug.training.memory_plan.table import memory_notes, memory_table
 
 
 def plan_command(arguments: list[str], gpu_gib: str | None) -> bool:

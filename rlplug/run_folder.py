@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from rlplug.distributed.checkpoint import newest_checkpoint, run_dir_of
-from rlplug.memory.table import memory_notes, memory_rows, memory_table
 from rlplug.metrics_csv import MetricsCSV
 from rlplug.models.export import export_policy
 from rlplug.plugin_manager import describe, plugins
+from rlplug.training.memory_plan.table import memory_notes, memory_rows, memory_table
 from rlplug.types import RewardError, Sample
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 
-from rlplug.batching import BatchPlan, attention_cost
 from rlplug.config import RLModuleOptions
 from rlplug.config_checks import (
     UNCORRECTED,
@@ -27,20 +26,21 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces.algorithm import RunFacts
 from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.rollout import Placement
-from rlplug.learners import Learners
-from rlplug.memory.decide import shortfall
-from rlplug.memory.facts import GPU, total_and_free
 from rlplug.memory_inputs import PlannedRun
 from rlplug.models.build import build_critic, build_policy, build_reference
 from rlplug.models.hf_files import read_config
-from rlplug.objectives import Trainee
-from rlplug.passes import Passes
 from rlplug.phases import PhaseClock
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.generator import Player
 from rlplug.rollout.observation_tokens import ObservationTokens
-from rlplug.update import Update
+from rlplug.training.actor_critic import Learners
+from rlplug.training.batch_plan import BatchPlan, attention_cost
+from rlplug.training.forward_backward import Passes
+from rlplug.training.losses import Trainee
+from rlplug.training.memory_plan.decisions import shortfall
+from rlplug.training.memory_plan.inputs import GPU, total_and_free
+from rlplug.training.update import Update
 from rlplug.weight_sync.fp8_layers import describe
 
 

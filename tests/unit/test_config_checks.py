@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from rlplug.batching import BatchPlan, BatchSizes
 from rlplug.config_checks import check_algorithm, check_engine, check_optimizations
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Algorithm, Effect, EngineCapabilities, Needs, Optimization
 from rlplug.models.config import PolicyConfig
 from rlplug.models.critic import CriticConfig
 from rlplug.rollout.hf_engine import HFRollout
+from rlplug.training.batch_plan import BatchPlan, BatchSizes
 
 
 class Probe(Algorithm):

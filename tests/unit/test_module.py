@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 from rlplug_algos.dapo import DAPO
 
-from rlplug.batching import BatchPlan, BatchSizes
 from rlplug.errors import RunError
 from rlplug.module import RLModule
 from rlplug.rewards import ExactMatch, RewardRunner
+from rlplug.training.batch_plan import BatchPlan, BatchSizes
 from rlplug.types import Prompt, RewardError, Rollout, Sample
 
 

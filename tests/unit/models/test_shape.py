@@ -7,7 +7,7 @@ from transformers import Qwen3MoeConfig
 from unit.memory.memory_cases import LLAMA, QWEN, shape_of
 
 from rlplug.interfaces import UpdateTraits
-from rlplug.memory.activations import block_elements, kept_elements
+from rlplug.training.memory_plan.activations import block_elements, kept_elements
 
 
 def test_parameters_of_a_tied_llama() -> None:

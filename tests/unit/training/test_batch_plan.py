@@ -18,8 +18,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rlplug.batching import BatchPlan, BatchSizes, attention_cost, rank_share
 from rlplug.errors import ConfigError
+from rlplug.training.batch_plan import BatchPlan, BatchSizes, attention_cost, rank_share
 
 
 def refusal(world_size=1, **sizes):

@@ -8,8 +8,8 @@ from typing import Final, TypeAlias
 
 from rlplug.distributed.offload import OffloadMode
 from rlplug.interfaces.memory import EngineMemory
-from rlplug.memory.facts import MemoryFacts, NetworkFacts
-from rlplug.memory.plan import MemoryPlan
+from rlplug.training.memory_plan.inputs import MemoryFacts, NetworkFacts
+from rlplug.training.memory_plan.plan import MemoryPlan
 
 CHUNK: Final = 4096
 """Default of FusedLogprobs."""

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlplug.batching import BatchPlan, MicroBatch, Phase
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.algorithm import Denominators
-from rlplug.objectives import Objective, Share
+from rlplug.training.batch_plan import BatchPlan, MicroBatch, Phase
+from rlplug.training.losses import Objective, Share
 from rlplug.types import Batch
 
 

@@ -8,10 +8,10 @@ from typing import Final, Literal, TypeAlias
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect, Optimization
-from rlplug.memory.facts import MemoryFacts
-from rlplug.memory.plan import CUDA, ENGINE, PHASES, MemoryPlan
-from rlplug.memory.remedies import smallest_change
 from rlplug.phases import GIB
+from rlplug.training.memory_plan.inputs import MemoryFacts
+from rlplug.training.memory_plan.plan import CUDA, ENGINE, PHASES, MemoryPlan
+from rlplug.training.memory_plan.remedies import smallest_change
 
 SleepSetting: TypeAlias = bool | Literal["auto"]
 NUM_LARGEST: Final = 3

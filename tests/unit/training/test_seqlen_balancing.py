@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplug.partition import partition, schedule
+from rlplug.training.seqlen_balancing import partition, schedule
 
 
 def per_pass(passes, values):

@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from rlplug.interfaces import EngineMemory, UpdateTraits
-from rlplug.memory.facts import GPU, MemoryFacts, NetworkFacts, Sizes
 from rlplug.models.shape import ModelShape
 from rlplug.phases import GIB
+from rlplug.training.memory_plan.inputs import GPU, MemoryFacts, NetworkFacts, Sizes
 
 H200 = GPU(total=int(139.8 * GIB), free=int(139.8 * GIB), is_here=False)
 EAGER = UpdateTraits()

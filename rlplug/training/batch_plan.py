@@ -17,7 +17,7 @@ from transformers import PretrainedConfig
 
 from rlplug.errors import ConfigError
 from rlplug.models.shape import widths_of
-from rlplug.partition import schedule
+from rlplug.training.seqlen_balancing import schedule
 
 Item = TypeVar("Item")
 Phase = Literal["update", "forward"]

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal, TypeAlias
 
-from rlplug.batching import Phase
-from rlplug.memory.activations import FLOAT32, block_temporaries, kept_elements, output_layer
-from rlplug.memory.facts import CUDA_BYTES, NCCL_BYTES, MemoryFacts, NetworkFacts
+from rlplug.training.batch_plan import Phase
+from rlplug.training.memory_plan.activations import FLOAT32, block_temporaries, kept_elements, output_layer
+from rlplug.training.memory_plan.inputs import CUDA_BYTES, NCCL_BYTES, MemoryFacts, NetworkFacts
 
 PlanPhase: TypeAlias = Literal["sync", "rollout", "logprobs", "update"]
 PHASES: Final[tuple[PlanPhase, ...]] = ("sync", "rollout", "logprobs", "update")

@@ -8,8 +8,8 @@ import math
 import pytest
 
 from rlplug.errors import ConfigError
+from rlplug.training.validation import ValidationConfig, pass_at_k, validation_metrics
 from rlplug.types import Prompt, RewardError, Sample, SamplingParams
-from rlplug.validation import ValidationConfig, pass_at_k, validation_metrics
 
 
 def sample_of(group, reward, num_tokens=1):

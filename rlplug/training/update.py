@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlplug.objectives import Objective
-from rlplug.passes import MiniBatchResult, Passes
+from rlplug.training.forward_backward import MiniBatchResult, Passes
+from rlplug.training.losses import Objective
 from rlplug.types import Batch
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplug.batching import BatchPlan, BatchSizes
+from rlplug.training.batch_plan import BatchPlan, BatchSizes
 
 
 @st.composite

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from rlplug.memory.facts import MemoryFacts
-from rlplug.memory.plan import PHASES, MemoryPlan, PlanPhase
-from rlplug.memory.remedies import ENGINE_OPTIONS, OFFLOADS, with_budget, with_share
 from rlplug.phases import GIB
+from rlplug.training.memory_plan.inputs import MemoryFacts
+from rlplug.training.memory_plan.plan import PHASES, MemoryPlan, PlanPhase
+from rlplug.training.memory_plan.remedies import ENGINE_OPTIONS, OFFLOADS, with_budget, with_share
 
 BUDGET_STEP: Final = 1024
 

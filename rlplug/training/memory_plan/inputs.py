@@ -7,11 +7,11 @@ from typing import Final
 
 import torch
 
-from rlplug.batching import Phase
 from rlplug.distributed.offload import OffloadMode
 from rlplug.interfaces.memory import EngineMemory, UpdateTraits
 from rlplug.models.shape import ModelShape
 from rlplug.phases import GIB
+from rlplug.training.batch_plan import Phase
 
 CUDA_BYTES: Final = int(0.6 * GIB)
 """CUDA's context and libraries, of one process."""

@@ -19,18 +19,18 @@ from safetensors.torch import load_file
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.debug import CommDebugMode
 
-from rlplug.batching import BatchPlan, BatchSizes
 from rlplug.interfaces import LossOutput, Needs
-from rlplug.learners import Learners
 from rlplug.models.config import PolicyConfig, load_tokenizer
 from rlplug.models.critic import CriticConfig, ValueHead, load_critic
 from rlplug.models.export import export_policy
 from rlplug.models.loading import load_model
-from rlplug.objectives import PolicyObjective, Trainee
-from rlplug.passes import Passes
 from rlplug.plugin_manager import plugins
+from rlplug.training.actor_critic import Learners
+from rlplug.training.batch_plan import BatchPlan, BatchSizes
+from rlplug.training.forward_backward import Passes
+from rlplug.training.losses import PolicyObjective, Trainee
+from rlplug.training.update import NonFiniteUpdate, Update
 from rlplug.types import Batch, SamplingParams
-from rlplug.update import NonFiniteUpdate, Update
 from rlplug.weight_sync.buckets import weight_buckets
 
 

@@ -13,12 +13,12 @@ from unit.memory.memory_cases import make_engine, make_facts
 from rlplug import setup as module_setup
 from rlplug.errors import ConfigError
 from rlplug.interfaces import EngineNeeds, PolicySpec
-from rlplug.memory.decide import decide
-from rlplug.memory.facts import GPU
 from rlplug.memory_inputs import traits_of
 from rlplug.phases import GIB
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.setup import RLModuleSetup
+from rlplug.training.memory_plan.decisions import decide
+from rlplug.training.memory_plan.inputs import GPU
 
 OPTIONAL = GradientCheckpointing(only_if_needed=True)
 

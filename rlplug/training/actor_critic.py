@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.models.critic import CriticConfig
 from rlplug.models.forward import critic_forward, head_values, policy_forward
-from rlplug.objectives import (
+from rlplug.training.losses import (
     CriticObjective,
     HeadObjective,
     Objective,

@@ -12,12 +12,12 @@ from unit.memory.memory_cases import EAGER, FUSED, LLAMA, make_engine, make_fact
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Optimization, UpdateTraits
-from rlplug.memory.decide import decide, shortfall
-from rlplug.memory.facts import GPU, MemoryFacts, NetworkFacts
-from rlplug.memory.plan import MemoryPlan
-from rlplug.memory.table import memory_notes, memory_rows
 from rlplug.memory_inputs import optimizer_state_bytes, traits_of
 from rlplug.phases import GIB
+from rlplug.training.memory_plan.decisions import decide, shortfall
+from rlplug.training.memory_plan.inputs import GPU, MemoryFacts, NetworkFacts
+from rlplug.training.memory_plan.plan import MemoryPlan
+from rlplug.training.memory_plan.table import memory_notes, memory_rows
 
 
 def run_with(gib: float = 139.8, **others: object):  # type: ignore[no-untyped-def]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from rlplug.batching import BatchPlan, BatchSizes
 from rlplug.interfaces import Denominators
-from rlplug.passes import mini_batch_denominators
+from rlplug.training.batch_plan import BatchPlan, BatchSizes
+from rlplug.training.forward_backward import mini_batch_denominators
 
 TEMPERATURE, TOP_K, LEARNING_RATE, MAX_NORM = 0.8, 10, 0.05, 0.5  # as in update_worker.py
 SPLITS = ["1", "3", "all", "16 tokens", "40 tokens"]

@@ -20,9 +20,9 @@ from unit.memory.memory_cases import (
     make_facts,
 )
 
-from rlplug.memory.facts import MemoryFacts, NetworkFacts
-from rlplug.memory.plan import MemoryPlan, PlanPhase
 from rlplug.phases import GIB
+from rlplug.training.memory_plan.inputs import MemoryFacts, NetworkFacts
+from rlplug.training.memory_plan.plan import MemoryPlan, PlanPhase
 
 TOLERANCE = 0.1
 

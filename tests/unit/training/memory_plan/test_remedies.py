@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from unit.memory.memory_cases import EAGER, FUSED, LLAMA, QWEN, make_engine, make_facts
 
-from rlplug.memory.facts import GPU, MemoryFacts, NetworkFacts
-from rlplug.memory.plan import MemoryPlan
-from rlplug.memory.recommend import recommendations
-from rlplug.memory.remedies import fused_logprobs, smallest_change, with_budget, with_share
 from rlplug.phases import GIB
+from rlplug.training.memory_plan.inputs import GPU, MemoryFacts, NetworkFacts
+from rlplug.training.memory_plan.plan import MemoryPlan
+from rlplug.training.memory_plan.recommendations import recommendations
+from rlplug.training.memory_plan.remedies import fused_logprobs, smallest_change, with_budget, with_share
 
 
 def on(gib: float, facts: MemoryFacts) -> MemoryFacts:

@@ -7,7 +7,7 @@ import math
 import numpy
 import pytest
 
-from rlplug.metrics import rollout_metrics
+from rlplug.training.rollout_metrics import rollout_metrics
 from rlplug.types import Prompt, RewardError, Rollout, Sample
 
 LATE = RewardError("late")
