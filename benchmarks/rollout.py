@@ -46,7 +46,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlplug.interfaces import Placement
-from rlplug.phases import GIB
+from rlplug.observability.phase_timer import GIB
 from rlplug.rollout.engine_states import Lifecycle
 from rlplug.types import SamplingParams
 from rlplug.weight_sync.buckets import weight_buckets

@@ -132,7 +132,7 @@ def _plan_command(arguments: list[str]) -> int:
 def _report_command(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("rlplug report", description="Write report.html from the folder of a run.")
     parser.add_argument("run_dir", type=Path, help="a run's folder, such as runs/quickstart/001")
-    from rlplug.report import write_report
+    from rlplug.observability.report import write_report
 
     print(write_report(parser.parse_args(arguments).run_dir))
     return 0

@@ -24,7 +24,7 @@ from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import PolicySpec, RolloutEngine
 from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
 from rlplug.models.critic import CriticConfig
-from rlplug.phases import StopSignal
+from rlplug.observability.phase_timer import StopSignal
 from rlplug.prompt_stream import PromptStream
 from rlplug.rewards import RewardRunner
 from rlplug.rollout.config import PartialRollout, TurnOptions

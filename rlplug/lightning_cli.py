@@ -16,9 +16,9 @@ from rlplug.datamodule import PromptDataModule
 from rlplug.distributed.checkpoint import RLCheckpoint, newest_checkpoint
 from rlplug.errors import ConfigError
 from rlplug.module import RLModule
+from rlplug.observability.profiler import StepProfiler
+from rlplug.observability.progress import RLProgressBar
 from rlplug.parser import RLArgumentParser
-from rlplug.profiling import StepProfiler
-from rlplug.progress import RLProgressBar
 from rlplug.run_folder import RunFolder
 
 CLI = TypeVar("CLI", bound="RLCLI")

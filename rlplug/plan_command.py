@@ -13,7 +13,7 @@ from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.lightning_cli import ConfiguredCLI, read_command
 from rlplug.memory_inputs import PlannedRun
-from rlplug.phases import GIB
+from rlplug.observability.phase_timer import GIB
 from rlplug.run_folder import batch_table
 from rlplug.training.memory_plan.decisions import shortfall
 from rlplug.training.memory_plan.inputs import GPU, total_and_free

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rlplug.distributed.checkpoint import newest_checkpoint, run_dir_of
-from rlplug.metrics_csv import MetricsCSV
 from rlplug.models.export import export_policy
+from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.plugin_manager import describe, plugins
 from rlplug.training.memory_plan.table import memory_notes, memory_rows, memory_table
 from rlplug.types import RewardError, Sample
@@ -213,7 +213,7 @@ class RunFolder(Callback):
         if self.export_policy:
             say(f"policy: {self.path / 'policy'}", soft_wrap=True)
         if self.report and importlib.util.find_spec("plotly"):
-            from rlplug.report import write_report
+            from rlplug.observability.report import write_report
 
             say(f"report: {write_report(self.path)}", soft_wrap=True)
         elif self.report:

@@ -29,7 +29,7 @@ from rlplug.interfaces.rollout import Placement
 from rlplug.memory_inputs import PlannedRun
 from rlplug.models.build import build_critic, build_policy, build_reference
 from rlplug.models.hf_files import read_config
-from rlplug.phases import PhaseClock
+from rlplug.observability.phase_timer import PhaseClock
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.generator import Player

@@ -13,7 +13,7 @@ from rlplug.distributed.offload import Offload
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket
-from rlplug.phases import GIB
+from rlplug.observability.phase_timer import GIB
 from rlplug.rollout.agent_loop import TurnLoop
 from rlplug.rollout.engine_states import Lifecycle
 from rlplug.types import NO_VERSION

@@ -20,7 +20,7 @@ import torch.utils.tensorboard  # noqa: F401 - these two imports take the time
 
 import rlplug.lightning_cli  # noqa: F401
 from rlplug.cli import main
-from rlplug.phases import PhaseClock
+from rlplug.observability.phase_timer import PhaseClock
 
 COMMAND = str(Path(sys.executable).with_name("rlplug"))
 """What a run's further processes are started with."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from command_line import SMALL, Job, Result, run_jobs
 
-from rlplug.phases import PHASES
+from rlplug.observability.phase_timer import PHASES
 
 RUN = [*SMALL, "--model.num_steps", "4", "--checkpoint.every_n_steps", "3"]
 PROFILED = [*RUN, "--profile.steps", "2-3"]

@@ -9,7 +9,7 @@ import pytest
 from command_line import SMALL, Job, run_jobs
 
 from rlplug.distributed.checkpoint import list_checkpoints
-from rlplug.phases import PHASES
+from rlplug.observability.phase_timer import PHASES
 
 KILLED_IN = (*PHASES, "validate", "checkpoint")
 INTERRUPTED_IN = ("rollout", "advantages", "update", "publish")

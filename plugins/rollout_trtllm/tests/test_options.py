@@ -20,7 +20,7 @@ from rlplug_rollout_trtllm.versions import require_ray, require_tensorrt_llm
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import EngineMemory, EngineNeeds, FP8Weights, Placement, PolicySpec
-from rlplug.phases import GIB
+from rlplug.observability.phase_timer import GIB
 from rlplug.registry import Registry
 from rlplug.rollout.device_memory import MemoryBefore
 

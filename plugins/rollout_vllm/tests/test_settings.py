@@ -16,7 +16,7 @@ from rlplug_rollout_vllm.versions import require_vllm
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import FP8Weights, PolicySpec
-from rlplug.phases import GIB
+from rlplug.observability.phase_timer import GIB
 from rlplug.rollout.context_limit import room_for
 from rlplug.rollout.device_memory import MemoryBefore
 from rlplug.types import Request, SamplingParams

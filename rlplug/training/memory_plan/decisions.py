@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect, Optimization
-from rlplug.phases import GIB
+from rlplug.observability.phase_timer import GIB
 from rlplug.training.memory_plan.inputs import MemoryFacts
 from rlplug.training.memory_plan.plan import CUDA, ENGINE, PHASES, MemoryPlan
 from rlplug.training.memory_plan.remedies import smallest_change

@@ -10,7 +10,7 @@ import torch
 from rlplug.distributed.offload import OffloadMode
 from rlplug.interfaces.memory import EngineMemory, UpdateTraits
 from rlplug.models.shape import ModelShape
-from rlplug.phases import GIB
+from rlplug.observability.phase_timer import GIB
 from rlplug.training.batch_plan import Phase
 
 CUDA_BYTES: Final = int(0.6 * GIB)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from rlplug.phases import GIB
+from rlplug.observability.phase_timer import GIB
 from rlplug.training.memory_plan.decisions import Decisions
 from rlplug.training.memory_plan.inputs import RESERVE_SHARE
 from rlplug.training.memory_plan.plan import PHASES, Item, MemoryPlan

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from rlplug.distributed.checkpoint import RLCheckpoint
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError, RunError
-from rlplug.phases import PhaseClock
+from rlplug.observability.phase_timer import PhaseClock
 
 
 class Run(LightningModule):

@@ -7,7 +7,7 @@ import torch
 
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault
-from rlplug.phases import GIB
+from rlplug.observability.phase_timer import GIB
 from rlplug.rollout.engine_states import MEANINGS, MEASURED, NEXT_STATES, STATES_AFTER_ERROR, Lifecycle
 
 CPU = torch.device("cpu")

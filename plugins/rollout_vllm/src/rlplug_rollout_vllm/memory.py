@@ -8,7 +8,7 @@ import torch
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineMemory, EngineNeeds, PolicySpec
-from rlplug.phases import GIB
+from rlplug.observability.phase_timer import GIB
 from rlplug.rollout.device_memory import MemoryBefore
 from rlplug_rollout_vllm.options import VLLMOptions
 

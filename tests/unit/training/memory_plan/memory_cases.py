@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from rlplug.interfaces import EngineMemory, UpdateTraits
 from rlplug.models.shape import ModelShape
-from rlplug.phases import GIB
+from rlplug.observability.phase_timer import GIB
 from rlplug.training.memory_plan.inputs import GPU, MemoryFacts, NetworkFacts, Sizes
 
 H200 = GPU(total=int(139.8 * GIB), free=int(139.8 * GIB), is_here=False)

@@ -13,7 +13,7 @@ from unit.memory.memory_cases import EAGER, FUSED, LLAMA, make_engine, make_fact
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Optimization, UpdateTraits
 from rlplug.memory_inputs import optimizer_state_bytes, traits_of
-from rlplug.phases import GIB
+from rlplug.observability.phase_timer import GIB
 from rlplug.training.memory_plan.decisions import decide, shortfall
 from rlplug.training.memory_plan.inputs import GPU, MemoryFacts, NetworkFacts
 from rlplug.training.memory_plan.plan import MemoryPlan

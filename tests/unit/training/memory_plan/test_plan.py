@@ -20,7 +20,7 @@ from unit.memory.memory_cases import (
     make_facts,
 )
 
-from rlplug.phases import GIB
+from rlplug.observability.phase_timer import GIB
 from rlplug.training.memory_plan.inputs import MemoryFacts, NetworkFacts
 from rlplug.training.memory_plan.plan import MemoryPlan, PlanPhase
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from unit.memory.memory_cases import EAGER, FUSED, LLAMA, QWEN, make_engine, make_facts
 
-from rlplug.phases import GIB
+from rlplug.observability.phase_timer import GIB
 from rlplug.training.memory_plan.inputs import GPU, MemoryFacts, NetworkFacts
 from rlplug.training.memory_plan.plan import MemoryPlan
 from rlplug.training.memory_plan.recommendations import recommendations

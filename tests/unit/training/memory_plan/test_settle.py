@@ -14,7 +14,7 @@ from rlplug import setup as module_setup
 from rlplug.errors import ConfigError
 from rlplug.interfaces import EngineNeeds, PolicySpec
 from rlplug.memory_inputs import traits_of
-from rlplug.phases import GIB
+from rlplug.observability.phase_timer import GIB
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.setup import RLModuleSetup
 from rlplug.training.memory_plan.decisions import decide

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rlplug.report.figure import Section
+from rlplug.observability.report.figure import Section
 
 FROM_ZERO: Final[Mapping[str, Any]] = {"rangemode": "tozero"}
 SHARE: Final[Mapping[str, Any]] = {"rangemode": "tozero", "tickformat": "~%", "hoverformat": ".2~%"}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rlplug.profile_summary import DeviceTime, Event, Gap, RangeTime, Span, Summary, read_trace, summarize
-from rlplug.profile_text import headlines, summary_text
+from rlplug.observability.profile_summary import DeviceTime, Event, Gap, RangeTime, Span, Summary, read_trace, summarize
+from rlplug.observability.profile_text import headlines, summary_text
 
 US = 1e-6
 ORIGIN = 4_443_317_743_000.0

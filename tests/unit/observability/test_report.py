@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from rlplug.errors import ConfigError
-from rlplug.report import write_report
-from rlplug.report.figures import build_figures
-from rlplug.report.run_data import Metrics, SampleRecord, read_run
-from rlplug.report.series import Series, bucket_means, keep_extremes, smooth
-from rlplug.report.summary import best_and_worst, duration, number
+from rlplug.observability.report import write_report
+from rlplug.observability.report.figures import build_figures
+from rlplug.observability.report.run_data import Metrics, SampleRecord, read_run
+from rlplug.observability.report.series import Series, bucket_means, keep_extremes, smooth
+from rlplug.observability.report.summary import best_and_worst, duration, number
 
 go = pytest.importorskip("plotly.graph_objects")
 

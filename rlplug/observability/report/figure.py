@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final, Literal, TypeAlias
 
-from rlplug.report.series import MIN_SMOOTHED, Series, bucket_means, keep_extremes, smooth
+from rlplug.observability.report.series import MIN_SMOOTHED, Series, bucket_means, keep_extremes, smooth
 
 Section: TypeAlias = Literal["Learning", "Stability", "Speed and memory"]
 Mark: TypeAlias = Literal["line", "dot", "area", "band"]

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from rlplug.phases import GIB, PhaseClock, StopSignal
+from rlplug.observability.phase_timer import GIB, PhaseClock, StopSignal
 
 CPU = torch.device("cpu")
 
@@ -78,7 +78,7 @@ def test_a_failed_phase_counts_and_raises():
 
 STALL = """
 import time, torch
-from rlplug.phases import PhaseClock
+from rlplug.observability.phase_timer import PhaseClock
 
 def waits_for_the_engine():
     time.sleep(1.0)

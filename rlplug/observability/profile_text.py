@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from rlplug.profile_summary import ALL, BETWEEN, Gap, RangeTime, Summary
+from rlplug.observability.profile_summary import ALL, BETWEEN, Gap, RangeTime, Summary
 
 SLOWER: Final = (
     "A profiler costs time: these steps are slower than others, and shares say more than seconds do. time/... in "

@@ -14,7 +14,7 @@ from typing import Any, Final
 import psutil
 import torch
 
-from rlplug.trace_ranges import trace_range
+from rlplug.observability.trace_ranges import trace_range
 
 PHASES: Final = ("prompts", "rollout", "rewards", "filter", "logprobs", "advantages", "update", "publish")
 """The eight phases of a step, in order. ``validate`` comes besides, when it is due."""

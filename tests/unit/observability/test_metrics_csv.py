@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from rlplug.metrics_csv import MetricsCSV
+from rlplug.observability.metrics_csv import MetricsCSV
 
 
 def read(path):

@@ -13,9 +13,9 @@ import jinja2
 from markupsafe import Markup
 
 from rlplug.errors import ConfigError
-from rlplug.report.figures import build_figures, by_section
-from rlplug.report.run_data import RunData, read_run
-from rlplug.report.summary import best_and_worst, build_tiles, metric_rows, number, parse_time
+from rlplug.observability.report.figures import build_figures, by_section
+from rlplug.observability.report.run_data import RunData, read_run
+from rlplug.observability.report.summary import best_and_worst, build_tiles, metric_rows, number, parse_time
 
 REPORT_FILE: Final = "report.html"
 TEMPLATE: Final = "report.html.j2"
@@ -76,7 +76,7 @@ def _render(run: RunData, plotly_js: str) -> str:
     figures, absent = build_figures(run.metrics)
     best, worst = best_and_worst(run.samples.late)
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("rlplug.report", "."),
+        loader=jinja2.PackageLoader("rlplug.observability.report", "."),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

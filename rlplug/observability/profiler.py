@@ -17,9 +17,9 @@ from rich.console import Console
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from rlplug.errors import ConfigError
-from rlplug.profile_summary import read_trace, summarize
-from rlplug.profile_text import SLOWER, headlines, summary_text
-from rlplug.trace_ranges import ranges_made_by
+from rlplug.observability.profile_summary import read_trace, summarize
+from rlplug.observability.profile_text import SLOWER, headlines, summary_text
+from rlplug.observability.trace_ranges import ranges_made_by
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule

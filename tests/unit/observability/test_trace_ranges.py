@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from rlplug.phases import PhaseClock
+from rlplug.observability.phase_timer import PhaseClock
+from rlplug.observability.trace_ranges import ranges_made_by, trace_range
 from rlplug.rollout.engine_states import Lifecycle
-from rlplug.trace_ranges import ranges_made_by, trace_range
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplug.errors import ConfigError
-from rlplug.report.series import Series
+from rlplug.observability.report.series import Series
 
 METRICS_FILE = "metrics.csv"
 SAMPLES_FILE = "samples.jsonl"

@@ -10,8 +10,8 @@ from datetime import datetime
 from statistics import fmean, median
 from typing import Any, Final
 
-from rlplug.report.run_data import Metrics, SampleRecord
-from rlplug.report.series import Series
+from rlplug.observability.report.run_data import Metrics, SampleRecord
+from rlplug.observability.report.series import Series
 
 ENDS: Final = 5
 """A first and a last value are means over this many steps, so that one lucky batch is not the headline."""

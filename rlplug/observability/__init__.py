@@ -1,0 +1,1 @@
+"""What a run shows: phase timer, profiler, progress, CSV metrics and the report."""
