@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from rlplug.environments import ToolEnvironment
 from rlplug.rewards import ExactMatch, FunctionReward, MathVerify, ReasoningGymReward, RegexFormat
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.tools import ToolEnvironment
 
 if TYPE_CHECKING:
     from torch import Tensor

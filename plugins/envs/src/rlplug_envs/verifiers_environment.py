@@ -9,9 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from rlplug.errors import ConfigError
-from rlplug.interfaces.environment import Environment, StepResult
-from rlplug.tools.calls import (
+from rlplug.environments.tool_calls import (
     HERMES_OPEN,
     LLAMA_TAG,
     MISTRAL_MARK,
@@ -20,6 +18,8 @@ from rlplug.tools.calls import (
     ToolCall,
     find_calls,
 )
+from rlplug.errors import ConfigError
+from rlplug.interfaces.environment import Environment, StepResult
 from rlplug.types import Prompt
 from rlplug_envs.processes import EnvironmentHost, host_settings, shared_pool
 

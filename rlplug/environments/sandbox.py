@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rlplug.tools.sandbox_limits import own_user
+from rlplug.environments.sandbox_limits import own_user
 
 SCRIPT: Final = Path(__file__).with_name("sandbox_process.py")
 END_SCRIPT: Final = Path(__file__).with_name("sandbox_limits.py")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlplug.tools.calls import MalformedCall, ToolCall, find_calls
+from rlplug.environments.tool_calls import MalformedCall, ToolCall, find_calls
 
 PARIS = ToolCall("weather", {"city": "Paris"})
 ROME = ToolCall("weather", {"city": "Rome"})

@@ -8,11 +8,11 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from rlplug.environments.sandbox import Limits, SandboxError, ToolPool, ToolResult
+from rlplug.environments.tool_calls import AnyCall, CallFormat, MalformedCall, ToolCall, find_calls
+from rlplug.environments.tool_schema import ToolFunction, tool_functions
 from rlplug.errors import ConfigError, did_you_mean
 from rlplug.interfaces.environment import Environment, Message, StepResult
-from rlplug.tools.calls import AnyCall, CallFormat, MalformedCall, ToolCall, find_calls
-from rlplug.tools.sandbox import Limits, SandboxError, ToolPool, ToolResult
-from rlplug.tools.schema import ToolFunction, tool_functions
 from rlplug.types import Prompt
 
 MAX_WORKERS: Final = 8
@@ -22,7 +22,7 @@ CALL_FORMATS: Final[tuple[str, ...]] = typing.get_args(CallFormat)
 class ToolEnvironment(Environment):
     """Lets the policy call functions: a turn with calls gets their results, and a turn without ends the trajectory.
 
-    Each call runs in a process of its own, with limits that :mod:`rlplug.tools.sandbox` describes, and sees modules as
+    Each call runs in a process of its own, with limits that :mod:`rlplug.environments.sandbox` describes, and sees modules as
     they were imported: what a function stores is gone with its call. Calls of one turn run one after another. What
     goes wrong in a call, from its JSON to its memory, is told to the policy as the call's result.
 
@@ -30,9 +30,9 @@ class ToolEnvironment(Environment):
 
     Args:
         functions: Import paths of functions with type hints and a docstring, such as ``my_package.tools.search``; see
-            :func:`rlplug.tools.tool_functions`.
+            :func:`rlplug.environments.tool_functions`.
         call_format: How the policy writes calls, ``hermes``, ``llama3``, ``mistral`` or ``pythonic``; ``auto`` knows
-            them by their marks. See :mod:`rlplug.tools.calls`.
+            them by their marks. See :mod:`rlplug.environments.tool_calls`.
         time_limit_s: Of a call, in seconds.
         memory_limit_mib: Of each process of a call, in MiB.
         output_limit_chars: Longest result; what is more is cut, and the policy is told how much.

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from examples.calculator.tools import calculate
+from rlplug.environments import ToolEnvironment
+from rlplug.environments.sandbox import SandboxError
 from rlplug.errors import ConfigError
-from rlplug.tools import ToolEnvironment
-from rlplug.tools.sandbox import SandboxError
 from rlplug.types import Prompt
 
 SAMPLE = "unit.tools.sample_tools"

@@ -8,8 +8,8 @@ import pytest
 from transformers.utils.chat_template_utils import get_json_schema
 from unit.tools import sample_tools
 
+from rlplug.environments import tool_functions, tool_instructions
 from rlplug.errors import ConfigError
-from rlplug.tools import tool_functions, tool_instructions
 
 SAMPLE = "unit.tools.sample_tools"
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from unit.tools import sample_tools
 
+from rlplug.environments import ToolEnvironment, sandbox_limits
+from rlplug.environments.sandbox import Limits, SandboxError, ToolPool, ToolResult
 from rlplug.errors import ConfigError
-from rlplug.tools import ToolEnvironment, sandbox_limits
-from rlplug.tools.sandbox import Limits, SandboxError, ToolPool, ToolResult
 
 SAMPLE = "unit.tools.sample_tools"
 TESTS = Path(__file__).parents[2]
@@ -224,7 +224,7 @@ def test_a_call_whose_worker_is_killed_is_ended_by_the_trainer(pool):
 
 TRAINER = f"""
 import os, sys, threading, time
-from rlplug.tools.sandbox import Limits, ToolPool
+from rlplug.environments.sandbox import Limits, ToolPool
 pool = ToolPool(["{SAMPLE}.bomb", "{SAMPLE}.add"], Limits(600.0, 256, 1000, 8), 2)
 pool.check()
 threading.Thread(target=pool.call, args=("{SAMPLE}.bomb", {{}}, "0"), daemon=True).start()
@@ -253,7 +253,7 @@ def test_workers_and_their_calls_end_with_the_trainer(is_killed):
 
 OTHER_USER = f"""
 import os
-from rlplug.tools.sandbox import Limits, ToolPool
+from rlplug.environments.sandbox import Limits, ToolPool
 names = ["add", "bomb", "comet", "fork_all", "start_daemon", "user"]
 pool = ToolPool(["{SAMPLE}." + name for name in names], Limits(2.0, 256, 1000, 8), 1)
 def call(name, **arguments):
@@ -301,7 +301,7 @@ def test_a_function_that_only_workers_cannot_import_stops_the_run(tmp_path, monk
 def test_files_that_calls_may_not_read_stop_the_run(tmp_path):
     # without the right of root to read, Python below /root would be out of reach
     code = (
-        "from rlplug.tools.sandbox import Limits, ToolPool\n"
+        "from rlplug.environments.sandbox import Limits, ToolPool\n"
         "ToolPool(['fickle.f'], Limits(2.0, 256, 1000, 8), 1).check()\n"
     )
     (tmp_path / "fickle.py").write_text("def f(x):\n    return x\n")

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from rlplug.tools import sandbox_limits as limits
+    from rlplug.environments import sandbox_limits as limits
 else:
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import sandbox_limits as limits  # to import it as part of rlplug would bring torch, and its memory

@@ -1,8 +1,8 @@
 """Tools for policies that call functions: their description, their calls, and where these run."""
 
-from rlplug.tools.calls import MalformedCall, ToolCall, find_calls
-from rlplug.tools.environment import ToolEnvironment
-from rlplug.tools.schema import ToolFunction, tool_functions, tool_instructions
+from rlplug.environments.tool_calls import MalformedCall, ToolCall, find_calls
+from rlplug.environments.tool_environment import ToolEnvironment
+from rlplug.environments.tool_schema import ToolFunction, tool_functions, tool_instructions
 
 __all__ = [
     "MalformedCall",
