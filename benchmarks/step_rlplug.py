@@ -13,7 +13,7 @@ import yaml
 from lightning.pytorch import Callback
 from step_work import GROUP, WORKLOADS, MemoryWatch, Workload, prepare, say, share_stop_rule, write_prompts
 
-from rlplug.cli import main
+from rlplug.cli.main import main
 
 
 class StepClock(Callback):

@@ -2,7 +2,7 @@
 
 import sys
 
-from rlplug.cli import main
+from rlplug.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -21,12 +21,12 @@ from typing import Any, Final
 import docstring_parser
 import yaml
 
+from rlplug.cli.lightning_cli import RLCLI
+from rlplug.cli.parser import RLArgumentParser
 from rlplug.datamodule import PromptDataModule
 from rlplug.distributed.strategy import RLFSDP2Strategy
-from rlplug.lightning_cli import RLCLI
 from rlplug.models.config import PolicyConfig
 from rlplug.module import RLModule
-from rlplug.parser import RLArgumentParser
 from rlplug.plugin_manager import plugins
 from rlplug.prompts import PromptSource
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch.utils.tensorboard  # noqa: F401 - these two imports take the time
 
-import rlplug.lightning_cli  # noqa: F401
-from rlplug.cli import main
+import rlplug.cli.lightning_cli  # noqa: F401
+from rlplug.cli.main import main
 from rlplug.observability.phase_timer import PhaseClock
 
 COMMAND = str(Path(sys.executable).with_name("rlplug"))

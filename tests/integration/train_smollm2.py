@@ -13,6 +13,7 @@ from lightning.pytorch import Trainer
 from rlplug_algos.grpo import GRPO
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlplug.cli.run_folder import RunFolder
 from rlplug.datamodule import PromptDataModule
 from rlplug.distributed.checkpoint import RLCheckpoint
 from rlplug.distributed.strategy import RLFSDP2Strategy
@@ -22,7 +23,6 @@ from rlplug.module import RLModule
 from rlplug.prompts import ReasoningGymSource
 from rlplug.rewards import ReasoningGymReward, RegexFormat
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.run_folder import RunFolder
 from rlplug.training.batch_plan import BatchSizes
 from rlplug.types import Request, SamplingParams
 from rlplug.weight_sync.buckets import weight_buckets

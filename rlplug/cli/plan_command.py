@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
+from rlplug.cli.run_folder import batch_table
 from rlplug.config_checks import check_optimizations
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
-from rlplug.lightning_cli import ConfiguredCLI, read_command
 from rlplug.memory_inputs import PlannedRun
 from rlplug.observability.phase_timer import GIB
-from rlplug.run_folder import batch_table
 from rlplug.training.memory_plan.decisions import shortfall
 from rlplug.training.memory_plan.inputs import GPU, total_and_free
 from rlplug.training.memory_plan.table import memory_notes, memory_table

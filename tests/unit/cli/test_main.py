@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rlplug.cli import main
+from rlplug.cli.main import main
 
 GOOD = """
 from rlplug.interfaces import Optimization

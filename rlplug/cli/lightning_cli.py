@@ -12,14 +12,14 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from transformers.utils import logging as transformers_logging
 
+from rlplug.cli.parser import RLArgumentParser
+from rlplug.cli.run_folder import RunFolder
 from rlplug.datamodule import PromptDataModule
 from rlplug.distributed.checkpoint import RLCheckpoint, newest_checkpoint
 from rlplug.errors import ConfigError
 from rlplug.module import RLModule
 from rlplug.observability.profiler import StepProfiler
 from rlplug.observability.progress import RLProgressBar
-from rlplug.parser import RLArgumentParser
-from rlplug.run_folder import RunFolder
 
 CLI = TypeVar("CLI", bound="RLCLI")
 

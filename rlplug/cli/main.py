@@ -73,7 +73,7 @@ def _run(arguments: list[str], blocked: list[str]) -> int:
     os.environ[BLOCK_VARIABLE] = ",".join(manager.blocked)  # for the ranks that Lightning starts
     if command == "plan":
         return _plan_command(arguments[1:])
-    from rlplug.lightning_cli import run_lightning
+    from rlplug.cli.lightning_cli import run_lightning
 
     interrupted = run_lightning(arguments)
     return EXIT_INTERRUPTED if interrupted else 0
@@ -124,7 +124,7 @@ def _plan_command(arguments: list[str]) -> int:
         print(f"usage: rlplug plan [--gpu-gib GIB] -c CONFIG ...\n\n{PLAN_DESCRIPTION}")
         return 0
     gpu_gib = _take_values(arguments, "--gpu-gib", "a number of GiB, such as 80")
-    from rlplug.plan_command import plan_command
+    from rlplug.cli.plan_command import plan_command
 
     return 0 if plan_command(arguments, gpu_gib[-1] if gpu_gib else None) else EXIT_ERROR
 
