@@ -14,6 +14,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from rlplug.data.prompt_stream import PromptStream
 from rlplug.distributed.offload import OffloadMode
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
@@ -25,7 +26,6 @@ from rlplug.interfaces.rollout import PolicySpec, RolloutEngine
 from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
 from rlplug.models.critic import CriticConfig
 from rlplug.observability.phase_timer import StopSignal
-from rlplug.prompt_stream import PromptStream
 from rlplug.rewards import RewardRunner
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.hf_engine import HFRollout

@@ -23,12 +23,12 @@ import yaml
 
 from rlplug.cli.lightning_cli import RLCLI
 from rlplug.cli.parser import RLArgumentParser
-from rlplug.datamodule import PromptDataModule
+from rlplug.data.datamodule import PromptDataModule
+from rlplug.data.sources import PromptSource
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.models.config import PolicyConfig
 from rlplug.module import RLModule
 from rlplug.plugin_manager import plugins
-from rlplug.prompts import PromptSource
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "configuration.md"

@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from rlplug.cli.parser import RLArgumentParser
 from rlplug.cli.run_folder import RunFolder
-from rlplug.datamodule import PromptDataModule
+from rlplug.data.datamodule import PromptDataModule
 from rlplug.distributed.checkpoint import RLCheckpoint, newest_checkpoint
 from rlplug.errors import ConfigError
 from rlplug.module import RLModule

@@ -7,9 +7,9 @@ from typing import Any, Final, NoReturn
 
 from lightning.pytorch.cli import LightningArgumentParser
 
+from rlplug.data.sources import PromptSource
 from rlplug.errors import ConfigError, did_you_mean
 from rlplug.plugin_manager import plugins
-from rlplug.prompts import PromptSource
 from rlplug.registry import KNOWN_DISTRIBUTIONS
 
 KIND_OF_KEY: Final = {

@@ -14,13 +14,13 @@ from rlplug_algos.grpo import GRPO
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlplug.cli.run_folder import RunFolder
-from rlplug.datamodule import PromptDataModule
+from rlplug.data.datamodule import PromptDataModule
+from rlplug.data.sources import ReasoningGymSource
 from rlplug.distributed.checkpoint import RLCheckpoint
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces import Placement
 from rlplug.models.config import PolicyConfig
 from rlplug.module import RLModule
-from rlplug.prompts import ReasoningGymSource
 from rlplug.rewards import ReasoningGymReward, RegexFormat
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.training.batch_plan import BatchSizes

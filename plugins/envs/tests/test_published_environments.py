@@ -13,8 +13,8 @@ import pytest
 from rlplug_envs.verifiers_environment import VerifiersEnvironment
 from rlplug_envs.verifiers_source import VerifiersSource
 
+from rlplug.data.sources import PromptRow
 from rlplug.interfaces.environment import StepResult
-from rlplug.prompts import PromptRow
 from rlplug.types import Prompt
 
 pytest.importorskip("verifiers", reason="the package verifiers is not installed")

@@ -4,8 +4,8 @@ import pytest
 import reasoning_gym
 from rlplug_envs.reasoning_gym import ReasoningGymEnvironment
 
+from rlplug.data.sources import ReasoningGymSource
 from rlplug.errors import ConfigError
-from rlplug.prompts import ReasoningGymSource
 from rlplug.types import Prompt
 
 TASK = "chain_sum"

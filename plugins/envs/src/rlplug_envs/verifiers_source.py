@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, Final, Literal
 
+from rlplug.data.sources import PromptRow, PromptSource
 from rlplug.errors import ConfigError
-from rlplug.prompts import PromptRow, PromptSource
 from rlplug_envs.processes import EnvironmentFailure, EnvironmentHost, host_settings
 
 EXAMPLES_PER_REQUEST: Final = 1000

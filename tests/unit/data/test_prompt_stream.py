@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlplug.data.prompt_stream import PromptStream
 from rlplug.errors import ConfigError
-from rlplug.prompt_stream import PromptStream
 from rlplug.types import Prompt
 
 
@@ -69,7 +69,7 @@ def test_stream_neither_reads_nor_moves_the_global_generator():
 def test_stream_is_the_same_in_another_process():
     # hash() of strings differs between processes, and RANK between ranks
     code = (
-        "from rlplug.prompt_stream import PromptStream; from rlplug.types import Prompt; import hashlib, json\n"
+        "from rlplug.data.prompt_stream import PromptStream; from rlplug.types import Prompt; import hashlib, json\n"
         "stream = PromptStream([Prompt(f'p{i}', (i, i + 1), str(i)) for i in range(20)], seed=3)\n"
         "uids = [p.uid for p in stream.take(30)]\n"
         "print(hashlib.sha256(json.dumps([uids, stream.state_dict()]).encode()).hexdigest())"

@@ -14,10 +14,10 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from rlplug.data.prompt_stream import PromptStream
+from rlplug.data.sources import PromptRow, PromptSource
 from rlplug.environments.tool_schema import tool_instructions
 from rlplug.errors import ConfigError
-from rlplug.prompt_stream import PromptStream
-from rlplug.prompts import PromptRow, PromptSource
 from rlplug.types import Prompt
 
 

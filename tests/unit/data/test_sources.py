@@ -10,8 +10,8 @@ import reasoning_gym
 from jsonargparse import ArgumentParser
 from pyarrow import parquet
 
+from rlplug.data.sources import FileSource, HFDatasetSource, PromptRow, PromptSource, ReasoningGymSource
 from rlplug.errors import ConfigError
-from rlplug.prompts import FileSource, HFDatasetSource, PromptRow, PromptSource, ReasoningGymSource
 
 RECORDS = [
     {"prompt": "1 + 1 =", "answer": "2", "level": 1},

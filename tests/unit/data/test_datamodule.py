@@ -11,9 +11,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from rlplug.datamodule import PromptDataModule
+from rlplug.data.datamodule import PromptDataModule
+from rlplug.data.sources import FileSource, PromptRow, PromptSource
 from rlplug.errors import ConfigError
-from rlplug.prompts import FileSource, PromptRow, PromptSource
 from rlplug.types import Prompt
 
 SPECIAL = ["<bos>", "<eos>", "<|system|>", "<|user|>", "<|assistant|>"]

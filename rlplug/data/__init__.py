@@ -1,0 +1,1 @@
+"""Prompts: sources, the resumable stream and the Lightning data module."""
