@@ -7,7 +7,8 @@ A step's sequences, of lengths drawn from two distributions with long tails, are
 - ``kk``: the largest differencing method of Karmarkar and Karp, which knows no budget: ``over`` counts the draws in
   which it exceeds that;
 - ``lpt``: longest processing time first, :func:`rlplug.training.seqlen_balancing.partition`;
-- ``schedule``: what runs use, :func:`rlplug.training.seqlen_balancing.schedule`: ``lpt``, and passes leveled where parts are uneven.
+- ``schedule``: what runs use, :func:`rlplug.training.seqlen_balancing.schedule`: ``lpt``, and passes leveled where parts
+  are uneven.
 
 All but ``contiguous`` get the number of passes that ``schedule`` finds.
 

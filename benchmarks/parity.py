@@ -25,7 +25,7 @@ from typing import Any, Literal
 import yaml
 
 from rlplug.errors import ConfigError, did_you_mean
-from rlplug.models.config import PolicyConfig, load_tokenizer
+from rlplug.models.config import ModelConfig, load_tokenizer
 from rlplug.types import SamplingParams
 
 LOG_LINES = 3
@@ -126,7 +126,7 @@ def _checked(cls: Any, values: Any, prefix: str) -> dict[str, Any]:
 def make_prompts(comparison: Comparison) -> list[list[int]]:
     """Return the token ids of the prompts, which every engine gets as they are."""
     prompts = comparison.prompts
-    tokenizer: Any = load_tokenizer(PolicyConfig(comparison.model), "model")
+    tokenizer: Any = load_tokenizer(ModelConfig(comparison.model), "model")
     if prompts.file is None:
         assert prompts.count is not None
         assert prompts.length is not None

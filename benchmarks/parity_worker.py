@@ -18,12 +18,12 @@ from torch import nn
 
 from rlplug.errors import ConfigError, RLPlugError
 from rlplug.interfaces import Placement, PolicySpec
-from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
+from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.models.forward import policy_forward
 from rlplug.models.loading import load_model
 from rlplug.ops.mismatch import mismatch_metrics
 from rlplug.plugin_manager import plugins
-from rlplug.rollout.engine_states import Lifecycle
+from rlplug.rollout.engine_states import EngineStateMachine
 from rlplug.types import Batch, Completion, Prompt, Request, Sample, SamplingParams
 from rlplug.weight_sync.buckets import weight_buckets
 
@@ -49,7 +49,7 @@ def engine_class(name: str) -> Any:
         raise ConfigError(f"engines: {name!r} cannot be imported: {problem}.") from problem
 
 
-def trainer_policy(config: PolicyConfig, device: torch.device) -> nn.Module:
+def trainer_policy(config: ModelConfig, device: torch.device) -> nn.Module:
     """Return the policy with parameters in its dtype, as FSDP gives them to a forward pass; buffers stay float32."""
     model = load_model(config, "model")
     for parameter in model.parameters():
@@ -97,7 +97,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, and there is no GPU here.")
     device = torch.device("cuda", 0) if name == "cuda" else torch.device("cpu")
-    config, sampling = PolicyConfig(job["model"], dtype=job["dtype"]), SamplingParams(**job["sampling"])
+    config, sampling = ModelConfig(job["model"], dtype=job["dtype"]), SamplingParams(**job["sampling"])
     engine = engine_class(job["engine"])(**job["init_args"])
     spec = load_spec(config, load_tokenizer(config, "model"))
     model = trainer_policy(config, device)
@@ -106,7 +106,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         for index, prompt in enumerate(job["prompts"])
         for sample in range(job["samples_per_prompt"])
     ]
-    life = Lifecycle(type(engine).__name__, device)
+    life = EngineStateMachine(type(engine).__name__, device)
     try:
         with life.calls("start"):
             engine.start(spec, Placement(device, 0, 1))

@@ -47,7 +47,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlplug.interfaces import Placement
 from rlplug.observability.phase_timer import GIB
-from rlplug.rollout.engine_states import Lifecycle
+from rlplug.rollout.engine_states import EngineStateMachine
 from rlplug.types import SamplingParams
 from rlplug.weight_sync.buckets import weight_buckets
 
@@ -113,7 +113,7 @@ class PluginRun:
         self.policy: Any = sharded_policy(folder, device)
         self.engine = make_engine(arguments)
         self.engine.check(self.spec)
-        self.life = Lifecycle(type(self.engine).__name__, device)
+        self.life = EngineStateMachine(type(self.engine).__name__, device)
         self.placement = Placement(device, dist.get_rank(), dist.get_world_size())
         self.requests = make_requests(arguments, self.policy.config.vocab_size)
         self.version = 0

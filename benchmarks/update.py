@@ -33,12 +33,12 @@ from rlplug.distributed.offload import Offload
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.models.build import build_policy
-from rlplug.models.config import PolicyConfig
+from rlplug.models.config import ModelConfig
 from rlplug.plugin_manager import plugins
-from rlplug.training.actor_critic import Learners
+from rlplug.training.actor_critic import ActorCritic
 from rlplug.training.batch_plan import BatchPlan, BatchSizes, attention_cost
-from rlplug.training.forward_backward import Passes
-from rlplug.training.losses import Trainee
+from rlplug.training.forward_backward import MicroBatchRunner
+from rlplug.training.losses import TrainableModel
 from rlplug.training.update import Update
 from rlplug.types import SamplingParams
 
@@ -80,7 +80,7 @@ class Measured(LightningModule):
 
     def configure_model(self) -> None:
         dtype = "float32" if "float32" in self.variant else self.options.dtype
-        config = PolicyConfig(path=str(self.folder), init="random", dtype=dtype)
+        config = ModelConfig(path=str(self.folder), init="random", dtype=dtype)
         optimizations = [make_optimization(text) for text in VARIANTS[self.variant]]
         self.policy, effects = build_policy(config, optimizations, self.trainer.strategy)
         if self.trainer.is_global_zero:
@@ -104,8 +104,8 @@ class Measured(LightningModule):
             longest=max(batch.lengths),
             quadratic_cost=attention_cost(self.policy.config),
         )
-        learners = Learners(
-            policy=Trainee("policy", self.policy, self.optimizers(), None, 1.0),
+        learners = ActorCritic(
+            policy=TrainableModel("policy", self.policy, self.optimizers(), None, 1.0),
             critic=None,
             critic_config=None,
             reference=None,
@@ -113,7 +113,7 @@ class Measured(LightningModule):
             sampling=SamplingParams(),
             hook=plugins().hook,
         )
-        passes = Passes(plan, strategy)
+        passes = MicroBatchRunner(plan, strategy)
         updater = Update(passes, self.manual_backward, skip_nonfinite=False, seed=0)
         phases = {
             "logprobs": lambda: passes.forward_only(batch, learners.policy_pass),
@@ -189,7 +189,7 @@ class Measured(LightningModule):
                 row[name] = round(time.perf_counter() - began, 3)
                 if name == "park weights s":
                     row["GiB left on the GPU"] = round(torch.cuda.memory_allocated() / 2**30, 2)
-        return row | {"offloaded GiB": round(offload.drain_metrics()["offload/gib"], 1)}
+        return row | {"offloaded GiB": round(offload.pop_metrics()["offload/gib"], 1)}
 
     def profile(self, name: str, phase: Any) -> None:
         """Print what the device spends its time on in one more run of the phase."""

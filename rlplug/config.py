@@ -23,13 +23,13 @@ from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import PolicySpec, RolloutEngine
-from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
+from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.models.critic import CriticConfig
 from rlplug.observability.phase_timer import StopSignal
 from rlplug.rewards import RewardRunner
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.rollout.partial_rollout import InFlight
+from rlplug.rollout.partial_rollout import PartialRolloutState
 from rlplug.training.batch_plan import BatchSizes
 from rlplug.training.memory_plan.decisions import Decisions, SleepSetting
 from rlplug.training.validation import ValidationConfig
@@ -84,12 +84,12 @@ class RLModuleOptions(LightningModule):
 
     def __init__(
         self,
-        policy: PolicyConfig,
+        policy: ModelConfig,
         algorithm: Algorithm,
         rewards: list[Reward] | None = None,
         rollout: RolloutEngine | None = None,
         critic: CriticConfig | None = None,
-        reference: PolicyConfig | None = None,
+        reference: ModelConfig | None = None,
         batch: BatchSizes = BatchSizes(),  # noqa: B008 - never changed
         sampling: SamplingParams = SamplingParams(),  # noqa: B008
         environment: Callable[[], Environment] | None = None,
@@ -132,7 +132,7 @@ class RLModuleOptions(LightningModule):
             raise ConfigError("model.turns is set, and model.environment is not: name an environment, or remove it.")
         self.make_environment = environment
         self.turns = turns
-        self.in_flight = None if partial_rollout is None else InFlight(partial_rollout)
+        self.in_flight = None if partial_rollout is None else PartialRolloutState(partial_rollout)
         """Groups that go on in the next step."""
         self.batch_sizes = batch
         self.sampling = sampling

@@ -12,7 +12,7 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.interfaces.optimization import Optimization
 from rlplug.interfaces.rollout import RolloutEngine, require_capability
-from rlplug.models.config import PolicyConfig, require_same_tokens
+from rlplug.models.config import ModelConfig, require_same_tokens
 from rlplug.models.critic import CriticConfig
 from rlplug.models.hf_files import read_config
 from rlplug.models.packing_checks import check_long_sequences
@@ -60,7 +60,7 @@ def check_algorithm(
     algorithm: Algorithm,
     plan: BatchPlan,
     critic: CriticConfig | None,
-    reference: PolicyConfig | None,
+    reference: ModelConfig | None,
     num_steps: int,
 ) -> None:
     """Refuse a run that lacks what the algorithm needs, or configures what it does not use.
@@ -140,7 +140,7 @@ def check_optimizations(optimizations: Sequence[Optimization]) -> None:
 
 
 def check_networks(
-    networks: Mapping[str, PolicyConfig | None], tokenizer: PreTrainedTokenizerBase, longest: int, sequence_size: int
+    networks: Mapping[str, ModelConfig | None], tokenizer: PreTrainedTokenizerBase, longest: int, sequence_size: int
 ) -> None:
     """Refuse models that cannot be trained on the run's sequences, or beside the policy on its tokens.
 

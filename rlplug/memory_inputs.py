@@ -13,13 +13,13 @@ from torch.optim import Optimizer
 from rlplug.distributed.mesh import MeshSizes
 from rlplug.distributed.offload import distinct_storages
 from rlplug.distributed.strategy import RLFSDP2Strategy
-from rlplug.interfaces.memory import EngineMemory, EngineNeeds, UpdateTraits
+from rlplug.interfaces.memory import ActivationTraits, EngineMemory, EngineMemoryRequest
 from rlplug.interfaces.optimization import Network, Optimization
 from rlplug.models.critic import empty_critic
 from rlplug.models.loading import empty_model
 from rlplug.models.shape import ModelShape
 from rlplug.training.memory_plan.decisions import Decisions, decide
-from rlplug.training.memory_plan.inputs import GPU, MemoryFacts, NetworkFacts, Sizes
+from rlplug.training.memory_plan.inputs import GPU, MemoryInputs, ModelInputs, Sizes
 from rlplug.weight_sync.manifest import num_fp8_parameters
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class PlannedRun:
         """Plan for ``gpu``."""
         return decide(self.module.optimizations, self.module.sleep_between_rollouts, self.facts(gpu))
 
-    def facts(self, gpu: GPU) -> Callable[[Sequence[Optimization]], MemoryFacts]:
+    def facts(self, gpu: GPU) -> Callable[[Sequence[Optimization]], MemoryInputs]:
         """Return the function from optimizations to facts, of an engine that stays awake."""
         module, batch = self.module, self.module.plan
         shapes = self._shapes()
@@ -59,12 +59,12 @@ class PlannedRun:
             states["critic"] = ADAM_BYTES if critic_state is None else critic_state
         engine = self._engine_memory(gpu, shapes["policy"])
 
-        def facts_with(optimizations: Sequence[Optimization]) -> MemoryFacts:
+        def facts_with(optimizations: Sequence[Optimization]) -> MemoryInputs:
             networks = {
-                name: NetworkFacts(shape.split(self.mesh.tensor), traits_of(name, optimizations), states[name])
+                name: ModelInputs(shape.split(self.mesh.tensor), traits_of(name, optimizations), states[name])
                 for name, shape in shapes.items()
             }
-            return MemoryFacts(
+            return MemoryInputs(
                 gpu=gpu,
                 policy=networks["policy"],
                 reference=networks.get("reference"),
@@ -119,7 +119,7 @@ class PlannedRun:
 
     def _engine_memory(self, gpu: GPU, shape: ModelShape) -> EngineMemory | None:
         spec = self.module.spec
-        needs = EngineNeeds(
+        needs = EngineMemoryRequest(
             device_bytes=gpu.total,
             parameters=shape.parameters,
             kv_bytes_per_token=shape.kv_elements * spec.dtype.itemsize,
@@ -131,9 +131,9 @@ class PlannedRun:
         return self.module.engine.plan_memory(spec, needs)
 
 
-def traits_of(network: Network, optimizations: Iterable[Optimization]) -> UpdateTraits:
+def traits_of(network: Network, optimizations: Iterable[Optimization]) -> ActivationTraits:
     """Return what passes over ``network`` are like with the optimizations that apply to it."""
-    traits = UpdateTraits()
+    traits = ActivationTraits()
     for optimization in optimizations:
         if network in optimization.applies_to:
             traits = optimization.plan_memory(traits)

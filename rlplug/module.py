@@ -17,7 +17,7 @@ from typing import Any, Final
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rlplug.distributed.host_tuning import exempt_from_collection
+from rlplug.distributed.host_tuning import freeze_gc
 from rlplug.distributed.rng import rng_state, set_rng_state
 from rlplug.errors import RunError
 from rlplug.observability.phase_timer import StopRequested
@@ -39,7 +39,7 @@ class RLModule(RLModuleSetup):
     def training_step(self, tick: Any, batch_idx: int) -> None:
         """One RL step: eight phases. The data loader only drives the loop; prompts come from the stream."""
         self.step = self.rollout_step + 1
-        with self.given_up_on_ctrl_c():
+        with self.rollback_on_interrupt():
             rollout = Rollout()
             for refill in itertools.count():
                 with self.phase("prompts"):
@@ -49,7 +49,7 @@ class RLModule(RLModuleSetup):
                 with self.phase("rewards"):
                     samples = self.score(samples)
                 with self.phase("filter"):
-                    rollout = self.keep_selected(rollout, samples, refill)
+                    rollout = self.filter_groups(rollout, samples, refill)
                 if not self.wants_refill(rollout, refill):
                     break
             with self.phase("logprobs"):
@@ -89,7 +89,7 @@ class RLModule(RLModuleSetup):
         self.step_metrics |= self.rewards.stats()
         return samples
 
-    def keep_selected(self, rollout: Rollout, samples: list[Sample], refill: int) -> Rollout:
+    def filter_groups(self, rollout: Rollout, samples: list[Sample], refill: int) -> Rollout:
         """Add the samples that the algorithm wants to train on, from as many groups as a step takes."""
         num_missing = self.plan.prompts_per_step - rollout.num_groups
         for group in Rollout(tuple(samples)).groups():
@@ -172,7 +172,7 @@ class RLModule(RLModuleSetup):
         self.policy_version += self.learners.policy_trains(self.step)
         self.rollout_step = self.step
         if self._is_first_step:
-            exempt_from_collection()  # what was compiled
+            freeze_gc()  # what was compiled
         self._is_first_step = False
         for trainee in self.learners.trainees(self.step):
             self.step_metrics[f"{trainee.name}/lr"] = trainee.optimizer.param_groups[0]["lr"]
@@ -189,9 +189,9 @@ class RLModule(RLModuleSetup):
         """Hand the step's metrics to algorithm, plugins and loggers; end the run after its last step or Ctrl-C."""
         metrics = {
             **self.step_metrics,
-            **self.driver.drain_metrics(),
-            **self.player.drain_metrics(),
-            **self.offload.drain_metrics(),
+            **self.driver.pop_metrics(),
+            **self.player.pop_metrics(),
+            **self.offload.pop_metrics(),
             **self.clock.drain(),
         }
         metrics["throughput/tokens_per_s"] = metrics["completion/num_tokens"] / metrics["time/step"]
@@ -230,7 +230,7 @@ class RLModule(RLModuleSetup):
             raise StopRequested
 
     @contextmanager
-    def given_up_on_ctrl_c(self) -> Iterator[None]:
+    def rollback_on_interrupt(self) -> Iterator[None]:
         """End the run as if the step had not begun, when Ctrl-C comes before its update."""
         stream, rng = self.stream.state_dict(), rng_state()
         in_flight = [] if self.in_flight is None else self.in_flight.state_dict()
@@ -266,16 +266,16 @@ class RLModule(RLModuleSetup):
 
     def _validate(self) -> dict[str, float]:
         # rollout/... and environment/... in the log are of the training rollout
-        self.step_metrics |= self.driver.drain_metrics() | self.player.drain_metrics()
+        self.step_metrics |= self.driver.pop_metrics() | self.player.pop_metrics()
         sampling = self.validation.sampling(self.sampling.max_new_tokens)
         key = f"validate/{self.seed}"
         samples = self.score(
             self.player.complete(self.val_prompts, self.validation.num_samples, sampling, key, self.policy_version)
         )
         self.rewards.check(samples)
-        of_sync = {name: value for name, value in self.driver.drain_metrics().items() if name.startswith("sync/")}
+        of_sync = {name: value for name, value in self.driver.pop_metrics().items() if name.startswith("sync/")}
         self.step_metrics |= of_sync
-        self.player.drain_metrics()
+        self.player.pop_metrics()
         self.newest_samples.append(("validate", self.step, samples))
         return validation_metrics(samples, self.validation.pass_threshold)
 

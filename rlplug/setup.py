@@ -18,26 +18,26 @@ from rlplug.config_checks import (
     check_partial_rollout,
     check_sampling,
 )
-from rlplug.distributed.host_tuning import exempt_from_collection, use_one_host_thread
+from rlplug.distributed.host_tuning import freeze_gc, limit_host_threads
 from rlplug.distributed.mesh import MeshSizes
 from rlplug.distributed.offload import Offload
 from rlplug.distributed.rng import rng_state, set_rng_state
 from rlplug.errors import ConfigError
-from rlplug.interfaces.algorithm import RunFacts
+from rlplug.interfaces.algorithm import RunInfo
 from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.rollout import Placement
 from rlplug.memory_inputs import PlannedRun
 from rlplug.models.build import build_critic, build_policy, build_reference
 from rlplug.models.hf_files import read_config
-from rlplug.observability.phase_timer import PhaseClock
+from rlplug.observability.phase_timer import PhaseTimer
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.engine_driver import EngineDriver
-from rlplug.rollout.generator import Player
+from rlplug.rollout.generator import RolloutGenerator
 from rlplug.rollout.observation_tokens import ObservationTokens
-from rlplug.training.actor_critic import Learners
+from rlplug.training.actor_critic import ActorCritic
 from rlplug.training.batch_plan import BatchPlan, attention_cost
-from rlplug.training.forward_backward import Passes
-from rlplug.training.losses import Trainee
+from rlplug.training.forward_backward import MicroBatchRunner
+from rlplug.training.losses import TrainableModel
 from rlplug.training.memory_plan.decisions import shortfall
 from rlplug.training.memory_plan.inputs import GPU, total_and_free
 from rlplug.training.update import Update
@@ -55,7 +55,7 @@ class RLModuleSetup(RLModuleOptions):
             check_fp8(self.engine, engines)
         self.engine.check(self.spec)
         check_optimizations(self.optimizations)
-        self.clock = PhaseClock(self.strategy.root_device, self.stall_s)
+        self.clock = PhaseTimer(self.strategy.root_device, self.stall_s)
         if stage == "fit":
             check_sampling(self.sampling, self.validation, bool(self.val_prompts))
             check_max_grad_norm(self.max_grad_norm, "model.max_grad_norm")
@@ -71,7 +71,7 @@ class RLModuleSetup(RLModuleOptions):
             check_networks(networks, self.tokenizer, self._longest, self.strategy.sequence_size)
             in_fp8 = self.weight_sync.transform is not None
             self.algorithm.setup(
-                RunFacts(self.plan.num_completions, self.plan.group_size, self.sampling.max_new_tokens, in_fp8)
+                RunInfo(self.plan.num_completions, self.plan.group_size, self.sampling.max_new_tokens, in_fp8)
             )
             if in_fp8 and not self.algorithm.needs.rollout_logprobs:
                 rank_zero_warn(UNCORRECTED.format(name=type(self.algorithm).__name__))
@@ -149,25 +149,25 @@ class RLModuleSetup(RLModuleOptions):
         self._start_engine()
         self.learners = self._make_learners()
         self.updater = Update(
-            passes=Passes(self.plan, self.strategy),
+            passes=MicroBatchRunner(self.plan, self.strategy),
             backward=self.manual_backward,
             skip_nonfinite=self.on_nonfinite == "skip",
             seed=self.seed,
         )
         self.stop_signal.install()
-        use_one_host_thread(self.strategy.root_device)
-        exempt_from_collection()
+        limit_host_threads(self.strategy.root_device)
+        freeze_gc()
 
-    def _make_learners(self) -> Learners:
+    def _make_learners(self) -> ActorCritic:
         optimizers: Any = self.optimizers()
         optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
         critic = None
         if self.critic_config is not None:
-            critic = Trainee(
+            critic = TrainableModel(
                 "critic", self.critic, optimizers[1], self._schedulers[1], self.critic_config.max_grad_norm
             )
-        return Learners(
-            policy=Trainee("policy", self.policy, optimizers[0], self._schedulers[0], self.max_grad_norm),
+        return ActorCritic(
+            policy=TrainableModel("policy", self.policy, optimizers[0], self._schedulers[0], self.max_grad_norm),
             critic=critic,
             critic_config=self.critic_config,
             reference=self._reference[0] if self._reference else None,
@@ -210,7 +210,7 @@ class RLModuleSetup(RLModuleOptions):
         )
         self.clock.asleep_bytes = self.driver.asleep_bytes
         data = self._datamodule
-        self.player = Player(
+        self.player = RolloutGenerator(
             driver=self.driver,
             spec=self.spec,
             placement=placement,

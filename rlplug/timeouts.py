@@ -44,7 +44,7 @@ class Call:
     """The event loop that it goes on on."""
 
 
-class DeadlineRunner:
+class TimeoutExecutor:
     """Runs calls: those of :meth:`run` together, or as they come, with :meth:`add` and :meth:`settled`.
 
     Args:
@@ -68,7 +68,7 @@ class DeadlineRunner:
 
     def run(self, functions: Sequence[Callable[[], Any]]) -> list[Call]:
         """Call all functions and return how each ended, in the same order. Every call is settled."""
-        batch = Batch()
+        batch = CallBatch()
         calls = self.add(batch, functions)
         try:
             while batch.num_unsettled:
@@ -77,14 +77,14 @@ class DeadlineRunner:
             batch.drop_waiting()  # after a KeyboardInterrupt the workers shall stop
         return calls
 
-    def add(self, batch: Batch, functions: Sequence[Callable[[], Any]]) -> list[Call]:
+    def add(self, batch: CallBatch, functions: Sequence[Callable[[], Any]]) -> list[Call]:
         """Let functions be called beside those that ``batch`` has, and return their calls, not settled yet."""
         calls = [batch.put(function) for function in functions]
         while batch.wants_worker(self.max_concurrency):  # quick calls: the first threads do them all
             self._start_worker(batch)
         return calls
 
-    def settled(self, batch: Batch, timeout_s: float) -> list[Call]:
+    def settled(self, batch: CallBatch, timeout_s: float) -> list[Call]:
         """Return the calls that were settled since the last time, waiting for the first, and give late ones up."""
         ends_at = time.monotonic() + timeout_s
         while True:
@@ -93,10 +93,10 @@ class DeadlineRunner:
             if (found := batch.take_settled(max(0.0, min(left, self._tick_s)))) or left <= 0:
                 return found
 
-    def _start_worker(self, batch: Batch) -> None:
+    def _start_worker(self, batch: CallBatch) -> None:
         threading.Thread(target=self._work, args=(batch,), name="rlplug-call", daemon=True).start()
 
-    def _work(self, batch: Batch) -> None:
+    def _work(self, batch: CallBatch) -> None:
         while (call := batch.take()) is not None:
             try:
                 value = call.function()
@@ -110,7 +110,7 @@ class DeadlineRunner:
             if not in_time:
                 return  # given up: another worker has this one's place
 
-    def _hand_to_loop(self, batch: Batch, call: Call, awaitable: Awaitable[Any]) -> bool:
+    def _hand_to_loop(self, batch: CallBatch, call: Call, awaitable: Awaitable[Any]) -> bool:
         with self._lock:
             if self._loop is not None and self._loop.is_blocked:
                 self._abandon(self._loop)
@@ -123,7 +123,7 @@ class DeadlineRunner:
             awaitable.close()  # or Python warns that it was never awaited
         return False
 
-    def _give_up_overdue(self, batch: Batch) -> None:
+    def _give_up_overdue(self, batch: CallBatch) -> None:
         abandoned = batch.give_up_overdue(self.deadline_s)
         self._abandoned += abandoned
         for _ in abandoned:
@@ -143,7 +143,7 @@ class DeadlineRunner:
                 self._abandoned.append(loop.thread)
 
 
-class Batch:
+class CallBatch:
     """Calls that share threads."""
 
     def __init__(self) -> None:
@@ -254,7 +254,7 @@ class _EventLoop:
             self._pinged = time.monotonic()
             self._loop.call_soon_threadsafe(self._pong)
 
-    def submit(self, batch: Batch, call: Call, awaitable: Awaitable[Any]) -> None:
+    def submit(self, batch: CallBatch, call: Call, awaitable: Awaitable[Any]) -> None:
         """Run a call here, as soon as a slot is free."""
         self._loop.call_soon_threadsafe(self._start, self._run_call(batch, call, awaitable))
         self.ping()
@@ -280,7 +280,7 @@ class _EventLoop:
             self._loop.run_until_complete(asyncio.gather(*asyncio.all_tasks(self._loop), return_exceptions=True))
         self._loop.close()
 
-    async def _run_call(self, batch: Batch, call: Call, awaitable: Awaitable[Any]) -> None:
+    async def _run_call(self, batch: CallBatch, call: Call, awaitable: Awaitable[Any]) -> None:
         async with self._slots:
             task = asyncio.ensure_future(_settle_with(batch, call, awaitable))
             # asyncio.timeout would wait on for a call that ignores its cancellation
@@ -289,7 +289,7 @@ class _EventLoop:
             task.cancel()
 
 
-async def _settle_with(batch: Batch, call: Call, awaitable: Awaitable[Any]) -> None:
+async def _settle_with(batch: CallBatch, call: Call, awaitable: Awaitable[Any]) -> None:
     try:
         value = await awaitable
     except BaseException as error:  # noqa: BLE001 - a SystemExit would end the loop under all other calls

@@ -26,7 +26,7 @@ from rlplug.cli.parser import RLArgumentParser
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.data.sources import PromptSource
 from rlplug.distributed.strategy import RLFSDP2Strategy
-from rlplug.models.config import PolicyConfig
+from rlplug.models.config import ModelConfig
 from rlplug.module import RLModule
 from rlplug.plugin_manager import plugins
 
@@ -194,7 +194,7 @@ def _optional_groups(actions: Iterable[Any]) -> dict[str, type]:
         action.dest: hint
         for action in actions
         for hint in typing.get_args(action._typehint)
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint) and hint is not PolicyConfig  # as model.policy
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint) and hint is not ModelConfig  # as model.policy
     }
 
 

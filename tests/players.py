@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlplug.rollout.config import TurnOptions
-from rlplug.rollout.generator import Player
+from rlplug.rollout.generator import RolloutGenerator
 from rlplug.rollout.observation_tokens import ObservationTokens
 from rlplug.rollout.trajectory import to_samples
 
@@ -16,7 +16,7 @@ class TextlessTokenizer:
 def player_of(driver, tokenizer=None, make_environment=None, options=None, gather=list):
     """Return the player of a driver, with observations that are plain text."""
     tokenizer = tokenizer or TextlessTokenizer()
-    return Player(
+    return RolloutGenerator(
         driver=driver,
         spec=driver._spec,
         placement=driver._placement,

@@ -7,7 +7,7 @@ import gc
 import torch
 
 
-def use_one_host_thread(device: torch.device) -> None:
+def limit_host_threads(device: torch.device) -> None:
     """Let torch's operations on the host run in one thread beside a GPU.
 
     Those that are left for the host are small, and take many times as long when threads must be woken for each: a sum
@@ -17,7 +17,7 @@ def use_one_host_thread(device: torch.device) -> None:
         torch.set_num_threads(1)
 
 
-def exempt_from_collection() -> None:
+def freeze_gc() -> None:
     """Take all objects that exist out of the garbage collector's sight: what a start and compilers leave stays anyway.
 
     A step makes many small objects, and each full collection would walk millions of others between two of them.

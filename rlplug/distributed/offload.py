@@ -1,7 +1,7 @@
 """Offload: what the trainer does not need while the engine generates waits in pinned host memory.
 
-A tensor that is parked keeps its identity: only its storage is emptied, and filled again later. So all that refers to
-it, such as FSDP's padded shards behind the parameters and the optimizer's state, needs not be told.
+An offloaded tensor keeps its identity: only its storage is emptied, and filled again later. What refers to it, such as
+FSDP's padded shards behind the parameters and the optimizer's state, is not affected.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class HostMemory:
             start, num_bytes = start + len(piece), num_bytes - len(piece)
 
 
-class Lot:
+class OffloadedTensors:
     """Tensors that leave the device together, and come back together.
 
     Args:
-        find: Returns the tensors, in lists and dicts of any depth. Asked at each parking, because an optimizer has no
+        find: Returns the tensors, in lists and dicts of any depth. Called at each offload, because an optimizer has no
             state before its first step.
         device: Where they live. What lies elsewhere stays there.
         is_frozen: Their values never change: they are copied to the host only once.
@@ -72,18 +72,18 @@ class Lot:
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._storages: list[tuple[torch.UntypedStorage, int]] = []
         """Those whose values are on the host, with their sizes on the device in bytes."""
-        self.is_parked = False
+        self.is_offloaded = False
         self._is_coming_back = False
 
     @property
     def num_bytes(self) -> int:
         """Return the bytes that are off the device."""
-        return sum(size for _, size in self._storages) if self.is_parked else 0
+        return sum(size for _, size in self._storages) if self.is_offloaded else 0
 
-    def park(self) -> None:
-        """Copy to the host and free on the device; nothing happens to a lot that is parked."""
+    def offload(self) -> None:
+        """Copy to the host and free on the device; does nothing when they are offloaded already."""
         self.finish_restore()
-        if self.is_parked:
+        if self.is_offloaded:
             return
         if not (self._is_frozen and self._storages):
             self._storages = distinct_storages(self._find(), self._device)
@@ -92,16 +92,16 @@ class Lot:
             torch.cuda.synchronize(self._device)  # whatever stream reads them has finished
         for storage, _ in self._storages:
             storage.resize_(0)
-        self.is_parked = True
+        self.is_offloaded = True
 
     def start_restore(self) -> None:
         """Start to copy back; the tensors must not be used before :meth:`finish_restore`."""
-        if not self.is_parked:
+        if not self.is_offloaded:
             return
         for storage, size in self._storages:
             storage.resize_(size)
         self._copy(to_host=False)
-        self.is_parked, self._is_coming_back = False, True
+        self.is_offloaded, self._is_coming_back = False, True
 
     def finish_restore(self) -> None:
         """Wait for what :meth:`start_restore` started."""
@@ -164,9 +164,11 @@ class Offload:
             optimizers = []
         if mode != "optimizer_and_weights":
             trained = reference = []
-        self._optimizers = Lot(lambda: [list(optimizer.state.values()) for optimizer in optimizers], device)
-        self._weights = Lot(lambda: _shards(trained), device)
-        self._reference = Lot(lambda: _shards(reference), device, is_frozen=True)
+        self._optimizers = OffloadedTensors(
+            lambda: [list(optimizer.state.values()) for optimizer in optimizers], device
+        )
+        self._weights = OffloadedTensors(lambda: _shards(trained), device)
+        self._reference = OffloadedTensors(lambda: _shards(reference), device, is_frozen=True)
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(lambda *_: self._timed(self._optimizers.finish_restore))
         self._seconds = 0.0
@@ -174,12 +176,12 @@ class Offload:
 
     def before_engine_wakes(self) -> None:
         """Park all but the weights, which the sync reads."""
-        self._timed(self._reference.park, self._optimizers.park)
+        self._timed(self._reference.offload, self._optimizers.offload)
         self._release()
 
     def before_generation(self) -> None:
         """Park the weights, which the engine holds; its cache has not yet taken memory."""
-        self._timed(self._weights.park)
+        self._timed(self._weights.offload)
         self._release()
 
     def after_generation(self) -> None:
@@ -191,7 +193,7 @@ class Offload:
         self._timed(self._optimizers.start_restore)
 
     def after_step(self) -> None:
-        """Have all that a checkpoint holds: a step that was given up or that validated has left some of it parked."""
+        """Restore all that a checkpoint holds; an interrupted or validating step leaves some of it offloaded."""
         self._timed(self._optimizers.start_restore, self._optimizers.finish_restore)
 
     @contextmanager
@@ -199,9 +201,9 @@ class Offload:
         """Have the reference policy for its forward-only pass."""
         self._timed(self._reference.start_restore, self._reference.finish_restore)
         yield
-        self._timed(self._reference.park)
+        self._timed(self._reference.offload)
 
-    def drain_metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Return ``offload/...`` since the last call; nothing when nothing is to leave."""
         if self._mode == "none":
             return {}

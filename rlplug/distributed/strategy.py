@@ -145,8 +145,8 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         """Shard ``model`` in place, over the tensor axis first and then by FSDP; it may lie on the meta device.
 
         FSDP units are the transformer blocks, the input embeddings, the output layer, and the model for the rest.
-        Passes run in ``dtype``; shards, optimizer and gradient reduction stay float32. Gradients are *summed* over
-        ranks, because losses are divided by global denominators.
+        Forward and backward passes run in ``dtype``; shards, optimizer and gradient reduction stay float32. Gradients
+        are *summed* over ranks, because losses are divided by global denominators.
 
         Raises:
             ConfigError: The model cannot be split over the tensor axis.

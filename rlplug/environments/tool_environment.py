@@ -22,7 +22,7 @@ CALL_FORMATS: Final[tuple[str, ...]] = typing.get_args(CallFormat)
 class ToolEnvironment(Environment):
     """Lets the policy call functions: a turn with calls gets their results, and a turn without ends the trajectory.
 
-    Each call runs in a process of its own, with limits that :mod:`rlplug.environments.sandbox` describes, and sees modules as
+    Each call runs in a process of its own, with the limits of :mod:`rlplug.environments.sandbox`, and sees modules as
     they were imported: what a function stores is gone with its call. Calls of one turn run one after another. What
     goes wrong in a call, from its JSON to its memory, is told to the policy as the call's result.
 

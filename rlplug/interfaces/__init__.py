@@ -1,8 +1,8 @@
 """The seams: one small abstract base class per file. Plugins import from here and from ``rlplug.types``."""
 
-from rlplug.interfaces.algorithm import Advantages, Algorithm, Denominators, LossOutput, Needs, RunFacts
+from rlplug.interfaces.algorithm import Advantages, Algorithm, Denominators, LossOutput, Needs, RunInfo
 from rlplug.interfaces.environment import Environment, Message, StepResult
-from rlplug.interfaces.memory import EngineMemory, EngineNeeds, UpdateTraits
+from rlplug.interfaces.memory import ActivationTraits, EngineMemory, EngineMemoryRequest
 from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import (
@@ -16,6 +16,7 @@ from rlplug.interfaces.rollout import (
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport, TensorInfo
 
 __all__ = [
+    "ActivationTraits",
     "Advantages",
     "Algorithm",
     "Bucket",
@@ -24,7 +25,7 @@ __all__ = [
     "EngineCapabilities",
     "EngineFault",
     "EngineMemory",
-    "EngineNeeds",
+    "EngineMemoryRequest",
     "Environment",
     "FP8Weights",
     "LossOutput",
@@ -35,10 +36,9 @@ __all__ = [
     "PolicySpec",
     "Reward",
     "RolloutEngine",
-    "RunFacts",
+    "RunInfo",
     "SleepingPart",
     "StepResult",
     "SyncReport",
     "TensorInfo",
-    "UpdateTraits",
 ]

@@ -31,7 +31,7 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class RunFacts:
+class RunInfo:
     """What an algorithm is told of a run before it starts."""
 
     num_completions: int
@@ -103,7 +103,7 @@ class Algorithm(ABC):
         """Prompts that each round draws, as a multiple of the groups that are missing; at least 1."""
         return 1.0
 
-    def setup(self, run: RunFacts) -> None:  # noqa: B027 - overriding is optional
+    def setup(self, run: RunInfo) -> None:  # noqa: B027 - overriding is optional
         """Check options against the run, before anything is loaded.
 
         Raises:

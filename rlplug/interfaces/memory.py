@@ -7,7 +7,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class UpdateTraits:
+class ActivationTraits:
     """What of an update decides on its memory; optimizations change it (:meth:`Optimization.plan_memory`)."""
 
     fused_pointwise: bool = False
@@ -23,7 +23,7 @@ class UpdateTraits:
 
 
 @dataclass(frozen=True)
-class EngineNeeds:
+class EngineMemoryRequest:
     """What an engine's memory follows from, for :meth:`RolloutEngine.plan_memory`."""
 
     device_bytes: int

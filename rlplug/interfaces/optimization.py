@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 from torch import nn
 
-from rlplug.interfaces.memory import UpdateTraits
+from rlplug.interfaces.memory import ActivationTraits
 
 Network: TypeAlias = Literal["policy", "reference", "critic"]
 """The networks of a run; each is loaded, edited and sharded by itself."""
@@ -37,7 +37,7 @@ class Optimization(ABC):
     only_if_needed: bool = False
     """Leave it out of a GPU run whose memory plan fits without it."""
 
-    def plan_memory(self, traits: UpdateTraits) -> UpdateTraits:
+    def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:
         """Return what an update's memory follows from once this is applied; unchanged by default."""
         return traits
 

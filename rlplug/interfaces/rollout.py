@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from rlplug.errors import ConfigError, RunError
-from rlplug.interfaces.memory import EngineMemory, EngineNeeds
+from rlplug.interfaces.memory import EngineMemory, EngineMemoryRequest
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport
 from rlplug.types import Completion, Request, SamplingParams
 
@@ -84,8 +84,8 @@ class EngineFault(RunError):
 class RolloutEngine(ABC):
     """Generates completions with the policy's newest weights. Each trainer rank has one of these objects.
 
-    The core makes the calls in the order of :mod:`rlplug.rollout.engine_states`, and refuses any other before it reaches
-    the engine: no engine has to check whether it was started, has weights, or is awake.
+    The core makes the calls in the order of :mod:`rlplug.rollout.engine_states`, and refuses any other before it
+    reaches the engine: no engine has to check whether it was started, has weights, or is awake.
     """
 
     capabilities: EngineCapabilities = EngineCapabilities()
@@ -134,7 +134,7 @@ class RolloutEngine(ABC):
     def close(self) -> None:
         """Release devices and processes; safe to call twice."""
 
-    def plan_memory(self, policy: PolicySpec, needs: EngineNeeds) -> EngineMemory | None:
+    def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory | None:
         """Return what it will take of one of the trainer's GPUs; ``None``, the default, when that is not known or none.
 
         Called before ``start``, and by ``rlplug plan`` where neither a GPU nor the engine's library need be.

@@ -12,13 +12,13 @@ from torch import nn
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect, Network, Optimization
-from rlplug.models.config import PolicyConfig
+from rlplug.models.config import ModelConfig
 from rlplug.models.critic import CriticConfig, ValueHead, empty_critic
-from rlplug.models.loading import empty_model, fill, materialise
+from rlplug.models.loading import empty_model, load_weights, to_empty_on
 
 
 def build_policy(
-    config: PolicyConfig, optimizations: Sequence[Optimization], strategy: RLFSDP2Strategy
+    config: ModelConfig, optimizations: Sequence[Optimization], strategy: RLFSDP2Strategy
 ) -> tuple[nn.Module, list[Effect]]:
     """Return the sharded policy; how its weights came and what the optimizations changed.
 
@@ -27,12 +27,12 @@ def build_policy(
     """
     policy = empty_model(config)
     effects = _edit_and_shard("policy", policy, config, optimizations, strategy)
-    return policy, [fill(policy, config), *effects]
+    return policy, [load_weights(policy, config), *effects]
 
 
 def build_reference(
-    config: PolicyConfig | None,
-    policy: PolicyConfig,
+    config: ModelConfig | None,
+    policy: ModelConfig,
     optimizations: Sequence[Optimization],
     strategy: RLFSDP2Strategy,
 ) -> tuple[nn.Module, list[Effect]]:
@@ -40,14 +40,14 @@ def build_reference(
     chosen, key = (policy, "model.policy") if config is None else (config, "model.reference")
     reference = empty_model(chosen, key)
     effects = _edit_and_shard("reference", reference, chosen, optimizations, strategy)
-    effects = [fill(reference, chosen, key), *effects]
+    effects = [load_weights(reference, chosen, key), *effects]
     return reference.requires_grad_(False).eval(), _of_network("reference", effects)
 
 
 def build_critic(
     config: CriticConfig,
     policy: Any,
-    policy_config: PolicyConfig,
+    policy_config: ModelConfig,
     optimizations: Sequence[Optimization],
     strategy: RLFSDP2Strategy,
 ) -> tuple[nn.Module, list[Effect]]:
@@ -68,14 +68,14 @@ def build_critic(
     critic = empty_critic(config, policy_config)
     strategy.shard(critic.head, torch.float32)
     effects = _edit_and_shard("critic", critic, trunk, optimizations, strategy)
-    effects = [fill(critic.trunk, trunk, key, critic.trunk_prefix), *effects]
+    effects = [load_weights(critic.trunk, trunk, key, critic.trunk_prefix), *effects]
     return critic, _of_network("critic", effects)
 
 
 def _edit_and_shard(
     network: Network,
     model: nn.Module,
-    config: PolicyConfig,
+    config: ModelConfig,
     optimizations: Sequence[Optimization],
     strategy: RLFSDP2Strategy,
 ) -> list[Effect]:
@@ -84,7 +84,7 @@ def _edit_and_shard(
     for optimization in chosen:
         optimization.before_shard(model)
     strategy.shard(model, config.torch_dtype)
-    materialise(model, strategy.root_device)
+    to_empty_on(model, strategy.root_device)
     effects: list[Effect] = []
     for optimization in chosen:
         optimization.after_shard(model)

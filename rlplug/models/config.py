@@ -16,7 +16,7 @@ from rlplug.plugin_manager import plugins
 
 
 @dataclass
-class PolicyConfig:
+class ModelConfig:
     """The model that is trained.
 
     Args:
@@ -40,7 +40,7 @@ class PolicyConfig:
         return dtype
 
 
-def load_tokenizer(config: PolicyConfig, key: str = "model.policy") -> PreTrainedTokenizerBase:
+def load_tokenizer(config: ModelConfig, key: str = "model.policy") -> PreTrainedTokenizerBase:
     """Load the tokenizer; padding, which masks always hide, uses the end token when the tokenizer has none."""
     check_folder(config.path, key)
     make = plugins().hook.rlplug_make_tokenizer
@@ -50,7 +50,7 @@ def load_tokenizer(config: PolicyConfig, key: str = "model.policy") -> PreTraine
     return tokenizer
 
 
-def require_same_tokens(config: PolicyConfig, key: str, tokenizer: PreTrainedTokenizerBase) -> None:
+def require_same_tokens(config: ModelConfig, key: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse a model beside the policy that reads token ids otherwise.
 
     Raises:
@@ -63,7 +63,7 @@ def require_same_tokens(config: PolicyConfig, key: str, tokenizer: PreTrainedTok
         )
 
 
-def load_spec(config: PolicyConfig, tokenizer: PreTrainedTokenizerBase) -> PolicySpec:
+def load_spec(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PolicySpec:
     """Read what engine and data need to know of the policy, without its weights.
 
     Raises:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rlplug.errors import ConfigError
-from rlplug.models.config import PolicyConfig
-from rlplug.models.loading import empty_model, fill, materialise
+from rlplug.models.config import ModelConfig
+from rlplug.models.loading import empty_model, load_weights, to_empty_on
 
 
 @dataclass
@@ -35,7 +35,7 @@ class CriticConfig:
         seed: Of the value head's initial weights.
     """
 
-    trunk: PolicyConfig | None = None
+    trunk: ModelConfig | None = None
     share_trunk: bool = False
     value_coefficient: float = 0.5
     optimizer: OptimizerCallable | None = None
@@ -67,7 +67,7 @@ class CriticConfig:
         if self.value_coefficient <= 0:
             raise ConfigError(f"model.critic.value_coefficient is {self.value_coefficient}: give a positive number.")
 
-    def trunk_source(self, policy: PolicyConfig) -> tuple[PolicyConfig, str]:
+    def trunk_source(self, policy: ModelConfig) -> tuple[ModelConfig, str]:
         """Return the model of the critic's own trunk, and the key that names it."""
         return (policy, "model.policy") if self.trunk is None else (self.trunk, "model.critic.trunk")
 
@@ -120,7 +120,7 @@ class Critic(nn.Module):
         return values
 
 
-def empty_critic(config: CriticConfig, policy: PolicyConfig) -> Critic:
+def empty_critic(config: CriticConfig, policy: ModelConfig) -> Critic:
     """Build the critic with a trunk of its own, on the meta device: a causal language model without its output layer.
 
     The head has its values.
@@ -129,9 +129,9 @@ def empty_critic(config: CriticConfig, policy: PolicyConfig) -> Critic:
     return Critic(causal.base_model, ValueHead(causal.config.get_text_config().hidden_size, config.seed))
 
 
-def load_critic(config: CriticConfig, policy: PolicyConfig) -> Critic:
+def load_critic(config: CriticConfig, policy: ModelConfig) -> Critic:
     """Build and fill the same on the CPU, unsharded."""
     critic = empty_critic(config, policy)
-    materialise(critic, torch.device("cpu"))
-    fill(critic.trunk, *config.trunk_source(policy), prefix=critic.trunk_prefix)
+    to_empty_on(critic, torch.device("cpu"))
+    load_weights(critic.trunk, *config.trunk_source(policy), prefix=critic.trunk_prefix)
     return critic

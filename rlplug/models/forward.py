@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rlplug.models.lm_head import EntropyMode, ScoreRequest, scorer_of
+from rlplug.models.lm_head import EntropyMode, LogprobRequest, lm_head_of
 from rlplug.models.packing import PackedTokens
 from rlplug.types import Batch, SamplingParams
 
@@ -29,9 +29,9 @@ class PolicyOutput:
 def policy_forward(model: nn.Module, batch: Batch, sampling: SamplingParams, entropy_mode: EntropyMode) -> PolicyOutput:
     """Run the policy on a packed batch. Logits are computed only where the next token trains."""
     packed = packed_tokens(batch)
-    request = ScoreRequest(packed.targets, sampling, entropy_mode)
+    request = LogprobRequest(packed.targets, sampling, entropy_mode)
     inputs = packed.model_inputs() | {"logits_to_keep": packed.predicting}
-    scores, hidden = scorer_of(model).run(model, request, **inputs)
+    scores, hidden = lm_head_of(model).run(model, request, **inputs)
     return PolicyOutput(
         packed.unpack(scores.logprobs), packed.unpack(scores.entropy), packed.unpack(scores.sampled_logprobs), hidden
     )

@@ -23,7 +23,7 @@ EntropyMode: TypeAlias = Literal["none", "value", "gradient"]
 
 
 @dataclass(frozen=True)
-class ScoreRequest:
+class LogprobRequest:
     """What is asked about K next tokens."""
 
     targets: Tensor
@@ -38,7 +38,7 @@ class ScoreRequest:
 
 
 @dataclass(frozen=True)
-class TokenScores:
+class TokenLogprobs:
     """What a model says of K tokens."""
 
     logprobs: Tensor
@@ -49,10 +49,10 @@ class TokenScores:
     """float32 [K], no gradient: under the distribution that was sampled, top-k and top-p included"""
 
 
-class FusedOutputLayer(Protocol):
+class FusedLMHead(Protocol):
     """Computes scores from hidden states and the output layer's weight, without materialising [K, V] logits."""
 
-    def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, request: ScoreRequest) -> TokenScores:
+    def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, request: LogprobRequest) -> TokenLogprobs:
         """Return the scores.
 
         Args:
@@ -64,14 +64,14 @@ class FusedOutputLayer(Protocol):
 
 
 @dataclass
-class TokenScorer:
+class LMHead:
     """How a model's hidden states become scores; optimisations exchange its parts."""
 
     entropy: Callable[[Tensor], Tensor] = entropy
     """Entropies [K] in nats of float32 logits [K, V]."""
-    fused: FusedOutputLayer | None = None
+    fused: FusedLMHead | None = None
 
-    def from_logits(self, logits: Tensor, request: ScoreRequest) -> TokenScores:
+    def from_logits(self, logits: Tensor, request: LogprobRequest) -> TokenLogprobs:
         """Return the scores from logits [K, V] of any float dtype."""
         logits = scaled_logits(logits, request.sampling.temperature)
         logprobs = token_logprobs(logits, request.targets)
@@ -84,9 +84,9 @@ class TokenScorer:
         if request.entropy_mode != "none":
             with torch.set_grad_enabled(request.entropy_mode == "gradient" and torch.is_grad_enabled()):
                 entropies = self.entropy(logits)
-        return TokenScores(logprobs, entropies, sampled)
+        return TokenLogprobs(logprobs, entropies, sampled)
 
-    def run(self, model: Any, request: ScoreRequest, **inputs: Any) -> tuple[TokenScores, Tensor]:
+    def run(self, model: Any, request: LogprobRequest, **inputs: Any) -> tuple[TokenLogprobs, Tensor]:
         """Run ``model`` and return the scores, and the hidden states [K, D] that its output layer read.
 
         Args:
@@ -106,8 +106,8 @@ class TokenScorer:
         return scores, hidden[0][0]
 
     def _run_fused(
-        self, model: Any, layer: Any, fused: FusedOutputLayer, request: ScoreRequest, inputs: dict[str, Any]
-    ) -> TokenScores:
+        self, model: Any, layer: Any, fused: FusedLMHead, request: LogprobRequest, inputs: dict[str, Any]
+    ) -> TokenLogprobs:
         """Let the output layer return scores in place of logits, so that FSDP's hooks see them leave the model."""
         returned: list[Tensor] = []
 
@@ -128,14 +128,14 @@ class TokenScorer:
                 f"{type(fused).__name__} leaves out: remove it from model.optimizations."
             )
         logprobs, entropies, sampled = output[0].unbind(dim=-1)
-        return TokenScores(logprobs, entropies, sampled.detach())
+        return TokenLogprobs(logprobs, entropies, sampled.detach())
 
 
-def scorer_of(model: nn.Module) -> TokenScorer:
+def lm_head_of(model: nn.Module) -> LMHead:
     """Return the scorer of ``model``, which optimisations may edit."""
-    if "token_scorer" not in vars(model):
-        vars(model)["token_scorer"] = TokenScorer()  # a plain attribute: neither parameter nor part of a checkpoint
-    scorer: TokenScorer = vars(model)["token_scorer"]
+    if "lm_head" not in vars(model):
+        vars(model)["lm_head"] = LMHead()  # a plain attribute: neither parameter nor part of a checkpoint
+    scorer: LMHead = vars(model)["lm_head"]
     return scorer
 
 

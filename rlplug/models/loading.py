@@ -20,14 +20,14 @@ from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.distributed.mesh import local_part, local_slices
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect
-from rlplug.models.config import PolicyConfig
+from rlplug.models.config import ModelConfig
 from rlplug.models.hf_files import read, read_config, read_generation_config, weight_files
 from rlplug.models.packing_checks import check_attention, check_layers
 
 PLAIN_DTYPES: Final = ("F64", "F32", "F16", "BF16")
 
 
-def empty_model(config: PolicyConfig, key: str = "model.policy") -> PreTrainedModel:
+def empty_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedModel:
     """Build a model on the meta device: float32, in training mode, without dropout.
 
     Dropout would make the trainer's logprobs differ from the engine's on the same weights.
@@ -60,23 +60,23 @@ def empty_model(config: PolicyConfig, key: str = "model.policy") -> PreTrainedMo
     return model.train()  # type: ignore[no-any-return]
 
 
-def load_model(config: PolicyConfig, key: str = "model.policy") -> PreTrainedModel:
-    """Build and fill a model on the CPU, unsharded; see :func:`empty_model` and :func:`fill`."""
+def load_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedModel:
+    """Build and fill a model on the CPU, unsharded; see :func:`empty_model` and :func:`load_weights`."""
     model = empty_model(config, key)
-    materialise(model, torch.device("cpu"))
+    to_empty_on(model, torch.device("cpu"))
     model.tie_weights()  # new memory for a plain tensor is a new parameter
-    fill(model, config, key)
+    load_weights(model, config, key)
     return model
 
 
-def materialise(model: nn.Module, device: torch.device) -> None:
+def to_empty_on(model: nn.Module, device: torch.device) -> None:
     """Give what is on the meta device memory on ``device``, with undefined values, and move the rest there."""
     move: Any = model._apply  # as ``to_empty`` and ``to`` do
     move(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
 
 
 @torch.no_grad()
-def fill(model: nn.Module, config: PolicyConfig, key: str = "model.policy", prefix: str = "") -> Effect:
+def load_weights(model: nn.Module, config: ModelConfig, key: str = "model.policy", prefix: str = "") -> Effect:
     """Give every parameter and buffer its value: each rank its own parts, as float32.
 
     Args:
@@ -149,7 +149,7 @@ def _stream(weights: Mapping[str, Tensor], files: Mapping[str, str]) -> None:
             local_part(weight).copy_(stored[local_slices(weight)])
 
 
-def _whole_weights(config: PolicyConfig, key: str, wanted: Iterable[str]) -> dict[str, Tensor]:
+def _whole_weights(config: ModelConfig, key: str, wanted: Iterable[str]) -> dict[str, Tensor]:
     """Let transformers load the checkpoint, under the names that it gives the weights of its model."""
     options: dict[str, Any] = {"dtype": "auto", "use_safetensors": True, "output_loading_info": True}
     whole, info = read(config.path, key, "weights", AutoModelForCausalLM.from_pretrained, config.path, **options)

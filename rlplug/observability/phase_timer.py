@@ -26,7 +26,7 @@ class StopRequested(Exception):
     """Raised at the end of a phase after Ctrl-C, when the step can be given up without a loss."""
 
 
-class PhaseClock:
+class PhaseTimer:
     """Measures phases: ``with clock.phase("rollout"): ...``.
 
     ``time/<phase>`` is in seconds, summed over the step. ``memory/<phase>`` is in GiB: the peak that PyTorch

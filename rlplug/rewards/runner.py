@@ -13,7 +13,7 @@ from typing import Any, Final
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.reward import Reward
 from rlplug.rollout.trajectory import ENVIRONMENT
-from rlplug.timeouts import Call, DeadlineError, DeadlineRunner
+from rlplug.timeouts import Call, DeadlineError, TimeoutExecutor
 from rlplug.types import RewardError, Sample
 
 SUMMARY_NAMES: Final = ("mean", "std", "min", "max", "error_share", "abandoned_threads")
@@ -54,7 +54,7 @@ class RewardRunner:
             )
         self.rewards = tuple(rewards)
         self.max_error_share = max_error_share
-        self._calls = DeadlineRunner(deadline_s, max_concurrency)
+        self._calls = TimeoutExecutor(deadline_s, max_concurrency)
 
     def score(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples with ``rewards`` and ``reward`` complete; ``reward`` is NaN beside an error."""

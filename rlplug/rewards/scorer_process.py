@@ -54,10 +54,10 @@ def math_verify_scorer() -> Callable[[str, str], float]:
 
 def reasoning_gym_scorer() -> Callable[[str, str | None, dict[str, Any]], float]:
     """Return a function that scores an answer with the task's own scorer."""
-    scorer_of = functools.cache(importlib.import_module("reasoning_gym").get_score_answer_fn)
+    lm_head_of = functools.cache(importlib.import_module("reasoning_gym").get_score_answer_fn)
 
     def score(task: str, answer: str | None, entry: dict[str, Any]) -> float:
-        return float(scorer_of(task)(answer, entry))
+        return float(lm_head_of(task)(answer, entry))
 
     return score
 

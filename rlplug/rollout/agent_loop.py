@@ -24,7 +24,7 @@ COLLECT_BESIDE_ANSWERS_S: Final = 0.02
 PROGRESS_S: Final = 30.0
 
 
-class TurnLoop:
+class AgentLoop:
     """Plays some trajectories. After an engine's fault it goes on where it was, with the engine started anew.
 
     With an engine that streams, each trajectory goes on as soon as its environment has answered. With any other, all

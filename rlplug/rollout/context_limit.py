@@ -7,7 +7,7 @@ from rlplug.interfaces.rollout import PolicySpec
 from rlplug.types import Request
 
 
-def room_for(request: Request, policy: PolicySpec, context: int, key: str) -> int:
+def max_completion_tokens(request: Request, policy: PolicySpec, context: int, key: str) -> int:
     """Return how many tokens the context leaves for a completion.
 
     Args:

@@ -14,8 +14,8 @@ from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket
 from rlplug.observability.phase_timer import GIB
-from rlplug.rollout.agent_loop import TurnLoop
-from rlplug.rollout.engine_states import Lifecycle
+from rlplug.rollout.agent_loop import AgentLoop
+from rlplug.rollout.engine_states import EngineStateMachine
 from rlplug.types import NO_VERSION
 from rlplug.weight_sync.buckets import weight_buckets
 from rlplug.weight_sync.fp8_finite_check import check_finite
@@ -60,14 +60,14 @@ class EngineDriver:
         self._offload = offload
         self._any_rank = any_rank
         self._max_restarts = max_restarts
-        self._life = Lifecycle(type(engine).__name__, placement.device)
+        self._life = EngineStateMachine(type(engine).__name__, placement.device)
         self._version = NO_VERSION
         self._num_restarts = 0
         self._metrics: dict[str, float] = {}
         self._advised: set[str] = set()
         self._start()
 
-    def play(self, loop: TurnLoop, version: int) -> None:
+    def play(self, loop: AgentLoop, version: int) -> None:
         """Let trajectories go on with the newest weights; after a fault on any rank, with engines started anew.
 
         Args:
@@ -85,7 +85,7 @@ class EngineDriver:
         self._sleep()
         self._offload.after_generation()
 
-    def drain_metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Return ``sync/...`` and the engine's ``rollout/...`` metrics since the last call."""
         metrics, self._metrics = self._metrics, {}
         return metrics
@@ -101,7 +101,7 @@ class EngineDriver:
 
     # ---- a rollout ------------------------------------------------------------------------------------------------
 
-    def _attempt(self, loop: TurnLoop, version: int) -> EngineFault | None:
+    def _attempt(self, loop: AgentLoop, version: int) -> EngineFault | None:
         """Return what stopped the engine before all was done."""
         needs_sync = self._version != version  # the same on all ranks
         buckets = self._buckets() if needs_sync else iter(())

@@ -15,7 +15,7 @@ from rlplug.interfaces.rollout import Placement
 Value = TypeVar("Value")
 
 
-class Seats:
+class EngineRanks:
     """Consecutive ranks, as many as an engine has GPUs. All ranks of the trainer make theirs at the same time.
 
     Args:

@@ -72,7 +72,7 @@ FREED_SHARE_AFTER_START: Final = 0.5
 """The same for its first sleep: CUDA graphs, communicators and libraries stay."""
 
 
-class Lifecycle:
+class EngineStateMachine:
     """Follows one engine through its calls.
 
     Args:

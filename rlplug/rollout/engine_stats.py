@@ -18,7 +18,7 @@ class EngineStats:
 
     max_num_seqs: int
     kv_cache_tokens: int
-    seats_key: str = "rollout.max_num_seqs"
+    max_num_seqs_key: str = "rollout.max_num_seqs"
     """The option that says how many requests run at once, for advice."""
     memory_key: str = "rollout.gpu_memory_utilization (or kv_cache_gib)"
     """The option that makes the KV cache larger, for advice."""
@@ -35,7 +35,7 @@ class EngineStats:
     preemptions: int = 0
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
-    waited_for_seats: int = 0
+    waited_for_slots: int = 0
     """Most requests that waited while ``max_num_seqs`` ran."""
     waited_for_cache: int = 0
     """Most requests that waited while the KV cache was full."""
@@ -48,7 +48,7 @@ class EngineStats:
         self.waiting = max(self.waiting, waiting)
         self.kv_cache_use = max(self.kv_cache_use, kv_cache_use)
         if running >= self.max_num_seqs:
-            self.waited_for_seats = max(self.waited_for_seats, waiting)
+            self.waited_for_slots = max(self.waited_for_slots, waiting)
         if kv_cache_use > FULL:
             self.waited_for_cache = max(self.waited_for_cache, waiting)
 
@@ -68,7 +68,7 @@ class EngineStats:
             }
         self._advice = self._suggest() if self.num_tokens and self.observes_scheduler else []
         self.num_tokens = self.running = self.waiting = self.preemptions = 0
-        self.prompt_tokens = self.cached_prompt_tokens = self.waited_for_seats = self.waited_for_cache = 0
+        self.prompt_tokens = self.cached_prompt_tokens = self.waited_for_slots = self.waited_for_cache = 0
         self.seconds = self.kv_cache_use = 0.0
         return metrics
 
@@ -81,16 +81,16 @@ class EngineStats:
         if self.preemptions:
             return [
                 f"{full}, {self.preemptions} preemptions, each of which computes a request anew: raise "
-                f"{self.memory_key}, or lower {self.seats_key} from {self.max_num_seqs}."
+                f"{self.memory_key}, or lower {self.max_num_seqs_key} from {self.max_num_seqs}."
             ]
         if self.waited_for_cache:
             return [
                 f"{full}, {self.waited_for_cache} requests waited for room among {self.kv_cache_tokens:,} tokens: "
                 f"raise {self.memory_key}."
             ]
-        if self.waited_for_seats and self.kv_cache_use < ROOM:
+        if self.waited_for_slots and self.kv_cache_use < ROOM:
             return [
-                f"{full}, 0 preemptions, {self.waited_for_seats} requests waited: raise {self.seats_key} from "
+                f"{full}, 0 preemptions, {self.waited_for_slots} requests waited: raise {self.max_num_seqs_key} from "
                 f"{self.max_num_seqs}."
             ]
         return []

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from rlplug.interfaces.environment import Environment, StepResult
 from rlplug.rollout.config import TurnOptions
 from rlplug.rollout.trajectory import Trajectory
-from rlplug.timeouts import Batch, Call, DeadlineRunner
+from rlplug.timeouts import Call, CallBatch, TimeoutExecutor
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class EnvironmentCalls:
         self._make = make
         self._tokenizer = tokenizer
         self._end_tokens = frozenset(end_tokens)
-        self._runner = DeadlineRunner(options.step_deadline_s, options.max_concurrency)
-        self._calls = Batch()
+        self._runner = TimeoutExecutor(options.step_deadline_s, options.max_concurrency)
+        self._calls = CallBatch()
         self._asked: dict[int, Trajectory] = {}
         self._live: dict[str, Environment] = {}
         self._num_failures = 0
@@ -79,7 +79,7 @@ class EnvironmentCalls:
         if environment is not None:
             environment.close()
 
-    def drain_metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Return means of what answers had, and how many there were not, since the last call."""
         values, self._values = self._values, {}
         failures, self._num_failures = self._num_failures, 0

@@ -9,19 +9,19 @@ from transformers import PreTrainedTokenizerBase
 
 from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.rollout import Placement, PolicySpec
-from rlplug.rollout.agent_loop import TurnLoop
+from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.environment_calls import EnvironmentCalls
 from rlplug.rollout.generator_ranks import EngineSeats
 from rlplug.rollout.observation_tokens import ObservationTokens
-from rlplug.rollout.partial_rollout import InFlight
+from rlplug.rollout.partial_rollout import PartialRolloutState
 from rlplug.rollout.trajectory import Trajectory, new_trajectories, to_samples
 from rlplug.training.batch_plan import rank_share
 from rlplug.types import Prompt, Sample, SamplingParams
 
 
-class Player:
+class RolloutGenerator:
     """Owns the environments of this rank's trajectories.
 
     Args:
@@ -87,7 +87,7 @@ class Player:
 
     def go_on(
         self,
-        in_flight: InFlight,
+        in_flight: PartialRolloutState,
         prompts: Sequence[Prompt],
         num_samples: int,
         sampling: SamplingParams,
@@ -111,9 +111,9 @@ class Player:
         mine = rank_share(released, seats.seat, seats.size)
         return self._samples([trajectory for group in mine for trajectory in group.trajectories])
 
-    def drain_metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Return what environments did since the last call."""
-        return {} if self._environments is None else self._environments.drain_metrics()
+        return {} if self._environments is None else self._environments.pop_metrics()
 
     def close(self) -> None:
         """Close environments and engine; safe to call twice."""
@@ -128,7 +128,7 @@ class Player:
         version: int,
         partial: PartialRollout | None = None,
     ) -> None:
-        loop = TurnLoop(
+        loop = AgentLoop(
             trajectories, sampling, self._options, self._environments, self._observations, partial, self._seats
         )
         self._driver.play(loop, version)

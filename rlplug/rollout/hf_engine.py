@@ -17,15 +17,15 @@ from transformers import (
 )
 
 from rlplug.errors import ConfigError, RunError
-from rlplug.interfaces.memory import EngineMemory, EngineNeeds
+from rlplug.interfaces.memory import EngineMemory, EngineMemoryRequest
 from rlplug.interfaces.rollout import EngineCapabilities, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport
 from rlplug.ops.logprobs import scaled_logits, token_logprobs, truncate_logits
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.fp8_quantize import dequantize_blocks
 from rlplug.weight_sync.hf_names import hub_views
-from rlplug.weight_sync.manifest import travelling
-from rlplug.weight_sync.receive_checks import WeightReceipt
+from rlplug.weight_sync.manifest import expected_tensors
+from rlplug.weight_sync.receive_checks import WeightSyncValidator
 
 SAMPLER_BYTES: Final = 20
 """Bytes a logit: float32 scores, tempered, as probabilities, their running sum, and what leaves one finite."""
@@ -138,7 +138,7 @@ class HFRollout(RolloutEngine):
     @torch.no_grad()
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
         mine = hub_views(self._model)
-        receipt = WeightReceipt(type(self).__name__, travelling(self._model, self._policy))
+        receipt = WeightSyncValidator(type(self).__name__, expected_tensors(self._model, self._policy))
         for bucket in receipt.count(buckets):
             tensors = dict(bucket)
             for name in tensors.keys() & mine.keys():
@@ -148,7 +148,7 @@ class HFRollout(RolloutEngine):
         self._version = version
         return receipt.report(version)
 
-    def plan_memory(self, policy: PolicySpec, needs: EngineNeeds) -> EngineMemory:
+    def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
         """Return its copy of the policy, and while it generates the cache and the sampler's tensors of one batch."""
         num_rows, weights = min(self.max_batch_size, needs.completions), needs.parameters * policy.dtype.itemsize
         return EngineMemory(

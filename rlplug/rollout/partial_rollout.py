@@ -29,7 +29,7 @@ class Group:
 
 
 @dataclass
-class InFlight:
+class PartialRolloutState:
     """The groups under way, oldest first; between steps the same list on every rank.
 
     Args:

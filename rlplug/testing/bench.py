@@ -14,8 +14,8 @@ import torch
 
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, SyncReport
-from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
-from rlplug.rollout.engine_states import Lifecycle
+from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
+from rlplug.rollout.engine_states import EngineStateMachine
 from rlplug.testing.models import Family
 from rlplug.testing.reference import ReferencePolicy, Tolerances, compare, greedy_gap
 from rlplug.types import Completion, Request, SamplingParams
@@ -57,7 +57,7 @@ class Bench:
         self.engine_name = type(self._unstarted).__name__
         self.capabilities = self._unstarted.capabilities
         self._engine: RolloutEngine | None = None
-        self._life = Lifecycle(self.engine_name, settings.placement.device)
+        self._life = EngineStateMachine(self.engine_name, settings.placement.device)
         self._was_started = False
         self.family: Family = "llama"
         """Of the model that the engine has."""
@@ -102,7 +102,7 @@ class Bench:
         self.discard()
         self.family, self.version, self.spec = family, 0, self._load_spec(family)
         self._engine, self._unstarted = self._unstarted or self.settings.make_engine(), None
-        self._life = Lifecycle(self.engine_name, self.settings.placement.device)
+        self._life = EngineStateMachine(self.engine_name, self.settings.placement.device)
         self.start()
 
     # ---- its calls, in the order that the core keeps --------------------------------------------------------------
@@ -158,7 +158,7 @@ class Bench:
     # ---- what it is asked, and what it should say -----------------------------------------------------------------
 
     def _load_spec(self, family: Family) -> PolicySpec:
-        config = PolicyConfig(path=str(self.settings.folders[family]))
+        config = ModelConfig(path=str(self.settings.folders[family]))
         spec = load_spec(config, load_tokenizer(config))
         max_context = min(spec.max_context, self.settings.max_context)
         fp8 = choose_fp8_weights(meta_model(spec.path), IN_FP8) if family in FP8_FAMILIES else None

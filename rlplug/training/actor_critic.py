@@ -12,22 +12,22 @@ from rlplug.interfaces.algorithm import Algorithm
 from rlplug.models.critic import CriticConfig
 from rlplug.models.forward import critic_forward, head_values, policy_forward
 from rlplug.training.losses import (
-    CriticObjective,
-    HeadObjective,
+    CriticLoss,
     Objective,
-    PolicyObjective,
-    SharedTrunkObjective,
-    Trainee,
+    PolicyLoss,
+    SharedTrunkLoss,
+    TrainableModel,
+    ValueHeadLoss,
 )
 from rlplug.types import Batch, SamplingParams
 
 
 @dataclass(frozen=True)
-class Learners:
+class ActorCritic:
     """The networks of a run, what they compute for a batch, and what each step trains."""
 
-    policy: Trainee
-    critic: Trainee | None
+    policy: TrainableModel
+    critic: TrainableModel | None
     """A :class:`Critic`, or with ``critic_config.share_trunk`` a :class:`ValueHead`."""
     critic_config: CriticConfig | None
     reference: nn.Module | None
@@ -49,18 +49,18 @@ class Learners:
 
     def objectives(self, step: int) -> list[Objective]:
         """Return what ``step`` minimises, in order."""
-        policy = PolicyObjective(self.policy, self.algorithm, self.sampling, self.hook)
+        policy = PolicyLoss(self.policy, self.algorithm, self.sampling, self.hook)
         if self.critic is None:
             return [policy]
         assert self.critic_config is not None
         if self.shares_trunk:
             if self.policy_trains(step):
-                return [SharedTrunkObjective(policy, self.critic, self.critic_config.value_coefficient)]
-            return [HeadObjective(policy, self.critic)]
-        critic = CriticObjective(self.critic, self.algorithm, self.critic_config.num_epochs)
+                return [SharedTrunkLoss(policy, self.critic, self.critic_config.value_coefficient)]
+            return [ValueHeadLoss(policy, self.critic)]
+        critic = CriticLoss(self.critic, self.algorithm, self.critic_config.num_epochs)
         return [policy, critic] if self.policy_trains(step) else [critic]
 
-    def trainees(self, step: int) -> list[Trainee]:
+    def trainees(self, step: int) -> list[TrainableModel]:
         """Return whose optimizers ``step`` moves."""
         return [trainee for objective in self.objectives(step) for trainee in objective.trainees]
 

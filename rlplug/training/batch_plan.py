@@ -20,7 +20,7 @@ from rlplug.models.shape import widths_of
 from rlplug.training.seqlen_balancing import schedule
 
 Item = TypeVar("Item")
-Phase = Literal["update", "forward"]
+PassKind = Literal["update", "forward"]
 """``update``: forward and backward passes. ``forward``: passes in which nothing is trained."""
 
 SMALLEST_DEFAULT_BUDGET = 16384
@@ -102,7 +102,7 @@ class BatchPlan:
         self._check(sizes)
         self.num_mini_batches = self.num_completions // self.mini_batch_size
         self.micro_batch_size = sizes.micro_batch_size_per_gpu
-        self.max_tokens: dict[Phase, int] = {}
+        self.max_tokens: dict[PassKind, int] = {}
         """Of one rank's pass in each phase; empty when ``micro_batch_size`` decides."""
         if self.micro_batch_size is None:
             update = sizes.max_tokens_per_gpu or self._default_budget(longest or 0)
@@ -173,7 +173,7 @@ class BatchPlan:
         return [order[start:end] for start, end in itertools.pairwise(bounds) if end > start]
 
     def micro_batches(
-        self, rows: Sequence[int], lengths: Sequence[int], rank: int, phase: Phase = "update"
+        self, rows: Sequence[int], lengths: Sequence[int], rank: int, phase: PassKind = "update"
     ) -> list[MicroBatch]:
         """Return the passes of ``rank`` over ``rows``, the one with most tokens first; every rank gets the same number.
 
@@ -225,7 +225,7 @@ class BatchPlan:
         ]
         return [row for row in table if row[0] != "sequence ranks" or self.sequence_size > 1]
 
-    def _per_pass(self, phase: Phase) -> str:
+    def _per_pass(self, phase: PassKind) -> str:
         if self.micro_batch_size is not None:
             return f"{self.micro_batch_size} completions"
         return f"{self.max_tokens[phase]:,} tokens"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.algorithm import Denominators
-from rlplug.training.batch_plan import BatchPlan, MicroBatch, Phase
+from rlplug.training.batch_plan import BatchPlan, MicroBatch, PassKind
 from rlplug.training.losses import Objective, Share
 from rlplug.types import Batch
 
@@ -29,7 +29,7 @@ class MiniBatchResult:
 
 
 @dataclass(frozen=True)
-class Passes:
+class MicroBatchRunner:
     """Runs models over micro-batches, which ``plan`` spreads over ranks. Every method is collective."""
 
     plan: BatchPlan
@@ -67,7 +67,7 @@ class Passes:
             sampled_logprobs=self._assemble(batch, micro_batches, sampled) if sampled else None,
         )
 
-    def _micro_batches(self, rows: Sequence[int], batch: Batch, phase: Phase) -> list[MicroBatch]:
+    def _micro_batches(self, rows: Sequence[int], batch: Batch, phase: PassKind) -> list[MicroBatch]:
         return self.plan.micro_batches(rows, batch.lengths, self.strategy.data_rank, phase)
 
     def _load(self, batch: Batch, micro: MicroBatch) -> Batch:

@@ -17,7 +17,7 @@ from rlplug.types import Batch, SamplingParams
 
 
 @dataclass(frozen=True)
-class Trainee:
+class TrainableModel:
     """A sharded network with an optimizer of its own."""
 
     name: Literal["policy", "critic"]
@@ -54,7 +54,7 @@ class Objective(Protocol):
     """A loss and the networks that its gradient moves."""
 
     @property
-    def trainees(self) -> Sequence[Trainee]:
+    def trainees(self) -> Sequence[TrainableModel]:
         """Those whose optimizers step."""
 
     @property
@@ -66,17 +66,17 @@ class Objective(Protocol):
 
 
 @dataclass(frozen=True)
-class PolicyObjective:
+class PolicyLoss:
     """The algorithm's loss of the policy."""
 
-    policy: Trainee
+    policy: TrainableModel
     algorithm: Algorithm
     sampling: SamplingParams
     hook: Any
     num_epochs: int | None = None
 
     @property
-    def trainees(self) -> Sequence[Trainee]:
+    def trainees(self) -> Sequence[TrainableModel]:
         return (self.policy,)
 
     def share(self, rows: Batch, denominators: Denominators) -> Share:
@@ -102,15 +102,15 @@ class PolicyObjective:
 
 
 @dataclass(frozen=True)
-class CriticObjective:
+class CriticLoss:
     """The algorithm's loss of a critic with a trunk of its own."""
 
-    critic: Trainee
+    critic: TrainableModel
     algorithm: Algorithm
     num_epochs: int | None
 
     @property
-    def trainees(self) -> Sequence[Trainee]:
+    def trainees(self) -> Sequence[TrainableModel]:
         return (self.critic,)
 
     def share(self, rows: Batch, denominators: Denominators) -> Share:
@@ -118,16 +118,16 @@ class CriticObjective:
 
 
 @dataclass(frozen=True)
-class SharedTrunkObjective:
+class SharedTrunkLoss:
     """Both losses in one pass: the policy's and, times a coefficient, that of a value head on its trunk."""
 
-    policy: PolicyObjective
-    head: Trainee
+    policy: PolicyLoss
+    head: TrainableModel
     value_coefficient: float
     num_epochs: int | None = None
 
     @property
-    def trainees(self) -> Sequence[Trainee]:
+    def trainees(self) -> Sequence[TrainableModel]:
         return (self.policy.policy, self.head)
 
     def share(self, rows: Batch, denominators: Denominators) -> Share:
@@ -145,15 +145,15 @@ class SharedTrunkObjective:
 
 
 @dataclass(frozen=True)
-class HeadObjective:
+class ValueHeadLoss:
     """The value head alone, on the policy's trunk as it is: the warm-up of a critic that shares it."""
 
-    policy: PolicyObjective
-    head: Trainee
+    policy: PolicyLoss
+    head: TrainableModel
     num_epochs: int | None = None
 
     @property
-    def trainees(self) -> Sequence[Trainee]:
+    def trainees(self) -> Sequence[TrainableModel]:
         return (self.head,)
 
     def share(self, rows: Batch, denominators: Denominators) -> Share:

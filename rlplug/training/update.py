@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlplug.training.forward_backward import MiniBatchResult, Passes
+from rlplug.training.forward_backward import MicroBatchRunner, MiniBatchResult
 from rlplug.training.losses import Objective
 from rlplug.types import Batch
 
@@ -41,7 +41,7 @@ class Update:
         seed: Of the order of mini-batches from the second epoch on.
     """
 
-    passes: Passes
+    passes: MicroBatchRunner
     backward: Callable[[Tensor], None]
     skip_nonfinite: bool
     seed: int
@@ -76,14 +76,14 @@ class Update:
             raise NonFiniteUpdate(", ".join(f"{name} {value}" for name, value in watched.items()))
         for trainee in objective.trainees:
             if is_finite:
-                with state_apart(trainee.optimizer):
+                with separate_memory_pool(trainee.optimizer):
                     trainee.optimizer.step()
             trainee.optimizer.zero_grad()
         return is_finite
 
 
 @contextmanager
-def state_apart(optimizer: Any) -> Iterator[None]:
+def separate_memory_pool(optimizer: Any) -> Iterator[None]:
     """Let an optimizer's first step, which makes its state, take memory of its own on a GPU.
 
     Else the state, which stays, would lie in what activations have left between other tensors, and for one megabyte of

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights
 from rlplug.weight_sync.fp8_quantize import quantize_blocks
-from rlplug.weight_sync.hf_names import HubWeight, hub_weights
+from rlplug.weight_sync.hf_names import HFWeight, hub_weights
 
 ALIGNMENT: Final = 16
 """Bytes to a multiple of which each tensor of a gather begins, so that it can be read in its own dtype."""
@@ -77,7 +77,7 @@ class _Part:
 class _Walk:
     """How the weights of one sync travel."""
 
-    weights: Mapping[str, Sequence[HubWeight]]
+    weights: Mapping[str, Sequence[HFWeight]]
     """What travels of each parameter."""
     dtype: torch.dtype
     in_fp8: frozenset[str]

@@ -1,4 +1,4 @@
-"""The rounding of :mod:`rlplug.weight_sync.fp8_quantize` on a GPU: one pass over the weight, a program for each block."""
+"""Triton kernel of :mod:`rlplug.weight_sync.fp8_quantize`: one pass over the weight, one program a block."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from torch import nn
 from rlplug.errors import ConfigError
 from rlplug.interfaces.weight_sync import FP8Weights
 from rlplug.weight_sync.config import WeightSyncOptions
-from rlplug.weight_sync.hf_names import HubWeight, hub_weights
+from rlplug.weight_sync.hf_names import HFWeight, hub_weights
 
 EXPERTS: Final = "experts"
 """What transformers calls the experts of a block, in every model that has some."""
@@ -97,7 +97,7 @@ def _linear_layers(model: Any) -> Iterator[_Linear]:
         yield from (_Linear(layer.removesuffix(".weight"), block) for layer in found)
 
 
-def _matrices_of_experts(name: str, experts: nn.Module, weights: Mapping[str, Sequence[HubWeight]]) -> Iterator[str]:
+def _matrices_of_experts(name: str, experts: nn.Module, weights: Mapping[str, Sequence[HFWeight]]) -> Iterator[str]:
     for own_name, parameter in experts.named_parameters(prefix=name, recurse=False):
         for weight in weights[own_name] if parameter.dim() > 2 else ():
             if len(weight.shape) > 2:

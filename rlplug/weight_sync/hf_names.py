@@ -18,7 +18,7 @@ from rlplug.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class HubWeight:
+class HFWeight:
     """A tensor of a checkpoint: a parameter, or some of its rows, such as one expert's matrix of a parameter [E, O, I].
 
     Rows are all but the last dimension, counted through.
@@ -47,11 +47,11 @@ class HubWeight:
         return scales[self.first_row // block : (self.first_row + self.num_rows) // block]
 
 
-_known: WeakKeyDictionary[nn.Module, dict[str, tuple[HubWeight, ...]]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[nn.Module, dict[str, tuple[HFWeight, ...]]] = WeakKeyDictionary()
 """What was found of a model: each sync asks for it."""
 
 
-def hub_weights(model: nn.Module) -> Mapping[str, tuple[HubWeight, ...]]:
+def hub_weights(model: nn.Module) -> Mapping[str, tuple[HFWeight, ...]]:
     """Return what each parameter of ``model`` is in a checkpoint of the hub, by the parameter's name.
 
     That is what engines load: ``experts.gate_up_proj`` [E, 2 O, I] of Qwen3-MoE is ``experts.0.gate_proj.weight``
@@ -78,13 +78,13 @@ def hub_views(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _found(model: nn.Module) -> Iterator[tuple[str, tuple[HubWeight, ...]]]:
+def _found(model: nn.Module) -> Iterator[tuple[str, tuple[HFWeight, ...]]]:
     seen: set[str] = set()
     plain: Any = _unsharded(model)
     is_converted = isinstance(model, PreTrainedModel) and bool(get_model_conversion_mapping(plain, add_legacy=False))
     for name, parameter in model.named_parameters():
         shape = parameter.shape
-        found = tuple(_of_parameter(plain, name, shape)) if is_converted else (HubWeight(name, shape),)
+        found = tuple(_of_parameter(plain, name, shape)) if is_converted else (HFWeight(name, shape),)
         names = {weight.name for weight in found}
         if names & seen or sum(weight.shape.numel() for weight in found) != shape.numel():
             raise _unknown(name, shape)
@@ -101,17 +101,17 @@ def _unsharded(model: Any) -> nn.Module:
         return own_class(model.config)  # type: ignore[no-any-return]
 
 
-def _of_parameter(model: Any, name: str, shape: torch.Size) -> Iterator[HubWeight]:
+def _of_parameter(model: Any, name: str, shape: torch.Size) -> Iterator[HFWeight]:
     """Have transformers convert the shape alone, and then the numbers of the rows, twice: 1 is squeezed."""
     whole = torch.empty(shape, device="meta")
     numbers = torch.arange(shape[:-1].numel()).view(*shape[:-1], 1).expand(*shape[:-1], 2)
     shapes = {hub_name: part.shape for hub_name, part in revert_weight_conversion(model, {name: whole}).items()}
     for hub_name, numbered in revert_weight_conversion(model, {name: numbers}).items():
         if shapes.get(hub_name) == shape and torch.equal(numbered, numbers):
-            yield HubWeight(hub_name, shape)
+            yield HFWeight(hub_name, shape)
             continue
         first_row = int(numbered.flatten()[0])
-        weight = HubWeight(hub_name, shapes.get(hub_name, shape), first_row)
+        weight = HFWeight(hub_name, shapes.get(hub_name, shape), first_row)
         if len(shape) < 2 or numbered.shape != (*weight.shape[:-1], 2) or weight.shape[-1] != shape[-1]:
             raise _unknown(name, shape)
         if not torch.equal(numbered[..., 0].flatten(), torch.arange(first_row, first_row + weight.num_rows)):

@@ -16,7 +16,7 @@ from rlplug.weight_sync.hf_names import hub_weights
 
 def policy_weights(policy: PolicySpec) -> dict[str, TensorInfo]:
     """Return the tensors that a sync brings, under the names of the policy's checkpoint."""
-    return travelling(meta_model(policy.path), policy)
+    return expected_tensors(meta_model(policy.path), policy)
 
 
 def num_fp8_parameters(policy: PolicySpec) -> int:
@@ -31,7 +31,7 @@ def meta_model(path: str) -> Any:
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
 
 
-def travelling(model: nn.Module, policy: PolicySpec) -> dict[str, TensorInfo]:
+def expected_tensors(model: nn.Module, policy: PolicySpec) -> dict[str, TensorInfo]:
     """Return the tensors that a sync brings of a model; in FP8, two of a weight."""
     in_fp8 = frozenset(policy.fp8.quantized) if policy.fp8 is not None else frozenset()
     weights: dict[str, TensorInfo] = {}

@@ -11,7 +11,7 @@ from rlplug.errors import RunError, did_you_mean
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport, TensorInfo
 
 
-class WeightReceipt:
+class WeightSyncValidator:
     """Counts one weight sync, from when it is made.
 
     Args:

@@ -20,7 +20,7 @@ import torch.utils.tensorboard  # noqa: F401 - these two imports take the time
 
 import rlplug.cli.lightning_cli  # noqa: F401
 from rlplug.cli.main import main
-from rlplug.observability.phase_timer import PhaseClock
+from rlplug.observability.phase_timer import PhaseTimer
 
 COMMAND = str(Path(sys.executable).with_name("rlplug"))
 """What a run's further processes are started with."""
@@ -29,15 +29,15 @@ COMMAND = str(Path(sys.executable).with_name("rlplug"))
 def send_signal_in(phase: str, step: int, number: signal.Signals) -> None:
     """Let this process signal itself on entering ``phase`` in its ``step``-th step."""
     entered: list[str] = []
-    original = PhaseClock.phase
+    original = PhaseTimer.phase
 
-    def watched(self: PhaseClock, name: str) -> AbstractContextManager[None]:
+    def watched(self: PhaseTimer, name: str) -> AbstractContextManager[None]:
         entered.append(name)
         if name == phase and entered.count("prompts") == step:
             os.kill(os.getpid(), number)
         return original(self, name)
 
-    PhaseClock.phase = watched  # type: ignore[method-assign]
+    PhaseTimer.phase = watched  # type: ignore[method-assign]
 
 
 def run_in_child(job: dict) -> int:  # type: ignore[type-arg]

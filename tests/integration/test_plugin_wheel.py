@@ -19,7 +19,7 @@ import yaml
 from safetensors.torch import load_file
 
 from rlplug import hookspecs
-from rlplug.models.config import PolicyConfig
+from rlplug.models.config import ModelConfig
 from rlplug.models.loading import load_model
 
 Results: TypeAlias = dict[str, subprocess.CompletedProcess[str]]
@@ -103,7 +103,7 @@ def results(environment: Any, folder: Path) -> Results:
 def initial_weights() -> dict[str, torch.Tensor]:
     """The quickstart's random policy as the run starts from it."""
     path = str(REPOSITORY / "examples/quickstart/model")
-    return dict(load_model(PolicyConfig(path, init="random", dtype="float32")).state_dict())
+    return dict(load_model(ModelConfig(path, init="random", dtype="float32")).state_dict())
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from rlplug.data.sources import ReasoningGymSource
 from rlplug.distributed.checkpoint import RLCheckpoint
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces import Placement
-from rlplug.models.config import PolicyConfig
+from rlplug.models.config import ModelConfig
 from rlplug.module import RLModule
 from rlplug.rewards import ReasoningGymReward, RegexFormat
 from rlplug.rollout.hf_engine import HFRollout
@@ -35,7 +35,7 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 def train(folder: Path) -> RLModule:
     """Take one step on simple sums."""
     module = RLModule(
-        policy=PolicyConfig(path=str(MODEL), dtype="float32"),
+        policy=ModelConfig(path=str(MODEL), dtype="float32"),
         algorithm=GRPO(),
         rewards=[ReasoningGymReward(), RegexFormat(r"-?\d+", weight=0.2)],
         batch=BatchSizes(prompts_per_step=2, group_size=4, micro_batch_size_per_gpu=4),

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from rlplug.interfaces.rollout import Placement
-from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
+from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.models.loading import load_model
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.types import Batch, Prompt, Sample
@@ -113,7 +113,7 @@ def start_engine() -> Callable[..., HFRollout]:
     """Start an engine for a folder, with the weights of ``policy`` unless that is ``None``."""
 
     def start(folder: Path, policy: torch.nn.Module | None, **options: Any) -> HFRollout:
-        config = PolicyConfig(path=str(folder), dtype="float32")
+        config = ModelConfig(path=str(folder), dtype="float32")
         engine = HFRollout(**options)
         engine.start(load_spec(config, load_tokenizer(config)), Placement(torch.device("cpu"), rank=0, world_size=1))
         if policy is not None:
@@ -125,7 +125,7 @@ def start_engine() -> Callable[..., HFRollout]:
 
 @pytest.fixture(scope="session")
 def load_policy() -> Callable[[Path], torch.nn.Module]:
-    return lambda folder: load_model(PolicyConfig(path=str(folder), dtype="float32"))
+    return lambda folder: load_model(ModelConfig(path=str(folder), dtype="float32"))
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import pytest
 from rlplug.config_checks import check_algorithm, check_engine, check_optimizations
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Algorithm, Effect, EngineCapabilities, Needs, Optimization
-from rlplug.models.config import PolicyConfig
+from rlplug.models.config import ModelConfig
 from rlplug.models.critic import CriticConfig
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
@@ -55,7 +55,7 @@ def check(needs, group_size=4, critic=None, reference=None, num_steps=10, name="
         {"needs": {"groups": True}, "group_size": 2},
         {"needs": {"critic": True}, "critic": CriticConfig(warmup_steps=9)},
         {"needs": {"reference_policy": True}},
-        {"needs": {"reference_policy": True}, "reference": PolicyConfig(path="x")},
+        {"needs": {"reference_policy": True}, "reference": ModelConfig(path="x")},
     ],
 )
 def test_what_fits_passes(run):
@@ -72,7 +72,7 @@ def test_what_fits_passes(run):
             {"needs": {"critic": True}, "critic": CriticConfig(warmup_steps=10)},
             ["model.critic.warmup_steps is 10", "10 steps", "raise model.num_steps"],
         ),
-        ({"needs": {}, "reference": PolicyConfig(path="x")}, ["model.reference", "kl_coefficient"]),
+        ({"needs": {}, "reference": ModelConfig(path="x")}, ["model.reference", "kl_coefficient"]),
         (
             {"needs": {"critic": True}, "critic": CriticConfig(max_grad_norm=0.0)},
             ["model.critic.max_grad_norm is 0.0", "or null"],

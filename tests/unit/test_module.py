@@ -43,8 +43,8 @@ def test_reward_errors_are_a_share_of_the_step_and_not_of_a_refill() -> None:
         step_metrics={},
     )
     first = [sample for number in range(3) for sample in group(number, 0.0, 0.0, 1.0, 1.0)] + group(3, 0, 0, 0, 0)
-    rollout = RLModule.keep_selected(parts, Rollout(), first, refill=0)  # type: ignore[arg-type]
-    rollout = RLModule.keep_selected(parts, rollout, group(4, 0.0, 1.0, 1.0, math.nan), refill=1)  # type: ignore[arg-type]
+    rollout = RLModule.filter_groups(parts, Rollout(), first, refill=0)  # type: ignore[arg-type]
+    rollout = RLModule.filter_groups(parts, rollout, group(4, 0.0, 1.0, 1.0, math.nan), refill=1)  # type: ignore[arg-type]
     assert rollout.num_groups == 4
     with pytest.raises(RunError, match="4 of 24 samples"):
-        RLModule.keep_selected(parts, rollout, group(5, 0.0, math.nan, math.nan, math.nan), refill=2)  # type: ignore[arg-type]
+        RLModule.filter_groups(parts, rollout, group(5, 0.0, math.nan, math.nan, math.nan), refill=2)  # type: ignore[arg-type]

@@ -9,13 +9,13 @@ import numpy
 import torch
 from torch import Tensor
 
-from rlplug.interfaces import Denominators, RunFacts
+from rlplug.interfaces import Denominators, RunInfo
 from rlplug.types import Batch
 
 SEEDS = range(60)
 MAX_NEW_TOKENS = 8
 """Below the longest response that a random batch can hold, so that lengths fall on both sides of it."""
-RUN = RunFacts(num_completions=16, group_size=4, max_new_tokens=MAX_NEW_TOKENS)
+RUN = RunInfo(num_completions=16, group_size=4, max_new_tokens=MAX_NEW_TOKENS)
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from rlplug_algos.ppo import PPO
 from rlplug_algos.vapo import VAPO
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces import RunFacts
+from rlplug.interfaces import RunInfo
 
 
 def adaptive(**options):
     options = {"kl_coefficient": 0.1, "kl_target": 0.05, "kl_horizon": 1000} | options
     algorithm = PPO(**options)
-    algorithm.setup(RunFacts(num_completions=100, group_size=1, max_new_tokens=8))
+    algorithm.setup(RunInfo(num_completions=100, group_size=1, max_new_tokens=8))
     return algorithm
 
 
@@ -78,8 +78,8 @@ def test_a_warm_up_step_of_the_critic_leaves_the_coefficient():
 def test_a_horizon_shorter_than_a_step_is_refused():
     """A step of 6 horizons would multiply the coefficient by 1 - 6 * 0.2."""
     with pytest.raises(ConfigError, match="PPO's kl_horizon is 16: give at least the completions of a step, 96"):
-        PPO(kl_coefficient=0.1, kl_target=0.1, kl_horizon=16).setup(RunFacts(96, 1, 8))
-    PPO(kl_coefficient=0.1, kl_target=0.1, kl_horizon=96).setup(RunFacts(96, 1, 8))
+        PPO(kl_coefficient=0.1, kl_target=0.1, kl_horizon=16).setup(RunInfo(96, 1, 8))
+    PPO(kl_coefficient=0.1, kl_target=0.1, kl_horizon=96).setup(RunInfo(96, 1, 8))
 
 
 @pytest.mark.parametrize("algorithm", [PPO, VAPO, PFPPO])

@@ -12,7 +12,7 @@ from rlplug_optims import EntropyCheckpointing, EntropyChunking
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlplug.errors import ConfigError
-from rlplug.models.lm_head import ScoreRequest, scorer_of
+from rlplug.models.lm_head import LogprobRequest, lm_head_of
 from rlplug.types import SamplingParams
 
 ROWS, VOCABULARY = 250, 512
@@ -25,7 +25,7 @@ def scorer_with(names):
     model = tiny_model()
     for name in names:
         SWITCHES[name]().before_shard(model)
-    return scorer_of(model)
+    return lm_head_of(model)
 
 
 def inputs(dtype=torch.float32):
@@ -49,7 +49,7 @@ def kept_by_sampling(probabilities, sampling):
 def test_values_and_gradients_are_those_of_torch(names, sampling):
     logits, targets = inputs()
     sampling = SAMPLINGS[sampling]
-    scores = scorer_with(names).from_logits(logits, ScoreRequest(targets, sampling, "gradient"))
+    scores = scorer_with(names).from_logits(logits, LogprobRequest(targets, sampling, "gradient"))
     distribution = torch.distributions.Categorical(logits=logits.double() / sampling.temperature)
     chosen = torch.nn.functional.one_hot(targets, VOCABULARY).bool()
     kept = kept_by_sampling(distribution.probs.detach(), sampling) | chosen
@@ -89,7 +89,7 @@ def peak_of(names, entropy_mode):
     Logits are in bfloat16, 0.5 of that, and come from a product, as a model's do.
     """
     source, targets = inputs(torch.bfloat16)
-    scorer, request = scorer_with(names), ScoreRequest(targets, SAMPLINGS["all"], entropy_mode)
+    scorer, request = scorer_with(names), LogprobRequest(targets, SAMPLINGS["all"], entropy_mode)
     with Peak() as peak, torch.set_grad_enabled(entropy_mode != "none"):
         scores = scorer.from_logits(source * 1, request)
         if entropy_mode != "none":
@@ -116,9 +116,9 @@ def test_nothing_to_recompute_is_refused():
     logits, targets = inputs()
     scorer = scorer_with(["recomputed"])
     with pytest.raises(ConfigError, match="loss has no entropy"):
-        scorer.from_logits(logits, ScoreRequest(targets, SamplingParams(), "value"))
+        scorer.from_logits(logits, LogprobRequest(targets, SamplingParams(), "value"))
     with torch.no_grad():
-        scorer.from_logits(logits.detach(), ScoreRequest(targets, SamplingParams(), "value"))
+        scorer.from_logits(logits.detach(), LogprobRequest(targets, SamplingParams(), "value"))
 
 
 def test_effects_say_what_is_set():

@@ -12,7 +12,7 @@ from rlplug_optims.fused_logprobs import ChunkedOutputLayer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlplug.errors import ConfigError
-from rlplug.models.lm_head import ScoreRequest, scorer_of
+from rlplug.models.lm_head import LogprobRequest, lm_head_of
 from rlplug.types import SamplingParams
 
 HIDDEN = 12
@@ -57,7 +57,7 @@ def assert_equals_plain(
 ):
     """Compare with the oracle, to ``rtol`` of the largest value: entropies and gradients are differences."""
     leaves, targets = inputs(num_rows, vocabulary, dtype, bias)
-    scores = layer(*leaves, ScoreRequest(targets, sampling, entropy_mode))
+    scores = layer(*leaves, LogprobRequest(targets, sampling, entropy_mode))
     expected = plain_scores(*leaves, targets, sampling, entropy_mode)
     actual = (scores.logprobs, scores.entropy, scores.sampled_logprobs)
     scale = max(1.0, float(expected[0].detach().abs().max()))
@@ -106,7 +106,7 @@ def test_bfloat16_logits_are_rounded_and_nothing_else():
     )  # fmt: skip
     leaves, targets = inputs(20, 100, torch.bfloat16)
     logits = torch.nn.functional.linear(leaves[0], leaves[1]).float()
-    request = ScoreRequest(targets, SamplingParams(), "gradient")
+    request = LogprobRequest(targets, SamplingParams(), "gradient")
     scores = ChunkedOutputLayer(8, is_compiled=False)(*leaves, request)
     expected = -torch.nn.functional.cross_entropy(logits, targets, reduction="none")
     torch.testing.assert_close(scores.logprobs, expected, rtol=1e-5, atol=1e-5)
@@ -115,7 +115,7 @@ def test_bfloat16_logits_are_rounded_and_nothing_else():
 def test_the_weight_gradient_is_summed_in_float32():
     """512 chunks of one row: summed in bfloat16, later ones would be lost."""
     leaves, targets = inputs(512, 5, torch.bfloat16)
-    request = ScoreRequest(targets, SamplingParams(), "none")
+    request = LogprobRequest(targets, SamplingParams(), "none")
     for chunk_size in (1, 512):
         scores = ChunkedOutputLayer(chunk_size, is_compiled=False)(*leaves, request)
         (found,) = torch.autograd.grad(scores.logprobs.sum(), [leaves[1]])
@@ -128,7 +128,7 @@ def test_the_weight_gradient_is_summed_in_float32():
 def test_the_others_gradients_do_not_need_a_frozen_one(frozen):
     leaves, targets = inputs(20, 100, bias=True)
     leaves[frozen].requires_grad_(False)
-    scores = ChunkedOutputLayer(8, is_compiled=False)(*leaves, ScoreRequest(targets, SamplingParams(), "gradient"))
+    scores = ChunkedOutputLayer(8, is_compiled=False)(*leaves, LogprobRequest(targets, SamplingParams(), "gradient"))
     expected, entropies, _ = plain_scores(*leaves, targets, SamplingParams(), "gradient")
     others = [leaf for leaf in leaves if leaf.requires_grad]
     found = gradients_of(scores.logprobs, scores.entropy, "gradient", others)
@@ -139,7 +139,7 @@ def test_the_others_gradients_do_not_need_a_frozen_one(frozen):
 @pytest.mark.parametrize("entropy_mode", ["none", "value"])
 def test_entropy_without_gradient_takes_none(entropy_mode):
     leaves, targets = inputs(9, 100)
-    scores = ChunkedOutputLayer(8, is_compiled=False)(*leaves, ScoreRequest(targets, SamplingParams(), entropy_mode))
+    scores = ChunkedOutputLayer(8, is_compiled=False)(*leaves, LogprobRequest(targets, SamplingParams(), entropy_mode))
     assert not scores.entropy.requires_grad
     assert not scores.sampled_logprobs.requires_grad
     assert bool(scores.entropy.any()) == (entropy_mode == "value")
@@ -170,10 +170,10 @@ def largest_of(layer, leaves, request):
 def test_no_tensor_has_the_size_of_all_logits():
     num_rows, vocabulary = 64, 500
     leaves, targets = inputs(num_rows, vocabulary)
-    request = ScoreRequest(targets, SamplingParams(temperature=0.7, top_k=9, top_p=0.8), "gradient")
+    request = LogprobRequest(targets, SamplingParams(temperature=0.7, top_k=9, top_p=0.8), "gradient")
 
     def plain(hidden, weight, bias, request):
-        return scorer_of(torch.nn.Identity()).from_logits(torch.nn.functional.linear(hidden, weight), request)
+        return lm_head_of(torch.nn.Identity()).from_logits(torch.nn.functional.linear(hidden, weight), request)
 
     assert largest_of(plain, leaves, request) == num_rows * vocabulary
     assert largest_of(ChunkedOutputLayer(8, is_compiled=False), leaves, request) <= max(8, HIDDEN) * vocabulary
@@ -196,7 +196,7 @@ def test_effects_say_what_was_set(monkeypatch):
     assert [effect.description for effect in fused.effects()] == [
         "output layer fused with logprobs, 5 tokens at a time, not compiled"
     ]
-    scorer_of(model).fused = None
+    lm_head_of(model).fused = None
     assert fused.effects() == []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     fused.before_shard(model)

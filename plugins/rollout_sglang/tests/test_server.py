@@ -21,7 +21,7 @@ from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import EngineFault, Placement, PolicySpec
 from rlplug.interfaces.weight_sync import Bucket, TensorInfo
 from rlplug.rollout.servers.addresses import free_ports
-from rlplug.rollout.servers.processes import Place
+from rlplug.rollout.servers.processes import ServerSlot
 from rlplug.testing.models import make_model_folder
 from rlplug.types import Request, SamplingParams
 
@@ -258,7 +258,7 @@ def test_contradictions_are_refused(arguments: dict[str, Any], message: str, mon
 
 
 def test_the_key_is_in_no_command_line(tmp_path: Path) -> None:
-    place = Place(port=1234, key="very secret", folder=tmp_path)
+    place = ServerSlot(port=1234, key="very secret", folder=tmp_path)
     how = server_command.launch({"model_path": "m", "stream_interval": 3}, place)
     assert "very secret" not in " ".join(how.command)
     arguments = json.loads(Path(how.command[-1]).read_text())

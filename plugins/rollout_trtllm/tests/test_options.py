@@ -19,13 +19,15 @@ from rlplug_rollout_trtllm.surface import LLM_ARGS
 from rlplug_rollout_trtllm.versions import require_ray, require_tensorrt_llm
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces import EngineMemory, EngineNeeds, FP8Weights, Placement, PolicySpec
+from rlplug.interfaces import EngineMemory, EngineMemoryRequest, FP8Weights, Placement, PolicySpec
 from rlplug.observability.phase_timer import GIB
 from rlplug.registry import Registry
 from rlplug.rollout.device_memory import MemoryBefore
 
 SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7), pad_token_id=0, max_context=4096)
-NEEDS = EngineNeeds(int(80 * GIB), 1_000_000_000, kv_bytes_per_token=100_000, completions=64, longest=512, vocab_size=9)
+NEEDS = EngineMemoryRequest(
+    int(80 * GIB), 1_000_000_000, kv_bytes_per_token=100_000, completions=64, longest=512, vocab_size=9
+)
 
 
 def arguments(policy: PolicySpec = SPEC, **options: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from rlplug_rollout_trtllm.surface import SAMPLING
 
 from rlplug.errors import RunError
 from rlplug.interfaces import PolicySpec
-from rlplug.rollout.context_limit import room_for
+from rlplug.rollout.context_limit import max_completion_tokens
 from rlplug.types import Request, SamplingParams
 
 SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7, 9), pad_token_id=0, max_context=100)
@@ -75,9 +75,9 @@ def test_seeds_fit_into_63_bits() -> None:
 
 
 def test_a_prompt_without_room_is_refused_by_name() -> None:
-    assert room_for(REQUEST, SPEC, 100, "context_length") == 98
+    assert max_completion_tokens(REQUEST, SPEC, 100, "context_length") == 98
     with pytest.raises(RunError, match=r"request step/0.*raise rollout\.context_length"):
-        room_for(REQUEST, SPEC, 2, "context_length")
+        max_completion_tokens(REQUEST, SPEC, 2, "context_length")
 
 
 # ---- outputs --------------------------------------------------------------------------------------------------------

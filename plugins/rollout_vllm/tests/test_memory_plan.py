@@ -9,11 +9,11 @@ import torch
 from rlplug_rollout_vllm.colocated import VLLMRollout
 from rlplug_rollout_vllm.server import VLLMServerRollout
 
-from rlplug.interfaces import EngineMemory, EngineNeeds, PolicySpec
+from rlplug.interfaces import EngineMemory, EngineMemoryRequest, PolicySpec
 from rlplug.observability.phase_timer import GIB
 
 SPEC = PolicySpec("model", torch.bfloat16, (2,), 2, max_context=8192)
-NEEDS = EngineNeeds(
+NEEDS = EngineMemoryRequest(
     device_bytes=int(139.8 * GIB),
     parameters=1_711_376_384,
     kv_bytes_per_token=196_608,

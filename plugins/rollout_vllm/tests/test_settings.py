@@ -17,7 +17,7 @@ from rlplug_rollout_vllm.versions import require_vllm
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import FP8Weights, PolicySpec
 from rlplug.observability.phase_timer import GIB
-from rlplug.rollout.context_limit import room_for
+from rlplug.rollout.context_limit import max_completion_tokens
 from rlplug.rollout.device_memory import MemoryBefore
 from rlplug.types import Request, SamplingParams
 
@@ -163,11 +163,11 @@ def test_failed_start_says_who_holds_the_memory(free, share, weights, words):
 
 def test_request_beyond_the_context_is_refused_by_name():
     request = Request("0/1/2", tuple(range(100)), seed=1)
-    assert room_for(request, SPEC, 101, "max_model_len") == 1
+    assert max_completion_tokens(request, SPEC, 101, "max_model_len") == 1
     with pytest.raises(RunError, match=r"request 0/1/2: its prompt has 100 tokens.*raise rollout\.max_model_len"):
-        room_for(request, SPEC, 100, "max_model_len")
+        max_completion_tokens(request, SPEC, 100, "max_model_len")
     with pytest.raises(RunError, match=r"shorten it"):
-        room_for(Request("a", tuple(range(5000)), seed=1), SPEC, 4096, "max_model_len")
+        max_completion_tokens(Request("a", tuple(range(5000)), seed=1), SPEC, 4096, "max_model_len")
 
 
 def test_sampling_arguments_name_every_end_token():

@@ -39,7 +39,7 @@ OF_THE_TRAINER: Final = (
 
 
 @dataclass(frozen=True)
-class Place:
+class ServerSlot:
     """What a server that is started gets to know of its surroundings."""
 
     port: int
@@ -86,7 +86,7 @@ class ServerProcesses:
     def __init__(
         self,
         name: str,
-        launch: Callable[[Place], Launch],
+        launch: Callable[[ServerSlot], Launch],
         devices: Sequence[str | None],
         noise: tuple[str, ...] = (),
     ) -> None:
@@ -96,7 +96,7 @@ class ServerProcesses:
         folder = Path(tempfile.mkdtemp(prefix="rlplug-servers-"))
         self._servers: list[ServerProcess] = []
         for index, (port, seen) in enumerate(zip(free_ports(len(devices)), devices, strict=True)):
-            how = launch(Place(port, self.key, folder))
+            how = launch(ServerSlot(port, self.key, folder))
             log = folder / f"server-{index}.log"
             with log.open("wb") as file:
                 process = subprocess.Popen(

@@ -50,7 +50,7 @@ class Job:
     """How often it lost its cache, where the server says it with each answer."""
 
 
-class Dialect(ABC):
+class RequestAdapter(ABC):
     """How one engine's servers are asked for completions, and how they answer."""
 
     engine: ClassVar[str]
@@ -102,7 +102,7 @@ class ServerRequests:
         first: int,
         deadline_s: float,
         stats: EngineStats,
-        dialect: Dialect,
+        dialect: RequestAdapter,
     ) -> None:
         self._client = client
         self._dialect = dialect

@@ -30,7 +30,7 @@ class SchedulerState:
     cached_prompt_tokens: int = 0
 
 
-class SchedulerSampler(ABC):
+class SchedulerMetrics(ABC):
     """Asks all servers while requests run; in the client's loop."""
 
     route: str

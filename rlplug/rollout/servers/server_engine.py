@@ -15,15 +15,21 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces import Bucket, EngineFault, Placement, PolicySpec, RolloutEngine, SyncReport
 from rlplug.rollout.engine_stats import EngineStats
 from rlplug.rollout.servers.http_client import HTTPClient
-from rlplug.rollout.servers.processes import Launch, Place, ServerProcesses, wait_until_healthy
-from rlplug.rollout.servers.requests import Dialect, Job, ServerRequests
-from rlplug.rollout.servers.scheduler_metrics import SchedulerSampler
-from rlplug.rollout.servers.settings import ServerSettings, ServerWords, changed_options, check_urls, devices_of_servers
+from rlplug.rollout.servers.processes import Launch, ServerProcesses, ServerSlot, wait_until_healthy
+from rlplug.rollout.servers.requests import Job, RequestAdapter, ServerRequests
+from rlplug.rollout.servers.scheduler_metrics import SchedulerMetrics
+from rlplug.rollout.servers.settings import (
+    EngineLabels,
+    ServerSettings,
+    changed_options,
+    check_urls,
+    devices_of_servers,
+)
 from rlplug.rollout.servers.weight_sender import WeightSender
 from rlplug.types import NO_VERSION, Completion, Request, SamplingParams
 from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
 from rlplug.weight_sync.manifest import policy_weights
-from rlplug.weight_sync.receive_checks import WeightReceipt
+from rlplug.weight_sync.receive_checks import WeightSyncValidator
 
 Shared = TypeVar("Shared")
 
@@ -44,7 +50,7 @@ class ServerEngine(RolloutEngine):
         also_set: Options beside those in ``options`` that are not at their defaults, and that ``urls`` rules out.
     """
 
-    words: ClassVar[ServerWords]
+    words: ClassVar[EngineLabels]
     options: Any
     """How servers are built that are started here: a dataclass with ``tensor_parallel_size``; at its defaults with
     ``urls``."""
@@ -68,7 +74,7 @@ class ServerEngine(RolloutEngine):
         self._processes: ServerProcesses | None = None
         self._client: HTTPClient | None = None
         self._sender: WeightSender | None = None
-        self._sampler: SchedulerSampler | None = None
+        self._sampler: SchedulerMetrics | None = None
         self._version = NO_VERSION
         if self.urls is not None:
             named = changed_options(self.options) | {*also_set} | ({"gpus"} if gpus is not None else set())
@@ -90,7 +96,7 @@ class ServerEngine(RolloutEngine):
         """
 
     @abstractmethod
-    def launch(self, place: Place) -> Launch:
+    def launch(self, place: ServerSlot) -> Launch:
         """Return how a server is started."""
 
     @abstractmethod
@@ -103,11 +109,11 @@ class ServerEngine(RolloutEngine):
         """
 
     @abstractmethod
-    def dialect(self) -> Dialect:
+    def dialect(self) -> RequestAdapter:
         """Return how servers are asked for completions."""
 
     @abstractmethod
-    def make_sampler(self, client: HTTPClient, urls: Sequence[str], stats: EngineStats) -> SchedulerSampler:
+    def make_sampler(self, client: HTTPClient, urls: Sequence[str], stats: EngineStats) -> SchedulerMetrics:
         """Return what observes the servers' schedulers."""
 
     @abstractmethod
@@ -152,7 +158,7 @@ class ServerEngine(RolloutEngine):
         self._stats = EngineStats(
             max_num_seqs=sum(each.max_num_seqs for each in settings),
             kv_cache_tokens=sum(each.kv_cache_tokens for each in settings),
-            seats_key=self.words.seats_key,
+            max_num_seqs_key=self.words.max_num_seqs_key,
             memory_key=self.words.memory_key,
         )
         rank = self._placement.rank
@@ -225,7 +231,7 @@ class ServerEngine(RolloutEngine):
     # ---- weights --------------------------------------------------------------------------------------------------
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
-        receipt = WeightReceipt(type(self).__name__, self._weights)
+        receipt = WeightSyncValidator(type(self).__name__, self._weights)
         fault = self._send(receipt.count(buckets), version)
         # no rank may generate before all weights are there
         if problem := from_rank_zero("" if fault is None else str(fault)):

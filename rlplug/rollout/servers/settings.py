@@ -16,7 +16,7 @@ from rlplug.rollout.servers.addresses import is_loopback
 
 
 @dataclass(frozen=True)
-class ServerWords:
+class EngineLabels:
     """What messages of one engine say."""
 
     engine: str
@@ -29,7 +29,7 @@ class ServerWords:
     """The options that say how many GPUs a server takes."""
     noise: tuple[str, ...] = ()
     """Beginnings of lines of its log that say nothing of a server's end."""
-    seats_key: str = "rollout.max_num_seqs"
+    max_num_seqs_key: str = "rollout.max_num_seqs"
     """The option that says how many requests run at once, for advice."""
     memory_key: str = "rollout.gpu_memory_utilization (or kv_cache_gib)"
     """The option that makes the KV cache larger, for advice."""
@@ -53,7 +53,7 @@ def changed_options(options: Any) -> set[str]:
     return {f.name for f in fields(defaults) if getattr(options, f.name) != getattr(defaults, f.name)}
 
 
-def check_urls(urls: Sequence[str], key_variable: str, words: ServerWords, also_set: Collection[str]) -> None:
+def check_urls(urls: Sequence[str], key_variable: str, words: EngineLabels, also_set: Collection[str]) -> None:
     """Check what was written about servers that run already.
 
     Args:
@@ -81,7 +81,7 @@ def check_urls(urls: Sequence[str], key_variable: str, words: ServerWords, also_
 
 
 def devices_of_servers(
-    gpus: Sequence[int] | None, size: int, placement: Placement, words: ServerWords
+    gpus: Sequence[int] | None, size: int, placement: Placement, words: EngineLabels
 ) -> list[str | None]:
     """Return what each server that is started sees as ``CUDA_VISIBLE_DEVICES``.
 

@@ -29,7 +29,7 @@ class Group(Protocol):
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where and as whom the workers of one server join the group."""
 
     address: str
@@ -77,7 +77,7 @@ class WeightSender(ABC):
         """Return how many processes of a server take weights."""
 
     @abstractmethod
-    def ask_to_join(self, url: str, meeting: Meeting) -> Future[Any]:
+    def ask_to_join(self, url: str, meeting: Rendezvous) -> Future[Any]:
         """Ask the workers of a server to join the group."""
 
     @abstractmethod
@@ -113,7 +113,7 @@ class WeightSender(ABC):
         (port,) = free_ports(1, address)
         world_size = 1 + sum(sizes)
         questions = [
-            self.ask_to_join(url, Meeting(address, port, 1 + sum(sizes[:index]), world_size))
+            self.ask_to_join(url, Rendezvous(address, port, 1 + sum(sizes[:index]), world_size))
             for index, url in enumerate(self._urls)
         ]
         try:

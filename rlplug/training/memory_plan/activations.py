@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rlplug.interfaces.memory import UpdateTraits
+from rlplug.interfaces.memory import ActivationTraits
 from rlplug.models.shape import ModelShape
 
 FLOAT32: Final = 4
@@ -30,7 +30,7 @@ def block_elements(shape: ModelShape, fused: bool) -> int:
     return 8 * hidden + (4 * (query + key) if shape.has_qk_norms else 0) + attention + 4 * mlp
 
 
-def kept_elements(shape: ModelShape, traits: UpdateTraits) -> int:
+def kept_elements(shape: ModelShape, traits: ActivationTraits) -> int:
     """Return what all blocks keep, and what a block that is recomputed takes for as long as that lasts."""
     whole = block_elements(shape, traits.fused_pointwise)
     num_on_device = min(shape.num_blocks, BLOCKS_ON_DEVICE) if traits.activations_on_host else shape.num_blocks
@@ -48,7 +48,7 @@ def block_temporaries(shape: ModelShape) -> int:
     return 3 * shape.widths.mlp + 4 * shape.hidden
 
 
-def output_layer(shape: ModelShape, traits: UpdateTraits, num_scored: int, itemsize: int, is_update: bool) -> int:
+def output_layer(shape: ModelShape, traits: ActivationTraits, num_scored: int, itemsize: int, is_update: bool) -> int:
     """Return the bytes of the output layer's logits and gradients.
 
     Args:

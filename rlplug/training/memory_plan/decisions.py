@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.observability.phase_timer import GIB
-from rlplug.training.memory_plan.inputs import MemoryFacts
+from rlplug.training.memory_plan.inputs import MemoryInputs
 from rlplug.training.memory_plan.plan import CUDA, ENGINE, PHASES, MemoryPlan
 from rlplug.training.memory_plan.remedies import smallest_change
 
@@ -31,7 +31,7 @@ class Decisions:
 def decide(
     optimizations: Sequence[Optimization],
     sleep: SleepSetting,
-    facts_with: Callable[[Sequence[Optimization]], MemoryFacts],
+    facts_with: Callable[[Sequence[Optimization]], MemoryInputs],
 ) -> Decisions:
     """Plan with as few optional optimizations as fit, in the order of the list.
 
@@ -60,7 +60,7 @@ def decide(
     return Decisions(plan, why, kept, tuple(effects))
 
 
-def _with_sleep(facts: MemoryFacts, sleep: SleepSetting) -> tuple[MemoryPlan, str]:
+def _with_sleep(facts: MemoryInputs, sleep: SleepSetting) -> tuple[MemoryPlan, str]:
     """Let the engine sleep when asked to, or when update and awake engine do not fit together; say why."""
     awake = MemoryPlan(facts)
     if not facts.engine_can_sleep:

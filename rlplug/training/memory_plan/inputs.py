@@ -8,10 +8,10 @@ from typing import Final
 import torch
 
 from rlplug.distributed.offload import OffloadMode
-from rlplug.interfaces.memory import EngineMemory, UpdateTraits
+from rlplug.interfaces.memory import ActivationTraits, EngineMemory
 from rlplug.models.shape import ModelShape
 from rlplug.observability.phase_timer import GIB
-from rlplug.training.batch_plan import Phase
+from rlplug.training.batch_plan import PassKind
 
 CUDA_BYTES: Final = int(0.6 * GIB)
 """CUDA's context and libraries, of one process."""
@@ -44,11 +44,11 @@ def total_and_free(device: torch.device) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class NetworkFacts:
+class ModelInputs:
     """A network of the run, as one rank of the tensor axis has it."""
 
     shape: ModelShape
-    traits: UpdateTraits = UpdateTraits()
+    traits: ActivationTraits = ActivationTraits()
     state_bytes: float = 0.0
     """Of the optimizer, per parameter; 0 for a network that does not learn."""
 
@@ -64,40 +64,40 @@ class Sizes:
     longest: int
     """Tokens of the longest possible prompt and completion."""
     max_new_tokens: int
-    max_tokens: dict[Phase, int]
+    max_tokens: dict[PassKind, int]
     """Of a rank's pass; empty when ``micro_batch_size`` decides."""
     micro_batch_size: int | None = None
     sequence_size: int = 1
 
-    def num_passes(self, phase: Phase) -> int:
+    def num_passes(self, phase: PassKind) -> int:
         """Return the passes over rows that all are as long as possible."""
         rows = self.update_rows if phase == "update" else self.forward_rows
         return -(-rows // min(rows, self._rows_per_pass(phase)))
 
-    def tokens(self, phase: Phase) -> int:
+    def tokens(self, phase: PassKind) -> int:
         """Return the tokens of a rank in the largest pass over rows that all are as long as possible."""
         rows = self.update_rows if phase == "update" else self.forward_rows
         return -(-rows // self.num_passes(phase)) * self.longest // self.sequence_size
 
-    def scored(self, phase: Phase) -> int:
+    def scored(self, phase: PassKind) -> int:
         """Return those of them whose logprobs are wanted."""
         return self.tokens(phase) * self.max_new_tokens // self.longest
 
-    def _rows_per_pass(self, phase: Phase) -> int:
+    def _rows_per_pass(self, phase: PassKind) -> int:
         if self.micro_batch_size is not None:
             return self.micro_batch_size
         return max(1, self.max_tokens[phase] * self.sequence_size // self.longest)
 
 
 @dataclass(frozen=True)
-class MemoryFacts:
+class MemoryInputs:
     """All that decides on what one GPU holds."""
 
     gpu: GPU
-    policy: NetworkFacts
+    policy: ModelInputs
     sizes: Sizes
-    reference: NetworkFacts | None = None
-    critic: NetworkFacts | None = None
+    reference: ModelInputs | None = None
+    critic: ModelInputs | None = None
     """With a trunk of its own; a head on the policy's trunk is next to nothing."""
     num_gpus: int = 1
     shards: int = 1

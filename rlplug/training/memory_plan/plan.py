@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal, TypeAlias
 
-from rlplug.training.batch_plan import Phase
+from rlplug.training.batch_plan import PassKind
 from rlplug.training.memory_plan.activations import FLOAT32, block_temporaries, kept_elements, output_layer
-from rlplug.training.memory_plan.inputs import CUDA_BYTES, NCCL_BYTES, MemoryFacts, NetworkFacts
+from rlplug.training.memory_plan.inputs import CUDA_BYTES, NCCL_BYTES, MemoryInputs, ModelInputs
 
 PlanPhase: TypeAlias = Literal["sync", "rollout", "logprobs", "update"]
 PHASES: Final[tuple[PlanPhase, ...]] = ("sync", "rollout", "logprobs", "update")
@@ -49,7 +49,7 @@ class Pass:
 class MemoryPlan:
     """What lives on each GPU, phase by phase."""
 
-    facts: MemoryFacts
+    facts: MemoryInputs
 
     @cached_property
     def phases(self) -> dict[PlanPhase, Items]:
@@ -90,12 +90,12 @@ class MemoryPlan:
         items[CUDA] = Item(CUDA_BYTES + (NCCL_BYTES if facts.num_gpus > 1 else 0))
         return items
 
-    def _weights(self, phase: PlanPhase, network: NetworkFacts) -> Item:
+    def _weights(self, phase: PlanPhase, network: ModelInputs) -> Item:
         if phase == "rollout" and self.facts.offload == "optimizer_and_weights":
             return Item(0, "offloaded")
         return Item(self._shard(FLOAT32, network))
 
-    def _reference(self, phase: PlanPhase, network: NetworkFacts) -> Item:
+    def _reference(self, phase: PlanPhase, network: ModelInputs) -> Item:
         if phase != "logprobs" and self.facts.offload == "optimizer_and_weights":
             return Item(0, "offloaded")
         return Item(self._shard(FLOAT32, network))
@@ -109,7 +109,7 @@ class MemoryPlan:
         learning = [network for network in (self.facts.policy, self.facts.critic) if network is not None]
         return Item(sum(self._shard(network.state_bytes, network) for network in learning))
 
-    def _shard(self, bytes_per_parameter: float, network: NetworkFacts) -> int:
+    def _shard(self, bytes_per_parameter: float, network: ModelInputs) -> int:
         return int(bytes_per_parameter * network.shape.parameters / self.facts.shards)
 
     def _pass_items(self, phase: PlanPhase) -> Items:
@@ -126,7 +126,7 @@ class MemoryPlan:
         sizes = (largest.gradients, largest.gathered, largest.kept, largest.working)
         return {name: Item(size) for name, size in zip(names, sizes, strict=True)}
 
-    def pass_of(self, phase: Phase, network: NetworkFacts, is_critic: bool = False) -> Pass:
+    def pass_of(self, phase: PassKind, network: ModelInputs, is_critic: bool = False) -> Pass:
         """Return what the largest pass over ``network`` takes."""
         facts, shape, traits = self.facts, network.shape, network.traits
         num_tokens, is_update = facts.sizes.tokens(phase), phase == "update"

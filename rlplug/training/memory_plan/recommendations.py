@@ -8,19 +8,19 @@ from dataclasses import replace
 from typing import Final
 
 from rlplug.observability.phase_timer import GIB
-from rlplug.training.memory_plan.inputs import MemoryFacts
+from rlplug.training.memory_plan.inputs import MemoryInputs
 from rlplug.training.memory_plan.plan import PHASES, MemoryPlan, PlanPhase
 from rlplug.training.memory_plan.remedies import ENGINE_OPTIONS, OFFLOADS, with_budget, with_share
 
 BUDGET_STEP: Final = 1024
 
 
-def recommendations(facts: MemoryFacts) -> list[str]:
+def recommendations(facts: MemoryInputs) -> list[str]:
     """Return lines for what can be chosen, each beside what the run has."""
     return [line for line in (_engine_share(facts), _token_budget(facts), _offload(facts)) if line is not None]
 
 
-def _engine_share(facts: MemoryFacts) -> str | None:
+def _engine_share(facts: MemoryInputs) -> str | None:
     """Recommend room for all completions of an engine at once, or the most that fits."""
     engine = facts.engine
     if engine is None or engine.least_kv_cache is None:
@@ -45,13 +45,13 @@ def _engine_share(facts: MemoryFacts) -> str | None:
     )
 
 
-def _has_room(facts: MemoryFacts) -> bool:
+def _has_room(facts: MemoryInputs) -> bool:
     """Return whether the phases fit in which the engine's cache is there."""
     phases: Sequence[PlanPhase] = ("rollout",) if facts.sleeps else PHASES
     return all(MemoryPlan(facts).headroom(phase) >= 0 for phase in phases)
 
 
-def _token_budget(facts: MemoryFacts) -> str | None:
+def _token_budget(facts: MemoryInputs) -> str | None:
     """Recommend the largest budget that fits, up to a mini-batch in one pass."""
     sizes = facts.sizes
     if sizes.micro_batch_size is not None:
@@ -72,7 +72,7 @@ def _token_budget(facts: MemoryFacts) -> str | None:
     return f"model.batch.max_tokens_per_gpu: up to {budget}{whole}"
 
 
-def _offload(facts: MemoryFacts) -> str | None:
+def _offload(facts: MemoryInputs) -> str | None:
     mode = next((mode for mode in OFFLOADS if MemoryPlan(replace(facts, offload=mode)).fits), None)
     if mode is None:
         return None

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 from rlplug.distributed.offload import OffloadMode
 from rlplug.interfaces.memory import EngineMemory
-from rlplug.training.memory_plan.inputs import MemoryFacts, NetworkFacts
+from rlplug.training.memory_plan.inputs import MemoryInputs, ModelInputs
 from rlplug.training.memory_plan.plan import MemoryPlan
 
 CHUNK: Final = 4096
@@ -24,14 +24,14 @@ class Change:
     """A key and its new value, in words, and the run after that."""
 
     text: str
-    facts: MemoryFacts
+    facts: MemoryInputs
 
 
-Remedy: TypeAlias = Callable[[MemoryFacts], Iterator[Change]]
+Remedy: TypeAlias = Callable[[MemoryInputs], Iterator[Change]]
 """Yields what it can change, the mildest first."""
 
 
-def smallest_change(facts: MemoryFacts) -> list[str]:
+def smallest_change(facts: MemoryInputs) -> list[str]:
     """Return what to set so that the plan fits: one thing if one is enough, else as few as possible; or nothing.
 
     Remedies are tried in the order of what they cost, alone and then together; only the last asks for more GPUs.
@@ -43,7 +43,7 @@ def smallest_change(facts: MemoryFacts) -> list[str]:
     return _together(facts, REMEDIES) or _together(facts, (*REMEDIES, more_gpus))
 
 
-def _together(facts: MemoryFacts, remedies: Sequence[Remedy]) -> list[str]:
+def _together(facts: MemoryInputs, remedies: Sequence[Remedy]) -> list[str]:
     """Apply all remedies, but for those without which it fits as well, on as many GPUs; nothing when all fall short."""
     chosen, texts = list(remedies), _applied(facts, remedies)
     if texts is None:
@@ -56,7 +56,7 @@ def _together(facts: MemoryFacts, remedies: Sequence[Remedy]) -> list[str]:
     return texts
 
 
-def _applied(facts: MemoryFacts, remedies: Sequence[Remedy]) -> list[str] | None:
+def _applied(facts: MemoryInputs, remedies: Sequence[Remedy]) -> list[str] | None:
     """Apply each at its strongest, the last at the mildest that fits; ``None`` when all together are too little."""
     texts: list[str] = []
     for remedy in remedies:
@@ -73,20 +73,20 @@ def _applied(facts: MemoryFacts, remedies: Sequence[Remedy]) -> list[str] | None
 # ---- in the order of what they cost ---------------------------------------------------------------------------------
 
 
-def sleep(facts: MemoryFacts) -> Iterator[Change]:
+def sleep(facts: MemoryInputs) -> Iterator[Change]:
     if facts.engine_can_sleep and not facts.sleeps:
         yield Change("model.sleep_between_rollouts: true", replace(facts, sleeps=True))
 
 
-def offload(facts: MemoryFacts) -> Iterator[Change]:
+def offload(facts: MemoryInputs) -> Iterator[Change]:
     for mode in OFFLOADS[OFFLOADS.index(facts.offload) + 1 :]:
         yield Change(f"model.offload: {mode}", replace(facts, offload=mode))
 
 
-def fused_logprobs(facts: MemoryFacts) -> Iterator[Change]:
+def fused_logprobs(facts: MemoryInputs) -> Iterator[Change]:
     if facts.policy.traits.logits_chunk is None:
 
-        def fused(network: NetworkFacts) -> NetworkFacts:
+        def fused(network: ModelInputs) -> ModelInputs:
             return replace(network, traits=replace(network.traits, logits_chunk=CHUNK))
 
         reference = None if facts.reference is None else fused(facts.reference)
@@ -94,7 +94,7 @@ def fused_logprobs(facts: MemoryFacts) -> Iterator[Change]:
         yield Change("FusedLogprobs in model.optimizations", changed)
 
 
-def smaller_engine(facts: MemoryFacts) -> Iterator[Change]:
+def smaller_engine(facts: MemoryInputs) -> Iterator[Change]:
     engine = facts.engine
     if engine is None or engine.least_kv_cache is None or engine.kv_cache <= engine.least_kv_cache:
         return
@@ -107,7 +107,7 @@ def smaller_engine(facts: MemoryFacts) -> Iterator[Change]:
             yield Change(f"{ENGINE_OPTIONS}.{engine.share_key}: {share:.2f}", changed)
 
 
-def smaller_passes(facts: MemoryFacts) -> Iterator[Change]:
+def smaller_passes(facts: MemoryInputs) -> Iterator[Change]:
     sizes = facts.sizes
     if sizes.micro_batch_size is not None:
         for number in _halves(sizes.micro_batch_size, 1):
@@ -118,11 +118,11 @@ def smaller_passes(facts: MemoryFacts) -> Iterator[Change]:
         yield Change(f"model.batch.max_tokens_per_gpu: {budget}", with_budget(facts, budget))
 
 
-def checkpointing(facts: MemoryFacts) -> Iterator[Change]:
+def checkpointing(facts: MemoryInputs) -> Iterator[Change]:
     if facts.policy.traits.recompute == "all" and facts.policy.traits.recompute_every == 1:
         return
 
-    def recomputed(network: NetworkFacts) -> NetworkFacts:
+    def recomputed(network: ModelInputs) -> ModelInputs:
         return replace(network, traits=replace(network.traits, recompute="all", recompute_every=1))
 
     critic = None if facts.critic is None else recomputed(facts.critic)
@@ -132,7 +132,7 @@ def checkpointing(facts: MemoryFacts) -> Iterator[Change]:
     yield Change(name, replace(facts, policy=recomputed(facts.policy), critic=critic))
 
 
-def more_gpus(facts: MemoryFacts) -> Iterator[Change]:
+def more_gpus(facts: MemoryInputs) -> Iterator[Change]:
     """Split weights and rows over more ranks; an engine of several GPUs stays one."""
     times = 2
     while times <= MOST_GPUS:
@@ -151,19 +151,19 @@ REMEDIES: Final[tuple[Remedy, ...]] = (sleep, offload, fused_logprobs, smaller_e
 # ---- sizes ----------------------------------------------------------------------------------------------------------
 
 
-def with_share(facts: MemoryFacts, share: float) -> MemoryFacts:
+def with_share(facts: MemoryInputs, share: float) -> MemoryInputs:
     """Return the run with another share of the GPU for the engine."""
     assert facts.engine is not None
     kv_cache = int(share * facts.gpu.total) - facts.engine.share_base
     return replace(facts, engine=replace(facts.engine, kv_cache=kv_cache))
 
 
-def with_budget(facts: MemoryFacts, budget: int) -> MemoryFacts:
+def with_budget(facts: MemoryInputs, budget: int) -> MemoryInputs:
     """Return the run with another ``max_tokens_per_gpu``, and twice that in forward-only passes, as by default."""
     return replace(facts, sizes=replace(facts.sizes, max_tokens={"update": budget, "forward": 2 * budget}))
 
 
-def _share(facts: MemoryFacts, engine: EngineMemory, kv_cache: int) -> float:
+def _share(facts: MemoryInputs, engine: EngineMemory, kv_cache: int) -> float:
     """Return the share in hundredths, rounded down unless the cache would be too small."""
     least = engine.least_kv_cache or 0
     hundredths = 100 * (engine.share_base + max(kv_cache, least)) / facts.gpu.total

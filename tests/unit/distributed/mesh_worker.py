@@ -24,7 +24,7 @@ from rlplug.distributed.mesh import local_part
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.models import loading
 from rlplug.models.build import build_critic, build_policy, build_reference
-from rlplug.models.config import PolicyConfig, load_tokenizer
+from rlplug.models.config import ModelConfig, load_tokenizer
 from rlplug.models.critic import CriticConfig
 
 
@@ -64,7 +64,7 @@ def facts(strategy, job):
 
 def update(strategy, job):
     """Two micro-batches of rows that differ by data rank; what was communicated, gradients, norm, clipped gradients."""
-    policy, effects = build_policy(PolicyConfig(path=job["folder"], dtype="float32"), [], strategy)
+    policy, effects = build_policy(ModelConfig(path=job["folder"], dtype="float32"), [], strategy)
     tokens = torch.tensor(job["tokens"])  # [data ranks, micro-batches, rows, tokens]
     weight = 1 / strategy.sequence_size  # ranks that share rows see them all here, so each takes a share of the loss
     passes = []
@@ -150,7 +150,7 @@ class CountingFile:
 
 def load(strategy, job):
     """Build every network, and say what it took and what it holds."""
-    config = PolicyConfig(**job["policy"])
+    config = ModelConfig(**job["policy"])
     open_file = loading.safe_open
     torch.manual_seed(17)
     generator = torch.get_rng_state()
@@ -180,7 +180,7 @@ def export(strategy, job):
     """Write the policy out, from shards."""
     from rlplug.models.export import export_policy
 
-    config = PolicyConfig(path=job["folder"], dtype="float32")
+    config = ModelConfig(path=job["folder"], dtype="float32")
     policy, _ = build_policy(config, [], strategy)
     export_policy(policy, load_tokenizer(config), torch.bfloat16, Path(job["out"]), dist.get_rank(), job["max_bytes"])
     dist.barrier()

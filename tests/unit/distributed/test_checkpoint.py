@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from rlplug.distributed.checkpoint import RLCheckpoint
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError, RunError
-from rlplug.observability.phase_timer import PhaseClock
+from rlplug.observability.phase_timer import PhaseTimer
 
 
 class Run(LightningModule):
@@ -32,7 +32,7 @@ class Run(LightningModule):
         super().__init__()
         self.run_dir, self.num_steps, self.watch = run_dir, num_steps, watch
         self.rollout_step = 0
-        self.clock = PhaseClock(torch.device("cpu"), stall_s=60)
+        self.clock = PhaseTimer(torch.device("cpu"), stall_s=60)
         self.weights: dict[int, torch.Tensor] = {}
 
     def configure_model(self):

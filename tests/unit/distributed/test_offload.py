@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.distributed.offload import CHUNK_BYTES, Lot, Offload, distinct_storages
 from rlplug.interfaces.rollout import EngineCapabilities, Placement
-from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
+from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.observability.phase_timer import GIB
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.engine_driver import EngineDriver
@@ -194,7 +194,7 @@ def test_the_first_optimizer_step_waits_and_a_step_that_is_given_up_restores(mak
 
 def test_metrics(make_sharded):
     model, optimizer = make_sharded()
-    assert Offload("none", CPU, [model], [], [optimizer]).drain_metrics() == {}
+    assert Offload("none", CPU, [model], [], [optimizer]).pop_metrics() == {}
     offload = Offload("optimizer_and_weights", CPU, [model], [], [optimizer])
     train(model, optimizer, 0)
     num_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
@@ -202,10 +202,10 @@ def test_metrics(make_sharded):
     offload.before_engine_wakes()
     offload.before_generation()
     offload.after_generation()
-    metrics = offload.drain_metrics()
+    metrics = offload.pop_metrics()
     assert metrics["offload/gib"] * GIB == 3 * num_bytes + 4 * num_steps
     assert metrics["offload/seconds"] > 0
-    assert offload.drain_metrics() == {"offload/seconds": 0, "offload/gib": 0}
+    assert offload.pop_metrics() == {"offload/seconds": 0, "offload/gib": 0}
 
 
 # ---- with an engine --------------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class Sleeper(HFRollout):
 def test_the_order_of_engine_and_trainer(make_sharded, model_folder, sleeps):
     (model, optimizer), (reference, _) = make_sharded(), make_sharded()
     train(model, optimizer, 0)
-    config = PolicyConfig(path=str(model_folder("qwen2")), dtype="float32")
+    config = ModelConfig(path=str(model_folder("qwen2")), dtype="float32")
     tokenizer = load_tokenizer(config)
     engine = Sleeper(model, optimizer, reference)
     offload = Offload("optimizer_and_weights", CPU, [model], [reference], [optimizer])

@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, OPTConfig
 
 from rlplug.errors import ConfigError
-from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer, require_same_tokens
+from rlplug.models.config import ModelConfig, load_spec, load_tokenizer, require_same_tokens
 from rlplug.models.loading import load_model
 
 
 def config_of(folder, **options):
-    return PolicyConfig(path=str(folder), dtype="float32", **options)
+    return ModelConfig(path=str(folder), dtype="float32", **options)
 
 
 def problem_of(folder, **options):
@@ -125,7 +125,7 @@ def test_no_end_token(copied_folder):
 def test_spec_gathers_end_tokens_from_everywhere(copied_folder):
     folder = copied_folder("llama", eos_token_id=[5, 3])
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 9}))
-    config = PolicyConfig(path=str(folder))
+    config = ModelConfig(path=str(folder))
     spec = load_spec(config, load_tokenizer(config))
     assert spec.eos_token_ids == (1, 3, 5, 9)  # 1 is the tokenizer's
     assert (spec.pad_token_id, spec.max_context, spec.dtype) == (0, 32, torch.bfloat16)
@@ -143,7 +143,7 @@ def test_tokenizer_without_padding_pads_with_the_end_token(copied_folder):
 
 @pytest.mark.parametrize("family", ["llama", "llama_tied", "qwen2", "gpt2"])
 def test_loads_what_the_folder_holds(family, model_folder):
-    policy = load_model(PolicyConfig(path=str(model_folder(family))))
+    policy = load_model(ModelConfig(path=str(model_folder(family))))
     expected = AutoModelForCausalLM.from_pretrained(model_folder(family), dtype=torch.float32).state_dict()
     assert policy.training
     assert policy.state_dict().keys() == expected.keys()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlplug.models.config import PolicyConfig, load_tokenizer
+from rlplug.models.config import ModelConfig, load_tokenizer
 from rlplug.models.export import export_policy
 
 
@@ -15,7 +15,7 @@ def test_export_is_a_folder_that_transformers_opens(family, model_folder, load_p
     policy = load_policy(model_folder(family))
     with torch.no_grad():
         next(policy.parameters()).add_(0.125)
-    tokenizer = load_tokenizer(PolicyConfig(path=str(model_folder(family))))
+    tokenizer = load_tokenizer(ModelConfig(path=str(model_folder(family))))
     export_policy(policy, tokenizer, torch.bfloat16, tmp_path / "out", rank=0)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert loaded.dtype == torch.bfloat16

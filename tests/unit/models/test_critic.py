@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from rlplug.errors import ConfigError
-from rlplug.models.config import PolicyConfig
+from rlplug.models.config import ModelConfig
 from rlplug.models.critic import CriticConfig, ValueHead, load_critic
 
 SPLITS = ["1", "3", "all", "16 tokens", "40 tokens"]
@@ -128,7 +128,7 @@ def test_policy_and_critic_take_steps_of_their_own(world_size, updated, update_b
         ({"warmup_steps": -1}, ["model.critic.warmup_steps", "-1"]),
         ({"value_coefficient": 1.0}, ["model.critic.value_coefficient", "1.0", "share_trunk"]),
         ({"value_coefficient": 0.0, "share_trunk": True}, ["model.critic.value_coefficient", "0.0"]),
-        ({"share_trunk": True, "trunk": PolicyConfig(path="x")}, ["model.critic.share_trunk", "model.critic.trunk"]),
+        ({"share_trunk": True, "trunk": ModelConfig(path="x")}, ["model.critic.share_trunk", "model.critic.trunk"]),
     ],
 )
 def test_bad_options_are_named(options, words):
@@ -138,13 +138,13 @@ def test_bad_options_are_named(options, words):
 
 
 def test_a_trunk_that_is_not_there_is_named_by_its_own_key(model_folder):
-    policy = PolicyConfig(path=str(model_folder("llama")))
+    policy = ModelConfig(path=str(model_folder("llama")))
     with pytest.raises(ConfigError, match=r"model\.critic\.trunk\.path: the folder './none'"):
-        load_critic(CriticConfig(trunk=PolicyConfig(path="./none")), policy)
+        load_critic(CriticConfig(trunk=ModelConfig(path="./none")), policy)
 
 
 @pytest.mark.parametrize("family", ["llama", "llama_tied", "qwen2", "gpt2"])
 def test_every_family_has_a_trunk(family, model_folder):
-    critic = load_critic(CriticConfig(), PolicyConfig(path=str(model_folder(family))))
+    critic = load_critic(CriticConfig(), ModelConfig(path=str(model_folder(family))))
     assert critic(torch.tensor([0, 2]), {"input_ids": torch.tensor([[2, 3, 4]])}).shape == (2,)
     assert not any("lm_head" in name for name, _ in critic.named_parameters())

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
 from rlplug.errors import ConfigError
 from rlplug.models import loading
-from rlplug.models.config import PolicyConfig
+from rlplug.models.config import ModelConfig
 from rlplug.models.critic import CriticConfig, load_critic
-from rlplug.models.loading import empty_model, fill, load_model, materialise
+from rlplug.models.loading import empty_model, load_model, load_weights, to_empty_on
 
 STREAMED = "weights streamed from 1 safetensors file"
 UNEVEN = {"vocab_size": 37, "hidden_size": 24, "intermediate_size": 50, "num_attention_heads": 6, "head_dim": 6}
@@ -89,7 +89,7 @@ def assert_same(found, expected):
     "family", ["llama", "llama_tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral", "gpt2"]
 )
 def test_every_parameter_and_buffer_is_that_of_from_pretrained(family, model_folder):
-    model = load_model(PolicyConfig(path=str(model_folder(family))))
+    model = load_model(ModelConfig(path=str(model_folder(family))))
     assert_same(dict(model.named_parameters()) | dict(model.named_buffers()), reference_tensors(model_folder(family)))
 
 
@@ -106,7 +106,7 @@ def test_scaled_rope(rope, make_folder):
     parameters = {"rope_theta": 1e4, "original_max_position_embeddings": 64} | rope
     config = LlamaConfig(**UNEVEN, num_hidden_layers=1, num_key_value_heads=2, rope_parameters=parameters)
     folder = make_folder(config)
-    model = load_model(PolicyConfig(path=str(folder)))
+    model = load_model(ModelConfig(path=str(folder)))
     assert_same(dict(model.named_parameters()) | dict(model.named_buffers()), reference_tensors(folder))
     plain = LlamaConfig(**UNEVEN, num_hidden_layers=1, num_key_value_heads=2)
     frequencies = dict(AutoModelForCausalLM.from_config(plain).named_buffers())["model.rotary_emb.inv_freq"]
@@ -117,16 +117,16 @@ def test_half_precision_files_become_float32(make_folder):
     config = LlamaConfig(**UNEVEN, num_hidden_layers=1, num_key_value_heads=2)
     folder = make_folder(config, dtype=torch.bfloat16)
     assert {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()} == {torch.bfloat16}
-    model = load_model(PolicyConfig(path=str(folder)))
+    model = load_model(ModelConfig(path=str(folder)))
     assert_same(dict(model.named_parameters()) | dict(model.named_buffers()), reference_tensors(folder))
 
 
 def effect_of(folder):
-    config = PolicyConfig(path=str(folder))
+    config = ModelConfig(path=str(folder))
     model = empty_model(config)
-    materialise(model, torch.device("cpu"))
+    to_empty_on(model, torch.device("cpu"))
     model.tie_weights()
-    effect = fill(model, config).description
+    effect = load_weights(model, config).description
     assert_same(dict(model.named_parameters()) | dict(model.named_buffers()), reference_tensors(folder))
     return effect
 
@@ -164,7 +164,7 @@ def test_a_checkpoint_of_the_model_without_its_head_is_loaded_whole(copied_folde
 def test_quantised_weights_are_refused(copied_folder):
     folder = copied_folder("llama", quantization_config={"quant_method": "fp8"})
     with pytest.raises(ConfigError, match=r"model\.policy\.path '.*' holds quantised weights"):
-        load_model(PolicyConfig(path=str(folder)))
+        load_model(ModelConfig(path=str(folder)))
 
 
 def test_weights_in_a_dtype_that_needs_scales_are_refused(copied_folder):
@@ -173,13 +173,13 @@ def test_weights_in_a_dtype_that_needs_scales_are_refused(copied_folder):
     weights["lm_head.weight"] = weights["lm_head.weight"].to(torch.float8_e4m3fn)
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=r"gives no weights: lm_head\.weight is stored as F8_E4M3"):
-        load_model(PolicyConfig(path=str(file.parent)))
+        load_model(ModelConfig(path=str(file.parent)))
 
 
 def test_another_shape_is_named(copied_folder):
     message = r"gives no weights: model\.embed_tokens\.weight has shape \[32, 64\] in the file and \[40, 64\] by config"
     with pytest.raises(ConfigError, match=message):
-        load_model(PolicyConfig(path=str(copied_folder("llama", vocab_size=40))))
+        load_model(ModelConfig(path=str(copied_folder("llama", vocab_size=40))))
 
 
 def test_a_missing_file_of_an_index_is_named(uneven_folder, tmp_path):
@@ -187,12 +187,12 @@ def test_a_missing_file_of_an_index_is_named(uneven_folder, tmp_path):
     gone = sorted(folder.glob("*.safetensors"))[1]
     gone.unlink()
     with pytest.raises(ConfigError, match=f"gives no weights: .*{gone.name}"):
-        load_model(PolicyConfig(path=str(folder)))
+        load_model(ModelConfig(path=str(folder)))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
 def test_random_weights_are_those_of_transformers(family, model_folder):
-    config = PolicyConfig(path=str(model_folder(family)), init="random", seed=3)
+    config = ModelConfig(path=str(model_folder(family)), init="random", seed=3)
     found = load_model(config)
     expected = empty_model(config)
     expected.to_empty(device="cpu")
@@ -212,12 +212,12 @@ def test_random_weights_are_those_of_transformers(family, model_folder):
 def test_the_generation_configuration_is_read(copied_folder):
     folder = copied_folder("llama")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 7], "temperature": 0.5}))
-    assert load_model(PolicyConfig(path=str(folder))).generation_config.eos_token_id == [1, 7]
+    assert load_model(ModelConfig(path=str(folder))).generation_config.eos_token_id == [1, 7]
 
 
 def test_the_critics_trunk_is_that_of_its_model(model_folder):
-    policy = PolicyConfig(path=str(model_folder("llama")))
-    critic = load_critic(CriticConfig(trunk=PolicyConfig(path=str(model_folder("gpt2")))), policy)
+    policy = ModelConfig(path=str(model_folder("llama")))
+    critic = load_critic(CriticConfig(trunk=ModelConfig(path=str(model_folder("gpt2")))), policy)
     expected = AutoModelForCausalLM.from_pretrained(model_folder("gpt2"), dtype=torch.float32).base_model
     assert_same(dict(critic.trunk.named_parameters()), dict(expected.named_parameters()))
 
@@ -233,7 +233,7 @@ def test_shards_are_parts_of_the_files(name, world_size, axes, loaded, model_fol
     assert_same(result["policy"], expected)
     assert_same(result["reference"], expected)
     trunk = {f"trunk.{key.removeprefix('model.')}": tensor for key, tensor in expected.items() if key[:5] == "model"}
-    head = load_critic(CriticConfig(seed=4), PolicyConfig(path=str(folder))).head
+    head = load_critic(CriticConfig(seed=4), ModelConfig(path=str(folder))).head
     assert_same(result["critic"], trunk | dict(head.named_parameters(prefix="head")))
     assert result["frozen"] == [False, False]
     assert result["meta"] == []
@@ -256,7 +256,7 @@ def test_no_rank_reads_or_holds_more_than_its_part(world_size, axes, loaded, mod
 
 @meshes
 def test_random_weights_depend_on_no_mesh(world_size, axes, loaded, model_folder):
-    config = PolicyConfig(path=str(model_folder("llama")), init="random", seed=5)
+    config = ModelConfig(path=str(model_folder("llama")), init="random", seed=5)
     alone, result = load_model(config), loaded(world_size, axes, "random")
     expected = dict(alone.named_parameters()) | dict(alone.named_buffers())
     assert_same(result["policy"], expected)
@@ -267,7 +267,7 @@ def test_random_weights_depend_on_no_mesh(world_size, axes, loaded, model_folder
 
 def test_only_one_block_is_drawn_at_a_time(model_folder):
     """Before a block's values are handed out, the others have no memory."""
-    config = PolicyConfig(path=str(model_folder("llama")), init="random")
+    config = ModelConfig(path=str(model_folder("llama")), init="random")
     twin = empty_model(config)
     for name, _ in loading._drawn_weights(twin, torch.device("cpu"), 0):
         real = {key for key, parameter in twin.named_parameters() if not parameter.is_meta}

@@ -6,7 +6,7 @@ import pytest
 from transformers import Qwen3MoeConfig
 from unit.memory.memory_cases import LLAMA, QWEN, shape_of
 
-from rlplug.interfaces import UpdateTraits
+from rlplug.interfaces import ActivationTraits
 from rlplug.training.memory_plan.activations import block_elements, kept_elements
 
 
@@ -56,8 +56,8 @@ def test_tensor_ranks_split_blocks_alone() -> None:
 
 def test_what_is_recomputed_or_moved_is_not_kept() -> None:
     block = block_elements(LLAMA, fused=False)
-    assert kept_elements(LLAMA, UpdateTraits()) == 24 * block
-    assert kept_elements(LLAMA, UpdateTraits(activations_on_host=True)) == 2 * block
-    assert kept_elements(LLAMA, UpdateTraits(recompute="all")) == 24 * 2048 + block
-    half = UpdateTraits(recompute="all", recompute_every=2)
+    assert kept_elements(LLAMA, ActivationTraits()) == 24 * block
+    assert kept_elements(LLAMA, ActivationTraits(activations_on_host=True)) == 2 * block
+    assert kept_elements(LLAMA, ActivationTraits(recompute="all")) == 24 * 2048 + block
+    half = ActivationTraits(recompute="all", recompute_every=2)
     assert kept_elements(LLAMA, half) == 12 * 2048 + 12 * block + block

@@ -12,13 +12,13 @@ import psutil
 import pytest
 import torch
 
-from rlplug.observability.phase_timer import GIB, PhaseClock, StopSignal
+from rlplug.observability.phase_timer import GIB, PhaseTimer, StopSignal
 
 CPU = torch.device("cpu")
 
 
 def test_times_add_up_over_the_step():
-    clock = PhaseClock(CPU, stall_s=60)
+    clock = PhaseTimer(CPU, stall_s=60)
     for name, seconds in (("rollout", 0.1), ("update", 0.05), ("rollout", 0.1)):
         with clock.phase(name):
             time.sleep(seconds)
@@ -30,7 +30,7 @@ def test_times_add_up_over_the_step():
 
 
 def test_drain_starts_anew():
-    clock = PhaseClock(CPU, stall_s=60)
+    clock = PhaseTimer(CPU, stall_s=60)
     with clock.phase("rollout"):
         pass
     clock.drain()
@@ -38,7 +38,7 @@ def test_drain_starts_anew():
 
 
 def test_memory_is_the_largest_of_the_phase_s_ends():
-    clock = PhaseClock(CPU, stall_s=60)
+    clock = PhaseTimer(CPU, stall_s=60)
     with clock.phase("update"):
         held = torch.ones(64 << 20, dtype=torch.uint8)
         at_end = psutil.Process().memory_info().rss / GIB
@@ -54,7 +54,7 @@ def test_memory_leaves_out_what_slept_all_the_time(monkeypatch, slept):
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: int(61.5 * GIB))
-    clock = PhaseClock(torch.device("cuda", 0), stall_s=60)
+    clock = PhaseTimer(torch.device("cuda", 0), stall_s=60)
     before = time.perf_counter()
     clock.asleep_bytes = lambda since: 54 * GIB if slept and since >= before else 0
     with clock.phase("update"):
@@ -63,7 +63,7 @@ def test_memory_leaves_out_what_slept_all_the_time(monkeypatch, slept):
 
 
 def test_a_failed_phase_counts_and_raises():
-    clock, entered = PhaseClock(CPU, stall_s=60), []
+    clock, entered = PhaseTimer(CPU, stall_s=60), []
     clock.on_enter = entered.append
 
     def fail():
@@ -78,12 +78,12 @@ def test_a_failed_phase_counts_and_raises():
 
 STALL = """
 import time, torch
-from rlplug.observability.phase_timer import PhaseClock
+from rlplug.observability.phase_timer import PhaseTimer
 
 def waits_for_the_engine():
     time.sleep(1.0)
 
-clock = PhaseClock(torch.device("cpu"), stall_s=0.4)
+clock = PhaseTimer(torch.device("cpu"), stall_s=0.4)
 for _ in range(4):
     with clock.phase("fast"):
         time.sleep(0.15)

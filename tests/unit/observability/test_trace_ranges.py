@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from rlplug.observability.phase_timer import PhaseClock
+from rlplug.observability.phase_timer import PhaseTimer
 from rlplug.observability.trace_ranges import ranges_made_by, trace_range
-from rlplug.rollout.engine_states import Lifecycle
+from rlplug.rollout.engine_states import EngineStateMachine
 
 CPU = torch.device("cpu")
 
 
 def generate_within_a_phase() -> None:
-    life = Lifecycle("engine", CPU)
-    with PhaseClock(CPU, stall_s=60).phase("rollout"):
+    life = EngineStateMachine("engine", CPU)
+    with PhaseTimer(CPU, stall_s=60).phase("rollout"):
         for call in ("start", "update_weights", "generate"):
             with life.calls(call):
                 torch.zeros(1)

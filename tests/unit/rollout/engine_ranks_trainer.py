@@ -12,14 +12,14 @@ import torch.distributed as dist
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import EngineFault, Placement
-from rlplug.rollout.engine_ranks import Seats
+from rlplug.rollout.engine_ranks import EngineRanks
 from rlplug.types import Completion
 
 
 def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    seats = Seats(Placement(torch.device("cpu"), rank, 4), size=2, deadline_s=60)
+    seats = EngineRanks(Placement(torch.device("cpu"), rank, 4), size=2, deadline_s=60)
     made: list[int] = []
     value = seats.from_first(lambda: made.append(rank) or f"made by {rank}")
     gathered = seats.gathered(f"handle of {rank}")

@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM
 
 from rlplug.distributed.offload import Offload
 from rlplug.interfaces import EngineFault, Placement
-from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
+from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.models.forward import policy_forward
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.rollout.partial_rollout import InFlight
+from rlplug.rollout.partial_rollout import PartialRolloutState
 from rlplug.types import Batch, Prompt, SamplingParams
 
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ class DiesAtSubmit(CapableRollout):
 @pytest.fixture
 def make_player(model_folder):
     folder = str(model_folder("llama"))
-    config = PolicyConfig(path=folder, dtype="float32")
+    config = ModelConfig(path=folder, dtype="float32")
     tokenizer = load_tokenizer(config)
     policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
@@ -142,7 +142,7 @@ def test_a_failed_environment_costs_its_own_trajectory(engine, environment, mess
     assert [sample.prompt.uid for sample in samples if sample.errors] == ["1", "1"]
     assert {sample.errors["environment"].message for sample in samples if sample.errors} == {message}
     assert [sample.num_turns for sample in samples] == [5, 5, 2, 2, 5, 5]
-    assert player.drain_metrics()["environment/failures"] == 2
+    assert player.pop_metrics()["environment/failures"] == 2
     batch = Batch.from_samples(samples, pad_token_id=0)
     assert not batch.response_mask[2:4].any()
 
@@ -166,7 +166,7 @@ def test_an_engine_that_dies_between_turns_goes_on_where_it_was(dying, make_play
 
     player = make_player(dying(), make)
     samples = play(player)
-    assert player._driver.drain_metrics()["rollout/restarts"] == 1
+    assert player._driver.pop_metrics()["rollout/restarts"] == 1
     assert tokens_of(samples) == expected
     assert [len(each.seen) for each in made] == [6] * 6  # no turn was answered twice
 
@@ -185,7 +185,7 @@ def test_limits_of_turns_and_tokens(engine, make_player):
 
 def partial_run(player, options, num_steps, max_new_tokens=12, in_flight=None):
     """Return what each step trains on, with a policy that has a new version each step and never new weights."""
-    in_flight = in_flight or InFlight(options)
+    in_flight = in_flight or PartialRolloutState(options)
     steps = []
     for step in range(1, num_steps + 1):
         prompts = PROMPTS[: in_flight.num_wanted(prompts_per_step=3)]
@@ -230,7 +230,7 @@ def test_a_partial_rollout_resumes_exactly(environment, make_player):
     turns = TurnOptions() if environment is None else TurnOptions(max_tokens_per_turn=3)
     whole, _ = partial_run(make_player(HFRollout(), environment, turns), options, num_steps=5)
     first, in_flight = partial_run(make_player(HFRollout(), environment, turns), options, num_steps=2)
-    resumed = InFlight(options)
+    resumed = PartialRolloutState(options)
     resumed.load_state_dict(in_flight.state_dict(), {prompt.uid: prompt for prompt in PROMPTS})
     player = make_player(
         HFRollout(), environment, turns
@@ -254,7 +254,7 @@ def test_generation_is_broken_off_after_its_time(make_player):
 
     player = make_player(Slow())
     options = PartialRollout(max_seconds_per_step=1.0)
-    in_flight = InFlight(options)
+    in_flight = PartialRolloutState(options)
     samples = player.go_on(in_flight, PROMPTS, 1, SamplingParams(8), "0/1", 1, num_wanted=3)
     assert sorted(sample.prompt.uid for sample in samples) == ["0", "1"]
     assert [group.trajectories[0].prompt.uid for group in in_flight.groups] == ["2"]
@@ -262,7 +262,7 @@ def test_generation_is_broken_off_after_its_time(make_player):
 
 def test_the_oldest_complete_groups_train_first(make_player):
     player = make_player(HFRollout())
-    in_flight = InFlight(PartialRollout(max_tokens_per_step=100, groups_in_flight=3))
+    in_flight = PartialRolloutState(PartialRollout(max_tokens_per_step=100, groups_in_flight=3))
     samples = player.go_on(in_flight, PROMPTS, 1, SamplingParams(4), "0/1", 1, num_wanted=1)
     assert [sample.prompt.uid for sample in samples] == ["0"]
     samples = player.go_on(in_flight, [PROMPTS[0]], 1, SamplingParams(4), "0/2", 2, num_wanted=2)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from rlplug.distributed.offload import Offload
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineCapabilities, EngineFault, Placement
-from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
+from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.plugin_manager import plugins
 from rlplug.rollout import driver as driver_module
 from rlplug.rollout.engine_driver import EngineDriver
@@ -77,7 +77,7 @@ class FaultyRollout(HFRollout):
 @pytest.fixture
 def make_driver(model_folder):
     folder = str(model_folder("qwen2"))
-    config = PolicyConfig(path=folder, dtype="float32")
+    config = ModelConfig(path=folder, dtype="float32")
     tokenizer = load_tokenizer(config)
     policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
@@ -129,7 +129,7 @@ def test_finished_completions_are_kept_and_the_rest_is_asked_again(make_driver):
     assert complete(driver) == expected
     assert engine.calls == ["start", "sync", "generate", "close", "start", "sync", "generate"]
     assert engine.asked[1] == engine.asked[0][1:]
-    assert driver.drain_metrics()["rollout/restarts"] == 1
+    assert driver.pop_metrics()["rollout/restarts"] == 1
 
 
 @pytest.mark.filterwarnings("ignore:FaultyRollout starts anew")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlplug.interfaces import Placement
-from rlplug.rollout.engine_ranks import Seats
+from rlplug.rollout.engine_ranks import EngineRanks
 
 TRAINER = Path(__file__).with_name("seats_trainer.py")
 
@@ -66,7 +66,7 @@ def test_gpus_that_are_no_neighbours_are_refused(results: list[Any]) -> None:
 
 
 def test_a_rank_alone_needs_no_group() -> None:
-    seats = Seats(Placement(torch.device("cpu"), 3, 4), size=1, deadline_s=1)
+    seats = EngineRanks(Placement(torch.device("cpu"), 3, 4), size=1, deadline_s=1)
     assert seats.is_first
     assert seats.from_first(lambda: 5) == 5
     assert seats.gathered(b"handle") == [b"handle"]

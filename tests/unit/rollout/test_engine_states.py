@@ -8,7 +8,7 @@ import torch
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault
 from rlplug.observability.phase_timer import GIB
-from rlplug.rollout.engine_states import MEANINGS, MEASURED, NEXT_STATES, STATES_AFTER_ERROR, Lifecycle
+from rlplug.rollout.engine_states import MEANINGS, MEASURED, NEXT_STATES, STATES_AFTER_ERROR, EngineStateMachine
 
 CPU = torch.device("cpu")
 PATHS = {
@@ -28,7 +28,7 @@ ILLEGAL = [(state, call) for call, states in NEXT_STATES.items() for state in PA
 FAILING = [case[:2] for case in LEGAL]
 
 
-def call_all(life: Lifecycle, calls: list[str]) -> list[str]:
+def call_all(life: EngineStateMachine, calls: list[str]) -> list[str]:
     """Make calls that do nothing; return the state after each."""
     states = []
     for call in calls:
@@ -41,14 +41,14 @@ def call_all(life: Lifecycle, calls: list[str]) -> list[str]:
     return states
 
 
-def fail(life: Lifecycle, call: str, error: BaseException) -> None:
+def fail(life: EngineStateMachine, call: str, error: BaseException) -> None:
     with pytest.raises(type(error)) as raised, life.calls(call):
         raise error
     assert raised.value is error
 
 
-def life_in(state: str) -> Lifecycle:
-    life = Lifecycle("MyEngine", CPU)
+def life_in(state: str) -> EngineStateMachine:
+    life = EngineStateMachine("MyEngine", CPU)
     call_all(life, PATHS[state])
     assert life.state == state
     return life
@@ -60,13 +60,13 @@ def life_in(state: str) -> Lifecycle:
 def test_a_run_without_sleep():
     calls = ["start", "update_weights", "generate", "generate", "update_weights", "generate", "close"]
     expected = ["stale", "ready", "ready", "ready", "ready", "ready", "closed"]
-    assert call_all(Lifecycle("MyEngine", CPU), calls) == expected
+    assert call_all(EngineStateMachine("MyEngine", CPU), calls) == expected
 
 
 def test_a_run_with_sleep_that_starts_again():
     one_step = ["wake_weights", "update_weights", "wake_kv_cache", "generate", "sleep"]
     states = ["loading", "synced", "ready", "ready", "asleep"]
-    life = Lifecycle("MyEngine", CPU)
+    life = EngineStateMachine("MyEngine", CPU)
     calls = ["start", "sleep", *one_step, *one_step, "close", "close"]
     for _ in range(2):
         assert call_all(life, calls) == ["stale", "asleep", *states, *states, "closed", "closed"]
@@ -152,9 +152,9 @@ class Device:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.used = 7.0
-        self.life = Lifecycle("MyEngine", CPU)
+        self.life = EngineStateMachine("MyEngine", CPU)
         monkeypatch.setattr(
-            Lifecycle, "_bytes_in_use", lambda life, call: int(self.used * GIB) if call in MEASURED else 0
+            EngineStateMachine, "_bytes_in_use", lambda life, call: int(self.used * GIB) if call in MEASURED else 0
         )
 
     def calls(self, call: str, change: float = 0.0) -> None:
@@ -228,6 +228,6 @@ def test_the_first_sleep_after_another_start_may_leave_half(device):
 
 
 def test_memory_of_a_cpu_is_not_read():
-    life = Lifecycle("MyEngine", CPU)
+    life = EngineStateMachine("MyEngine", CPU)
     assert call_all(life, ["start", "sleep"]) == ["stale", "asleep"]
     assert life.freed_bytes == 0

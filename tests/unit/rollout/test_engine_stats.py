@@ -51,7 +51,9 @@ def test_advice(observations, preemptions, words):
 
 
 def test_advice_names_the_options_of_the_engine():
-    stats = EngineStats(8, 1000, seats_key="rollout.max_running_requests", memory_key="rollout.mem_fraction_static")
+    stats = EngineStats(
+        8, 1000, max_num_seqs_key="rollout.max_running_requests", memory_key="rollout.mem_fraction_static"
+    )
     stats.num_tokens = 1
     stats.observe(8, 3, 0.1)
     stats.drain()

@@ -7,7 +7,7 @@ import json
 import pytest
 from players import TextlessTokenizer, samples_of
 
-from rlplug.models.config import PolicyConfig, load_tokenizer
+from rlplug.models.config import ModelConfig, load_tokenizer
 from rlplug.rollout.trajectory import Trajectory, new_trajectories, to_samples
 from rlplug.training.batch_plan import rank_share
 from rlplug.types import Completion, Prompt, RewardError, Segment
@@ -48,7 +48,7 @@ def test_seeds_are_the_same_on_any_number_of_ranks():
 
 
 def test_samples_join_prompts_and_completions(model_folder):
-    tokenizer = load_tokenizer(PolicyConfig(path=str(model_folder("llama"))))
+    tokenizer = load_tokenizer(ModelConfig(path=str(model_folder("llama"))))
     completions = [completion_of([2, 3, 1]), completion_of([4], "length"), completion_of([]), completion_of([1, 5])]
     samples = samples_of(new_trajectories(PROMPTS[:2], [8, 9], 2, "k"), completions, tokenizer)
     assert [(s.prompt.uid, s.group) for s in samples] == [("p0", 8), ("p0", 8), ("p1", 9), ("p1", 9)]

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rlplug
-from rlplug.models.config import PolicyConfig, load_spec, load_tokenizer
+from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.ops.logprobs import scaled_logits, truncate_logits
 from rlplug.testing.models import BOS, ENDS, PAD, VOCABULARY, make_model_folder
 from rlplug.testing.reference import (
@@ -54,7 +54,7 @@ def greedy_completions(policy):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_folder_is_a_model_with_two_end_tokens_and_a_tokenizer_that_adds_bos(family, folder_of):
-    config = PolicyConfig(path=str(folder_of[family]))
+    config = ModelConfig(path=str(folder_of[family]))
     spec = load_spec(config, load_tokenizer(config))
     assert (spec.eos_token_ids, spec.pad_token_id) == (ENDS, PAD)
     assert AutoTokenizer.from_pretrained(folder_of["llama"])("AB").input_ids == [BOS, 3, 4]

@@ -20,15 +20,15 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.debug import CommDebugMode
 
 from rlplug.interfaces import LossOutput, Needs
-from rlplug.models.config import PolicyConfig, load_tokenizer
+from rlplug.models.config import ModelConfig, load_tokenizer
 from rlplug.models.critic import CriticConfig, ValueHead, load_critic
 from rlplug.models.export import export_policy
 from rlplug.models.loading import load_model
 from rlplug.plugin_manager import plugins
-from rlplug.training.actor_critic import Learners
+from rlplug.training.actor_critic import ActorCritic
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
-from rlplug.training.forward_backward import Passes
-from rlplug.training.losses import PolicyObjective, Trainee
+from rlplug.training.forward_backward import MicroBatchRunner
+from rlplug.training.losses import PolicyLoss, TrainableModel
 from rlplug.training.update import NonFiniteUpdate, Update
 from rlplug.types import Batch, SamplingParams
 from rlplug.weight_sync.buckets import weight_buckets
@@ -68,7 +68,7 @@ class Worker(LightningModule):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
-        self.model = PolicyConfig(path=str(folder / "model"))
+        self.model = ModelConfig(path=str(folder / "model"))
         self.batch = Batch(**load_file(folder / "batch.safetensors"))
         self.results: dict[str, object] = {}
 
@@ -109,14 +109,14 @@ class Worker(LightningModule):
     def sizes(self) -> dict[str, int]:
         return {"prompts_per_step": 4, "group_size": 3}
 
-    def learners(self, algorithm, share_trunk=False) -> Learners:
+    def learners(self, algorithm, share_trunk=False) -> ActorCritic:
         policy, critic, head = self.optimizers()
         has_critic = share_trunk or algorithm is LOSSES["value"]
-        learner = Trainee(
+        learner = TrainableModel(
             "critic", self.head if share_trunk else self.critic, head if share_trunk else critic, None, 0.5
         )
-        return Learners(
-            policy=Trainee("policy", self.policy, policy, None, 0.5),
+        return ActorCritic(
+            policy=TrainableModel("policy", self.policy, policy, None, 0.5),
             critic=learner if has_critic else None,
             critic_config=CriticConfig(share_trunk=share_trunk, warmup_steps=1) if has_critic else None,
             reference=None,
@@ -133,15 +133,15 @@ class Worker(LightningModule):
         learners = self.learners(LOSSES["value"], share_trunk=name != "critic")
         return learners.objectives(step=2 if name == "shared" else 1)[-1]
 
-    def passes(self, limits) -> Passes:
+    def passes(self, limits) -> MicroBatchRunner:
         sizes = limits if isinstance(limits, BatchSizes) else BatchSizes(**self.sizes(), **limits)
-        return Passes(BatchPlan(sizes, self.trainer.world_size), self.trainer.strategy)
+        return MicroBatchRunner(BatchPlan(sizes, self.trainer.world_size), self.trainer.strategy)
 
     def accumulate(self, objective, limits, rows=range(11)):
         """Accumulate gradients; note after each backward pass what was reduced and whether gradients are there."""
         self.zero_grad()
         backward_passes = []
-        watches = isinstance(objective, PolicyObjective) and objective.algorithm is LOSSES["token"]
+        watches = isinstance(objective, PolicyLoss) and objective.algorithm is LOSSES["token"]
 
         def backward(loss):
             with CommDebugMode() if watches else nullcontext() as communication:
@@ -201,7 +201,7 @@ class Worker(LightningModule):
 
     def strategy_parts(self):
         strategy = self.trainer.strategy
-        half = load_model(PolicyConfig(path=str(self.folder / "model")))
+        half = load_model(ModelConfig(path=str(self.folder / "model")))
         strategy.shard(half, torch.bfloat16)
         logits = half(self.batch.input_ids).logits
         logits.float().sum().backward()

@@ -18,7 +18,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from rlplug.errors import ConfigError
 from rlplug.weight_sync.buckets import weight_buckets
-from rlplug.weight_sync.hf_names import HubWeight, hub_views, hub_weights
+from rlplug.weight_sync.hf_names import HFWeight, hub_views, hub_weights
 
 SIZES = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -92,7 +92,7 @@ def test_model_without_memory_has_the_same_weights(family):
 
 def test_other_modules_keep_their_names():
     for module in (make_model("llama"), nn.Sequential(nn.Linear(2, 3), nn.Conv1d(3, 2, 2))):
-        assert hub_weights(module) == {name: (HubWeight(name, p.shape),) for name, p in module.named_parameters()}
+        assert hub_weights(module) == {name: (HFWeight(name, p.shape),) for name, p in module.named_parameters()}
 
 
 def transposed(model, weights):

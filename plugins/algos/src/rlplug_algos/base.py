@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from rlplug.interfaces import Advantages, Algorithm, Denominators, LossOutput, Needs, RunFacts
+from rlplug.interfaces import Advantages, Algorithm, Denominators, LossOutput, Needs, RunInfo
 from rlplug.ops.masking import masked_mean, masked_sum
 from rlplug.types import Batch
 from rlplug_algos.advantages import degenerate_share, spread
@@ -52,7 +52,7 @@ class PolicyGradient(Algorithm):
     kl_estimator: KLEstimator = "k3_unweighted"
     entropy_coefficient: float = 0.0
     correction: Correction | Literal["auto"] | None = "auto"
-    run: RunFacts | None = field(init=False, default=None, repr=False)
+    run: RunInfo | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
         for key, choices in (("aggregation", get_args(Aggregation)), ("kl_estimator", get_args(KLEstimator))):
@@ -88,7 +88,7 @@ class PolicyGradient(Algorithm):
             entropy_gradient=self.entropy_coefficient != 0,
         )
 
-    def setup(self, run: RunFacts) -> None:
+    def setup(self, run: RunInfo) -> None:
         self.run = run
 
     def reward_kl(self, batch: Batch) -> Tensor | None:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rlplug.interfaces import Advantages, RunFacts
+from rlplug.interfaces import Advantages, RunInfo
 from rlplug.types import Batch, Sample
 from rlplug_algos.advantages import group_relative, spread
 from rlplug_algos.base import ClippedPolicyGradient
@@ -64,7 +64,7 @@ class DAPO(ClippedPolicyGradient):
         require(self, "overlong_penalty", self.overlong_penalty >= 0, "give 0 or more; it is subtracted")
         require_use(self, "overlong_penalty", self.overlong_buffer is not None, "overlong_buffer")
 
-    def setup(self, run: RunFacts) -> None:
+    def setup(self, run: RunInfo) -> None:
         super().setup(run)
         fits = self.overlong_buffer is None or self.overlong_buffer < run.max_new_tokens
         fix = f"give less than model.sampling.max_new_tokens, which is {run.max_new_tokens}"

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rlplug.interfaces import Advantages, Denominators, LossOutput, Needs, RunFacts
+from rlplug.interfaces import Advantages, Denominators, LossOutput, Needs, RunInfo
 from rlplug.ops.masking import masked_mean
 from rlplug.types import Batch
 from rlplug_algos.advantages import explained_variance, generalized_advantages, token_rewards, whiten
@@ -80,7 +80,7 @@ class PPO(ClippedPolicyGradient):
         if self.kl_target is not None:
             self._adaptive_kl = AdaptiveKL(self.kl_coefficient, self.kl_target, self.kl_horizon)
 
-    def setup(self, run: RunFacts) -> None:
+    def setup(self, run: RunInfo) -> None:
         super().setup(run)
         # beyond 5 horizons a step, the coefficient would change its sign
         fits = self.kl_target is None or self.kl_horizon >= run.num_completions

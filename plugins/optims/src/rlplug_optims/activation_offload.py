@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError
-from rlplug.interfaces import Effect, Optimization, UpdateTraits
+from rlplug.interfaces import ActivationTraits, Effect, Optimization
 from rlplug_optims.block_forward import Forward, Place, num_wrapped, wrap_forward
 from rlplug_optims.host_stash import HostStash
 
@@ -52,7 +52,7 @@ class ActivationOffload(Optimization):
         self._blocks = transformer_blocks(model)
         offload_blocks(self._blocks, self.min_bytes)
 
-    def plan_memory(self, traits: UpdateTraits) -> UpdateTraits:
+    def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:
         return replace(traits, activations_on_host=True)
 
     def effects(self) -> list[Effect]:

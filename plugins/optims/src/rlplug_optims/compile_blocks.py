@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rlplug.distributed.fsdp_units import transformer_blocks
-from rlplug.interfaces import Effect, Optimization, UpdateTraits
+from rlplug.interfaces import ActivationTraits, Effect, Optimization
 from rlplug_optims.block_forward import Forward, Place, num_wrapped, wrap_forward
 from rlplug_optims.compiler import stop_when_not_compiled
 
@@ -61,7 +61,7 @@ class CompileBlocks(Optimization):
         compiled: Forward = torch.compile(forward, dynamic=self.dynamic, mode=self.mode, backend=self.backend)
         return compiled
 
-    def plan_memory(self, traits: UpdateTraits) -> UpdateTraits:
+    def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:
         return replace(traits, fused_pointwise=True)
 
     def effects(self) -> list[Effect]:

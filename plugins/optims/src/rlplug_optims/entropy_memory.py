@@ -12,21 +12,21 @@ from torch.utils.checkpoint import checkpoint
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Effect, Optimization
-from rlplug.models.lm_head import ScoreRequest, TokenScores, scorer_of
+from rlplug.models.lm_head import LogprobRequest, TokenLogprobs, lm_head_of
 
 
 @dataclass(frozen=True)
 class ChunkedScores:
     """Computes what ``function`` does, which goes from logits [K, V] of any float dtype to scores, chunk by chunk."""
 
-    function: Callable[[Tensor, ScoreRequest], TokenScores]
+    function: Callable[[Tensor, LogprobRequest], TokenLogprobs]
     chunk_size: int
 
-    def __call__(self, logits: Tensor, request: ScoreRequest) -> TokenScores:
+    def __call__(self, logits: Tensor, request: LogprobRequest) -> TokenLogprobs:
         # split's gradient is one concatenation; that of slices would be a [K, V] of zeros for each
         chunks = zip(torch.split(logits, self.chunk_size), torch.split(request.targets, self.chunk_size), strict=True)
         scores = [self.function(rows, replace(request, targets=targets)) for rows, targets in chunks]
-        return TokenScores(
+        return TokenLogprobs(
             torch.cat([score.logprobs for score in scores]),
             torch.cat([score.entropy for score in scores]),
             torch.cat([score.sampled_logprobs for score in scores]),
@@ -84,11 +84,11 @@ class EntropyChunking(Optimization):
 
     def before_shard(self, model: nn.Module) -> None:
         self._model = model
-        scorer = scorer_of(model)
+        scorer = lm_head_of(model)
         vars(scorer)["from_logits"] = ChunkedScores(scorer.from_logits, self.chunk_size)
 
     def effects(self) -> list[Effect]:
-        function = scorer_of(self._model).from_logits
+        function = lm_head_of(self._model).from_logits
         if not isinstance(function, ChunkedScores):
             return []
         return [Effect(f"logits scored {function.chunk_size} tokens at a time")]
@@ -115,9 +115,9 @@ class EntropyCheckpointing(Optimization):
 
     def before_shard(self, model: nn.Module) -> None:
         self._model = model
-        scorer = scorer_of(model)
+        scorer = lm_head_of(model)
         scorer.entropy = RecomputedEntropy(scorer.entropy)
 
     def effects(self) -> list[Effect]:
-        is_set = isinstance(scorer_of(self._model).entropy, RecomputedEntropy)
+        is_set = isinstance(lm_head_of(self._model).entropy, RecomputedEntropy)
         return [Effect("entropies recomputed in the backward pass")] if is_set else []

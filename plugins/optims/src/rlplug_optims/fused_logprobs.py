@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces import Effect, Optimization, UpdateTraits
-from rlplug.models.lm_head import ScoreRequest, TokenScores, scorer_of
+from rlplug.interfaces import ActivationTraits, Effect, Optimization
+from rlplug.models.lm_head import LogprobRequest, TokenLogprobs, lm_head_of
 from rlplug_optims.chunk_scores import logits_gradient, score_chunk, truncated_logprobs
 from rlplug_optims.compiler import stop_when_not_compiled
 
@@ -48,15 +48,15 @@ class FusedLogprobs(Optimization):
 
     def before_shard(self, model: nn.Module) -> None:
         self._model = model
-        scorer_of(model).fused = ChunkedOutputLayer(
+        lm_head_of(model).fused = ChunkedOutputLayer(
             self.chunk_size, torch.cuda.is_available() if self.compile is None else self.compile
         )
 
-    def plan_memory(self, traits: UpdateTraits) -> UpdateTraits:
+    def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:
         return replace(traits, logits_chunk=self.chunk_size)
 
     def effects(self) -> list[Effect]:
-        layer = None if self._model is None else scorer_of(self._model).fused
+        layer = None if self._model is None else lm_head_of(self._model).fused
         if not isinstance(layer, ChunkedOutputLayer):
             return []
         how = "compiled" if layer.is_compiled else "not compiled"
@@ -64,7 +64,7 @@ class FusedLogprobs(Optimization):
 
 
 class ChunkedOutputLayer:
-    """A ``FusedOutputLayer``: scores chunk by chunk.
+    """A ``FusedLMHead``: scores chunk by chunk.
 
     Args:
         chunk_size: Rows of a chunk.
@@ -82,9 +82,9 @@ class ChunkedOutputLayer:
             self.score = torch.compile(score_chunk, dynamic=False)
             self.gradient = torch.compile(logits_gradient, dynamic=False)
 
-    def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, request: ScoreRequest) -> TokenScores:
+    def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, request: LogprobRequest) -> TokenLogprobs:
         logprobs, entropies, sampled = _FusedScores.apply(hidden, weight, bias, request, self)  # type: ignore[no-untyped-call]
-        return TokenScores(logprobs, entropies, sampled if request.needs_truncation else logprobs.detach())
+        return TokenLogprobs(logprobs, entropies, sampled if request.needs_truncation else logprobs.detach())
 
     def chunks(self, num_rows: int) -> Iterator[slice]:
         """Yield the rows of each chunk."""
@@ -132,7 +132,7 @@ class _FusedScores(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        request: ScoreRequest,
+        request: LogprobRequest,
         layer: ChunkedOutputLayer,
     ) -> tuple[Tensor, Tensor, Tensor]:
         temperature = request.sampling.temperature or 1.0

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError
-from rlplug.interfaces import Effect, Optimization, UpdateTraits
+from rlplug.interfaces import ActivationTraits, Effect, Optimization
 from rlplug_optims.block_forward import Forward, Place, num_wrapped, wrap_forward
 
 
@@ -46,7 +46,7 @@ class GradientCheckpointing(Optimization):
         for block in self._blocks[:: self.every_n_blocks]:
             wrap_forward(block, Place.CHECKPOINT, checkpointed)
 
-    def plan_memory(self, traits: UpdateTraits) -> UpdateTraits:
+    def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:
         return replace(traits, recompute="all", recompute_every=self.every_n_blocks)
 
     def effects(self) -> list[Effect]:

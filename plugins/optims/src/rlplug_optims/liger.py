@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from rlplug.distributed.fsdp_units import pretrained_part
 from rlplug.errors import ConfigError
-from rlplug.interfaces import Effect, Optimization, UpdateTraits
+from rlplug.interfaces import ActivationTraits, Effect, Optimization
 
 
 class Liger(Optimization):
@@ -82,7 +82,7 @@ class Liger(Optimization):
                 "not know norms and matrices that ranks share. Take CompileBlocks, or set tensor to 1."
             )
 
-    def plan_memory(self, traits: UpdateTraits) -> UpdateTraits:
+    def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:
         return replace(traits, fused_pointwise=self.rms_norm and self.swiglu)
 
     def effects(self) -> list[Effect]:

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError
-from rlplug.interfaces import Effect, Optimization, UpdateTraits
+from rlplug.interfaces import ActivationTraits, Effect, Optimization
 from rlplug_optims.block_forward import Forward, Place, num_wrapped, wrap_forward
 from rlplug_optims.gradient_checkpointing import checkpointed
 
@@ -75,7 +75,7 @@ class SelectiveCheckpointing(Optimization):
         kept = [operator for kind in self.save for operator in OPERATORS[kind]]
         return checkpointed(forward, context_fn=functools.partial(create_selective_checkpoint_contexts, kept))
 
-    def plan_memory(self, traits: UpdateTraits) -> UpdateTraits:
+    def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:
         return replace(traits, recompute="all_but_products")
 
     def effects(self) -> list[Effect]:

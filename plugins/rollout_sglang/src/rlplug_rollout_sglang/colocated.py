@@ -16,7 +16,7 @@ from rlplug.interfaces import (
     EngineCapabilities,
     EngineFault,
     EngineMemory,
-    EngineNeeds,
+    EngineMemoryRequest,
     Placement,
     PolicySpec,
     RolloutEngine,
@@ -24,11 +24,11 @@ from rlplug.interfaces import (
     SyncReport,
 )
 from rlplug.rollout.device_memory import MemoryBefore
-from rlplug.rollout.engine_ranks import Seats
+from rlplug.rollout.engine_ranks import EngineRanks
 from rlplug.rollout.engine_stats import EngineStats
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.manifest import policy_weights
-from rlplug.weight_sync.receive_checks import WeightReceipt
+from rlplug.weight_sync.receive_checks import WeightSyncValidator
 from rlplug_rollout_sglang.engine_process import EngineProcess
 from rlplug_rollout_sglang.engine_requests import EngineRequests
 from rlplug_rollout_sglang.fp8 import check_fp8
@@ -74,7 +74,7 @@ class SGLangRollout(RolloutEngine):
         self.options = SGLangOptions(**options)
         self.generate_deadline_s = generate_deadline_s
         self.start_deadline_s = start_deadline_s
-        self._seats: Seats | None = None
+        self._seats: EngineRanks | None = None
         self._process: EngineProcess | None = None
         self.capabilities = replace(
             self.capabilities,
@@ -86,7 +86,7 @@ class SGLangRollout(RolloutEngine):
     def ranks_per_engine(self) -> int:
         return self.options.tensor_parallel_size
 
-    def plan_memory(self, policy: PolicySpec, needs: EngineNeeds) -> EngineMemory:
+    def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
         return planned_memory(self.options, policy, needs)
 
     def check(self, policy: PolicySpec) -> None:
@@ -115,7 +115,7 @@ class SGLangRollout(RolloutEngine):
         index = placement.device.index or 0
         if self._seats is None:  # once: a restart finds the same ranks
             waiting_s = max(self.generate_deadline_s, self.start_deadline_s, CALL_DEADLINE_S) + 60
-            self._seats = Seats(placement, size, waiting_s)
+            self._seats = EngineRanks(placement, size, waiting_s)
         self._seats.check_devices("SGLang", index)
         arguments = self.options.arguments(policy) | {"enable_memory_saver": True, "base_gpu_id": index}
         memory = MemoryBefore.of(placement.device)
@@ -131,7 +131,7 @@ class SGLangRollout(RolloutEngine):
         self._stats = EngineStats(
             max_num_seqs=about["seats"],
             kv_cache_tokens=about["kv_cache_tokens"],
-            seats_key="rollout.max_running_requests",
+            max_num_seqs_key="rollout.max_running_requests",
             memory_key="rollout.mem_fraction_static (or max_total_tokens)",
         )
         if self._process is not None:
@@ -181,7 +181,7 @@ class SGLangRollout(RolloutEngine):
     # ---- weights and memory ---------------------------------------------------------------------------------------
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
-        receipt = WeightReceipt(type(self).__name__, self._weights)
+        receipt = WeightSyncValidator(type(self).__name__, self._weights)
         self._call("begin_update")
         try:
             for bucket in receipt.count(buckets):
@@ -215,7 +215,7 @@ class SGLangRollout(RolloutEngine):
         self._shared.from_first(lambda: self._running.call(name, *arguments, deadline_s=CALL_DEADLINE_S))
 
     @property
-    def _shared(self) -> Seats:
+    def _shared(self) -> EngineRanks:
         assert self._seats is not None, "start comes first"
         return self._seats
 

@@ -12,7 +12,7 @@ from typing import Final
 from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rollout.context_limit import room_for
+from rlplug.rollout.context_limit import max_completion_tokens
 from rlplug.rollout.engine_stats import EngineStats
 from rlplug.types import NO_VERSION, Completion, Request, SamplingParams
 from rlplug_rollout_sglang.engine_process import EngineProcess
@@ -111,7 +111,7 @@ class EngineRequests:
         self._process.abort(names)
 
     def _hand_in(self, requests: Sequence[Request], sampling: SamplingParams, is_submitted: bool) -> list[str]:
-        rooms = [room_for(request, self._policy, self._context, "context_length") for request in requests]
+        rooms = [max_completion_tokens(request, self._policy, self._context, "context_length") for request in requests]
         names = [f"{next(self._numbers):016x}" for _ in requests]  # SGLang aborts all that begin with a name
         now = time.perf_counter()
         with self._lock:

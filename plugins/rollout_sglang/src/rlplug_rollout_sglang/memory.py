@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from rlplug.errors import RunError
-from rlplug.interfaces import EngineMemory, EngineNeeds, PolicySpec
+from rlplug.interfaces import EngineMemory, EngineMemoryRequest, PolicySpec
 from rlplug.observability.phase_timer import GIB
 from rlplug.rollout.device_memory import MemoryBefore
 from rlplug_rollout_sglang.options import SGLangOptions
@@ -21,7 +21,7 @@ KV_MARGIN: Final = 256
 """Tokens of the KV cache beyond the longest sequence: SGLang counts whole pages, and keeps one of them free."""
 
 
-def planned_memory(options: SGLangOptions, policy: PolicySpec, needs: EngineNeeds) -> EngineMemory:
+def planned_memory(options: SGLangOptions, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
     """Return what an engine takes of each of its GPUs, at most.
 
     ``mem_fraction_static`` is a share of what is free when it starts; here, as if all of the GPU were.

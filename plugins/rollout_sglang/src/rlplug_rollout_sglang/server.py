@@ -7,14 +7,14 @@ from typing import Any, ClassVar, Final
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import EngineCapabilities, Placement, PolicySpec
-from rlplug.rollout.context_limit import room_for
+from rlplug.rollout.context_limit import max_completion_tokens
 from rlplug.rollout.engine_stats import EngineStats
 from rlplug.rollout.servers.http_client import HTTPClient
-from rlplug.rollout.servers.processes import Launch, Place
-from rlplug.rollout.servers.requests import Dialect
-from rlplug.rollout.servers.scheduler_metrics import SchedulerSampler
+from rlplug.rollout.servers.processes import Launch, ServerSlot
+from rlplug.rollout.servers.requests import RequestAdapter
+from rlplug.rollout.servers.scheduler_metrics import SchedulerMetrics
 from rlplug.rollout.servers.server_engine import ServerEngine
-from rlplug.rollout.servers.settings import ServerSettings, ServerWords
+from rlplug.rollout.servers.settings import EngineLabels, ServerSettings
 from rlplug.rollout.servers.weight_sender import WeightSender
 from rlplug.types import Request, SamplingParams
 from rlplug_rollout_sglang.fp8 import check_fp8
@@ -54,12 +54,12 @@ class SGLangServerRollout(ServerEngine):
         colocated=False, disaggregated=True, streaming=True, fp8_refit=True, tensor_parallel=True
     )
     options: SGLangOptions
-    words: ClassVar[ServerWords] = ServerWords(
+    words: ClassVar[EngineLabels] = EngineLabels(
         engine="SGLang",
         colocated="SGLangRollout",
         server_key="--api-key",
         gpus_per_server="tensor_parallel_size",
-        seats_key="rollout.max_running_requests",
+        max_num_seqs_key="rollout.max_running_requests",
         memory_key="rollout.mem_fraction_static",
     )
 
@@ -94,21 +94,21 @@ class SGLangServerRollout(ServerEngine):
             )
         self._arguments = self.options.arguments(policy)
 
-    def launch(self, place: Place) -> Launch:
+    def launch(self, place: ServerSlot) -> Launch:
         return launch(self._arguments, place)
 
     def read_settings(self, client: HTTPClient, url: str) -> ServerSettings:
         return read_settings(client, url, self._policy.fp8)
 
-    def dialect(self) -> Dialect:
+    def dialect(self) -> RequestAdapter:
         return SGLangDialect()
 
-    def make_sampler(self, client: HTTPClient, urls: Sequence[str], stats: EngineStats) -> SchedulerSampler:
+    def make_sampler(self, client: HTTPClient, urls: Sequence[str], stats: EngineStats) -> SchedulerMetrics:
         return LoadSampler(client, urls, stats, lambda: self._requests.is_busy)
 
     def make_sender(self, client: HTTPClient, urls: Sequence[str]) -> WeightSender:
         return SGLangWeightSender(client, urls, self._placement.device, self.sync_deadline_s)
 
     def sampling_arguments(self, request: Request, sampling: SamplingParams) -> dict[str, Any]:
-        room = room_for(request, self._policy, self._max_model_len, "context_length")
+        room = max_completion_tokens(request, self._policy, self._max_model_len, "context_length")
         return sampling_arguments(request, sampling, self._policy, room)

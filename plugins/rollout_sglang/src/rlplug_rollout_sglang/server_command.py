@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rlplug.rollout.servers.addresses import LOOPBACK
-from rlplug.rollout.servers.processes import Launch, Place
+from rlplug.rollout.servers.processes import Launch, ServerSlot
 from rlplug_rollout_sglang.options import ENVIRONMENT
 
 STREAM_INTERVAL: Final = 8
 """Tokens that a server sends at once to a request that was submitted. An abort loses those that wait to be sent."""
 
 
-def launch(arguments: Mapping[str, Any], place: Place) -> Launch:
+def launch(arguments: Mapping[str, Any], place: ServerSlot) -> Launch:
     """Return how a server is started.
 
     Args:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from rlplug.interfaces import EngineFault
-from rlplug.rollout.servers.requests import Dialect, Job
+from rlplug.rollout.servers.requests import Job, RequestAdapter
 from rlplug.types import Completion
 from rlplug_rollout_sglang.sampling import Output, to_completion
 
 
-class SGLangDialect(Dialect):
+class SGLangDialect(RequestAdapter):
     """Token ids in and out of ``/generate``; a stream's events have the tokens since the one before."""
 
     engine = "SGLang"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlplug.rollout.servers.scheduler_metrics import SchedulerSampler, SchedulerState
+from rlplug.rollout.servers.scheduler_metrics import SchedulerMetrics, SchedulerState
 
 
-class LoadSampler(SchedulerSampler):
+class LoadSampler(SchedulerMetrics):
     """Reads ``/v1/loads``. What prefix cache and preemptions did comes with each completion."""
 
     route = "v1/loads?include=core"

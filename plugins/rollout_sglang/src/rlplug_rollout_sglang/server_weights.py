@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
 from rlplug.rollout.servers.process_group import GroupBackend, SendGroup
-from rlplug.rollout.servers.weight_sender import Group, Meeting, TensorList, WeightSender
+from rlplug.rollout.servers.weight_sender import Group, Rendezvous, TensorList, WeightSender
 from rlplug_rollout_sglang.server_settings import server_info
 
 FLUSH_S: Final = 10.0
@@ -42,7 +42,7 @@ class SGLangWeightSender(WeightSender):
         self._has_sessions[url] = self._client.status(f"{url}/begin_weight_update") == TAKES_POST_ALONE
         return int(server_info(self._client, url)["tp_size"])
 
-    def ask_to_join(self, url: str, meeting: Meeting) -> Future[Any]:
+    def ask_to_join(self, url: str, meeting: Rendezvous) -> Future[Any]:
         payload = {
             "master_address": meeting.address,
             "master_port": meeting.port,

@@ -21,18 +21,18 @@ from rlplug.interfaces import (
     EngineCapabilities,
     EngineFault,
     EngineMemory,
-    EngineNeeds,
+    EngineMemoryRequest,
     Placement,
     PolicySpec,
     RolloutEngine,
     SleepingPart,
     SyncReport,
 )
-from rlplug.rollout.engine_ranks import Seats
+from rlplug.rollout.engine_ranks import EngineRanks
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
 from rlplug.weight_sync.manifest import policy_weights
-from rlplug.weight_sync.receive_checks import WeightReceipt
+from rlplug.weight_sync.receive_checks import WeightSyncValidator
 from rlplug_rollout_trtllm.engine_host import EngineHost
 from rlplug_rollout_trtllm.engine_loop import EngineLoop
 from rlplug_rollout_trtllm.engine_requests import EngineRequests
@@ -86,7 +86,7 @@ class TRTLLMRollout(RolloutEngine):
         self.options = TRTLLMOptions(**options)
         self.generate_deadline_s = generate_deadline_s
         self.start_deadline_s = start_deadline_s
-        self._seats: Seats | None = None
+        self._seats: EngineRanks | None = None
         self._ray: PlacedRay | None = None
         self._loop: EngineLoop | None = None
         self._host: EngineHost | None = None
@@ -101,7 +101,7 @@ class TRTLLMRollout(RolloutEngine):
     def ranks_per_engine(self) -> int:
         return self.options.tensor_parallel_size
 
-    def plan_memory(self, policy: PolicySpec, needs: EngineNeeds) -> EngineMemory:
+    def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
         return planned_memory(self.options, policy, needs)
 
     def check(self, policy: PolicySpec) -> None:
@@ -131,7 +131,7 @@ class TRTLLMRollout(RolloutEngine):
         self._weights = policy_weights(policy)
         if self._seats is None:  # once: a restart finds the same ranks
             waiting_s = max(self.generate_deadline_s, self.start_deadline_s, CALL_DEADLINE_S) + 60
-            self._seats = Seats(placement, size, waiting_s)
+            self._seats = EngineRanks(placement, size, waiting_s)
         self._seats.check_devices("TensorRT-LLM", self._gpu.index)
         with engine_environment(), preserved_rng():
             require_tensorrt_llm()
@@ -209,7 +209,7 @@ class TRTLLMRollout(RolloutEngine):
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
         """Take every weight. A sync that is refused, or breaks off, stays open in the engine: the next one ends it."""
-        receipt = WeightReceipt(type(self).__name__, self._weights)
+        receipt = WeightSyncValidator(type(self).__name__, self._weights)
         self._shared.from_first(self._pause)
         try:
             for bucket in receipt.count(buckets):
@@ -267,7 +267,7 @@ class TRTLLMRollout(RolloutEngine):
         self._loop.run(work, name, CALL_DEADLINE_S)
 
     @property
-    def _shared(self) -> Seats:
+    def _shared(self) -> EngineRanks:
         assert self._seats is not None, "start comes first"
         return self._seats
 

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rollout.context_limit import room_for
+from rlplug.rollout.context_limit import max_completion_tokens
 from rlplug.rollout.engine_stats import EngineStats
 from rlplug.types import NO_VERSION, Completion, Request, SamplingParams
 from rlplug_rollout_trtllm.engine_loop import EngineLoop
@@ -167,7 +167,7 @@ class EngineRequests:
     # ---- there and back -------------------------------------------------------------------------------------------
 
     def _hand_in(self, requests: Sequence[Request], sampling: SamplingParams, is_submitted: bool) -> list[str]:
-        rooms = [room_for(request, self._policy, self._context, "context_length") for request in requests]
+        rooms = [max_completion_tokens(request, self._policy, self._context, "context_length") for request in requests]
         now, work = time.perf_counter(), list[Work]()
         with self._lock:
             if not self._running:

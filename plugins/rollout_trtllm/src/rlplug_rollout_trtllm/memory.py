@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from rlplug.errors import RunError
-from rlplug.interfaces import EngineMemory, EngineNeeds, PolicySpec
+from rlplug.interfaces import EngineMemory, EngineMemoryRequest, PolicySpec
 from rlplug.observability.phase_timer import GIB
 from rlplug.rollout.device_memory import MemoryBefore
 from rlplug_rollout_trtllm.options import TRTLLMOptions
@@ -18,7 +18,7 @@ ASLEEP_BYTES: Final = int(2.0 * GIB)
 """What stays when it sleeps, CUDA graphs among it: an estimate, not measured."""
 
 
-def planned_memory(options: TRTLLMOptions, policy: PolicySpec, needs: EngineNeeds) -> EngineMemory:
+def planned_memory(options: TRTLLMOptions, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
     """Return what an engine takes of each of its GPUs, at most.
 
     Weights and bytes per token follow from the model; passes and what stays asleep are estimates.

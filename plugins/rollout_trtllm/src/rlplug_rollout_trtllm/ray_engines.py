@@ -14,7 +14,7 @@ import torch
 
 from rlplug.interfaces import Bucket, EngineFault
 from rlplug.rollout.servers.process_group import GroupBackend
-from rlplug.rollout.servers.weight_sender import Group, Meeting, TensorList, WeightSender
+from rlplug.rollout.servers.weight_sender import Group, Rendezvous, TensorList, WeightSender
 from rlplug_rollout_trtllm.engine_host import EngineHost
 from rlplug_rollout_trtllm.engine_loop import EngineLoop
 from rlplug_rollout_trtllm.environment import NEEDED
@@ -32,7 +32,7 @@ NO_WEIGHTS: Final = base64.b64encode(pickle.dumps([])).decode("ascii")
 
 
 @dataclass(frozen=True)
-class Place:
+class EngineAddress:
     """An engine's name in the cluster, and the address of the host that it runs on."""
 
     name: str
@@ -95,7 +95,7 @@ class RayWeightSender(WeightSender):
     def __init__(
         self,
         loop: EngineLoop,
-        engines: Sequence[tuple[Place, RayEngine]],
+        engines: Sequence[tuple[EngineAddress, RayEngine]],
         workers: int,
         device: torch.device,
         deadline_s: float,
@@ -112,10 +112,10 @@ class RayWeightSender(WeightSender):
     def num_workers(self, url: str) -> int:
         return self._workers
 
-    def ask_to_join(self, url: str, meeting: Meeting) -> Future[Any]:
+    def ask_to_join(self, url: str, meeting: Rendezvous) -> Future[Any]:
         return self._loop.spawn(self._join_workers(url, meeting))
 
-    async def _join_workers(self, url: str, meeting: Meeting) -> None:
+    async def _join_workers(self, url: str, meeting: Rendezvous) -> None:
         questions = [
             self._engines[url].call(
                 "call_worker",

@@ -25,17 +25,17 @@ from rlplug.interfaces import (
     RolloutEngine,
     SyncReport,
 )
-from rlplug.rollout.engine_ranks import Seats
+from rlplug.rollout.engine_ranks import EngineRanks
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
 from rlplug.weight_sync.manifest import policy_weights
-from rlplug.weight_sync.receive_checks import WeightReceipt
+from rlplug.weight_sync.receive_checks import WeightSyncValidator
 from rlplug_rollout_trtllm.engine_loop import EngineLoop
 from rlplug_rollout_trtllm.engine_requests import EngineRequests
 from rlplug_rollout_trtllm.environment import engine_environment
 from rlplug_rollout_trtllm.options import TRTLLMOptions, check_text_only
 from rlplug_rollout_trtllm.placement import Bundles, Strategy, attach, make_bundles, remove_bundles
-from rlplug_rollout_trtllm.ray_engines import NAMESPACE, Place, RayEngine, RayWeightSender, gathered, make_actor
+from rlplug_rollout_trtllm.ray_engines import NAMESPACE, EngineAddress, RayEngine, RayWeightSender, gathered, make_actor
 from rlplug_rollout_trtllm.stats import made_stats, seen_metrics
 from rlplug_rollout_trtllm.versions import argument_names
 
@@ -82,7 +82,7 @@ class TRTLLMRayRollout(RolloutEngine):
         self.generate_deadline_s = generate_deadline_s
         self.start_deadline_s = start_deadline_s
         self.sync_deadline_s = sync_deadline_s
-        self._seats: Seats | None = None
+        self._seats: EngineRanks | None = None
         self._loop: EngineLoop | None = None
         self._sender: RayWeightSender | None = None
         self._own: list[tuple[Bundles, RayEngine]] = []
@@ -101,7 +101,7 @@ class TRTLLMRayRollout(RolloutEngine):
         self._placement, self._weights = placement, policy_weights(policy)
         if self._seats is None:  # once: a restart finds the same ranks
             waiting_s = max(self.generate_deadline_s, self.start_deadline_s * self.num_engines, self.sync_deadline_s)
-            self._seats = Seats(placement, placement.world_size, waiting_s + 60)
+            self._seats = EngineRanks(placement, placement.world_size, waiting_s + 60)
         with engine_environment(), preserved_rng():
             arguments = self.options.arguments(policy, argument_names())
             self._ray, self._has_attached = attach(self.ray_address)
@@ -128,7 +128,7 @@ class TRTLLMRayRollout(RolloutEngine):
             f"TensorRT-LLM: {len(places)} engines on {hosts}; started in {time.perf_counter() - began:.0f} s"
         )
 
-    def _make_engines(self, arguments: Mapping[str, Any], loop: EngineLoop) -> list[Place]:
+    def _make_engines(self, arguments: Mapping[str, Any], loop: EngineLoop) -> list[EngineAddress]:
         """Start all engines, and join a group with their workers.
 
         Raises:
@@ -149,7 +149,7 @@ class TRTLLMRayRollout(RolloutEngine):
             addresses = loop.run(
                 gathered([engine.call("address") for _, engine in self._own]), "address", self.start_deadline_s
             )
-            places = [Place(name, address) for name, address in zip(names, addresses, strict=True)]
+            places = [EngineAddress(name, address) for name, address in zip(names, addresses, strict=True)]
             pairs = [(place, engine) for place, (_, engine) in zip(places, self._own, strict=True)]
             self._sender = RayWeightSender(loop, pairs, size, self._placement.device, self.sync_deadline_s)
             self._sender.connect()
@@ -204,7 +204,7 @@ class TRTLLMRayRollout(RolloutEngine):
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
         """Take every weight. A sync that is refused, or breaks off, stays open in the engines: the next one ends it."""
         assert self._seats is not None, "start comes first"
-        receipt, reports = WeightReceipt(type(self).__name__, self._weights), list[SyncReport]()
+        receipt, reports = WeightSyncValidator(type(self).__name__, self._weights), list[SyncReport]()
         counted = self._complete(receipt, buckets, version, reports)
         fault: EngineFault | None = None
         try:
@@ -223,7 +223,7 @@ class TRTLLMRayRollout(RolloutEngine):
         return reports[0]
 
     def _complete(
-        self, receipt: WeightReceipt, buckets: Iterable[Bucket], version: int, reports: list[SyncReport]
+        self, receipt: WeightSyncValidator, buckets: Iterable[Bucket], version: int, reports: list[SyncReport]
     ) -> Iterator[Bucket]:
         """Yield the buckets, and look for what is missing before engines are told that all came."""
         yield from receipt.count(buckets)

@@ -11,7 +11,7 @@ def made_stats(options: TRTLLMOptions) -> EngineStats:
     return EngineStats(
         max_num_seqs=options.max_batch_size or 0,
         kv_cache_tokens=0,  # it is not told
-        seats_key="rollout.max_batch_size",
+        max_num_seqs_key="rollout.max_batch_size",
         memory_key="rollout.free_gpu_memory_fraction",
         observes_scheduler=False,
     )

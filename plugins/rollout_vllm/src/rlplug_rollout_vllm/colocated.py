@@ -20,7 +20,7 @@ from rlplug.interfaces import (
     Bucket,
     EngineCapabilities,
     EngineMemory,
-    EngineNeeds,
+    EngineMemoryRequest,
     Placement,
     PolicySpec,
     RolloutEngine,
@@ -32,7 +32,7 @@ from rlplug.rollout.engine_stats import EngineStats
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
 from rlplug.weight_sync.manifest import policy_weights
-from rlplug.weight_sync.receive_checks import WeightReceipt
+from rlplug.weight_sync.receive_checks import WeightSyncValidator
 from rlplug_rollout_vllm.engine_requests import EngineRequests
 from rlplug_rollout_vllm.memory import planned_memory, start_failure
 from rlplug_rollout_vllm.options import VLLMOptions
@@ -81,7 +81,7 @@ class VLLMRollout(RolloutEngine):
     def ranks_per_engine(self) -> int:
         return self.options.tensor_parallel_size
 
-    def plan_memory(self, policy: PolicySpec, needs: EngineNeeds) -> EngineMemory:
+    def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
         return planned_memory(self.options, policy, needs)
 
     def check(self, policy: PolicySpec) -> None:
@@ -164,7 +164,7 @@ class VLLMRollout(RolloutEngine):
     # ---- weights and memory ---------------------------------------------------------------------------------------
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
-        receipt = WeightReceipt(type(self).__name__, self._weights)
+        receipt = WeightSyncValidator(type(self).__name__, self._weights)
         load_weights(self._model, self._engine.vllm_config, receipt.count(buckets))
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

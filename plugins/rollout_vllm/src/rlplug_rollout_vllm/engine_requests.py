@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from rlplug.distributed.rng import preserved_rng
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rollout.context_limit import room_for
+from rlplug.rollout.context_limit import max_completion_tokens
 from rlplug.rollout.engine_stats import EngineStats
 from rlplug.types import NO_VERSION, Completion, Request, SamplingParams
 from rlplug_rollout_vllm.sampling import sampling_arguments, to_completion
@@ -132,7 +132,9 @@ class EngineRequests:
         self._ready += [self._completion(output) for output in outputs]
 
     def _rooms(self, requests: Sequence[Request]) -> list[int]:
-        return [room_for(request, self._policy, self._max_model_len, "max_model_len") for request in requests]
+        return [
+            max_completion_tokens(request, self._policy, self._max_model_len, "max_model_len") for request in requests
+        ]
 
     def _add(self, requests: Sequence[Request], sampling: SamplingParams, rooms: Sequence[int]) -> None:
         from vllm import SamplingParams as VLLMSamplingParams

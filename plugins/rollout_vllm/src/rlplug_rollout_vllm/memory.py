@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from rlplug.errors import RunError
-from rlplug.interfaces import EngineMemory, EngineNeeds, PolicySpec
+from rlplug.interfaces import EngineMemory, EngineMemoryRequest, PolicySpec
 from rlplug.observability.phase_timer import GIB
 from rlplug.rollout.device_memory import MemoryBefore
 from rlplug_rollout_vllm.options import VLLMOptions
@@ -18,7 +18,7 @@ ASLEEP_BYTES: Final = GIB // 2
 """What stays when it sleeps, measured in the same run."""
 
 
-def planned_memory(options: VLLMOptions, policy: PolicySpec, needs: EngineNeeds) -> EngineMemory:
+def planned_memory(options: VLLMOptions, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
     """Return what an engine takes of each of its GPUs; the KV cache is what ``gpu_memory_utilization`` leaves."""
     size = options.tensor_parallel_size
     dtype = policy.dtype if options.dtype == "auto" else getattr(torch, options.dtype)

@@ -8,14 +8,14 @@ from typing import Any, ClassVar, Final
 import torch
 
 from rlplug.interfaces import EngineCapabilities, Placement, PolicySpec
-from rlplug.rollout.context_limit import room_for
+from rlplug.rollout.context_limit import max_completion_tokens
 from rlplug.rollout.engine_stats import EngineStats
 from rlplug.rollout.servers.http_client import HTTPClient
-from rlplug.rollout.servers.processes import Launch, Place
-from rlplug.rollout.servers.requests import Dialect
-from rlplug.rollout.servers.scheduler_metrics import SchedulerSampler
+from rlplug.rollout.servers.processes import Launch, ServerSlot
+from rlplug.rollout.servers.requests import RequestAdapter
+from rlplug.rollout.servers.scheduler_metrics import SchedulerMetrics
 from rlplug.rollout.servers.server_engine import ServerEngine
-from rlplug.rollout.servers.settings import ServerSettings, ServerWords
+from rlplug.rollout.servers.settings import EngineLabels, ServerSettings
 from rlplug.rollout.servers.weight_sender import WeightSender
 from rlplug.types import Request, SamplingParams
 from rlplug_rollout_vllm.options import VLLMOptions
@@ -60,7 +60,7 @@ class VLLMServerRollout(ServerEngine):
         tensor_parallel=True,
     )
     options: VLLMOptions
-    words: ClassVar[ServerWords] = ServerWords(
+    words: ClassVar[EngineLabels] = EngineLabels(
         engine="vLLM",
         colocated="VLLMRollout",
         server_key=KEY,
@@ -96,21 +96,21 @@ class VLLMServerRollout(ServerEngine):
         }
         self._arguments.setdefault("stream_interval", STREAM_INTERVAL)
 
-    def launch(self, place: Place) -> Launch:
+    def launch(self, place: ServerSlot) -> Launch:
         return launch(self._arguments, place)
 
     def read_settings(self, client: HTTPClient, url: str) -> ServerSettings:
         return read_settings(client, url, self._policy.fp8)
 
-    def dialect(self) -> Dialect:
+    def dialect(self) -> RequestAdapter:
         return VLLMDialect()
 
-    def make_sampler(self, client: HTTPClient, urls: Sequence[str], stats: EngineStats) -> SchedulerSampler:
+    def make_sampler(self, client: HTTPClient, urls: Sequence[str], stats: EngineStats) -> SchedulerMetrics:
         return MetricsSampler(client, urls, stats, lambda: self._requests.is_busy)
 
     def make_sender(self, client: HTTPClient, urls: Sequence[str]) -> WeightSender:
         return VLLMWeightSender(client, urls, self._placement.device, self.sync_deadline_s)
 
     def sampling_arguments(self, request: Request, sampling: SamplingParams) -> dict[str, Any]:
-        room = room_for(request, self._policy, self._max_model_len, "max_model_len")
+        room = max_completion_tokens(request, self._policy, self._max_model_len, "max_model_len")
         return sampling_arguments(request, sampling, self._policy, room)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rlplug.interfaces import EngineFault
 from rlplug.rollout.servers.addresses import LOOPBACK
-from rlplug.rollout.servers.processes import Launch, Place
+from rlplug.rollout.servers.processes import Launch, ServerSlot
 
 NOISE: Final = ("nanobind:", " - leaked", " - ... skipped", "See https://nanobind")
 """Beginnings of lines that vLLM's libraries write whenever it ends."""
@@ -19,7 +19,7 @@ NOISE: Final = ("nanobind:", " - leaked", " - ... skipped", "See https://nanobin
 KEY: Final = "VLLM_API_KEY"
 
 
-def launch(arguments: Mapping[str, Any], place: Place) -> Launch:
+def launch(arguments: Mapping[str, Any], place: ServerSlot) -> Launch:
     """Return how a server is started.
 
     Args:

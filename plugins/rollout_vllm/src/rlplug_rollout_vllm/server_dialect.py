@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rlplug.interfaces import EngineFault
-from rlplug.rollout.servers.requests import Dialect, Job
+from rlplug.rollout.servers.requests import Job, RequestAdapter
 from rlplug.types import Completion
 from rlplug_rollout_vllm.sampling import to_completion
 
@@ -14,7 +14,7 @@ FINAL_ONLY: Final = 2
 whose tokens are streamed get others."""
 
 
-class VLLMDialect(Dialect):
+class VLLMDialect(RequestAdapter):
     """Token ids in and out."""
 
     engine = "vLLM"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rlplug.rollout.servers.scheduler_metrics import SchedulerSampler, SchedulerState
+from rlplug.rollout.servers.scheduler_metrics import SchedulerMetrics, SchedulerState
 
 SUMMED: Final = {
     "vllm:num_requests_running": "running",
@@ -16,7 +16,7 @@ SUMMED: Final = {
 KV_CACHE_USE: Final = "vllm:kv_cache_usage_perc"
 
 
-class MetricsSampler(SchedulerSampler):
+class MetricsSampler(SchedulerMetrics):
     """Reads the metrics that Prometheus reads."""
 
     route = "metrics"

@@ -12,7 +12,7 @@ import torch
 
 from rlplug.interfaces import EngineFault
 from rlplug.rollout.servers.http_client import ServerError
-from rlplug.rollout.servers.weight_sender import Group, Meeting, TensorList, WeightSender
+from rlplug.rollout.servers.weight_sender import Group, Rendezvous, TensorList, WeightSender
 from rlplug_rollout_vllm.gloo_transfer import BACKEND, gloo_group
 
 RESET_TRIES: Final = 50
@@ -47,7 +47,7 @@ class VLLMWeightSender(WeightSender):
     def num_workers(self, url: str) -> int:
         return int(self._client.get(f"{url}/get_world_size")["world_size"])
 
-    def ask_to_join(self, url: str, meeting: Meeting) -> Future[Any]:
+    def ask_to_join(self, url: str, meeting: Rendezvous) -> Future[Any]:
         init_info = {
             "master_address": meeting.address,
             "master_port": meeting.port,

@@ -15,12 +15,12 @@ import pytest
 
 from rlplug.errors import RunError
 from rlplug.rollout.servers.http_client import HTTPClient
-from rlplug.rollout.servers.processes import Launch, Place, ServerProcesses, wait_until_healthy
+from rlplug.rollout.servers.processes import Launch, ServerProcesses, ServerSlot, wait_until_healthy
 
 TINY = Path(__file__).with_name("tiny_server.py")
 
 
-def launch_tiny(place: Place) -> Launch:
+def launch_tiny(place: ServerSlot) -> Launch:
     return Launch([sys.executable, str(TINY), str(place.port)], {})
 
 
@@ -84,9 +84,9 @@ def test_server_that_never_answers_is_named(client: HTTPClient) -> None:
 
 
 def test_folder_is_readable_by_this_user_alone() -> None:
-    places: list[Place] = []
+    places: list[ServerSlot] = []
 
-    def launch(place: Place) -> Launch:
+    def launch(place: ServerSlot) -> Launch:
         places.append(place)
         return Launch(python("pass"), {})
 

@@ -12,11 +12,11 @@ from rlplug.interfaces import EngineFault
 from rlplug.rollout.engine_stats import EngineStats
 from rlplug.rollout.servers.addresses import free_ports
 from rlplug.rollout.servers.http_client import HTTPClient
-from rlplug.rollout.servers.requests import Dialect, Job, ServerRequests
+from rlplug.rollout.servers.requests import Job, RequestAdapter, ServerRequests
 from rlplug.types import Completion, Request, SamplingParams
 
 
-class TinyDialect(Dialect):
+class TinyDialect(RequestAdapter):
     """Of ``tiny_server.py``."""
 
     engine = "Tiny"

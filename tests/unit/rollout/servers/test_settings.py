@@ -9,9 +9,9 @@ import torch
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Placement
-from rlplug.rollout.servers.settings import ServerWords, changed_options, devices_of_servers
+from rlplug.rollout.servers.settings import EngineLabels, changed_options, devices_of_servers
 
-WORDS = ServerWords(engine="Tiny", colocated="TinyRollout", server_key="KEY", gpus_per_server="the size")
+WORDS = EngineLabels(engine="Tiny", colocated="TinyRollout", server_key="KEY", gpus_per_server="the size")
 TRAINER = Placement(torch.device("cuda", 0), rank=0, world_size=1)
 
 

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from rlplug.interfaces import EngineMemory, UpdateTraits
+from rlplug.interfaces import ActivationTraits, EngineMemory
 from rlplug.models.shape import ModelShape
 from rlplug.observability.phase_timer import GIB
-from rlplug.training.memory_plan.inputs import GPU, MemoryFacts, NetworkFacts, Sizes
+from rlplug.training.memory_plan.inputs import GPU, MemoryInputs, ModelInputs, Sizes
 
 H200 = GPU(total=int(139.8 * GIB), free=int(139.8 * GIB), is_here=False)
-EAGER = UpdateTraits()
-COMPILED = UpdateTraits(fused_pointwise=True)
-FUSED = UpdateTraits(fused_pointwise=True, logits_chunk=4096)
+EAGER = ActivationTraits()
+COMPILED = ActivationTraits(fused_pointwise=True)
+FUSED = ActivationTraits(fused_pointwise=True, logits_chunk=4096)
 
 
 def shape_of(config: Any) -> ModelShape:
@@ -65,14 +65,14 @@ def make_facts(
     rows: int = 128,
     prompt: int = 256,
     completion: int = 512,
-    traits: UpdateTraits = FUSED,
+    traits: ActivationTraits = FUSED,
     **others: Any,
-) -> MemoryFacts:
+) -> MemoryInputs:
     """Return a run of ``rows`` completions a data rank, each as long as possible, with AdamW."""
     sizes = Sizes(
         rows, rows, prompt + completion, completion, others.pop("max_tokens", {"update": 16384, "forward": 32768})
     )
-    return MemoryFacts(**({"gpu": H200, "policy": NetworkFacts(shape, traits, 8.0), "sizes": sizes} | others))
+    return MemoryInputs(**({"gpu": H200, "policy": ModelInputs(shape, traits, 8.0), "sizes": sizes} | others))
 
 
 def make_engine(share: float = 0.4, shape: ModelShape = LLAMA, longest: int = 768, **others: Any) -> EngineMemory:

@@ -11,11 +11,11 @@ from rlplug_optims import ActivationOffload, CompileBlocks, FusedLogprobs, Gradi
 from unit.memory.memory_cases import EAGER, FUSED, LLAMA, make_engine, make_facts
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces import Optimization, UpdateTraits
+from rlplug.interfaces import ActivationTraits, Optimization
 from rlplug.memory_inputs import optimizer_state_bytes, traits_of
 from rlplug.observability.phase_timer import GIB
 from rlplug.training.memory_plan.decisions import decide, shortfall
-from rlplug.training.memory_plan.inputs import GPU, MemoryFacts, NetworkFacts
+from rlplug.training.memory_plan.inputs import GPU, MemoryInputs, ModelInputs
 from rlplug.training.memory_plan.plan import MemoryPlan
 from rlplug.training.memory_plan.table import memory_notes, memory_rows
 
@@ -23,7 +23,7 @@ from rlplug.training.memory_plan.table import memory_notes, memory_rows
 def run_with(gib: float = 139.8, **others: object):  # type: ignore[no-untyped-def]
     """Return what ``decide`` asks for: the run on GPUs of ``gib``, by its optimizations."""
 
-    def facts_with(optimizations: Sequence[Optimization]) -> MemoryFacts:
+    def facts_with(optimizations: Sequence[Optimization]) -> MemoryInputs:
         total = int(gib * GIB)
         facts = make_facts(**({"traits": traits_of("policy", optimizations), "engine_can_sleep": True} | others))
         return replace(facts, gpu=GPU(total, total, is_here=False))
@@ -101,7 +101,7 @@ def test_traits_are_of_the_networks_that_an_optimization_changes() -> None:
     chosen = [GradientCheckpointing(every_n_blocks=2), *FAST]
     assert traits_of("policy", chosen) == replace(FUSED, recompute="all", recompute_every=2)
     assert traits_of("reference", chosen) == FUSED
-    assert traits_of("critic", chosen) == UpdateTraits(fused_pointwise=True, recompute="all", recompute_every=2)
+    assert traits_of("critic", chosen) == ActivationTraits(fused_pointwise=True, recompute="all", recompute_every=2)
 
 
 def test_a_shortfall_names_phase_numbers_items_and_remedy() -> None:
@@ -134,7 +134,7 @@ def test_state_of_an_optimizer_that_cannot_step_here_is_assumed_and_said() -> No
 
 
 def test_rows_say_what_is_asleep_or_offloaded() -> None:
-    reference = NetworkFacts(LLAMA, EAGER)
+    reference = ModelInputs(LLAMA, EAGER)
     facts = make_facts(engine=make_engine(0.4), sleeps=True, offload="optimizer_and_weights", reference=reference)
     rows = {name: cells for name, *cells in memory_rows(MemoryPlan(facts))}
     assert rows["engine KV cache"] == ["asleep", "51.7", "asleep", "asleep"]

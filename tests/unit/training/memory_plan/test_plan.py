@@ -21,7 +21,7 @@ from unit.memory.memory_cases import (
 )
 
 from rlplug.observability.phase_timer import GIB
-from rlplug.training.memory_plan.inputs import MemoryFacts, NetworkFacts
+from rlplug.training.memory_plan.inputs import MemoryInputs, ModelInputs
 from rlplug.training.memory_plan.plan import MemoryPlan, PlanPhase
 
 TOLERANCE = 0.1
@@ -33,11 +33,11 @@ class Measured:
 
     name: str
     gib: float
-    facts: MemoryFacts
+    facts: MemoryInputs
     phase: PlanPhase = "update"
 
 
-def vocabulary(**others: Any) -> MemoryFacts:
+def vocabulary(**others: Any) -> MemoryInputs:
     return make_facts(QWEN_VOCABULARY, rows=32, **others)
 
 
@@ -81,7 +81,7 @@ def test_prediction_is_near_what_was_measured(case: Measured) -> None:
     assert predicted == pytest.approx(case.gib, rel=TOLERANCE)
 
 
-def items(facts: MemoryFacts, phase: PlanPhase) -> dict[str, int]:
+def items(facts: MemoryInputs, phase: PlanPhase) -> dict[str, int]:
     return {name: item.num_bytes for name, item in MemoryPlan(facts).phases[phase].items()}
 
 
@@ -106,7 +106,7 @@ def test_a_cache_that_is_freed_counts_in_the_rollout_alone() -> None:
 
 def test_offload_parks_what_offload_py_parks() -> None:
     def present(mode: str, phase: PlanPhase) -> set[str]:
-        facts = make_facts(offload=mode, reference=NetworkFacts(LLAMA, FUSED))
+        facts = make_facts(offload=mode, reference=ModelInputs(LLAMA, FUSED))
         held = {"weights, float32", "optimizer state", "reference, float32"}
         return {name for name in held if items(facts, phase)[name]}
 
@@ -122,7 +122,7 @@ def test_offload_parks_what_offload_py_parks() -> None:
 
 def test_policy_and_critic_take_turns() -> None:
     alone = make_facts()
-    both = make_facts(critic=NetworkFacts(LLAMA, EAGER, 8.0))
+    both = make_facts(critic=ModelInputs(LLAMA, EAGER, 8.0))
     assert items(both, "update")["optimizer state"] == 2 * items(alone, "update")["optimizer state"]
     assert items(both, "update")["activations"] == items(make_facts(traits=EAGER), "update")["activations"]
     assert items(both, "update")["gradients"] == items(alone, "update")["gradients"]

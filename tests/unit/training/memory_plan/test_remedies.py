@@ -8,13 +8,13 @@ import pytest
 from unit.memory.memory_cases import EAGER, FUSED, LLAMA, QWEN, make_engine, make_facts
 
 from rlplug.observability.phase_timer import GIB
-from rlplug.training.memory_plan.inputs import GPU, MemoryFacts, NetworkFacts
+from rlplug.training.memory_plan.inputs import GPU, MemoryInputs, ModelInputs
 from rlplug.training.memory_plan.plan import MemoryPlan
 from rlplug.training.memory_plan.recommendations import recommendations
 from rlplug.training.memory_plan.remedies import fused_logprobs, smallest_change, with_budget, with_share
 
 
-def on(gib: float, facts: MemoryFacts) -> MemoryFacts:
+def on(gib: float, facts: MemoryInputs) -> MemoryInputs:
     """Return the run on GPUs of which ``gib`` can be planned with."""
     total = round(gib / 0.9 * GIB)
     return replace(facts, gpu=GPU(total, total, is_here=False))
@@ -72,15 +72,15 @@ def test_an_engine_is_made_no_smaller_than_one_sequence() -> None:
 
 def test_the_reference_fuses_its_logits_too() -> None:
     logits = replace(FUSED, logits_chunk=None)
-    (change,) = fused_logprobs(make_facts(traits=logits, reference=NetworkFacts(LLAMA, logits)))
+    (change,) = fused_logprobs(make_facts(traits=logits, reference=ModelInputs(LLAMA, logits)))
     assert change.facts.policy.traits == FUSED
-    assert change.facts.reference == NetworkFacts(LLAMA, FUSED)
+    assert change.facts.reference == ModelInputs(LLAMA, FUSED)
 
 
 # ---- recommendations ------------------------------------------------------------------------------------------------
 
 
-def recommended(facts: MemoryFacts, key: str) -> str:
+def recommended(facts: MemoryInputs, key: str) -> str:
     (line,) = [line for line in recommendations(facts) if key in line]
     return line
 

@@ -12,7 +12,7 @@ from unit.memory.memory_cases import make_engine, make_facts
 
 from rlplug import setup as module_setup
 from rlplug.errors import ConfigError
-from rlplug.interfaces import EngineNeeds, PolicySpec
+from rlplug.interfaces import EngineMemoryRequest, PolicySpec
 from rlplug.memory_inputs import traits_of
 from rlplug.observability.phase_timer import GIB
 from rlplug.rollout.hf_engine import HFRollout
@@ -80,7 +80,7 @@ def test_reserve_and_context_are_left_out_of_the_capacity() -> None:
 
 def test_transformers_keeps_its_copy_and_frees_its_cache() -> None:
     spec = PolicySpec("model", torch.bfloat16, (2,), 2, max_context=8192)
-    needs = EngineNeeds(80 * GIB, 1_000_000, 1000, completions=64, longest=100, vocab_size=10)
+    needs = EngineMemoryRequest(80 * GIB, 1_000_000, 1000, completions=64, longest=100, vocab_size=10)
     memory = HFRollout(max_batch_size=16).plan_memory(spec, needs)
     assert memory.weights == memory.idle == memory.asleep == 2_000_000
     assert memory.kv_cache == 16 * 100 * 1000
