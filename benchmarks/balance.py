@@ -7,8 +7,8 @@ A step's sequences, of lengths drawn from two distributions with long tails, are
 - ``kk``: the largest differencing method of Karmarkar and Karp, which knows no budget: ``over`` counts the draws in
   which it exceeds that;
 - ``lpt``: longest processing time first, :func:`rlplug.training.seqlen_balancing.partition`;
-- ``schedule``: what runs use, :func:`rlplug.training.seqlen_balancing.schedule`: ``lpt``, and passes leveled where parts
-  are uneven.
+- ``schedule``: what runs use, :func:`rlplug.training.seqlen_balancing.schedule`: ``lpt``, and passes leveled where
+  parts are uneven.
 
 All but ``contiguous`` get the number of passes that ``schedule`` finds.
 
@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rlplug.training.batch_plan import rank_share
+from rlplug.distributed.mesh import rank_share
 from rlplug.training.seqlen_balancing import Part, partition, schedule
 
 BUDGET = 16384

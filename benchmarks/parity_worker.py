@@ -21,7 +21,8 @@ from rlplug.interfaces import Placement, PolicySpec
 from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.models.forward import policy_forward
 from rlplug.models.loading import load_model
-from rlplug.ops.mismatch import mismatch_metrics
+from rlplug.models.packing import pack_batch
+from rlplug.ops import mismatch_metrics
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.engine_states import EngineStateMachine
 from rlplug.types import Batch, Completion, Prompt, Request, Sample, SamplingParams
@@ -72,7 +73,7 @@ def compare(
     num_rows = max(1, PASS_TOKENS // batch.input_ids.shape[1])
     for start in range(0, batch.num_sequences, num_rows):
         rows = list(range(start, min(start + num_rows, batch.num_sequences)))
-        scores = policy_forward(model, batch.select(rows).pack().to(device), sampling, "none").sampled_logprobs
+        scores = policy_forward(model, pack_batch(batch.select(rows)).to(device), sampling, "none").sampled_logprobs
         trainer[rows, : scores.shape[1]] = scores.float().cpu()
     return mismatch_metrics(batch.rollout_logprobs, trainer, batch.response_mask)
 

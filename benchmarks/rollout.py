@@ -46,9 +46,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlplug.interfaces import Placement
-from rlplug.observability.phase_timer import GIB
 from rlplug.rollout.engine_states import EngineStateMachine
-from rlplug.types import SamplingParams
+from rlplug.types import GIB, SamplingParams
 from rlplug.weight_sync.buckets import weight_buckets
 
 BARE_DEADLINE_S = 3600.0

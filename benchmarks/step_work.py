@@ -18,8 +18,8 @@ from shapes import SHAPES, completion_lengths, make_batch, model_flops, write_co
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from rlplug.distributed.mesh import rank_share
 from rlplug.models.shape import ModelShape
-from rlplug.training.batch_plan import rank_share
 
 GROUP = 8
 

@@ -34,9 +34,10 @@ from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.models.build import build_policy
 from rlplug.models.config import ModelConfig
+from rlplug.models.shape import attention_cost
 from rlplug.plugin_manager import plugins
 from rlplug.training.actor_critic import ActorCritic
-from rlplug.training.batch_plan import BatchPlan, BatchSizes, attention_cost
+from rlplug.training.batch_plan import BatchPlan, BatchSizes
 from rlplug.training.forward_backward import MicroBatchRunner
 from rlplug.training.losses import TrainableModel
 from rlplug.training.update import Update

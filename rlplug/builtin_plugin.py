@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pluggy
 
 from rlplug.environments import ToolEnvironment
+from rlplug.models.config import auto_tokenizer
 from rlplug.rewards import ExactMatch, FunctionReward, MathVerify, ReasoningGymReward, RegexFormat
 from rlplug.rollout.hf_engine import HFRollout
 
@@ -61,7 +62,4 @@ def rlplug_compute_loss(
 
 @hookimpl
 def rlplug_make_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(path)
-    return tokenizer  # type: ignore[no-any-return]
+    return auto_tokenizer(path)

@@ -26,6 +26,7 @@ from rlplug.interfaces.rollout import PolicySpec, RolloutEngine
 from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.models.critic import CriticConfig
 from rlplug.observability.phase_timer import StopSignal
+from rlplug.plugin_manager import plugins
 from rlplug.rewards import RewardRunner
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.hf_engine import HFRollout
@@ -178,7 +179,7 @@ class RLModuleOptions(LightningModule):
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        return load_tokenizer(self.policy_config)
+        return load_tokenizer(self.policy_config, make=plugins().hook.rlplug_make_tokenizer)
 
     @cached_property
     def spec(self) -> PolicySpec:

@@ -21,7 +21,7 @@ from rlplug.distributed.host_tuning import freeze_gc
 from rlplug.distributed.rng import rng_state, set_rng_state
 from rlplug.errors import RunError
 from rlplug.observability.phase_timer import StopRequested
-from rlplug.ops.mismatch import mismatch_metrics
+from rlplug.ops import mismatch_metrics
 from rlplug.plugin_manager import plugins
 from rlplug.setup import RLModuleSetup
 from rlplug.training.rollout_metrics import rollout_metrics

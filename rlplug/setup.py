@@ -29,13 +29,14 @@ from rlplug.interfaces.rollout import Placement
 from rlplug.memory_inputs import PlannedRun
 from rlplug.models.build import build_critic, build_policy, build_reference
 from rlplug.models.hf_files import read_config
+from rlplug.models.shape import attention_cost
 from rlplug.observability.phase_timer import PhaseTimer
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.generator import RolloutGenerator
 from rlplug.rollout.observation_tokens import ObservationTokens
 from rlplug.training.actor_critic import ActorCritic
-from rlplug.training.batch_plan import BatchPlan, attention_cost
+from rlplug.training.batch_plan import BatchPlan
 from rlplug.training.forward_backward import MicroBatchRunner
 from rlplug.training.losses import TrainableModel
 from rlplug.training.memory_plan.decisions import shortfall

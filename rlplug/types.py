@@ -19,15 +19,18 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from rlplug.distributed.device_copy import to_device
 from rlplug.errors import ConfigError
-from rlplug.models.packing import PackedTokens, pack
+
+GIB: Final = 1 << 30
+"""Bytes of a GiB."""
 
 NO_VERSION: Final = -1
 """Of a token that no policy produced, and of an engine without weights."""
+
+ENVIRONMENT: Final = "environment"
+"""Name of the reward that an environment gives, beside the names of the configured rewards."""
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 """``stop``: an end token was sampled; ``length``: ``max_new_tokens`` was reached; ``abort``: the engine was told to."""
@@ -262,8 +265,6 @@ class Batch:
     """float32 [B, T]"""
     returns: Tensor | None = None
     """float32 [B, T]: what the critic learns to predict"""
-    packed: PackedTokens | None = None
-    """The same rows without padding, for the networks; only in micro-batches"""
 
     @staticmethod
     def from_samples(samples: Sequence[Sample], pad_token_id: int) -> Batch:
@@ -303,15 +304,6 @@ class Batch:
         """Return a copy with the named tensors exchanged."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
-    def pack(
-        self, sequence_rank: int = 0, sequence_size: int = 1, sequence_group: dist.ProcessGroup | None = None
-    ) -> Batch:
-        """Return the batch, on the CPU, with this rank's part of its rows packed: see :func:`rlplug.models.packing.pack`."""
-        packed = pack(
-            self.input_ids, self.attention_mask, self.response_mask, sequence_rank, sequence_size, sequence_group
-        )
-        return dataclasses.replace(self, packed=packed)
-
     def select(self, indices: Sequence[int]) -> Batch:
         """Return the rows ``indices`` of a batch on the CPU, cut to the longest of them."""
         rows = np.array(indices, dtype=np.int64)  # numpy: see rlplug.models.packing.pack
@@ -321,19 +313,14 @@ class Batch:
             array = tensor.numpy()
             return torch.from_numpy(array[rows, :longest] if tensor.dim() == 2 else array[rows])
 
-        return self._map(take)
-
-    def to(self, device: torch.device | str) -> Batch:
-        """Return the batch on ``device``."""
-        packed = None if self.packed is None else self.packed.to(device)
-        return dataclasses.replace(self._map(lambda tensor: to_device(tensor, device)), packed=packed)
+        return self.map(take)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the [B] and [B, T] tensors that are present, by name."""
         named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the rows with ``function`` applied to each tensor, not packed."""
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with ``function`` applied to each tensor."""
         changed: Any = {name: function(tensor) for name, tensor in self.tensors().items()}
-        return dataclasses.replace(self, **changed, packed=None)
+        return dataclasses.replace(self, **changed)

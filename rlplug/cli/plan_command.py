@@ -14,10 +14,10 @@ from rlplug.config_checks import check_optimizations
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.memory_inputs import PlannedRun
-from rlplug.observability.phase_timer import GIB
 from rlplug.training.memory_plan.decisions import shortfall
 from rlplug.training.memory_plan.inputs import GPU, total_and_free
 from rlplug.training.memory_plan.table import memory_notes, memory_table
+from rlplug.types import GIB
 
 
 def plan_command(arguments: list[str], gpu_gib: str | None) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from rlplug.errors import ConfigError
+
+Item = TypeVar("Item")
 
 AXES: Final = ("replicate", "shard", "sequence", "tensor")
 
@@ -104,3 +107,8 @@ def local_part(tensor: Tensor) -> Tensor:
 def _chunk(whole: slice, num_parts: int, index: int) -> slice:
     size = -(-(whole.stop - whole.start) // num_parts)
     return slice(min(whole.start + index * size, whole.stop), min(whole.start + (index + 1) * size, whole.stop))
+
+
+def rank_share(items: Sequence[Item], rank: int, world_size: int) -> Sequence[Item]:
+    """Return the contiguous share of ``rank`` in a list that every rank holds; shares differ by one item at most."""
+    return items[len(items) * rank // world_size : len(items) * (rank + 1) // world_size]

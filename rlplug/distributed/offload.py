@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from rlplug.observability.phase_timer import GIB
+from rlplug.types import GIB
 
 OffloadMode: TypeAlias = Literal["none", "optimizer", "optimizer_and_weights"]
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
+from typing import Final
 
 from rlplug.types import RewardError, Sample
+
+SUMMARY_NAMES: Final = ("mean", "std", "min", "max", "error_share", "abandoned_threads")
+"""Metrics under ``reward/`` that speak of all rewards together."""
 
 
 class Reward(ABC):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.rollout import PolicySpec
 from rlplug.models import attention
 from rlplug.models.hf_files import check_folder, read, read_config, read_generation_config
-from rlplug.plugin_manager import plugins
+
+MakeTokenizer: TypeAlias = Callable[..., PreTrainedTokenizerBase]
 
 
 @dataclass
@@ -40,23 +42,38 @@ class ModelConfig:
         return dtype
 
 
-def load_tokenizer(config: ModelConfig, key: str = "model.policy") -> PreTrainedTokenizerBase:
-    """Load the tokenizer; padding, which masks always hide, uses the end token when the tokenizer has none."""
+def auto_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a Hugging Face folder or hub name with transformers' ``AutoTokenizer``."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    return tokenizer  # type: ignore[no-any-return]
+
+
+def load_tokenizer(
+    config: ModelConfig, key: str = "model.policy", make: MakeTokenizer = auto_tokenizer
+) -> PreTrainedTokenizerBase:
+    """Load the tokenizer; padding, which masks always hide, uses the end token when the tokenizer has none.
+
+    Args:
+        config: The model.
+        key: Where the configuration names it, for messages.
+        make: Called with ``path``; a run hands in the hook ``rlplug_make_tokenizer``.
+    """
     check_folder(config.path, key)
-    make = plugins().hook.rlplug_make_tokenizer
     tokenizer: PreTrainedTokenizerBase = read(config.path, key, "tokenizer", make, path=config.path)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
-def require_same_tokens(config: ModelConfig, key: str, tokenizer: PreTrainedTokenizerBase) -> None:
+def require_same_tokens(
+    config: ModelConfig, key: str, tokenizer: PreTrainedTokenizerBase, make: MakeTokenizer = auto_tokenizer
+) -> None:
     """Refuse a model beside the policy that reads token ids otherwise.
 
     Raises:
         ConfigError: Its tokenizer maps text to other ids than ``tokenizer``, the policy's.
     """
-    if load_tokenizer(config, key).get_vocab() != tokenizer.get_vocab():
+    if load_tokenizer(config, key, make).get_vocab() != tokenizer.get_vocab():
         raise ConfigError(
             f"{key}.path {config.path!r} has another tokenizer than model.policy.path, and would read the policy's "
             "tokens as other text: use a model of the same family."

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from rlplug.models.lm_head import EntropyMode, LogprobRequest, lm_head_of
-from rlplug.models.packing import PackedTokens
-from rlplug.types import Batch, SamplingParams
+from rlplug.models.packing import PackedMicroBatch
+from rlplug.types import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -26,33 +26,30 @@ class PolicyOutput:
     """[K, D], in the policy's dtype: what the output layer read to predict the K tokens that train"""
 
 
-def policy_forward(model: nn.Module, batch: Batch, sampling: SamplingParams, entropy_mode: EntropyMode) -> PolicyOutput:
-    """Run the policy on a packed batch. Logits are computed only where the next token trains."""
-    packed = packed_tokens(batch)
-    request = LogprobRequest(packed.targets, sampling, entropy_mode)
-    inputs = packed.model_inputs() | {"logits_to_keep": packed.predicting}
+def policy_forward(
+    model: nn.Module, micro_batch: PackedMicroBatch, sampling: SamplingParams, entropy_mode: EntropyMode
+) -> PolicyOutput:
+    """Run the policy on a micro-batch. Logits are computed only where the next token trains."""
+    tokens = micro_batch.tokens
+    request = LogprobRequest(tokens.targets, sampling, entropy_mode)
+    inputs = tokens.model_inputs() | {"logits_to_keep": tokens.predicting}
     scores, hidden = lm_head_of(model).run(model, request, **inputs)
     return PolicyOutput(
-        packed.unpack(scores.logprobs), packed.unpack(scores.entropy), packed.unpack(scores.sampled_logprobs), hidden
+        tokens.unpack(scores.logprobs), tokens.unpack(scores.entropy), tokens.unpack(scores.sampled_logprobs), hidden
     )
 
 
-def critic_forward(critic: nn.Module, batch: Batch) -> Tensor:
+def critic_forward(critic: nn.Module, micro_batch: PackedMicroBatch) -> Tensor:
     """Return float32 [B, T] values, aligned like logprobs: ``[b, t]`` is of the state before token ``t``.
 
     0 where ``response_mask`` is false.
     """
-    packed = packed_tokens(batch)
-    values: Tensor = critic(packed.predicting, packed.model_inputs())
-    return packed.unpack(values)
+    tokens = micro_batch.tokens
+    values: Tensor = critic(tokens.predicting, tokens.model_inputs())
+    return tokens.unpack(values)
 
 
-def head_values(head: nn.Module, output: PolicyOutput, batch: Batch) -> Tensor:
+def head_values(head: nn.Module, output: PolicyOutput, micro_batch: PackedMicroBatch) -> Tensor:
     """Return the same from a value head on the policy's trunk."""
     values: Any = head(output.hidden)
-    return packed_tokens(batch).unpack(values)
-
-
-def packed_tokens(batch: Batch) -> PackedTokens:
-    assert batch.packed is not None, "a model runs on a batch that Batch.pack has packed"
-    return batch.packed
+    return micro_batch.tokens.unpack(values)

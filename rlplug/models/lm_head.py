@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rlplug.errors import ConfigError
-from rlplug.ops.logprobs import entropy, scaled_logits, token_logprobs, truncate_logits
+from rlplug.ops import entropy, scaled_logits, token_logprobs, truncate_logits
 from rlplug.types import SamplingParams
 
 EntropyMode: TypeAlias = Literal["none", "value", "gradient"]

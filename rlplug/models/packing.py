@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlplug.distributed.device_copy import to_device
+from rlplug.types import Batch
 
 LONG: Final = 4096
 """Tokens from which a sequence that has the row to itself gets the attention kernel for long ones."""
@@ -76,6 +77,32 @@ class PackedTokens:
         named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         moved: Any = {name: to_device(t, device) for name, t in named.items() if isinstance(t, Tensor)}
         return dataclasses.replace(self, **moved)
+
+
+@dataclass(frozen=True)
+class PackedMicroBatch:
+    """Rows of a step's batch, and the same tokens without padding, for the models."""
+
+    batch: Batch
+    """The padded rows, [B, T]."""
+    tokens: PackedTokens
+
+    def to(self, device: torch.device | str) -> PackedMicroBatch:
+        """Return the same on ``device``."""
+        return PackedMicroBatch(self.batch.map(lambda tensor: to_device(tensor, device)), self.tokens.to(device))
+
+
+def pack_batch(
+    batch: Batch,
+    sequence_rank: int = 0,
+    sequence_size: int = 1,
+    sequence_group: dist.ProcessGroup | None = None,
+) -> PackedMicroBatch:
+    """Pack a batch, which is on the CPU; see :func:`pack` for the arguments."""
+    tokens = pack(
+        batch.input_ids, batch.attention_mask, batch.response_mask, sequence_rank, sequence_size, sequence_group
+    )
+    return PackedMicroBatch(batch, tokens)
 
 
 def pack(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import nn
+from transformers import PretrainedConfig
 
 from rlplug.distributed.fsdp_units import pretrained_part, transformer_blocks
 
@@ -79,6 +80,25 @@ def widths_of(config: Any) -> Widths:
     mlp = getattr(config, "moe_intermediate_size", None) or getattr(config, "intermediate_size", None) or 4 * hidden
     mlp *= getattr(config, "num_experts_per_tok", None) or 1
     return Widths(num_heads * head_dim, num_kv_heads * head_dim, mlp)
+
+
+def attention_cost(config: PretrainedConfig) -> float:
+    """Return what a token of context costs attention, as a share of what a token costs the matrices of the blocks.
+
+    A forward pass over n tokens takes ``2 P n`` FLOPs in matrices with P parameters, and ``2 L H d n**2`` in the causal
+    attention of L layers with H heads of d dimensions: n / 2 keys a query on average, two products, two FLOPs each. The
+    share is ``L H d / P``; the backward pass takes about twice as much of both. Layers with a window or a recurrence
+    count in P alone. An estimate that only decides how even the load of ranks is.
+
+    Args:
+        config: Of a text model in the shape of Llama, with a gated MLP or experts; without attention it costs nothing.
+    """
+    query, key, mlp = widths_of(config)
+    if not query:
+        return 0.0
+    block = config.hidden_size * (2 * query + 2 * key + 3 * mlp)
+    layer_types = getattr(config, "layer_types", None) or ["full_attention"]
+    return float(layer_types.count("full_attention") / len(layer_types) * query / block)
 
 
 def _count(parameters: Iterable[nn.Parameter]) -> int:

@@ -15,11 +15,10 @@ import psutil
 import torch
 
 from rlplug.observability.trace_ranges import trace_range
+from rlplug.types import GIB
 
 PHASES: Final = ("prompts", "rollout", "rewards", "filter", "logprobs", "advantages", "update", "publish")
 """The eight phases of a step, in order. ``validate`` comes besides, when it is due."""
-
-GIB: Final = 1 << 30
 
 
 class StopRequested(Exception):

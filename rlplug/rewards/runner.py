@@ -8,16 +8,12 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from rlplug.errors import ConfigError, RunError
-from rlplug.interfaces.reward import Reward
-from rlplug.rollout.trajectory import ENVIRONMENT
+from rlplug.interfaces.reward import SUMMARY_NAMES, Reward
 from rlplug.timeouts import Call, DeadlineError, TimeoutExecutor
-from rlplug.types import RewardError, Sample
-
-SUMMARY_NAMES: Final = ("mean", "std", "min", "max", "error_share", "abandoned_threads")
-"""Metrics under ``reward/`` that speak of all rewards together."""
+from rlplug.types import ENVIRONMENT, RewardError, Sample
 
 
 class RewardRunner:

@@ -13,10 +13,9 @@ from rlplug.distributed.offload import Offload
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket
-from rlplug.observability.phase_timer import GIB
 from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.engine_states import EngineStateMachine
-from rlplug.types import NO_VERSION
+from rlplug.types import GIB, NO_VERSION
 from rlplug.weight_sync.buckets import weight_buckets
 from rlplug.weight_sync.fp8_finite_check import check_finite
 

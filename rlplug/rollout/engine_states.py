@@ -25,8 +25,8 @@ import torch
 
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault
-from rlplug.observability.phase_timer import GIB
 from rlplug.observability.trace_ranges import ENGINE, trace_range
+from rlplug.types import GIB
 
 State: TypeAlias = Literal["new", "stale", "ready", "asleep", "loading", "synced", "broken", "closed"]
 Call: TypeAlias = Literal["start", "update_weights", "generate", "sleep", "wake_weights", "wake_kv_cache", "close"]

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from rlplug.distributed.mesh import rank_share
 from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.rollout import Placement, PolicySpec
 from rlplug.rollout.agent_loop import AgentLoop
@@ -17,7 +18,6 @@ from rlplug.rollout.generator_ranks import EngineSeats
 from rlplug.rollout.observation_tokens import ObservationTokens
 from rlplug.rollout.partial_rollout import PartialRolloutState
 from rlplug.rollout.trajectory import Trajectory, new_trajectories, to_samples
-from rlplug.training.batch_plan import rank_share
 from rlplug.types import Prompt, Sample, SamplingParams
 
 

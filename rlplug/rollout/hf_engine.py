@@ -20,7 +20,7 @@ from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.memory import EngineMemory, EngineMemoryRequest
 from rlplug.interfaces.rollout import EngineCapabilities, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport
-from rlplug.ops.logprobs import scaled_logits, token_logprobs, truncate_logits
+from rlplug.ops import scaled_logits, token_logprobs, truncate_logits
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.fp8_quantize import dequantize_blocks
 from rlplug.weight_sync.hf_names import hub_views

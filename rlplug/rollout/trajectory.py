@@ -11,10 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rlplug.types import Completion, FinishReason, Prompt, Request, RewardError, Sample, Segment
-
-ENVIRONMENT = "environment"
-"""Name of an environment's reward."""
+from rlplug.types import ENVIRONMENT, Completion, FinishReason, Prompt, Request, RewardError, Sample, Segment
 
 
 @dataclass

@@ -15,6 +15,7 @@ import torch
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, SyncReport
 from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
+from rlplug.plugin_manager import plugins
 from rlplug.rollout.engine_states import EngineStateMachine
 from rlplug.testing.models import Family
 from rlplug.testing.reference import ReferencePolicy, Tolerances, compare, greedy_gap
@@ -159,7 +160,7 @@ class Bench:
 
     def _load_spec(self, family: Family) -> PolicySpec:
         config = ModelConfig(path=str(self.settings.folders[family]))
-        spec = load_spec(config, load_tokenizer(config))
+        spec = load_spec(config, load_tokenizer(config, make=plugins().hook.rlplug_make_tokenizer))
         max_context = min(spec.max_context, self.settings.max_context)
         fp8 = choose_fp8_weights(meta_model(spec.path), IN_FP8) if family in FP8_FAMILIES else None
         return dataclasses.replace(spec, dtype=self.settings.dtype, max_context=max_context, fp8=fp8)

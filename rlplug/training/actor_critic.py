@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.models.critic import CriticConfig
 from rlplug.models.forward import critic_forward, head_values, policy_forward
+from rlplug.models.packing import PackedMicroBatch
 from rlplug.training.losses import (
     CriticLoss,
     Objective,
@@ -19,7 +20,7 @@ from rlplug.training.losses import (
     TrainableModel,
     ValueHeadLoss,
 )
-from rlplug.types import Batch, SamplingParams
+from rlplug.types import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -66,18 +67,18 @@ class ActorCritic:
 
     # ---- forward-only passes over a micro-batch -------------------------------------------------------------------
 
-    def policy_pass(self, rows: Batch) -> list[Tensor]:
+    def policy_pass(self, rows: PackedMicroBatch) -> list[Tensor]:
         """Return ``logprobs``, ``sampled_logprobs``, and with a shared trunk ``values``: [b, t] each."""
         output = policy_forward(self.policy.module, rows, self.sampling, "none")
         values = [head_values(self.critic.module, output, rows)] if self.critic and self.shares_trunk else []
         return [output.logprobs, output.sampled_logprobs, *values]
 
-    def reference_pass(self, rows: Batch) -> Sequence[Tensor]:
+    def reference_pass(self, rows: PackedMicroBatch) -> Sequence[Tensor]:
         """Return ``ref_logprobs`` [b, t]."""
         assert self.reference is not None
         return [policy_forward(self.reference, rows, self.sampling, "none").logprobs]
 
-    def critic_pass(self, rows: Batch) -> Sequence[Tensor]:
+    def critic_pass(self, rows: PackedMicroBatch) -> Sequence[Tensor]:
         """Return ``values`` [b, t] of a critic with a trunk of its own."""
         assert self.critic is not None
         return [critic_forward(self.critic.module, rows)]

@@ -10,16 +10,13 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
-from transformers import PretrainedConfig
 
 from rlplug.errors import ConfigError
-from rlplug.models.shape import widths_of
 from rlplug.training.seqlen_balancing import schedule
 
-Item = TypeVar("Item")
 PassKind = Literal["update", "forward"]
 """``update``: forward and backward passes. ``forward``: passes in which nothing is trained."""
 
@@ -75,7 +72,7 @@ class BatchPlan:
         sequence_size: Ranks that share the tokens of each row, and with them the token budgets.
         longest: Tokens of the longest possible prompt and completion; token budgets must hold it.
         quadratic_cost: A sequence of n tokens is taken to cost ``n + quadratic_cost * n**2``; see
-            :func:`attention_cost`.
+            :func:`rlplug.models.shape.attention_cost`.
 
     Raises:
         ConfigError: A size does not divide as it must, or is too small; the message names values that work.
@@ -229,30 +226,6 @@ class BatchPlan:
         if self.micro_batch_size is not None:
             return f"{self.micro_batch_size} completions"
         return f"{self.max_tokens[phase]:,} tokens"
-
-
-def attention_cost(config: PretrainedConfig) -> float:
-    """Return what a token of context costs attention, as a share of what a token costs the matrices of the blocks.
-
-    A forward pass over n tokens takes ``2 P n`` FLOPs in matrices with P parameters, and ``2 L H d n**2`` in the causal
-    attention of L layers with H heads of d dimensions: n / 2 keys a query on average, two products, two FLOPs each. The
-    share is ``L H d / P``; the backward pass takes about twice as much of both. Layers with a window or a recurrence
-    count in P alone. An estimate that only decides how even the load of ranks is.
-
-    Args:
-        config: Of a text model in the shape of Llama, with a gated MLP or experts; without attention it costs nothing.
-    """
-    query, key, mlp = widths_of(config)
-    if not query:
-        return 0.0
-    block = config.hidden_size * (2 * query + 2 * key + 3 * mlp)
-    layer_types = getattr(config, "layer_types", None) or ["full_attention"]
-    return float(layer_types.count("full_attention") / len(layer_types) * query / block)
-
-
-def rank_share(items: Sequence[Item], rank: int, world_size: int) -> Sequence[Item]:
-    """Return the contiguous share of ``rank`` in a list that every rank holds; shares differ by one item at most."""
-    return items[len(items) * rank // world_size : len(items) * (rank + 1) // world_size]
 
 
 def _nearest(value: int, valid: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.algorithm import Denominators
+from rlplug.models.packing import PackedMicroBatch, pack_batch
 from rlplug.training.batch_plan import BatchPlan, MicroBatch, PassKind
 from rlplug.training.losses import Objective, Share
 from rlplug.types import Batch
@@ -36,7 +37,7 @@ class MicroBatchRunner:
     strategy: RLFSDP2Strategy
 
     @torch.no_grad()
-    def forward_only(self, batch: Batch, function: Callable[[Batch], Sequence[Tensor]]) -> list[Tensor]:
+    def forward_only(self, batch: Batch, function: Callable[[PackedMicroBatch], Sequence[Tensor]]) -> list[Tensor]:
         """Return what ``function`` makes of each micro-batch, float32 [B, T] on the CPU, on every rank.
 
         Args:
@@ -70,12 +71,12 @@ class MicroBatchRunner:
     def _micro_batches(self, rows: Sequence[int], batch: Batch, phase: PassKind) -> list[MicroBatch]:
         return self.plan.micro_batches(rows, batch.lengths, self.strategy.data_rank, phase)
 
-    def _load(self, batch: Batch, micro: MicroBatch) -> Batch:
+    def _load(self, batch: Batch, micro: MicroBatch) -> PackedMicroBatch:
         """Pack the micro-batch's rows, this rank's part of them, and put them on the device."""
         rows, strategy = batch.select(micro.indices), self.strategy
         if micro.is_filler:
             rows = rows.replace(response_mask=torch.zeros_like(rows.response_mask))
-        packed = rows.pack(strategy.sequence_rank, strategy.sequence_size, strategy.sequence_group)
+        packed = pack_batch(rows, strategy.sequence_rank, strategy.sequence_size, strategy.sequence_group)
         return packed.to(strategy.root_device)
 
     def _assemble(self, batch: Batch, micro_batches: Sequence[MicroBatch], tensors: Sequence[Tensor]) -> Tensor:

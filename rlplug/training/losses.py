@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from rlplug.interfaces.algorithm import Algorithm, Denominators, LossOutput
 from rlplug.models.forward import PolicyOutput, critic_forward, head_values, policy_forward
 from rlplug.models.lm_head import EntropyMode
-from rlplug.ops.masking import masked_sum
-from rlplug.types import Batch, SamplingParams
+from rlplug.models.packing import PackedMicroBatch
+from rlplug.ops import masked_sum
+from rlplug.types import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Objective(Protocol):
     def num_epochs(self) -> int | None:
         """Passes over a step's batch; ``None`` for the batch plan's."""
 
-    def share(self, rows: Batch, denominators: Denominators) -> Share:
+    def share(self, rows: PackedMicroBatch, denominators: Denominators) -> Share:
         """Return the share of a micro-batch, on the device. Metrics hold the losses by name."""
 
 
@@ -79,24 +80,25 @@ class PolicyLoss:
     def trainees(self) -> Sequence[TrainableModel]:
         return (self.policy,)
 
-    def share(self, rows: Batch, denominators: Denominators) -> Share:
+    def share(self, rows: PackedMicroBatch, denominators: Denominators) -> Share:
         return self.share_of(rows, self.forward(rows), denominators)
 
-    def forward(self, rows: Batch) -> PolicyOutput:
+    def forward(self, rows: PackedMicroBatch) -> PolicyOutput:
         entropy: EntropyMode = "gradient" if self.algorithm.needs.entropy_gradient else "value"
         return policy_forward(self.policy.module, rows, self.sampling, entropy)
 
-    def share_of(self, rows: Batch, output: PolicyOutput, denominators: Denominators) -> Share:
-        if rows.old_logprobs is None:
-            rows = rows.replace(old_logprobs=output.logprobs.detach())
+    def share_of(self, rows: PackedMicroBatch, output: PolicyOutput, denominators: Denominators) -> Share:
+        batch = rows.batch
+        if batch.old_logprobs is None:
+            batch = batch.replace(old_logprobs=output.logprobs.detach())
         result: LossOutput = self.hook.rlplug_compute_loss(
             algorithm=self.algorithm,
-            micro_batch=rows,
+            micro_batch=batch,
             logprobs=output.logprobs,
             entropy=output.entropy,
             denominators=denominators,
         )
-        entropy = masked_sum(output.entropy.detach(), rows.response_mask) / max(denominators.num_tokens, 1)
+        entropy = masked_sum(output.entropy.detach(), batch.response_mask) / max(denominators.num_tokens, 1)
         metrics = {"loss": result.loss, "policy/entropy": entropy, **result.metrics}
         return Share(result.loss, metrics, result.maxima, result.minima, output.sampled_logprobs)
 
@@ -113,7 +115,7 @@ class CriticLoss:
     def trainees(self) -> Sequence[TrainableModel]:
         return (self.critic,)
 
-    def share(self, rows: Batch, denominators: Denominators) -> Share:
+    def share(self, rows: PackedMicroBatch, denominators: Denominators) -> Share:
         return value_share(self.algorithm, rows, critic_forward(self.critic.module, rows), denominators)
 
 
@@ -130,7 +132,7 @@ class SharedTrunkLoss:
     def trainees(self) -> Sequence[TrainableModel]:
         return (self.policy.policy, self.head)
 
-    def share(self, rows: Batch, denominators: Denominators) -> Share:
+    def share(self, rows: PackedMicroBatch, denominators: Denominators) -> Share:
         output = self.policy.forward(rows)
         policy = self.policy.share_of(rows, output, denominators)
         values = head_values(self.head.module, output, rows)
@@ -156,13 +158,13 @@ class ValueHeadLoss:
     def trainees(self) -> Sequence[TrainableModel]:
         return (self.head,)
 
-    def share(self, rows: Batch, denominators: Denominators) -> Share:
+    def share(self, rows: PackedMicroBatch, denominators: Denominators) -> Share:
         with torch.no_grad():
             output = policy_forward(self.policy.policy.module, rows, self.policy.sampling, "none")
         return value_share(self.policy.algorithm, rows, head_values(self.head.module, output, rows), denominators)
 
 
-def value_share(algorithm: Algorithm, rows: Batch, values: Tensor, denominators: Denominators) -> Share:
+def value_share(algorithm: Algorithm, rows: PackedMicroBatch, values: Tensor, denominators: Denominators) -> Share:
     """Return the share of the critic's loss."""
-    result = algorithm.value_loss(rows, values, denominators)
+    result = algorithm.value_loss(rows.batch, values, denominators)
     return Share(result.loss, {"critic/loss": result.loss, **result.metrics}, result.maxima, result.minima)

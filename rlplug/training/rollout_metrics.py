@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from rlplug.rollout.trajectory import ENVIRONMENT
-from rlplug.types import RewardError, Rollout
+from rlplug.types import ENVIRONMENT, RewardError, Rollout
 
 
 def rollout_metrics(rollout: Rollout) -> dict[str, float]:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlplug.errors import ConfigError
-from rlplug.rollout.trajectory import ENVIRONMENT
-from rlplug.types import Rollout, Sample, SamplingParams
+from rlplug.types import ENVIRONMENT, Rollout, Sample, SamplingParams
 
 
 @dataclass

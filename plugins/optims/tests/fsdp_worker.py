@@ -32,6 +32,7 @@ from torch.distributed.tensor import DTensor
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError
 from rlplug.models.forward import policy_forward
+from rlplug.models.packing import pack_batch
 
 CASES = {
     "plain": list,
@@ -111,7 +112,7 @@ class Worker(LightningModule):
         mine = range(self.global_rank, batch.num_sequences, self.trainer.world_size)
         mask = torch.zeros_like(batch.response_mask)
         mask[list(mine)] = batch.response_mask[list(mine)]
-        output = policy_forward(model, batch.replace(response_mask=mask).pack(), SAMPLING, "gradient")
+        output = policy_forward(model, pack_batch(batch.replace(response_mask=mask)), SAMPLING, "gradient")
         loss = weighted(output.logprobs, output.entropy)
         loss.backward()
         return loss.detach()

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from rlplug.models import attention
 from rlplug.models.forward import PolicyOutput, policy_forward
+from rlplug.models.packing import pack_batch
 from rlplug.types import Batch, Prompt, Sample, SamplingParams
 
 VOCABULARY = 48
@@ -90,7 +91,7 @@ def weighted(logprobs: Tensor, entropies: Tensor) -> Tensor:
 def optimized_results(model: nn.Module, batch: Batch) -> Results:
     """Return what the product computes."""
     device = next(model.parameters()).device
-    output: PolicyOutput = policy_forward(model, batch.pack().to(device), SAMPLING, "gradient")
+    output: PolicyOutput = policy_forward(model, pack_batch(batch).to(device), SAMPLING, "gradient")
     loss = weighted(output.logprobs.cpu(), output.entropy.cpu())
     model.zero_grad()
     loss.backward()

@@ -10,7 +10,7 @@ from rlplug_rollout_sglang.colocated import SGLangRollout
 from rlplug_rollout_sglang.memory import KV_MARGIN
 
 from rlplug.interfaces import EngineMemory, EngineMemoryRequest, PolicySpec
-from rlplug.observability.phase_timer import GIB
+from rlplug.types import GIB
 
 SPEC = PolicySpec("model", torch.bfloat16, (2,), 2, max_context=8192)
 NEEDS = EngineMemoryRequest(

@@ -19,10 +19,10 @@ from rlplug_rollout_sglang.versions import require_sglang
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import FP8Weights, Placement, PolicySpec, RolloutEngine
-from rlplug.observability.phase_timer import GIB
 from rlplug.registry import Registry
 from rlplug.rollout.device_memory import MemoryBefore
 from rlplug.testing.models import make_model_folder
+from rlplug.types import GIB
 
 SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7), pad_token_id=0, max_context=4096)
 KNOWN = {

@@ -16,10 +16,9 @@ from rlplug_rollout_vllm.versions import require_vllm
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import FP8Weights, PolicySpec
-from rlplug.observability.phase_timer import GIB
 from rlplug.rollout.context_limit import max_completion_tokens
 from rlplug.rollout.device_memory import MemoryBefore
-from rlplug.types import Request, SamplingParams
+from rlplug.types import GIB, Request, SamplingParams
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7), pad_token_id=0, max_context=4096)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from rlplug.interfaces.reward import SUMMARY_NAMES
 from rlplug.observability.report.charts import FROM_ZERO, LINE_CHARTS, OPTIONAL_CHARTS, SHARE, LineChart
 from rlplug.observability.report.figure import HUES, Figure, Section, prefers_log
 from rlplug.observability.report.run_data import Metrics
 from rlplug.observability.report.series import MIN_SMOOTHED, Series
-from rlplug.rewards.runner import SUMMARY_NAMES
 
 SECTIONS: Final[tuple[Section, ...]] = ("Learning", "Stability", "Speed and memory")
 

@@ -8,10 +8,10 @@ from typing import Final, Literal, TypeAlias
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect, Optimization
-from rlplug.observability.phase_timer import GIB
 from rlplug.training.memory_plan.inputs import MemoryInputs
 from rlplug.training.memory_plan.plan import CUDA, ENGINE, PHASES, MemoryPlan
 from rlplug.training.memory_plan.remedies import smallest_change
+from rlplug.types import GIB
 
 SleepSetting: TypeAlias = bool | Literal["auto"]
 NUM_LARGEST: Final = 3

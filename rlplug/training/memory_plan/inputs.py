@@ -10,8 +10,8 @@ import torch
 from rlplug.distributed.offload import OffloadMode
 from rlplug.interfaces.memory import ActivationTraits, EngineMemory
 from rlplug.models.shape import ModelShape
-from rlplug.observability.phase_timer import GIB
 from rlplug.training.batch_plan import PassKind
+from rlplug.types import GIB
 
 CUDA_BYTES: Final = int(0.6 * GIB)
 """CUDA's context and libraries, of one process."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from rlplug.observability.phase_timer import GIB
 from rlplug.training.memory_plan.inputs import MemoryInputs
 from rlplug.training.memory_plan.plan import PHASES, MemoryPlan, PlanPhase
 from rlplug.training.memory_plan.remedies import ENGINE_OPTIONS, OFFLOADS, with_budget, with_share
+from rlplug.types import GIB
 
 BUDGET_STEP: Final = 1024
 

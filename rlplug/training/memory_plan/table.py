@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from rlplug.observability.phase_timer import GIB
 from rlplug.training.memory_plan.decisions import Decisions
 from rlplug.training.memory_plan.inputs import RESERVE_SHARE
 from rlplug.training.memory_plan.plan import PHASES, Item, MemoryPlan
 from rlplug.training.memory_plan.recommendations import recommendations
+from rlplug.types import GIB
 
 
 def memory_rows(plan: MemoryPlan) -> list[tuple[str, ...]]:

@@ -17,11 +17,10 @@ from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.distributed.offload import CHUNK_BYTES, Lot, Offload, distinct_storages
 from rlplug.interfaces.rollout import EngineCapabilities, Placement
 from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
-from rlplug.observability.phase_timer import GIB
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.types import Prompt, SamplingParams
+from rlplug.types import GIB, Prompt, SamplingParams
 
 CPU = torch.device("cpu")
 

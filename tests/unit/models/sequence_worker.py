@@ -17,6 +17,7 @@ from rlplug.models.config import ModelConfig
 from rlplug.models.critic import CriticConfig, load_critic
 from rlplug.models.forward import critic_forward, policy_forward
 from rlplug.models.loading import load_model
+from rlplug.models.packing import pack_batch
 from rlplug.types import Batch, SamplingParams
 
 
@@ -33,7 +34,7 @@ def main() -> None:
 def compute(folder: Path) -> dict[str, torch.Tensor]:
     tensors = load_file(folder / "batch.safetensors")
     weights = tensors.pop("weights")
-    batch = Batch(**tensors).pack(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
+    batch = pack_batch(Batch(**tensors), dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
     config = ModelConfig(path=str(folder), dtype="float32")
     policy, critic = load_model(config), load_critic(CriticConfig(seed=3), config)
     output = policy_forward(policy, batch, SamplingParams(temperature=0.8, top_k=9), "gradient")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rlplug.models.forward import policy_forward
+from rlplug.models.packing import pack_batch
 from rlplug.types import SamplingParams
 
 FAMILIES = ["llama", "llama_tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral", "gpt2"]
@@ -40,7 +41,7 @@ def test_forward_equals_that_of_each_row_alone(family, temperature, model_folder
     policy, batch = load_policy(model_folder(family)).train(), make_batch(RAGGED, seed=1)
     weights = torch.randn(batch.input_ids.shape, generator=torch.Generator().manual_seed(7))
     expected, expected_entropy = reference(policy, batch, temperature)
-    output = policy_forward(policy, batch.pack(), SamplingParams(temperature=temperature), "gradient")
+    output = policy_forward(policy, pack_batch(batch), SamplingParams(temperature=temperature), "gradient")
     torch.testing.assert_close(output.logprobs, expected, rtol=0, atol=ROUND_OFF)
     torch.testing.assert_close(output.entropy, expected_entropy, rtol=0, atol=ROUND_OFF)
     assert torch.equal(output.sampled_logprobs, output.logprobs)
@@ -55,7 +56,7 @@ def test_forward_equals_that_of_each_row_alone(family, temperature, model_folder
 def test_what_the_padding_holds_changes_nothing(model_folder, load_policy, make_batch):
     policy, batch = load_policy(model_folder("llama")), make_batch(RAGGED)
     other = batch.replace(input_ids=batch.input_ids.masked_fill(~batch.attention_mask, 17))
-    outputs = [policy_forward(policy, rows.pack(), SamplingParams(), "value") for rows in (batch, other)]
+    outputs = [policy_forward(policy, pack_batch(rows), SamplingParams(), "value") for rows in (batch, other)]
     assert torch.equal(outputs[0].logprobs, outputs[1].logprobs)
     assert torch.equal(outputs[0].entropy, outputs[1].entropy)
 
@@ -64,9 +65,9 @@ def test_what_the_padding_holds_changes_nothing(model_folder, load_policy, make_
 def test_untrained_positions_are_zero_however_rows_are_cut(rows, model_folder, load_policy, make_batch):
     """Were they not, an algorithm's ratio to old_logprobs from another cut would overflow there."""
     policy, batch = load_policy(model_folder("llama")), make_batch(RAGGED)
-    whole = policy_forward(policy, batch.pack(), SamplingParams(top_p=0.9), "value")
+    whole = policy_forward(policy, pack_batch(batch), SamplingParams(top_p=0.9), "value")
     batch = batch.select(rows)
-    part = policy_forward(policy, batch.pack(), SamplingParams(top_p=0.9), "value")
+    part = policy_forward(policy, pack_batch(batch), SamplingParams(top_p=0.9), "value")
     for name in ("logprobs", "entropy", "sampled_logprobs"):
         values = getattr(part, name)
         assert values.shape == batch.input_ids.shape
@@ -81,7 +82,7 @@ def test_nothing_to_train_still_reaches_every_weight(model_folder, load_policy, 
     """Every rank must run a backward pass through all of the model, with rows that train or without."""
     policy = load_policy(model_folder("llama"))
     for lengths in ([(4, 0), (1, 0)], [(1, 0)]):
-        output = policy_forward(policy, make_batch(lengths).pack(), SamplingParams(), "value")
+        output = policy_forward(policy, pack_batch(make_batch(lengths)), SamplingParams(), "value")
         gradients = gradients_of(policy, output.logprobs.sum())
         assert not any(gradient.any() for gradient in gradients.values())
 
@@ -89,7 +90,7 @@ def test_nothing_to_train_still_reaches_every_weight(model_folder, load_policy, 
 def test_entropy_modes(model_folder, load_policy, make_batch):
     policy, batch = load_policy(model_folder("llama")), make_batch(RAGGED)
     none, value, gradient = (
-        policy_forward(policy, batch.pack(), SamplingParams(), m) for m in ("none", "value", "gradient")
+        policy_forward(policy, pack_batch(batch), SamplingParams(), m) for m in ("none", "value", "gradient")
     )
     assert not none.entropy.any()
     assert torch.equal(value.entropy, gradient.entropy)
@@ -103,7 +104,7 @@ def test_entropy_modes(model_folder, load_policy, make_batch):
 def test_sampled_logprobs_are_of_the_truncated_distribution(model_folder, load_policy, make_batch):
     policy, batch = load_policy(model_folder("llama")), make_batch(RAGGED)
     sampling = SamplingParams(temperature=0.7, top_k=5)
-    output = policy_forward(policy, batch.pack(), sampling, "none")
+    output = policy_forward(policy, pack_batch(batch), sampling, "none")
     for row, position in batch.response_mask.nonzero().tolist():
         tokens = batch.input_ids[row].tolist()
         with torch.no_grad():

@@ -12,7 +12,8 @@ import psutil
 import pytest
 import torch
 
-from rlplug.observability.phase_timer import GIB, PhaseTimer, StopSignal
+from rlplug.observability.phase_timer import PhaseTimer, StopSignal
+from rlplug.types import GIB
 
 CPU = torch.device("cpu")
 

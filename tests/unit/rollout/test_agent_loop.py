@@ -15,6 +15,7 @@ from rlplug.distributed.offload import Offload
 from rlplug.interfaces import EngineFault, Placement
 from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.models.forward import policy_forward
+from rlplug.models.packing import pack_batch
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
@@ -96,7 +97,7 @@ def test_the_trainer_has_the_engines_logprobs_over_five_turns(engine, make_playe
     assert [sample.reward for sample in samples] == [5.0] * 6
     batch = Batch.from_samples(samples, pad_token_id=0)
     assert (~batch.response_mask & batch.attention_mask).sum() == 6 * (2 + 4)  # prompts, and four observations each
-    trainer = policy_forward(player.policy, batch.pack(), SamplingParams(20), "none").sampled_logprobs
+    trainer = policy_forward(player.policy, pack_batch(batch), SamplingParams(20), "none").sampled_logprobs
     torch.testing.assert_close(
         trainer[batch.response_mask], batch.rollout_logprobs[batch.response_mask], rtol=0, atol=1e-4
     )
@@ -218,7 +219,7 @@ def test_a_partial_rollout_has_every_token_once(engine, environment, make_player
             assert len(sample.token_ids) - 2 <= 12
     assert max(len({s.policy_version for s in sample.segments}) for sample in samples) == 3
     batch = Batch.from_samples(samples, pad_token_id=0)
-    trainer = policy_forward(player.policy, batch.pack(), SamplingParams(12), "none").sampled_logprobs
+    trainer = policy_forward(player.policy, pack_batch(batch), SamplingParams(12), "none").sampled_logprobs
     torch.testing.assert_close(
         trainer[batch.response_mask], batch.rollout_logprobs[batch.response_mask], rtol=0, atol=1e-4
     )

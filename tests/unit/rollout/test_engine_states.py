@@ -7,8 +7,8 @@ import torch
 
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault
-from rlplug.observability.phase_timer import GIB
 from rlplug.rollout.engine_states import MEANINGS, MEASURED, NEXT_STATES, STATES_AFTER_ERROR, EngineStateMachine
+from rlplug.types import GIB
 
 CPU = torch.device("cpu")
 PATHS = {

@@ -7,9 +7,9 @@ import json
 import pytest
 from players import TextlessTokenizer, samples_of
 
+from rlplug.distributed.mesh import rank_share
 from rlplug.models.config import ModelConfig, load_tokenizer
 from rlplug.rollout.trajectory import Trajectory, new_trajectories, to_samples
-from rlplug.training.batch_plan import rank_share
 from rlplug.types import Completion, Prompt, RewardError, Segment
 
 PROMPTS = [Prompt(uid=f"p{i}", token_ids=(10, i + 2), text="", answer=str(i)) for i in range(6)]

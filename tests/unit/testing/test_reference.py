@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rlplug
 from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
-from rlplug.ops.logprobs import scaled_logits, truncate_logits
+from rlplug.ops import scaled_logits, truncate_logits
 from rlplug.testing.models import BOS, ENDS, PAD, VOCABULARY, make_model_folder
 from rlplug.testing.reference import (
     BFLOAT16,

@@ -18,8 +18,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from rlplug.distributed.mesh import rank_share
 from rlplug.errors import ConfigError
-from rlplug.training.batch_plan import BatchPlan, BatchSizes, attention_cost, rank_share
+from rlplug.models.shape import attention_cost
+from rlplug.training.batch_plan import BatchPlan, BatchSizes
 
 
 def refusal(world_size=1, **sizes):

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 from rlplug.interfaces import Denominators
-from rlplug.ops.masking import masked_sum
+from rlplug.ops import masked_sum
 
 Aggregation: TypeAlias = Literal["token", "sequence", "constant"]
 

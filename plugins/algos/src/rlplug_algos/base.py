@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlplug.interfaces import Advantages, Algorithm, Denominators, LossOutput, Needs, RunInfo
-from rlplug.ops.masking import masked_mean, masked_sum
+from rlplug.ops import masked_mean, masked_sum
 from rlplug.types import Batch
 from rlplug_algos.advantages import degenerate_share, spread
 from rlplug_algos.aggregation import Aggregation, aggregate

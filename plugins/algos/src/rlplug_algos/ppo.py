@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlplug.interfaces import Advantages, Denominators, LossOutput, Needs, RunInfo
-from rlplug.ops.masking import masked_mean
+from rlplug.ops import masked_mean
 from rlplug.types import Batch
 from rlplug_algos.advantages import explained_variance, generalized_advantages, token_rewards, whiten
 from rlplug_algos.aggregation import aggregate

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from rlplug.interfaces import Denominators, LossOutput
-from rlplug.ops.masking import masked_sum
+from rlplug.ops import masked_sum
 from rlplug.types import Batch
 from rlplug_algos.advantages import length_adaptive_lambda
 from rlplug_algos.options import require

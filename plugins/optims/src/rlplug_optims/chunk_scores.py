@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from rlplug.ops.logprobs import scaled_logits, token_logprobs, truncate_logits
+from rlplug.ops import scaled_logits, token_logprobs, truncate_logits
 from rlplug.types import SamplingParams
 
 TRUNCATED_ROWS: Final = 512

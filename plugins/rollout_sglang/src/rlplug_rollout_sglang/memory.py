@@ -8,8 +8,8 @@ import torch
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineMemory, EngineMemoryRequest, PolicySpec
-from rlplug.observability.phase_timer import GIB
 from rlplug.rollout.device_memory import MemoryBefore
+from rlplug.types import GIB
 from rlplug_rollout_sglang.options import SGLangOptions
 
 PASS_BYTES: Final = int(2.0 * GIB)

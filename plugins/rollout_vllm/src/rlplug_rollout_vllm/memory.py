@@ -8,8 +8,8 @@ import torch
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineMemory, EngineMemoryRequest, PolicySpec
-from rlplug.observability.phase_timer import GIB
 from rlplug.rollout.device_memory import MemoryBefore
+from rlplug.types import GIB
 from rlplug_rollout_vllm.options import VLLMOptions
 
 PASS_BYTES: Final = int(0.96 * GIB)

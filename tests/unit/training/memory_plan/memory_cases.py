@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from rlplug.interfaces import ActivationTraits, EngineMemory
 from rlplug.models.shape import ModelShape
-from rlplug.observability.phase_timer import GIB
 from rlplug.training.memory_plan.inputs import GPU, MemoryInputs, ModelInputs, Sizes
+from rlplug.types import GIB
 
 H200 = GPU(total=int(139.8 * GIB), free=int(139.8 * GIB), is_here=False)
 EAGER = ActivationTraits()

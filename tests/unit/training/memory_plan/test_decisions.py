@@ -13,11 +13,11 @@ from unit.memory.memory_cases import EAGER, FUSED, LLAMA, make_engine, make_fact
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ActivationTraits, Optimization
 from rlplug.memory_inputs import optimizer_state_bytes, traits_of
-from rlplug.observability.phase_timer import GIB
 from rlplug.training.memory_plan.decisions import decide, shortfall
 from rlplug.training.memory_plan.inputs import GPU, MemoryInputs, ModelInputs
 from rlplug.training.memory_plan.plan import MemoryPlan
 from rlplug.training.memory_plan.table import memory_notes, memory_rows
+from rlplug.types import GIB
 
 
 def run_with(gib: float = 139.8, **others: object):  # type: ignore[no-untyped-def]

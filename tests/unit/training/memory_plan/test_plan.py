@@ -20,9 +20,9 @@ from unit.memory.memory_cases import (
     make_facts,
 )
 
-from rlplug.observability.phase_timer import GIB
 from rlplug.training.memory_plan.inputs import MemoryInputs, ModelInputs
 from rlplug.training.memory_plan.plan import MemoryPlan, PlanPhase
+from rlplug.types import GIB
 
 TOLERANCE = 0.1
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from unit.memory.memory_cases import EAGER, FUSED, LLAMA, QWEN, make_engine, make_facts
 
-from rlplug.observability.phase_timer import GIB
 from rlplug.training.memory_plan.inputs import GPU, MemoryInputs, ModelInputs
 from rlplug.training.memory_plan.plan import MemoryPlan
 from rlplug.training.memory_plan.recommendations import recommendations
 from rlplug.training.memory_plan.remedies import fused_logprobs, smallest_change, with_budget, with_share
+from rlplug.types import GIB
 
 
 def on(gib: float, facts: MemoryInputs) -> MemoryInputs:

@@ -14,11 +14,11 @@ from rlplug import setup as module_setup
 from rlplug.errors import ConfigError
 from rlplug.interfaces import EngineMemoryRequest, PolicySpec
 from rlplug.memory_inputs import traits_of
-from rlplug.observability.phase_timer import GIB
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.setup import RLModuleSetup
 from rlplug.training.memory_plan.decisions import decide
 from rlplug.training.memory_plan.inputs import GPU
+from rlplug.types import GIB
 
 OPTIONAL = GradientCheckpointing(only_if_needed=True)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlplug.interfaces import Advantages, Algorithm, Denominators, LossOutput
-from rlplug.ops.masking import masked_mean, masked_sum
+from rlplug.ops import masked_mean, masked_sum
 from rlplug.types import Batch
 
 

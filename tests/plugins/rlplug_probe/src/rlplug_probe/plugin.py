@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplug.interfaces import Denominators, LossOutput, SyncReport
-from rlplug.ops.masking import masked_sum
+from rlplug.ops import masked_sum
 from rlplug.plugin_manager import hookimpl
 from rlplug.registry import Registry
 from rlplug.types import Batch, Rollout

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from rlplug.ops.logprobs import entropy, scaled_logits, token_logprobs, truncate_logits
+from rlplug.ops import entropy, scaled_logits, token_logprobs, truncate_logits
 from rlplug.types import SamplingParams
 
 

@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from rlplug.ops.mismatch import mismatch_metrics
+from rlplug.ops import mismatch_metrics
 
 
 @pytest.mark.parametrize("seed", range(10))

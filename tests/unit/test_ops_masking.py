@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from rlplug.ops.masking import masked_mean, masked_sum
+from rlplug.ops import masked_mean, masked_sum
 
 
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf"), -float("inf"), 1e30])

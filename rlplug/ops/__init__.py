@@ -1,1 +1,0 @@
-"""Pure functions on tensors."""
