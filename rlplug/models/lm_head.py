@@ -133,9 +133,9 @@ class LMHead:
 
 def lm_head_of(model: nn.Module) -> LMHead:
     """Return the scorer of ``model``, which optimisations may edit."""
-    if "lm_head" not in vars(model):
-        vars(model)["lm_head"] = LMHead()  # a plain attribute: neither parameter nor part of a checkpoint
-    scorer: LMHead = vars(model)["lm_head"]
+    if "rlplug_lm_head" not in vars(model):
+        vars(model)["rlplug_lm_head"] = LMHead()  # a plain attribute: neither parameter nor part of a checkpoint
+    scorer: LMHead = vars(model)["rlplug_lm_head"]
     return scorer
 
 

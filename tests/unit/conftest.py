@@ -218,7 +218,9 @@ def updated(
             folder = tmp_path_factory.mktemp(f"updated-{world_size}")
             shutil.copytree(model_folder("qwen2"), folder / "model")
             save_file(update_batch.tensors(), folder / "batch.safetensors")
-            run_ranks([str(Path(__file__).with_name("update_worker.py")), str(folder), str(world_size)], world_size)
+            run_ranks(
+                [str(Path(__file__).parent / "training/update_worker.py"), str(folder), str(world_size)], world_size
+            )
             done[world_size] = (folder, torch.load(folder / "results.pt"))
         return done[world_size]
 
@@ -237,7 +239,7 @@ def run_jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, dict[st
     def run(world_size: int, jobs: dict[str, Any]) -> dict[str, Any]:
         path = tmp_path_factory.mktemp(f"jobs-{world_size}") / "jobs.json"
         path.write_text(json.dumps(jobs))
-        run_ranks([str(Path(__file__).with_name("mesh_worker.py")), str(path)], world_size)
+        run_ranks([str(Path(__file__).parent / "distributed/mesh_worker.py"), str(path)], world_size)
         results: dict[str, Any] = torch.load(path.with_name("results.pt"))
         return results
 

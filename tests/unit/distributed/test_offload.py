@@ -1,4 +1,4 @@
-"""Offload: what is parked is gone and comes back bit for bit, and the driver parks it while it is not needed."""
+"""Offload: what is offloaded is gone and comes back bit for bit, and the driver parks it while it is not needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from rlplug.distributed.fsdp_units import transformer_blocks
-from rlplug.distributed.offload import CHUNK_BYTES, Lot, Offload, distinct_storages
+from rlplug.distributed.offload import CHUNK_BYTES, Offload, OffloadedTensors, distinct_storages
 from rlplug.interfaces.rollout import EngineCapabilities, Placement
 from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.plugin_manager import plugins
@@ -77,10 +77,10 @@ def test_a_lot_is_gone_and_comes_back(chunk_bytes):
     """Storages that are smaller and larger than a chunk of host memory, and border on its end."""
     tensors = [torch.randn(size) for size in (3, 16, 1, 200, 0)]
     expected = values(tensors)
-    lot = Lot(lambda: tensors, CPU, chunk_bytes=chunk_bytes)
+    lot = OffloadedTensors(lambda: tensors, CPU, chunk_bytes=chunk_bytes)
     for _ in range(2):
-        lot.park()
-        lot.park()  # changes nothing
+        lot.offload()
+        lot.offload()  # changes nothing
         assert resident(tensors) == 0
         assert lot.num_bytes == 220 * 4
         lot.start_restore()
@@ -94,8 +94,8 @@ def test_a_lot_is_gone_and_comes_back(chunk_bytes):
 def test_views_of_one_storage_are_copied_once_and_stay_views():
     whole = torch.arange(12.0)
     part = whole[4:8].view(2, 2)
-    lot = Lot(lambda: {"whole": whole, "nested": [{"part": part}]}, CPU)
-    lot.park()
+    lot = OffloadedTensors(lambda: {"whole": whole, "nested": [{"part": part}]}, CPU)
+    lot.offload()
     assert lot.num_bytes == 48
     lot.start_restore()
     lot.finish_restore()
@@ -105,11 +105,11 @@ def test_views_of_one_storage_are_copied_once_and_stay_views():
 
 def test_parking_while_on_the_way_back_and_a_lot_that_changes():
     tensors = [torch.ones(4)]
-    lot = Lot(lambda: tensors, CPU)
-    lot.park()
+    lot = OffloadedTensors(lambda: tensors, CPU)
+    lot.offload()
     lot.start_restore()
     tensors.append(torch.full((3,), 2.0))  # such as the state of an optimizer that steps for the first time
-    lot.park()
+    lot.offload()
     assert lot.num_bytes == 28
     lot.start_restore()
     lot.finish_restore()
@@ -118,9 +118,9 @@ def test_parking_while_on_the_way_back_and_a_lot_that_changes():
 
 def test_a_frozen_lot_is_copied_once():
     tensor = torch.ones(4)
-    lot = Lot(lambda: [tensor], CPU, is_frozen=True)
+    lot = OffloadedTensors(lambda: [tensor], CPU, is_frozen=True)
     for _ in range(2):
-        lot.park()
+        lot.offload()
         assert lot.num_bytes == 16
         lot.start_restore()
         lot.finish_restore()
@@ -174,8 +174,10 @@ def test_the_first_optimizer_step_waits_and_a_step_that_is_given_up_restores(mak
     train(model, optimizer, 0)
     expected = values(state_of(optimizer))
     finished = []
-    original = Lot.finish_restore
-    monkeypatch.setattr(Lot, "finish_restore", lambda lot: (finished.append(lot._is_coming_back), original(lot)))
+    original = OffloadedTensors.finish_restore
+    monkeypatch.setattr(
+        OffloadedTensors, "finish_restore", lambda lot: (finished.append(lot._is_coming_back), original(lot))
+    )
 
     offload.before_engine_wakes()
     finished.clear()

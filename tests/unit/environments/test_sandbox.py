@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from unit.tools import sample_tools
+from unit.environments import sample_tools
 
 from rlplug.environments import ToolEnvironment, sandbox_limits
 from rlplug.environments.sandbox import Limits, SandboxError, ToolPool, ToolResult
 from rlplug.errors import ConfigError
 
-SAMPLE = "unit.tools.sample_tools"
+SAMPLE = "unit.environments.sample_tools"
 TESTS = Path(__file__).parents[2]
 NAMES = [name for name, value in vars(sample_tools).items() if inspect.isfunction(value)]
 LIMITS = Limits(time_s=3.0, memory_mib=256, output_chars=1000, max_processes=8)
@@ -260,7 +260,7 @@ def call(name, **arguments):
     return pool.call("{SAMPLE}." + name, arguments, "0").text
 print(os.getuid(), call("user"), call("fork_all"), call("bomb"), call("start_daemon", seconds="98764.5"))
 print(call("comet"), call("add", a=1))
-from unit.tools.test_sandbox import calls_of
+from unit.environments.test_sandbox import calls_of
 print(calls_of(os.getpid()))
 """
 

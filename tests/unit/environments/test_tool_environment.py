@@ -17,7 +17,7 @@ from rlplug.environments.sandbox import SandboxError
 from rlplug.errors import ConfigError
 from rlplug.types import Prompt
 
-SAMPLE = "unit.tools.sample_tools"
+SAMPLE = "unit.environments.sample_tools"
 DATA = Path(__file__).parents[3] / "examples" / "calculator"
 
 

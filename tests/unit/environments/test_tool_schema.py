@@ -6,12 +6,12 @@ import json
 
 import pytest
 from transformers.utils.chat_template_utils import get_json_schema
-from unit.tools import sample_tools
+from unit.environments import sample_tools
 
 from rlplug.environments import tool_functions, tool_instructions
 from rlplug.errors import ConfigError
 
-SAMPLE = "unit.tools.sample_tools"
+SAMPLE = "unit.environments.sample_tools"
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from transformers import Qwen3MoeConfig
-from unit.memory.memory_cases import LLAMA, QWEN, shape_of
+from unit.training.memory_plan.memory_cases import LLAMA, QWEN, shape_of
 
 from rlplug.interfaces import ActivationTraits
 from rlplug.training.memory_plan.activations import block_elements, kept_elements

@@ -1,6 +1,6 @@
 """A rank of a trainer of four, in which two ranks share an engine: run by ``test_seats.py``.
 
-RANK=0 WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=1234 python seats_trainer.py
+RANK=0 WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=1234 python engine_ranks_trainer.py
 """
 
 from __future__ import annotations

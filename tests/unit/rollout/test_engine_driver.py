@@ -16,7 +16,7 @@ from rlplug.errors import RunError
 from rlplug.interfaces import EngineCapabilities, EngineFault, Placement
 from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.plugin_manager import plugins
-from rlplug.rollout import driver as driver_module
+from rlplug.rollout import engine_driver as driver_module
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.types import Prompt, SamplingParams

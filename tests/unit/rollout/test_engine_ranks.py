@@ -16,7 +16,7 @@ import torch
 from rlplug.interfaces import Placement
 from rlplug.rollout.engine_ranks import EngineRanks
 
-TRAINER = Path(__file__).with_name("seats_trainer.py")
+TRAINER = Path(__file__).with_name("engine_ranks_trainer.py")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from rlplug_optims import ActivationOffload, CompileBlocks, FusedLogprobs, GradientCheckpointing
-from unit.memory.memory_cases import EAGER, FUSED, LLAMA, make_engine, make_facts
+from unit.training.memory_plan.memory_cases import EAGER, FUSED, LLAMA, make_engine, make_facts
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ActivationTraits, Optimization

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from unit.memory.memory_cases import (
+from unit.training.memory_plan.memory_cases import (
     COMPILED,
     EAGER,
     FUSED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from unit.memory.memory_cases import EAGER, FUSED, LLAMA, QWEN, make_engine, make_facts
+from unit.training.memory_plan.memory_cases import EAGER, FUSED, LLAMA, QWEN, make_engine, make_facts
 
 from rlplug.training.memory_plan.inputs import GPU, MemoryInputs, ModelInputs
 from rlplug.training.memory_plan.plan import MemoryPlan

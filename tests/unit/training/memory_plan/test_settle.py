@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from rlplug_optims import CompileBlocks, FusedLogprobs, GradientCheckpointing
-from unit.memory.memory_cases import make_engine, make_facts
+from unit.training.memory_plan.memory_cases import make_engine, make_facts
 
 from rlplug import setup as module_setup
 from rlplug.errors import ConfigError
