@@ -76,8 +76,8 @@ class RLModule(RLModuleSetup):
         """
         how = (self.plan.group_size, self.sampling, f"{self.seed}/{self.step}", self.policy_version)
         if self.in_flight is None:
-            return self.player.complete(prompts, *how, first_group=rollout.num_drawn)
-        return self.player.go_on(
+            return self.player.generate(prompts, *how, first_group=rollout.num_drawn)
+        return self.player.resume(
             self.in_flight, prompts, *how, num_wanted=self.plan.prompts_per_step - rollout.num_groups
         )
 
@@ -270,7 +270,7 @@ class RLModule(RLModuleSetup):
         sampling = self.validation.sampling(self.sampling.max_new_tokens)
         key = f"validate/{self.seed}"
         samples = self.score(
-            self.player.complete(self.val_prompts, self.validation.num_samples, sampling, key, self.policy_version)
+            self.player.generate(self.val_prompts, self.validation.num_samples, sampling, key, self.policy_version)
         )
         self.rewards.check(samples)
         of_sync = {name: value for name, value in self.driver.pop_metrics().items() if name.startswith("sync/")}

@@ -1,4 +1,4 @@
-"""The turn loop: trajectories against an engine, until each is finished or has used up its part of the step."""
+"""The agent loop: generates turns and environment steps until each trajectory is finished or out of its step budget."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from rlplug.interfaces.environment import StepResult
 from rlplug.interfaces.rollout import EngineFault, RolloutEngine
 from rlplug.rollout.config import PartialRollout, TurnOptions
+from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.environment_calls import EnvironmentCalls, Failure
 from rlplug.rollout.generator_ranks import EngineSeats
 from rlplug.rollout.observation_tokens import ObservationTokens
@@ -18,26 +19,27 @@ from rlplug.rollout.trajectory import Trajectory
 from rlplug.types import Completion, Request, SamplingParams
 
 COLLECT_S: Final = 1.0
-"""How long the engine is waited for at a time."""
-COLLECT_BESIDE_ANSWERS_S: Final = 0.02
-"""The same while environments work."""
+"""Longest wait for the engine, or for environments, at a time, in seconds."""
+COLLECT_DURING_STEPS_S: Final = 0.02
+"""Longest wait for the engine while environments are stepping, in seconds."""
 PROGRESS_S: Final = 30.0
+"""Seconds between two progress messages of a long rollout."""
 
 
 class AgentLoop:
-    """Plays some trajectories. After an engine's fault it goes on where it was, with the engine started anew.
+    """Generates the turns of some trajectories and steps their environments, until none wants more tokens.
 
-    With an engine that streams, each trajectory goes on as soon as its environment has answered. With any other, all
-    that wait are generated together, and then answered together.
+    An engine that streams continues each trajectory as soon as its environment has returned. Any other engine generates
+    the next turns of all trajectories together, and then their environments step together.
 
     Args:
-        trajectories: They grow here.
-        sampling: ``max_new_tokens`` holds for all of a trajectory after its prompt.
+        trajectories: The trajectories, which grow in place.
+        sampling: How tokens are drawn; ``max_new_tokens`` bounds all of a trajectory after its prompt.
         options: Limits of turns.
-        environments: ``None`` for completions of a single turn.
-        observations: From an answer to tokens.
-        partial: How much of a trajectory this loop waits for; by default all.
-        seats: The ranks that run the engine together; the environments of the first answer.
+        environments: The environments; ``None`` for completions of a single turn.
+        observations: Turns an environment's observation into tokens.
+        partial: Limits on how much of a trajectory one step generates; ``None`` for no limit.
+        seats: The ranks that run the engine together; the first one's environments decide for all.
     """
 
     def __init__(
@@ -57,20 +59,46 @@ class AgentLoop:
         self._seats = seats
         self._trajectories = trajectories
         budget = None if partial is None else partial.max_tokens_per_step
-        self._left = {trajectory.key: budget or sampling.max_new_tokens for trajectory in trajectories}
+        self._step_budget = {trajectory.key: budget or sampling.max_new_tokens for trajectory in trajectories}
+        """Tokens that this step may still generate for each trajectory."""
         self._max_seconds = None if partial is None else partial.max_seconds_per_step
         self._ends_at = float("inf")
 
     @property
-    def waiting(self) -> list[Trajectory]:
-        """Trajectories that want more tokens now."""
+    def unfinished(self) -> list[Trajectory]:
+        """Trajectories that want more tokens in this step."""
         return [trajectory for trajectory in self._trajectories if self._wants_more(trajectory)]
 
-    def play(self, engine: RolloutEngine) -> None:
-        """Let all trajectories go on.
+    def run(self, driver: EngineDriver, version: int) -> None:
+        """Generate with the newest weights; after a fault on any rank, restart the engines and continue. Collective.
+
+        Args:
+            driver: The driver of this rank's engine.
+            version: Version of the policy whose weights generate.
 
         Raises:
-            EngineFault: The engine cannot; what it had completed is in the trajectories.
+            RunError: An engine failed and cannot restart, or has used up its restarts.
+        """
+        num_faults = 0
+        while driver.failed_on_any_rank(fault := self._attempt(driver, version)):
+            num_faults += 1
+            driver.restart(fault, num_faults, num_missing=len(self.unfinished))
+        driver.finish()
+
+    def _attempt(self, driver: EngineDriver, version: int) -> EngineFault | None:
+        """Generate until all is done; return the fault that stopped the engine before that."""
+        try:
+            with driver.ready_engine(version) as engine:
+                self._generate(engine)
+        except EngineFault as fault:
+            return fault
+        return None
+
+    def _generate(self, engine: RolloutEngine) -> None:
+        """Generate until no trajectory wants more tokens.
+
+        Raises:
+            EngineFault: The engine failed; what it had completed is in the trajectories.
         """
         if self._max_seconds is not None and self._ends_at == float("inf"):
             self._ends_at = time.monotonic() + self._max_seconds
@@ -78,77 +106,78 @@ class AgentLoop:
         if is_streamed and engine.capabilities.streaming:
             self._stream(engine)
         else:
-            self._play_rounds(engine)
+            self._generate_rounds(engine)
 
     # ---- in rounds ------------------------------------------------------------------------------------------------
 
-    def _play_rounds(self, engine: RolloutEngine) -> None:
-        while waiting := self.waiting:
+    def _generate_rounds(self, engine: RolloutEngine) -> None:
+        while unfinished := self.unfinished:
             fault = None
             try:
-                completions = engine.generate([self._request(trajectory) for trajectory in waiting], self.sampling)
+                completions = engine.generate([self._request(trajectory) for trajectory in unfinished], self.sampling)
             except EngineFault as problem:
                 completions, fault = problem.completions, problem
-            by_request = {trajectory.request_id: trajectory for trajectory in waiting}
+            by_request = {trajectory.request_id: trajectory for trajectory in unfinished}
             ended = [by_request[c.request_id] for c in completions if self._receive(by_request[c.request_id], c)]
             if self._environments is not None:
-                self._answer_all(ended, self._environments)
+                self._step_environments(ended, self._environments)
             if fault is not None:
                 raise fault
 
-    def _answer_all(self, ended: Sequence[Trajectory], environments: EnvironmentCalls) -> None:
-        answers: dict[str, StepResult | Failure] = {}
+    def _step_environments(self, ended: Sequence[Trajectory], environments: EnvironmentCalls) -> None:
+        results: dict[str, StepResult | Failure] = {}
         if self._seats.is_first:
-            environments.ask(ended)
-            while environments.num_asked:
-                answers |= {trajectory.key: answer for trajectory, answer in environments.answers(COLLECT_S)}
-        answers = self._seats.share(answers)
+            environments.submit(ended)
+            while environments.num_pending:
+                results |= {trajectory.key: result for trajectory, result in environments.collect(COLLECT_S)}
+        results = self._seats.share(results)
         for trajectory in ended:
-            self._take(trajectory, answers[trajectory.key])
+            self._apply(trajectory, results[trajectory.key])
 
     # ---- streaming ------------------------------------------------------------------------------------------------
 
     def _stream(self, engine: RolloutEngine) -> None:
-        asked: dict[str, Trajectory] = {}
-        progress, is_broken_off = _Progress(len(self._trajectories)), False
+        running: dict[str, Trajectory] = {}
+        progress, is_aborted = _Progress(len(self._trajectories)), False
         fault: EngineFault | None = None
-        ready = self.waiting
-        while ready or asked or self._num_answering:
-            asked |= {trajectory.request_id: trajectory for trajectory in ready}
+        ready = self.unfinished
+        while ready or running or self._num_stepping:
+            running |= {trajectory.request_id: trajectory for trajectory in ready}
             completions: Sequence[Completion] = []
             try:
                 if ready:
                     engine.submit([self._request(trajectory) for trajectory in ready], self.sampling)
-                if asked and self._seconds_left <= 0 and not is_broken_off:
-                    engine.abort(list(asked))
-                    is_broken_off = True
-                if asked:
-                    completions = engine.collect(COLLECT_BESIDE_ANSWERS_S if self._num_answering else COLLECT_S)
+                if running and self._seconds_left <= 0 and not is_aborted:
+                    engine.abort(list(running))
+                    is_aborted = True
+                if running:
+                    completions = engine.collect(COLLECT_DURING_STEPS_S if self._num_stepping else COLLECT_S)
             except EngineFault as problem:
                 completions, fault = problem.completions, problem
-            collected = [(asked.pop(completion.request_id), completion) for completion in completions]
+            collected = [(running.pop(completion.request_id), completion) for completion in completions]
             ended = [trajectory for trajectory, completion in collected if self._receive(trajectory, completion)]
             if self._environments is not None:
-                self._environments.ask(ended)
+                self._environments.submit(ended)
             if fault is not None:
-                asked.clear()  # what has ended is answered before the engine starts anew
-            answered = self._take_answers(0.0 if asked else COLLECT_S)
-            ready = [t for t in answered if self._wants_more(t)] if fault is None else []
-            progress.tell(len(asked) + self._num_answering + len(ready))
+                running.clear()  # turns that have ended are stepped before the engine restarts
+            stepped = self._collect_steps(0.0 if running else COLLECT_S)
+            ready = [t for t in stepped if self._wants_more(t)] if fault is None else []
+            progress.report(len(running) + self._num_stepping + len(ready))
         if fault is not None:
             raise fault
 
     @property
-    def _num_answering(self) -> int:
-        return 0 if self._environments is None else self._environments.num_asked
+    def _num_stepping(self) -> int:
+        return 0 if self._environments is None else self._environments.num_pending
 
-    def _take_answers(self, timeout_s: float) -> list[Trajectory]:
+    def _collect_steps(self, timeout_s: float) -> list[Trajectory]:
+        """Apply the results of environments that have returned, and return their trajectories."""
         if self._environments is None:
             return []
-        answers = self._environments.answers(timeout_s)
-        for trajectory, answer in answers:
-            self._take(trajectory, answer)
-        return [trajectory for trajectory, _ in answers]
+        results = self._environments.collect(timeout_s)
+        for trajectory, result in results:
+            self._apply(trajectory, result)
+        return [trajectory for trajectory, _ in results]
 
     # ---- one trajectory -------------------------------------------------------------------------------------------
 
@@ -157,25 +186,27 @@ class AgentLoop:
         return self._ends_at - time.monotonic()
 
     def _wants_more(self, trajectory: Trajectory) -> bool:
-        return trajectory.finish_reason is None and self._left[trajectory.key] > 0 and self._seconds_left > 0
+        return trajectory.finish_reason is None and self._step_budget[trajectory.key] > 0 and self._seconds_left > 0
 
     def _request(self, trajectory: Trajectory) -> Request:
-        return trajectory.request(min(self._left[trajectory.key], self._room(trajectory)))
+        return trajectory.request(min(self._step_budget[trajectory.key], self._turn_budget(trajectory)))
 
-    def _room(self, trajectory: Trajectory) -> int:
-        """Return how many tokens the turn may have yet, whatever is left of the step."""
-        room = self.sampling.max_new_tokens - trajectory.num_after_prompt
+    def _turn_budget(self, trajectory: Trajectory) -> int:
+        """Return how many more tokens the turn may have, apart from the step's budget."""
+        budget = self.sampling.max_new_tokens - trajectory.num_after_prompt
         if self._options.max_tokens_per_turn is None:
-            return room
-        return min(room, self._options.max_tokens_per_turn - trajectory.num_in_turn)
+            return budget
+        return min(budget, self._options.max_tokens_per_turn - trajectory.num_in_turn)
 
     def _receive(self, trajectory: Trajectory, completion: Completion) -> bool:
-        """Append what the engine returned; return whether that ends a turn that an environment shall answer."""
-        num_tokens, left = len(completion.token_ids), self._left[trajectory.key]
+        """Append the engine's completion; return whether it ends a turn, so that an environment steps."""
+        num_tokens, step_budget = len(completion.token_ids), self._step_budget[trajectory.key]
         is_long = completion.finish_reason == "length"
-        is_open = (is_long and num_tokens == left < self._room(trajectory)) or completion.finish_reason == "abort"
+        is_open = (
+            is_long and num_tokens == step_budget < self._turn_budget(trajectory)
+        ) or completion.finish_reason == "abort"
         is_at_turn_limit = trajectory.num_in_turn + num_tokens == self._options.max_tokens_per_turn
-        self._left[trajectory.key] = left - num_tokens
+        self._step_budget[trajectory.key] = step_budget - num_tokens
         if num_tokens or not is_open:
             trajectory.add_completion(completion, ends_turn=not is_open)
         if is_open:
@@ -186,39 +217,40 @@ class AgentLoop:
         trajectory.turn_was_cut = is_long and not is_at_turn_limit
         return True
 
-    def _take(self, trajectory: Trajectory, answer: StepResult | Failure) -> None:
-        """Append what an environment answered, or end the trajectory."""
-        if isinstance(answer, Failure):
-            trajectory.error = answer.message
+    def _apply(self, trajectory: Trajectory, result: StepResult | Failure) -> None:
+        """Append the observation of an environment's step and add its reward, or end the trajectory."""
+        if isinstance(result, Failure):
+            trajectory.error = result.message
             trajectory.finish_reason = "abort"
         else:
-            trajectory.reward += answer.reward
-            if answer.done:
+            trajectory.reward += result.reward
+            if result.done:
                 trajectory.finish_reason = "length" if trajectory.turn_was_cut else "stop"
             else:
-                self._observe(trajectory, answer)
+                self._observe(trajectory, result)
         if trajectory.finish_reason is not None and self._environments is not None:
-            self._environments.forget(trajectory)
+            self._environments.release(trajectory)
 
-    def _observe(self, trajectory: Trajectory, answer: StepResult) -> None:
+    def _observe(self, trajectory: Trajectory, result: StepResult) -> None:
+        """Append an observation, or end the trajectory where no further turn fits."""
         assert self._observations is not None
-        token_ids = self._observations.after(trajectory.token_ids[-1], answer.observation)
-        room = self.sampling.max_new_tokens - trajectory.num_after_prompt - len(token_ids)
-        if trajectory.num_turns == self._options.max_turns or room < 1:
+        token_ids = self._observations.after(trajectory.token_ids[-1], result.observation)
+        num_left = self.sampling.max_new_tokens - trajectory.num_after_prompt - len(token_ids)
+        if trajectory.num_turns == self._options.max_turns or num_left < 1:
             trajectory.finish_reason = "length"
         else:
             trajectory.add_observation(token_ids)
 
 
 class _Progress:
-    """Says how far a long rollout is."""
+    """Prints the progress of a long rollout."""
 
     def __init__(self, num_trajectories: int) -> None:
         self._num_trajectories = num_trajectories
         self._began = time.monotonic()
         self._next_s = PROGRESS_S
 
-    def tell(self, num_unfinished: int) -> None:
+    def report(self, num_unfinished: int) -> None:
         seconds = time.monotonic() - self._began
         if seconds > self._next_s:
             self._next_s += PROGRESS_S

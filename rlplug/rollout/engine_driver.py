@@ -1,9 +1,10 @@
-"""Drives any engine through a rollout: wake, sync, play, sleep; and again after a fault."""
+"""Readies this rank's engine for each rollout: wake, weight sync, sleep, and restart after a fault."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
@@ -13,27 +14,29 @@ from rlplug.distributed.offload import Offload
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket
-from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.engine_states import EngineStateMachine
 from rlplug.types import GIB, NO_VERSION
-from rlplug.weight_sync.buckets import weight_buckets
+from rlplug.weight_sync.buckets import drain, weight_buckets
 from rlplug.weight_sync.fp8_finite_check import check_finite
 
 
 class EngineDriver:
-    """Owns this rank's engine: what it holds, and whether it is awake.
+    """This rank's engine, with the version of the weights that it holds and the state that it is in.
+
+    A rollout runs as :meth:`AgentLoop.run <rlplug.rollout.agent_loop.AgentLoop.run>` does: generate with
+    :meth:`ready_engine`; while :meth:`failed_on_any_rank`, :meth:`restart` and generate again; then :meth:`finish`.
 
     Args:
-        engine: Not started yet.
+        engine: A rollout engine that was not started yet; the constructor starts it.
         policy: The sharded model whose weights the engine gets.
-        spec: The policy, as the engine is told of it.
-        placement: This rank.
+        spec: What the engine is told about the policy.
+        placement: This rank and its device.
         hook: The plugins' hooks; ``rlplug_sync_weights`` runs the weight sync.
-        sleeps: Give device memory back between rollouts.
-        bucket_bytes: Size limit of the buckets in which weights travel.
-        offload: What leaves the device meanwhile.
+        sleeps: Whether the engine gives its device memory back between rollouts.
+        bucket_bytes: Largest size of a bucket of the weight sync, in bytes.
+        offload: Moves the trainer's state off the device while the engine generates.
         any_rank: Returns whether its argument is true on some rank; collective.
-        max_restarts: How often one rollout may start its engines anew after a fault.
+        max_restarts: How many times one rollout may restart its engines after a fault.
     """
 
     def __init__(
@@ -59,121 +62,51 @@ class EngineDriver:
         self._offload = offload
         self._any_rank = any_rank
         self._max_restarts = max_restarts
-        self._life = EngineStateMachine(type(engine).__name__, placement.device)
+        self._states = EngineStateMachine(type(engine).__name__, placement.device)
         self._version = NO_VERSION
         self._num_restarts = 0
         self._metrics: dict[str, float] = {}
         self._advised: set[str] = set()
         self._start()
 
-    def play(self, loop: AgentLoop, version: int) -> None:
-        """Let trajectories go on with the newest weights; after a fault on any rank, with engines started anew.
+    @contextmanager
+    def ready_engine(self, version: int) -> Iterator[RolloutEngine]:
+        """Wake the engine, sync weights, and yield it ready to generate. Collective.
 
         Args:
-            loop: Of this rank's trajectories.
-            version: Of the policy; weights travel only when the engine holds others, or none after it slept.
+            version: Version of the policy. Weights are sent only when the engine holds another version, or lost its
+                weights in its sleep.
+
+        Raises:
+            EngineFault: The engine failed, here or while the caller generated. Every bucket of the sync was still
+                gathered, so other ranks do not wait for this one.
+            RunError: A weight is NaN or infinite and FP8 cannot represent it; nothing was sent.
         """
-        num_faults = 0
-        while True:
-            fault = self._attempt(loop, version)
-            if not self._any_rank(fault is not None):
-                break
-            num_faults += 1
-            self._restart(fault, num_faults, len(loop.waiting))
-        self._note_metrics()
-        self._sleep()
-        self._offload.after_generation()
-
-    def pop_metrics(self) -> dict[str, float]:
-        """Return ``sync/...`` and the engine's ``rollout/...`` metrics since the last call."""
-        metrics, self._metrics = self._metrics, {}
-        return metrics
-
-    def asleep_bytes(self, since: float) -> int:
-        """Return what the engine has given back, if it slept all the time since ``since``, of ``time.perf_counter``."""
-        return self._life.freed_bytes if self._life.state == "asleep" and self._life.slept_at <= since else 0
-
-    def close(self) -> None:
-        """Close the engine; safe to call twice."""
-        with self._life.calls("close"):
-            self.engine.close()
-
-    # ---- a rollout ------------------------------------------------------------------------------------------------
-
-    def _attempt(self, loop: AgentLoop, version: int) -> EngineFault | None:
-        """Return what stopped the engine before all was done."""
         needs_sync = self._version != version  # the same on all ranks
         buckets = self._buckets() if needs_sync else iter(())
         try:
             self._prepare(buckets, version)
-            with self._life.calls("generate"):
-                loop.play(self.engine)
-        except EngineFault as problem:
-            for _ in buckets:  # each is a collective operation, in which other ranks wait
-                pass
-            return problem
-        return None
+            with self._states.calls("generate"):
+                yield self.engine
+        except EngineFault:
+            drain(buckets)
+            raise
 
-    def _buckets(self) -> Iterator[Bucket]:
-        spec = self._spec
-        if spec.fp8 is not None:
-            check_finite(self._policy, spec.dtype, spec.fp8)
-        return weight_buckets(self._policy, spec.dtype, self._bucket_bytes, spec.fp8)
+    def failed_on_any_rank(self, fault: EngineFault | None) -> bool:
+        """Return whether the engine of some rank failed, where ``fault`` is what this rank's raised. Collective."""
+        return self._any_rank(fault is not None)
 
-    def _prepare(self, buckets: Iterator[Bucket], version: int) -> None:
-        """Wake weights, sync, wake the KV cache, as far as the engine needs it.
+    def restart(self, fault: EngineFault | None, num_faults: int, num_missing: int) -> None:
+        """Restart the engines of all ranks: some engines start together, and each needs the next weight sync.
 
-        Never are both the KV cache and the sync's buckets on the device. The trainer's state makes room before each.
+        Args:
+            fault: What this rank's engine raised; ``None`` when the engine of another rank failed.
+            num_faults: Faults in this rollout so far.
+            num_missing: Requests of this rank that must be generated again.
+
+        Raises:
+            RunError: The engine cannot restart in this process, or has used up its restarts.
         """
-        self._offload.before_engine_wakes()
-        if self._life.state == "asleep":
-            with self._life.calls("wake_weights"):
-                self.engine.wake("weights")
-        if self._version != version:
-            self._version = NO_VERSION
-            with self._life.calls("update_weights"):
-                report = self._hook.rlplug_sync_weights(engine=self.engine, buckets=buckets, version=version)
-            self._version = report.policy_version
-            self._metrics["sync/seconds"] = report.seconds
-            self._metrics["sync/gib"] = report.num_bytes / GIB
-            self._metrics["sync/buckets"] = float(report.num_buckets)
-        self._offload.before_generation()
-        if self._life.state == "synced":
-            with self._life.calls("wake_kv_cache"):
-                self.engine.wake("kv_cache")
-
-    def _sleep(self) -> None:
-        if self._sleeps:
-            with self._life.calls("sleep"):
-                self.engine.sleep()
-            self._version = NO_VERSION  # what slept must be sent again
-            self._metrics["rollout/freed_gib"] = self._life.freed_bytes / GIB
-            self._metrics["rollout/sleep_seconds"] = self._life.seconds["sleep"]
-
-    def _note_metrics(self) -> None:
-        self._metrics |= {f"rollout/{name}": value for name, value in self.engine.stats().items()}
-        self._metrics["rollout/restarts"] = float(self._num_restarts)
-        if self._sleeps:
-            waking = self._life.seconds["wake_weights"] + self._life.seconds["wake_kv_cache"]
-            self._metrics["rollout/wake_seconds"] = waking
-        for advice in self.engine.advice():
-            if advice not in self._advised:
-                self._advised.add(advice)
-                rank_zero_info(f"{type(self.engine).__name__}: {advice}")
-
-    # ---- start and restart ----------------------------------------------------------------------------------------
-
-    def _start(self) -> None:
-        """Start the engine where the trainer has made the room that it makes in every rollout."""
-        self._offload.before_engine_wakes()
-        self._offload.before_generation()
-        with self._life.calls("start"):
-            self.engine.start(self._spec, self._placement)
-        self._sleep()
-        self._offload.after_generation()
-
-    def _restart(self, fault: EngineFault | None, num_faults: int, num_missing: int) -> None:
-        """Start the engines of all ranks anew: some start together with others, and each needs the next sync."""
         name, problem = type(self.engine).__name__, fault or "the engine of another rank failed"
         if not self.engine.capabilities.restart:
             raise RunError(
@@ -191,3 +124,88 @@ class EngineDriver:
         self._version = NO_VERSION
         self.close()
         self._start()
+
+    def finish(self) -> None:
+        """End a rollout: note the engine's metrics, let it sleep, and bring the trainer's weights back."""
+        self._note_metrics()
+        self._sleep()
+        self._offload.after_generation()
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Return ``sync/...`` and the engine's ``rollout/...`` metrics since the last call."""
+        metrics, self._metrics = self._metrics, {}
+        return metrics
+
+    def asleep_bytes(self, since: float) -> int:
+        """Return the device bytes that the engine's sleep freed, or 0 unless it has slept ever since ``since``.
+
+        Args:
+            since: A time of ``time.perf_counter``, in seconds.
+        """
+        return self._states.freed_bytes if self._states.state == "asleep" and self._states.slept_at <= since else 0
+
+    def close(self) -> None:
+        """Close the engine; safe to call twice."""
+        with self._states.calls("close"):
+            self.engine.close()
+
+    # ---- one rollout ----------------------------------------------------------------------------------------------
+
+    def _buckets(self) -> Iterator[Bucket]:
+        spec = self._spec
+        if spec.fp8 is not None:
+            check_finite(self._policy, spec.dtype, spec.fp8)
+        return weight_buckets(self._policy, spec.dtype, self._bucket_bytes, spec.fp8)
+
+    def _prepare(self, buckets: Iterator[Bucket], version: int) -> None:
+        """Wake the engine's weights, sync them, and wake its KV cache, as far as it needs each.
+
+        The KV cache and the buckets of the sync are never on the device together. The trainer's state is offloaded
+        before each of them takes memory.
+        """
+        self._offload.before_engine_wakes()
+        if self._states.state == "asleep":
+            with self._states.calls("wake_weights"):
+                self.engine.wake("weights")
+        if self._version != version:
+            self._version = NO_VERSION
+            with self._states.calls("update_weights"):
+                report = self._hook.rlplug_sync_weights(engine=self.engine, buckets=buckets, version=version)
+            self._version = report.policy_version
+            self._metrics["sync/seconds"] = report.seconds
+            self._metrics["sync/gib"] = report.num_bytes / GIB
+            self._metrics["sync/buckets"] = float(report.num_buckets)
+        self._offload.before_generation()
+        if self._states.state == "synced":
+            with self._states.calls("wake_kv_cache"):
+                self.engine.wake("kv_cache")
+
+    def _sleep(self) -> None:
+        if self._sleeps:
+            with self._states.calls("sleep"):
+                self.engine.sleep()
+            self._version = NO_VERSION  # sleep discards the weights: send them again
+            self._metrics["rollout/freed_gib"] = self._states.freed_bytes / GIB
+            self._metrics["rollout/sleep_seconds"] = self._states.seconds["sleep"]
+
+    def _note_metrics(self) -> None:
+        self._metrics |= {f"rollout/{name}": value for name, value in self.engine.stats().items()}
+        self._metrics["rollout/restarts"] = float(self._num_restarts)
+        if self._sleeps:
+            waking = self._states.seconds["wake_weights"] + self._states.seconds["wake_kv_cache"]
+            self._metrics["rollout/wake_seconds"] = waking
+        for advice in self.engine.advice():
+            if advice not in self._advised:
+                self._advised.add(advice)
+                rank_zero_info(f"{type(self.engine).__name__}: {advice}")
+
+    # ---- start and sleep ----------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Start the engine with the trainer's state offloaded, as it is in every rollout, and let it sleep."""
+        self._offload.before_engine_wakes()
+        self._offload.before_generation()
+        with self._states.calls("start"):
+            self.engine.start(self._spec, self._placement)
+        self._sleep()
+        self._offload.after_generation()

@@ -1,4 +1,4 @@
-"""Calls the environments of many trajectories side by side, each with a deadline."""
+"""Concurrent calls of the environments of many trajectories, each with a deadline."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from rlplug.timeouts import Call, CallBatch, TimeoutExecutor
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an environment gave no answer."""
+    """The result of an environment's step that raised, timed out or returned something invalid."""
 
     message: str
+    """What went wrong, at most 500 characters."""
 
 
 class EnvironmentCalls:
-    """Owns one environment for each trajectory that is under way.
+    """Environments of the trajectories that are not finished, one each, and their pending steps.
 
     Args:
         make: Makes an environment.
-        tokenizer: For the text of turns.
-        end_tokens: Those with which a turn may end.
+        tokenizer: Decodes turns to the text that environments read.
+        end_tokens: Ids of the tokens with which a turn may end; they are left out of the text.
         options: Deadline and concurrency.
     """
 
@@ -48,39 +49,42 @@ class EnvironmentCalls:
         self._end_tokens = frozenset(end_tokens)
         self._runner = TimeoutExecutor(options.step_deadline_s, options.max_concurrency)
         self._calls = CallBatch()
-        self._asked: dict[int, Trajectory] = {}
+        self._pending: dict[int, Trajectory] = {}
         self._live: dict[str, Environment] = {}
         self._num_failures = 0
         self._values: dict[str, list[float]] = {}
 
-    def ask(self, trajectories: Sequence[Trajectory]) -> None:
-        """Give the newest turn of each to its environment; one that is not here is brought to that turn first."""
+    def submit(self, trajectories: Sequence[Trajectory]) -> None:
+        """Start to step each trajectory's environment with its newest turn.
+
+        An environment that this process does not have yet is made, reset, and stepped through the former turns first.
+        """
         functions = []
         for trajectory in trajectories:
             turns = trajectory.turns()
             texts = [self._text(turn) for turn in (turns[-1:] if trajectory.key in self._live else turns)]
             functions.append(functools.partial(self._advance, trajectory, texts))
         for trajectory, call in zip(trajectories, self._runner.add(self._calls, functions), strict=True):
-            self._asked[id(call)] = trajectory
+            self._pending[id(call)] = trajectory
 
     @property
-    def num_asked(self) -> int:
-        """Trajectories that wait for an answer."""
-        return len(self._asked)
+    def num_pending(self) -> int:
+        """Trajectories whose environment has not returned yet."""
+        return len(self._pending)
 
-    def answers(self, timeout_s: float) -> list[tuple[Trajectory, StepResult | Failure]]:
-        """Return what environments answered since the last time, waiting for the first."""
-        settled = self._runner.settled(self._calls, timeout_s) if self._asked else []
-        return [(self._asked.pop(id(call)), self._answer(call)) for call in settled]
+    def collect(self, timeout_s: float) -> list[tuple[Trajectory, StepResult | Failure]]:
+        """Return the results that have arrived since the last call, waiting up to ``timeout_s`` for the first."""
+        settled = self._runner.settled(self._calls, timeout_s) if self._pending else []
+        return [(self._pending.pop(id(call)), self._result(call)) for call in settled]
 
-    def forget(self, trajectory: Trajectory) -> None:
-        """Close the environment of a trajectory that is finished."""
+    def release(self, trajectory: Trajectory) -> None:
+        """Close the environment of a finished trajectory."""
         environment = self._live.pop(trajectory.key, None)
         if environment is not None:
             environment.close()
 
     def pop_metrics(self) -> dict[str, float]:
-        """Return means of what answers had, and how many there were not, since the last call."""
+        """Return ``environment/...`` since the last call: means of the step metrics, and counts of failures."""
         values, self._values = self._values, {}
         failures, self._num_failures = self._num_failures, 0
         metrics = {f"environment/{name}": statistics.fmean(each) for name, each in values.items()}
@@ -99,7 +103,7 @@ class EnvironmentCalls:
         text: Any = self._tokenizer.decode(token_ids[:-1] if ended else token_ids, skip_special_tokens=False)
         return str(text)
 
-    def _answer(self, call: Call) -> StepResult | Failure:
+    def _result(self, call: Call) -> StepResult | Failure:
         self._values.setdefault("seconds", []).append(call.seconds)
         problem = "" if call.error is None else f"{type(call.error).__name__}: {call.error}"
         if call.error is None and not isinstance(call.value, StepResult):
@@ -115,7 +119,7 @@ class EnvironmentCalls:
         return result
 
     def _advance(self, trajectory: Trajectory, texts: Sequence[str]) -> Any:
-        """Return the answer to the last of ``texts``, or an awaitable of it."""
+        """Return the step result of the last of ``texts``, or an awaitable of it."""
         environment = self._live.get(trajectory.key)
         if environment is not None:
             return environment.step(texts[-1])
@@ -126,7 +130,7 @@ class EnvironmentCalls:
 
 
 def _in_order(calls: Sequence[Callable[[], Any]]) -> Any:
-    """Make calls one after another; return the last result, or from the first awaitable one on an awaitable of it."""
+    """Make calls one after another and return the last result; once one is awaitable, return an awaitable of it."""
     result = None
     for index, call in enumerate(calls, start=1):
         result = call()

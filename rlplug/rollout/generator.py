@@ -1,4 +1,4 @@
-"""From prompts to samples: trajectories are made, shared out among engines, played, and handed on when complete."""
+"""Generates samples from prompts: makes trajectories, divides them among engines, and returns complete ones."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from rlplug.types import Prompt, Sample, SamplingParams
 
 
 class RolloutGenerator:
-    """Owns the environments of this rank's trajectories.
+    """Generates this rank's share of the samples of a step, with one engine and the environments of its trajectories.
 
     Args:
-        driver: Of this rank's engine.
-        spec: The policy.
-        placement: This rank.
-        tokenizer: For the text of turns and samples.
+        driver: The driver of this rank's engine.
+        spec: What engines are told about the policy.
+        placement: This rank and its device.
+        tokenizer: Decodes turns and samples.
         make_environment: Makes a trajectory's environment; ``None`` for completions of a single turn.
         options: Limits of turns.
-        observations: From an environment's answer to tokens.
+        observations: Turns an environment's observation into tokens.
         gather: Returns the concatenation of all ranks' lists; collective.
     """
 
@@ -58,7 +58,7 @@ class RolloutGenerator:
             placement.rank, placement.world_size, driver.engine.ranks_per_engine, talks=make_environment is not None
         )
 
-    def complete(
+    def generate(
         self,
         prompts: Sequence[Prompt],
         num_samples: int,
@@ -67,27 +67,27 @@ class RolloutGenerator:
         version: int,
         first_group: int = 0,
     ) -> list[Sample]:
-        """Return ``num_samples`` completions of each of this rank's share of ``prompts``.
+        """Return ``num_samples`` samples for each of this rank's share of ``prompts``. Collective.
 
         Args:
-            prompts: Of all ranks, the same list on each.
-            num_samples: Of each prompt.
+            prompts: The prompts of all ranks; every rank passes the same list.
+            num_samples: Samples per prompt.
             sampling: How completions are drawn.
-            key: Names run and step; seeds follow from it.
-            version: Of the policy.
-            first_group: Number of the first prompt's group; the next prompt has the next one.
+            key: Name of run and step, from which the seeds are derived.
+            version: Version of the policy.
+            first_group: Group number of the first prompt; later prompts count on from it.
         """
         seats = self._seats
-        asked = rank_share(list(enumerate(prompts, start=first_group)), seats.engine, seats.num_engines)
-        trajectories = new_trajectories([p for _, p in asked], [group for group, _ in asked], num_samples, key)
-        self._play(trajectories, sampling, version)
+        numbered = rank_share(list(enumerate(prompts, start=first_group)), seats.engine, seats.num_engines)
+        trajectories = new_trajectories([p for _, p in numbered], [group for group, _ in numbered], num_samples, key)
+        self._run_agent_loop(trajectories, sampling, version)
         # ranks that share an engine divide what it returns, whole groups each
-        mine = rank_share(range(len(asked)), seats.seat, seats.size)
+        mine = rank_share(range(len(numbered)), seats.seat, seats.size)
         return self._samples([trajectories[index * num_samples + n] for index in mine for n in range(num_samples)])
 
-    def go_on(
+    def resume(
         self,
-        in_flight: PartialRolloutState,
+        state: PartialRolloutState,
         prompts: Sequence[Prompt],
         num_samples: int,
         sampling: SamplingParams,
@@ -95,24 +95,30 @@ class RolloutGenerator:
         version: int,
         num_wanted: int,
     ) -> list[Sample]:
-        """Let the groups in flight go on, and new ones begin; return this rank's share of what may train.
+        """Resume the groups of a partial rollout, start new ones, and return this rank's share of complete ones.
+
+        Collective.
 
         Args:
-            in_flight: The groups; those that are not returned stay.
-            prompts: Of new groups.
-            num_wanted: Complete groups to return at most, of all ranks.
+            state: The unfinished groups; new ones join them, and those that are returned leave.
+            prompts: Prompts of new groups; every rank passes the same list.
+            num_samples: Samples per prompt.
+            sampling: How completions are drawn.
+            key: Name of run and step, from which the seeds are derived.
+            version: Version of the policy.
+            num_wanted: Most complete groups to return, over all ranks.
         """
         seats = self._seats
-        in_flight.add(prompts, num_samples, key, seats.num_engines)
-        groups = in_flight.of_engine(seats.engine, seats.num_engines)
+        state.add(prompts, num_samples, key, seats.num_engines)
+        groups = state.of_engine(seats.engine, seats.num_engines)
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        self._play(trajectories, sampling, version, in_flight.options)
-        released = in_flight.release(groups, seats.is_first, num_wanted, self._gather)
+        self._run_agent_loop(trajectories, sampling, version, state.options)
+        released = state.release(groups, seats.is_first, num_wanted, self._gather)
         mine = rank_share(released, seats.seat, seats.size)
         return self._samples([trajectory for group in mine for trajectory in group.trajectories])
 
     def pop_metrics(self) -> dict[str, float]:
-        """Return what environments did since the last call."""
+        """Return the environments' metrics since the last call."""
         return {} if self._environments is None else self._environments.pop_metrics()
 
     def close(self) -> None:
@@ -121,7 +127,7 @@ class RolloutGenerator:
             self._environments.close()
         self._driver.close()
 
-    def _play(
+    def _run_agent_loop(
         self,
         trajectories: Sequence[Trajectory],
         sampling: SamplingParams,
@@ -131,7 +137,7 @@ class RolloutGenerator:
         loop = AgentLoop(
             trajectories, sampling, self._options, self._environments, self._observations, partial, self._seats
         )
-        self._driver.play(loop, version)
+        loop.run(self._driver, version)
 
     def _samples(self, trajectories: Sequence[Trajectory]) -> list[Sample]:
         return to_samples(trajectories, self._tokenizer, has_environment=self._environments is not None)

@@ -37,18 +37,27 @@ def weight_buckets(
             where they are, before they are gathered; the result does not depend on that.
     """
     in_fp8 = frozenset(fp8.quantized) if fp8 is not None else frozenset()
-    walk = _Walk(hub_weights(model), dtype, in_fp8, fp8 is not None and fp8.power_of_two_scales)
+    gatherer = _WeightGatherer(hub_weights(model), dtype, in_fp8, fp8 is not None and fp8.power_of_two_scales)
     pending: list[tuple[str, Tensor]] = []
     size = 0
     for name, parameter in model.named_parameters():
-        num_bytes = walk.num_bytes(name)
+        num_bytes = gatherer.num_bytes(name)
         if pending and size + num_bytes > max_bytes:
-            yield walk.gather(pending)
+            yield gatherer.gather(pending)
             pending, size = [], 0
         pending.append((name, parameter.detach()))
         size += num_bytes
     if pending:
-        yield walk.gather(pending)
+        yield gatherer.gather(pending)
+
+
+def drain(buckets: Iterator[Bucket]) -> None:
+    """Exhaust ``buckets`` and drop what they hold, after a fault ended the use of them on this rank.
+
+    Each bucket is a collective operation: ranks whose engine still takes the weights would wait for this one for ever.
+    """
+    for _ in buckets:
+        pass
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,7 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class _Walk:
+class _WeightGatherer:
     """How the weights of one sync travel."""
 
     weights: Mapping[str, Sequence[HFWeight]]
@@ -161,9 +170,9 @@ def _gather_rows(parts: Mapping[str, _Part], group: dist.ProcessGroup) -> dict[s
     spans = [-(-part.span // ALIGNMENT) * ALIGNMENT for part in parts.values()]
     device = next(iter(parts.values())).local.device
     mine = torch.empty(sum(spans), dtype=torch.uint8, device=device)
-    for part, room in zip(parts.values(), torch.split(mine, spans), strict=True):
+    for part, place in zip(parts.values(), torch.split(mine, spans), strict=True):
         if part.local.numel():
-            room[: part.local.numel() * part.dtype.itemsize].view(part.dtype).view(part.local.shape).copy_(part.local)
+            place[: part.local.numel() * part.dtype.itemsize].view(part.dtype).view(part.local.shape).copy_(part.local)
     everyone = torch.empty(size * len(mine), dtype=torch.uint8, device=device)
     dist.all_gather_into_tensor(everyone, mine, group=group)
     columns = torch.split(everyone.view(size, -1), spans, dim=1)

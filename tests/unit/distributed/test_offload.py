@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from players import player_of
+from rollout_generators import generator_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -266,7 +266,7 @@ def test_the_order_of_engine_and_trainer(make_sharded, model_folder, sleeps):
     def complete():
         engine.calls.clear()
         prompts = [Prompt(uid="a", token_ids=(3, 4), text="")]
-        (sample,) = player_of(driver).complete(prompts, 1, SamplingParams(max_new_tokens=3), "0/1", version=1)
+        (sample,) = generator_of(driver).generate(prompts, 1, SamplingParams(max_new_tokens=3), "0/1", version=1)
         engine.note("after")
         return sample
 

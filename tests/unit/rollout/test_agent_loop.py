@@ -8,7 +8,7 @@ import pytest
 import torch
 from capable_engines import CapableRollout
 from conversations import AsyncCounting, Counting, Hanging, Raising, Wrong
-from players import player_of
+from rollout_generators import generator_of
 from transformers import AutoModelForCausalLM
 
 from rlplug.distributed.offload import Offload
@@ -55,7 +55,7 @@ class DiesAtSubmit(CapableRollout):
 
 
 @pytest.fixture
-def make_player(model_folder):
+def make_generator(model_folder):
     folder = str(model_folder("llama"))
     config = ModelConfig(path=folder, dtype="float32")
     tokenizer = load_tokenizer(config)
@@ -74,15 +74,15 @@ def make_player(model_folder):
             any_rank=bool,
             max_restarts=2,
         )
-        player = player_of(driver, tokenizer, environment, options if environment else None)
-        player.policy = policy
-        return player
+        generator = generator_of(driver, tokenizer, environment, options if environment else None)
+        generator.policy = policy
+        return generator
 
     return make
 
 
-def play(player, max_new_tokens=20, prompts=PROMPTS, num_samples=2):
-    return player.complete(prompts, num_samples, SamplingParams(max_new_tokens), "0/1", version=1)
+def generate(generator, max_new_tokens=20, prompts=PROMPTS, num_samples=2):
+    return generator.generate(prompts, num_samples, SamplingParams(max_new_tokens), "0/1", version=1)
 
 
 def tokens_of(samples):
@@ -90,36 +90,36 @@ def tokens_of(samples):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_trainer_has_the_engines_logprobs_over_five_turns(engine, make_player):
-    player = make_player(engine(), Counting)
-    samples = play(player)
+def test_the_trainer_has_the_engines_logprobs_over_five_turns(engine, make_generator):
+    generator = make_generator(engine(), Counting)
+    samples = generate(generator)
     assert [sample.num_turns for sample in samples] == [5] * 6
     assert [sample.reward for sample in samples] == [5.0] * 6
     batch = Batch.from_samples(samples, pad_token_id=0)
     assert (~batch.response_mask & batch.attention_mask).sum() == 6 * (2 + 4)  # prompts, and four observations each
-    trainer = policy_forward(player.policy, pack_batch(batch), SamplingParams(20), "none").sampled_logprobs
+    trainer = policy_forward(generator.policy, pack_batch(batch), SamplingParams(20), "none").sampled_logprobs
     torch.testing.assert_close(
         trainer[batch.response_mask], batch.rollout_logprobs[batch.response_mask], rtol=0, atol=1e-4
     )
 
 
-def test_an_engine_that_streams_samples_what_one_that_does_not_samples(make_player):
-    expected = tokens_of(play(make_player(HFRollout(), Counting)))
-    assert tokens_of(play(make_player(CapableRollout(), Counting))) == expected
-    assert tokens_of(play(make_player(CapableRollout(), AsyncCounting))) == expected
+def test_an_engine_that_streams_samples_what_one_that_does_not_samples(make_generator):
+    expected = tokens_of(generate(make_generator(HFRollout(), Counting)))
+    assert tokens_of(generate(make_generator(CapableRollout(), Counting))) == expected
+    assert tokens_of(generate(make_generator(CapableRollout(), AsyncCounting))) == expected
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_environments_see_their_own_turns_in_order(engine, make_player):
+def test_environments_see_their_own_turns_in_order(engine, make_generator):
     made = []
 
     def make():
         made.append(Counting(3))
         return made[-1]
 
-    player = make_player(engine(), make)
-    samples = play(player)
-    tokenizer = player._tokenizer
+    generator = make_generator(engine(), make)
+    samples = generate(generator)
+    tokenizer = generator._tokenizer
     turns = {
         (
             sample.prompt.uid,
@@ -136,20 +136,20 @@ def test_environments_see_their_own_turns_in_order(engine, make_player):
     ("environment", "message"),
     [(Raising, "ValueError: the world ended"), (Hanging, "DeadlineError: took longer than 0.5 s")],
 )
-def test_a_failed_environment_costs_its_own_trajectory(engine, environment, message, make_player):
+def test_a_failed_environment_costs_its_own_trajectory(engine, environment, message, make_generator):
     options = TurnOptions(max_tokens_per_turn=3, step_deadline_s=0.5)
-    player = make_player(engine(), environment, options)
-    samples = play(player)
+    generator = make_generator(engine(), environment, options)
+    samples = generate(generator)
     assert [sample.prompt.uid for sample in samples if sample.errors] == ["1", "1"]
     assert {sample.errors["environment"].message for sample in samples if sample.errors} == {message}
     assert [sample.num_turns for sample in samples] == [5, 5, 2, 2, 5, 5]
-    assert player.pop_metrics()["environment/failures"] == 2
+    assert generator.pop_metrics()["environment/failures"] == 2
     batch = Batch.from_samples(samples, pad_token_id=0)
     assert not batch.response_mask[2:4].any()
 
 
-def test_wrong_answers_are_failures(make_player):
-    samples = play(make_player(HFRollout(), Wrong))
+def test_wrong_answers_are_failures(make_generator):
+    samples = generate(make_generator(HFRollout(), Wrong))
     assert [bool(sample.errors) for sample in samples] == [False, False, True, True, True, True]
     assert "step returned 'what?' and not a StepResult" in samples[2].errors["environment"].message
     assert "step returned the reward nan" in samples[4].errors["environment"].message
@@ -157,51 +157,51 @@ def test_wrong_answers_are_failures(make_player):
 
 @pytest.mark.filterwarnings("ignore:D.*starts anew")
 @pytest.mark.parametrize("dying", [DyingRollout, DiesAtSubmit])
-def test_an_engine_that_dies_between_turns_goes_on_where_it_was(dying, make_player):
-    expected = tokens_of(play(make_player(HFRollout(), Counting)))
+def test_an_engine_that_dies_between_turns_goes_on_where_it_was(dying, make_generator):
+    expected = tokens_of(generate(make_generator(HFRollout(), Counting)))
     made = []
 
     def make():
         made.append(Counting())
         return made[-1]
 
-    player = make_player(dying(), make)
-    samples = play(player)
-    assert player._driver.pop_metrics()["rollout/restarts"] == 1
+    generator = make_generator(dying(), make)
+    samples = generate(generator)
+    assert generator._driver.pop_metrics()["rollout/restarts"] == 1
     assert tokens_of(samples) == expected
     assert [len(each.seen) for each in made] == [6] * 6  # no turn was answered twice
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_limits_of_turns_and_tokens(engine, make_player):
+def test_limits_of_turns_and_tokens(engine, make_generator):
     two = TurnOptions(max_turns=2, max_tokens_per_turn=3)
-    samples = play(make_player(engine(), Counting, two))
+    samples = generate(make_generator(engine(), Counting, two))
     assert {(sample.num_turns, sample.finish_reason) for sample in samples} == {(2, "length")}
-    samples = play(make_player(engine(), Counting), max_new_tokens=6)
+    samples = generate(make_generator(engine(), Counting), max_new_tokens=6)
     assert all(len(sample.token_ids) - 2 <= 6 and sample.finish_reason == "length" for sample in samples)
     assert all(sample.response_mask[-1] for sample in samples)  # no observation without a turn after it
-    samples = play(make_player(engine(), functools.partial(Counting, 1)))
+    samples = generate(make_generator(engine(), functools.partial(Counting, 1)))
     assert {(sample.num_turns, sample.finish_reason) for sample in samples} == {(1, "stop")}
 
 
-def partial_run(player, options, num_steps, max_new_tokens=12, in_flight=None):
+def partial_run(generator, options, num_steps, max_new_tokens=12, state=None):
     """Return what each step trains on, with a policy that has a new version each step and never new weights."""
-    in_flight = in_flight or PartialRolloutState(options)
+    state = state or PartialRolloutState(options)
     steps = []
     for step in range(1, num_steps + 1):
-        prompts = PROMPTS[: in_flight.num_wanted(prompts_per_step=3)]
+        prompts = PROMPTS[: state.num_wanted(prompts_per_step=3)]
         how = (2, SamplingParams(max_new_tokens), f"0/{step}", step)
-        steps.append(player.go_on(in_flight, prompts, *how, num_wanted=3))
-    return steps, in_flight
+        steps.append(generator.resume(state, prompts, *how, num_wanted=3))
+    return steps, state
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("environment", [None, Counting])
-def test_a_partial_rollout_has_every_token_once(engine, environment, make_player):
+def test_a_partial_rollout_has_every_token_once(engine, environment, make_generator):
     """Trajectories of 12 tokens, 4 a step: complete in their third step, with three versions."""
     options = TurnOptions() if environment is None else TurnOptions(max_tokens_per_turn=3)
-    player = make_player(engine(), environment, options)
-    steps, _ = partial_run(player, PartialRollout(max_tokens_per_step=4), num_steps=6)
+    generator = make_generator(engine(), environment, options)
+    steps, _ = partial_run(generator, PartialRollout(max_tokens_per_step=4), num_steps=6)
     samples = [sample for step in steps for sample in step]
     assert samples
     for number, step in enumerate(steps, start=1):
@@ -219,33 +219,33 @@ def test_a_partial_rollout_has_every_token_once(engine, environment, make_player
             assert len(sample.token_ids) - 2 <= 12
     assert max(len({s.policy_version for s in sample.segments}) for sample in samples) == 3
     batch = Batch.from_samples(samples, pad_token_id=0)
-    trainer = policy_forward(player.policy, pack_batch(batch), SamplingParams(12), "none").sampled_logprobs
+    trainer = policy_forward(generator.policy, pack_batch(batch), SamplingParams(12), "none").sampled_logprobs
     torch.testing.assert_close(
         trainer[batch.response_mask], batch.rollout_logprobs[batch.response_mask], rtol=0, atol=1e-4
     )
 
 
 @pytest.mark.parametrize("environment", [None, Counting])
-def test_a_partial_rollout_resumes_exactly(environment, make_player):
+def test_a_partial_rollout_resumes_exactly(environment, make_generator):
     options = PartialRollout(max_tokens_per_step=4, groups_in_flight=3)
     turns = TurnOptions() if environment is None else TurnOptions(max_tokens_per_turn=3)
-    whole, _ = partial_run(make_player(HFRollout(), environment, turns), options, num_steps=5)
-    first, in_flight = partial_run(make_player(HFRollout(), environment, turns), options, num_steps=2)
+    whole, _ = partial_run(make_generator(HFRollout(), environment, turns), options, num_steps=5)
+    first, state = partial_run(make_generator(HFRollout(), environment, turns), options, num_steps=2)
     resumed = PartialRolloutState(options)
-    resumed.load_state_dict(in_flight.state_dict(), {prompt.uid: prompt for prompt in PROMPTS})
-    player = make_player(
+    resumed.load_state_dict(state.state_dict(), {prompt.uid: prompt for prompt in PROMPTS})
+    generator = make_generator(
         HFRollout(), environment, turns
     )  # with no environment of the trajectories that it goes on with
     rest = []
     for step in (3, 4, 5):
         prompts = PROMPTS[: resumed.num_wanted(prompts_per_step=3)]
-        rest.append(player.go_on(resumed, prompts, 2, SamplingParams(12), f"0/{step}", step, num_wanted=3))
+        rest.append(generator.resume(resumed, prompts, 2, SamplingParams(12), f"0/{step}", step, num_wanted=3))
     found = [[(s.token_ids, s.segments, s.reward) for s in step] for step in [*first, *rest]]
     assert found == [[(s.token_ids, s.segments, s.reward) for s in step] for step in whole]
     assert any(len({s.policy_version for s in sample.segments}) > 1 for step in rest for sample in step)
 
 
-def test_generation_is_broken_off_after_its_time(make_player):
+def test_generation_is_broken_off_after_its_time(make_generator):
     class Slow(CapableRollout):
         def _run(self, request, sampling):
             import time
@@ -253,22 +253,22 @@ def test_generation_is_broken_off_after_its_time(make_player):
             time.sleep(0.3 * (request.request_id.count("/2/") > 0) * 10)
             super()._run(request, sampling)
 
-    player = make_player(Slow())
+    generator = make_generator(Slow())
     options = PartialRollout(max_seconds_per_step=1.0)
-    in_flight = PartialRolloutState(options)
-    samples = player.go_on(in_flight, PROMPTS, 1, SamplingParams(8), "0/1", 1, num_wanted=3)
+    state = PartialRolloutState(options)
+    samples = generator.resume(state, PROMPTS, 1, SamplingParams(8), "0/1", 1, num_wanted=3)
     assert sorted(sample.prompt.uid for sample in samples) == ["0", "1"]
-    assert [group.trajectories[0].prompt.uid for group in in_flight.groups] == ["2"]
+    assert [group.trajectories[0].prompt.uid for group in state.groups] == ["2"]
 
 
-def test_the_oldest_complete_groups_train_first(make_player):
-    player = make_player(HFRollout())
-    in_flight = PartialRolloutState(PartialRollout(max_tokens_per_step=100, groups_in_flight=3))
-    samples = player.go_on(in_flight, PROMPTS, 1, SamplingParams(4), "0/1", 1, num_wanted=1)
+def test_the_oldest_complete_groups_train_first(make_generator):
+    generator = make_generator(HFRollout())
+    state = PartialRolloutState(PartialRollout(max_tokens_per_step=100, groups_in_flight=3))
+    samples = generator.resume(state, PROMPTS, 1, SamplingParams(4), "0/1", 1, num_wanted=1)
     assert [sample.prompt.uid for sample in samples] == ["0"]
-    samples = player.go_on(in_flight, [PROMPTS[0]], 1, SamplingParams(4), "0/2", 2, num_wanted=2)
+    samples = generator.resume(state, [PROMPTS[0]], 1, SamplingParams(4), "0/2", 2, num_wanted=2)
     assert [(sample.prompt.uid, sample.policy_version, sample.group) for sample in samples] == [
         ("1", 1, 0),
         ("2", 1, 1),
     ]
-    assert [group.number for group in in_flight.groups] == [2]
+    assert [group.number for group in state.groups] == [2]

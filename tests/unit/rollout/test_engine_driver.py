@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from players import player_of
+from rollout_generators import generator_of
 from transformers import AutoModelForCausalLM
 
 from rlplug.distributed.offload import Offload
@@ -99,9 +99,9 @@ def make_driver(model_folder):
     return make
 
 
-def complete(driver, version=1):
+def generate(driver, version=1):
     """Return what identifies the samples; their logprobs depend on the batch in the last bit."""
-    samples = player_of(driver).complete(PROMPTS, 2, SamplingParams(max_new_tokens=3), "0/1", version)
+    samples = generator_of(driver).generate(PROMPTS, 2, SamplingParams(max_new_tokens=3), "0/1", version)
     return [(sample.group, sample.token_ids, sample.policy_version) for sample in samples]
 
 
@@ -110,23 +110,23 @@ def test_weights_that_fp8_cannot_hold_leave_the_engine_with_its_former_ones(make
     fp8 = choose_fp8_weights(make_driver.policy, WeightSyncOptions(transform="fp8_block"))
     engine = FaultyRollout()
     driver = make_driver(engine, fp8=fp8)
-    former = complete(driver, version=1)
+    former = generate(driver, version=1)
     weight = make_driver.policy.model.layers[1].mlp.up_proj.weight
     weight.data[3, 3] = torch.nan
     with pytest.raises(RunError, match=r"model\.layers\.1\.mlp\.up_proj\.weight has NaN or infinite values"):
-        complete(driver, version=2)
+        generate(driver, version=2)
     assert engine.calls == ["start", "sync", "generate"]
     weight.data[3, 3] = 0.0
-    assert complete(driver, version=1) == former
+    assert generate(driver, version=1) == former
     assert engine.calls == ["start", "sync", "generate", "generate"]
 
 
 @pytest.mark.filterwarnings("ignore:FaultyRollout starts anew")
 def test_finished_completions_are_kept_and_the_rest_is_asked_again(make_driver):
-    expected = complete(make_driver(HFRollout()))
+    expected = generate(make_driver(HFRollout()))
     engine = FaultyRollout({("generate", 1)})
     driver = make_driver(engine)
-    assert complete(driver) == expected
+    assert generate(driver) == expected
     assert engine.calls == ["start", "sync", "generate", "close", "start", "sync", "generate"]
     assert engine.asked[1] == engine.asked[0][1:]
     assert driver.pop_metrics()["rollout/restarts"] == 1
@@ -135,9 +135,9 @@ def test_finished_completions_are_kept_and_the_rest_is_asked_again(make_driver):
 @pytest.mark.filterwarnings("ignore:FaultyRollout starts anew")
 @pytest.mark.parametrize("call", ["wake weights", "sync", "wake kv_cache", "generate"])
 def test_every_call_of_a_rollout_may_fail(make_driver, call):
-    expected = complete(make_driver(HFRollout()))
+    expected = generate(make_driver(HFRollout()))
     engine = FaultyRollout({(call, 1)})
-    assert complete(make_driver(engine, sleeps=True)) == expected
+    assert generate(make_driver(engine, sleeps=True)) == expected
     again = ["close", "start", "sleep", "wake weights", "sync", "wake kv_cache", "generate", "sleep"]
     assert engine.calls[-len(again) :] == again
 
@@ -154,7 +154,7 @@ def test_buckets_are_taken_though_the_engine_failed(make_driver, monkeypatch):
     weight_buckets = driver_module.weight_buckets
     monkeypatch.setattr(driver_module, "weight_buckets", watched)
     with pytest.warns(UserWarning, match="starts anew, and 8 requests follow again: sync failed"):
-        complete(make_driver(FaultyRollout({("sync", 1)})))
+        generate(make_driver(FaultyRollout({("sync", 1)})))
     assert taken == ["begin", "end"] * 2
 
 
@@ -162,7 +162,7 @@ def test_fault_of_another_rank_restarts_this_one_too(make_driver):
     flags = iter([True, False])
     engine = FaultyRollout()
     with warnings.catch_warnings(action="error"):  # the other rank says what happened
-        complete(make_driver(engine, any_rank=lambda mine: mine or next(flags)))
+        generate(make_driver(engine, any_rank=lambda mine: mine or next(flags)))
     assert engine.calls == ["start", "sync", "generate", "close", "start", "sync"]  # it had them all
 
 
@@ -170,7 +170,7 @@ def test_fault_of_another_rank_restarts_this_one_too(make_driver):
 def test_restarts_are_bounded(make_driver):
     engine = FaultyRollout({("generate", number) for number in range(1, 9)})
     with pytest.raises(RunError, match=r"failed again after 2 restarts .* generate failed.*max_engine_restarts"):
-        complete(make_driver(engine))
+        generate(make_driver(engine))
     assert engine.calls.count("start") == 3
 
 
@@ -178,7 +178,7 @@ def test_fault_of_an_engine_that_cannot_start_again_ends_the_run(make_driver):
     engine = FaultyRollout({("generate", 1)})
     engine.capabilities = EngineCapabilities(sleep=True, restart=False)
     with pytest.raises(RunError, match=r"cannot start again in this process: generate failed\. Go on .* --resume"):
-        complete(make_driver(engine))
+        generate(make_driver(engine))
     assert engine.calls.count("start") == 1
 
 
@@ -187,7 +187,7 @@ def test_ranks_of_one_engine_divide_its_completions(make_driver):
     alone = [make_driver(HFRollout(), rank=rank, world_size=4) for rank in range(4)]
     shared = [FaultyRollout(together=2) for _ in range(4)]
     drivers = [make_driver(engine, rank=rank, world_size=4) for rank, engine in enumerate(shared)]
-    assert [complete(driver) for driver in drivers] == [complete(driver) for driver in alone]
+    assert [generate(driver) for driver in drivers] == [generate(driver) for driver in alone]
     assert shared[0].asked == shared[1].asked != shared[2].asked == shared[3].asked
 
 
@@ -197,25 +197,25 @@ def test_advice_is_printed_once(make_driver, monkeypatch):
     engine = HFRollout()
     engine.advice = lambda: ["raise max_num_seqs"]
     driver = make_driver(engine)
-    complete(driver)
-    complete(driver)
+    generate(driver)
+    generate(driver)
     assert printed == ["HFRollout: raise max_num_seqs"]
 
 
 def test_what_sleeps_counts_from_when_it_fell_asleep(make_driver):
     """A rollout wakes the engine, so what slept before it and after it was there in between."""
     driver = make_driver(FaultyRollout(), sleeps=True)
-    driver._life.freed_bytes = 7  # a CPU gives nothing back
+    driver._states.freed_bytes = 7  # a CPU gives nothing back
     before = time.perf_counter()
     assert driver.asleep_bytes(before) == 7
-    complete(driver)
-    driver._life.freed_bytes = 7
+    generate(driver)
+    driver._states.freed_bytes = 7
     assert driver.asleep_bytes(before) == 0
     assert driver.asleep_bytes(time.perf_counter()) == 7
 
 
 def test_an_engine_that_is_awake_has_given_nothing_back(make_driver):
     driver = make_driver(FaultyRollout())
-    complete(driver)
-    driver._life.freed_bytes = 7
+    generate(driver)
+    driver._states.freed_bytes = 7
     assert driver.asleep_bytes(time.perf_counter()) == 0

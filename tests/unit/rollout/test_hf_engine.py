@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from players import samples_of
+from rollout_generators import samples_of
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.models.forward import policy_forward

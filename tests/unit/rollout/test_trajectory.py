@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from players import TextlessTokenizer, samples_of
+from rollout_generators import TextlessTokenizer, samples_of
 
 from rlplug.distributed.mesh import rank_share
 from rlplug.models.config import ModelConfig, load_tokenizer

@@ -1,4 +1,4 @@
-"""Trajectories against an engine, without the rest of a run."""
+"""Rollout generators on an engine driver, without the rest of a run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class TextlessTokenizer:
         return ["" for _ in rows]
 
 
-def player_of(driver, tokenizer=None, make_environment=None, options=None, gather=list):
-    """Return the player of a driver, with observations that are plain text."""
+def generator_of(driver, tokenizer=None, make_environment=None, options=None, gather=list):
+    """Return the generator on a driver, with observations that are plain text."""
     tokenizer = tokenizer or TextlessTokenizer()
     return RolloutGenerator(
         driver=driver,
