@@ -23,7 +23,7 @@ from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport
 from rlplug.ops import scaled_logits, token_logprobs, truncate_logits
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.fp8_quantize import dequantize_blocks
-from rlplug.weight_sync.hf_names import hub_views
+from rlplug.weight_sync.hf_names import hf_views
 from rlplug.weight_sync.manifest import expected_tensors
 from rlplug.weight_sync.receive_checks import WeightSyncValidator
 
@@ -65,12 +65,12 @@ class HFRollout(RolloutEngine):
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         began = time.perf_counter()
         longest = max((request.limit(sampling) for request in requests), default=0)
-        # requests that the context cuts short run apart, so that they cut short no other
-        by_room: dict[int, list[int]] = {}
+        # a batch has one length: requests that the context limits run apart, so that they shorten no others
+        by_length: dict[int, list[int]] = {}
         for index, request in enumerate(requests):
-            by_room.setdefault(min(longest, self._room(request)), []).append(index)
+            by_length.setdefault(min(longest, self._max_completion_tokens(request)), []).append(index)
         completions: dict[int, Completion] = {}
-        for num_new, indices in by_room.items():
+        for num_new, indices in by_length.items():
             for start in range(0, len(indices), self.max_batch_size):
                 chosen = indices[start : start + self.max_batch_size]
                 batch = self._generate_batch([requests[index] for index in chosen], sampling, num_new)
@@ -79,16 +79,20 @@ class HFRollout(RolloutEngine):
         self._seconds += time.perf_counter() - began
         return [completions[index] for index in range(len(requests))]
 
-    def _room(self, request: Request) -> int:
-        """Return how many tokens the context leaves for a completion."""
-        room = self._policy.max_context - len(request.prompt_ids)
-        if room < 1:
+    def _max_completion_tokens(self, request: Request) -> int:
+        """Return how many tokens a completion may have within the model's context.
+
+        Raises:
+            RunError: The prompt fills the context.
+        """
+        num_left = self._policy.max_context - len(request.prompt_ids)
+        if num_left < 1:
             raise RunError(
                 f"request {request.request_id}: its prompt has {len(request.prompt_ids)} tokens, and the context "
                 f"of {self._policy.path} ends at {self._policy.max_context}. Shorten it, or let "
                 "data.max_prompt_tokens filter it."
             )
-        return room
+        return num_left
 
     @torch.no_grad()
     def _generate_batch(self, requests: Sequence[Request], sampling: SamplingParams, num_new: int) -> list[Completion]:
@@ -137,16 +141,16 @@ class HFRollout(RolloutEngine):
 
     @torch.no_grad()
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
-        mine = hub_views(self._model)
-        receipt = WeightSyncValidator(type(self).__name__, expected_tensors(self._model, self._policy))
-        for bucket in receipt.count(buckets):
+        own_weights = hf_views(self._model)
+        validator = WeightSyncValidator(type(self).__name__, expected_tensors(self._model, self._policy))
+        for bucket in validator.count(buckets):
             tensors = dict(bucket)
-            for name in tensors.keys() & mine.keys():
+            for name in tensors.keys() & own_weights.keys():
                 scales = tensors.get(FP8Weights.scale_name(name))
-                weight, dtype = tensors[name], mine[name].dtype
-                mine[name].copy_(weight if scales is None else dequantize_blocks(weight, scales, dtype))
+                weight, dtype = tensors[name], own_weights[name].dtype
+                own_weights[name].copy_(weight if scales is None else dequantize_blocks(weight, scales, dtype))
         self._version = version
-        return receipt.report(version)
+        return validator.report(version)
 
     def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
         """Return its copy of the policy, and while it generates the cache and the sampler's tensors of one batch."""

@@ -17,7 +17,7 @@ from rlplug.interfaces.weight_sync import Bucket, FP8Weights
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.buckets import weight_buckets
 from rlplug.weight_sync.fp8_quantize import dequantize_blocks, quantize_blocks
-from rlplug.weight_sync.hf_names import hub_views
+from rlplug.weight_sync.hf_names import hf_views
 
 Array = numpy.typing.NDArray[numpy.float64]
 
@@ -129,7 +129,7 @@ class ReferencePolicy:
         self._calculating = self.model
         if self.fp8 is not None:
             self._calculating = copy.deepcopy(self.model)
-            weights = hub_views(self._calculating)
+            weights = hf_views(self._calculating)
             for name in self.fp8.quantized:
                 values, scales = quantize_blocks(weights[name], self.dtype, self.fp8.power_of_two_scales)
                 weights[name].copy_(dequantize_blocks(values, scales, torch.float32))

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights
 from rlplug.weight_sync.fp8_quantize import quantize_blocks
-from rlplug.weight_sync.hf_names import HFWeight, hub_weights
+from rlplug.weight_sync.hf_names import HFWeight, hf_weights
 
 ALIGNMENT: Final = 16
 """Bytes to a multiple of which each tensor of a gather begins, so that it can be read in its own dtype."""
@@ -37,7 +37,7 @@ def weight_buckets(
             where they are, before they are gathered; the result does not depend on that.
     """
     in_fp8 = frozenset(fp8.quantized) if fp8 is not None else frozenset()
-    gatherer = _WeightGatherer(hub_weights(model), dtype, in_fp8, fp8 is not None and fp8.power_of_two_scales)
+    gatherer = _WeightGatherer(hf_weights(model), dtype, in_fp8, fp8 is not None and fp8.power_of_two_scales)
     pending: list[tuple[str, Tensor]] = []
     size = 0
     for name, parameter in model.named_parameters():

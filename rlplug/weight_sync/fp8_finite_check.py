@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from rlplug.errors import RunError
 from rlplug.interfaces.weight_sync import FP8Weights
-from rlplug.weight_sync.hf_names import hub_weights
+from rlplug.weight_sync.hf_names import hf_weights
 
 
 @torch.no_grad()
@@ -27,11 +27,11 @@ def check_finite(model: nn.Module, dtype: torch.dtype, fp8: FP8Weights) -> None:
     Raises:
         RunError: It names the weights.
     """
-    in_fp8, hub = frozenset(fp8.quantized), hub_weights(model)
+    in_fp8, checkpoint_weights = frozenset(fp8.quantized), hf_weights(model)
     weights = {
         name: parameter
         for name, parameter in model.named_parameters()
-        if any(weight.name in in_fp8 for weight in hub[name])
+        if any(weight.name in in_fp8 for weight in checkpoint_weights[name])
     }
     extremes = []
     for parameter in weights.values():

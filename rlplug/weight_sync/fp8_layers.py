@@ -14,7 +14,7 @@ from torch import nn
 from rlplug.errors import ConfigError
 from rlplug.interfaces.weight_sync import FP8Weights
 from rlplug.weight_sync.config import WeightSyncOptions
-from rlplug.weight_sync.hf_names import HFWeight, hub_weights
+from rlplug.weight_sync.hf_names import HFWeight, hf_weights
 
 EXPERTS: Final = "experts"
 """What transformers calls the experts of a block, in every model that has some."""
@@ -81,7 +81,7 @@ class _Linear:
 def _linear_layers(model: Any) -> Iterator[_Linear]:
     num_blocks = model.config.get_text_config().num_hidden_layers
     stacks = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == num_blocks]
-    weights = hub_weights(model)
+    weights = hf_weights(model)
     for name, module in model.named_modules():
         owner, _, own_name = name.rpartition(".")
         weight = f"{name}.weight"

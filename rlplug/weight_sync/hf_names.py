@@ -51,7 +51,7 @@ _known: WeakKeyDictionary[nn.Module, dict[str, tuple[HFWeight, ...]]] = WeakKeyD
 """What was found of a model: each sync asks for it."""
 
 
-def hub_weights(model: nn.Module) -> Mapping[str, tuple[HFWeight, ...]]:
+def hf_weights(model: nn.Module) -> Mapping[str, tuple[HFWeight, ...]]:
     """Return what each parameter of ``model`` is in a checkpoint of the hub, by the parameter's name.
 
     That is what engines load: ``experts.gate_up_proj`` [E, 2 O, I] of Qwen3-MoE is ``experts.0.gate_proj.weight``
@@ -68,9 +68,9 @@ def hub_weights(model: nn.Module) -> Mapping[str, tuple[HFWeight, ...]]:
     return _known[model]
 
 
-def hub_views(model: nn.Module) -> dict[str, Tensor]:
+def hf_views(model: nn.Module) -> dict[str, Tensor]:
     """Return the weights of an unsharded model by their names in a checkpoint, as views of its parameters."""
-    weights = hub_weights(model)
+    weights = hf_weights(model)
     return {
         weight.name: weight.of(parameter.detach())
         for name, parameter in model.named_parameters()
@@ -105,13 +105,13 @@ def _of_parameter(model: Any, name: str, shape: torch.Size) -> Iterator[HFWeight
     """Have transformers convert the shape alone, and then the numbers of the rows, twice: 1 is squeezed."""
     whole = torch.empty(shape, device="meta")
     numbers = torch.arange(shape[:-1].numel()).view(*shape[:-1], 1).expand(*shape[:-1], 2)
-    shapes = {hub_name: part.shape for hub_name, part in revert_weight_conversion(model, {name: whole}).items()}
-    for hub_name, numbered in revert_weight_conversion(model, {name: numbers}).items():
-        if shapes.get(hub_name) == shape and torch.equal(numbered, numbers):
-            yield HFWeight(hub_name, shape)
+    shapes = {hf_name: part.shape for hf_name, part in revert_weight_conversion(model, {name: whole}).items()}
+    for hf_name, numbered in revert_weight_conversion(model, {name: numbers}).items():
+        if shapes.get(hf_name) == shape and torch.equal(numbered, numbers):
+            yield HFWeight(hf_name, shape)
             continue
         first_row = int(numbered.flatten()[0])
-        weight = HFWeight(hub_name, shapes.get(hub_name, shape), first_row)
+        weight = HFWeight(hf_name, shapes.get(hf_name, shape), first_row)
         if len(shape) < 2 or numbered.shape != (*weight.shape[:-1], 2) or weight.shape[-1] != shape[-1]:
             raise _unknown(name, shape)
         if not torch.equal(numbered[..., 0].flatten(), torch.arange(first_row, first_row + weight.num_rows)):

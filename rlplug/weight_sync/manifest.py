@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlplug.interfaces.rollout import PolicySpec
 from rlplug.interfaces.weight_sync import FP8Weights, TensorInfo
-from rlplug.weight_sync.hf_names import hub_weights
+from rlplug.weight_sync.hf_names import hf_weights
 
 
 def policy_weights(policy: PolicySpec) -> dict[str, TensorInfo]:
@@ -35,7 +35,7 @@ def expected_tensors(model: nn.Module, policy: PolicySpec) -> dict[str, TensorIn
     """Return the tensors that a sync brings of a model; in FP8, two of a weight."""
     in_fp8 = frozenset(policy.fp8.quantized) if policy.fp8 is not None else frozenset()
     weights: dict[str, TensorInfo] = {}
-    for weight in chain.from_iterable(hub_weights(model).values()):
+    for weight in chain.from_iterable(hf_weights(model).values()):
         name, shape = weight.name, weight.shape
         weights[name] = TensorInfo(shape, FP8Weights.DTYPE if name in in_fp8 else policy.dtype)
         if name in in_fp8:

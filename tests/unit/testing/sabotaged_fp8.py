@@ -17,7 +17,7 @@ from rlplug.rollout.hf_engine import HFRollout
 from rlplug.testing.fp8 import FP8Checks
 from rlplug.testing.models import NUM_EXPERTS
 from rlplug.weight_sync.fp8_quantize import quantize_blocks
-from rlplug.weight_sync.hf_names import hub_views
+from rlplug.weight_sync.hf_names import hf_views
 
 
 class EditsScales(HFRollout):
@@ -77,7 +77,7 @@ class RepairsWhatIsNotFP8(HFRollout):
 
     def _repaired(self, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         assert self._policy.fp8 is not None
-        for name in hub_views(self._model):
+        for name in hf_views(self._model):
             tensor, scale_name = tensors[name], FP8Weights.scale_name(name)
             scales = tensors.get(scale_name)
             if name in self._policy.fp8.quantized and scales is None:

@@ -22,7 +22,7 @@ from rlplug.weight_sync.config import WeightSyncOptions
 from rlplug.weight_sync.fp8_finite_check import check_finite
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights
 from rlplug.weight_sync.fp8_quantize import quantize_blocks
-from rlplug.weight_sync.hf_names import hub_views
+from rlplug.weight_sync.hf_names import hf_views
 
 BUCKET_BYTES = 64
 
@@ -89,7 +89,7 @@ def make_moe(num_experts: int, width: int) -> Qwen3MoeForCausalLM:
 def whole_weights(model: nn.Module, fp8: FP8Weights | None) -> dict[str, torch.Tensor]:
     """What travels of an unsharded model."""
     weights: dict[str, torch.Tensor] = {}
-    for name, weight in hub_views(model).items():
+    for name, weight in hf_views(model).items():
         if fp8 is not None and name in fp8.quantized:
             weights[name], weights[f"{name}_scale_inv"] = quantize_blocks(weight, torch.bfloat16)
         else:
@@ -131,7 +131,7 @@ def check_names(size: int) -> None:
     whole, model = GPTNeoXForCausalLM(config), GPTNeoXForCausalLM(config)
     fully_shard(model, mesh=dist.init_device_mesh("cpu", (size,)))
     sent = [name for bucket in buckets.weight_buckets(model, torch.bfloat16) for name, _ in bucket]
-    assert sent == list(hub_views(whole))
+    assert sent == list(hf_views(whole))
     assert sent[-1] == "embed_out.weight"
 
 

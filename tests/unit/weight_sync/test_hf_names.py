@@ -18,7 +18,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from rlplug.errors import ConfigError
 from rlplug.weight_sync.buckets import weight_buckets
-from rlplug.weight_sync.hf_names import HFWeight, hub_views, hub_weights
+from rlplug.weight_sync.hf_names import HFWeight, hf_views, hf_weights
 
 SIZES = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -68,14 +68,14 @@ def test_buckets_hold_what_a_checkpoint_does(family, max_bytes, dtype, tmp_path)
 )
 def test_names_are_those_that_engines_know(family, names):
     """Whatever a version of transformers writes: these were on the hub before it fused experts."""
-    views = hub_views(make_model(family, "meta"))
+    views = hf_views(make_model(family, "meta"))
     assert {f"model.layers.{layer}.{name}.weight" for name in names for layer in (0, 2)} <= views.keys()
 
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_views_are_of_the_models_memory(family, tmp_path):
     model = make_model(family)
-    views = hub_views(model)
+    views = hf_views(model)
     for number, view in enumerate(views.values()):
         view.fill_(number)
     expected = saved(model, tmp_path)
@@ -86,13 +86,13 @@ def test_views_are_of_the_models_memory(family, tmp_path):
 @pytest.mark.parametrize("family", CONFIGS)
 def test_model_without_memory_has_the_same_weights(family):
     model = make_model(family)
-    assert hub_weights(make_model(family, "meta")) == hub_weights(model)
-    assert hub_weights(model).keys() == dict(model.named_parameters()).keys()  # tied ones once
+    assert hf_weights(make_model(family, "meta")) == hf_weights(model)
+    assert hf_weights(model).keys() == dict(model.named_parameters()).keys()  # tied ones once
 
 
 def test_other_modules_keep_their_names():
     for module in (make_model("llama"), nn.Sequential(nn.Linear(2, 3), nn.Conv1d(3, 2, 2))):
-        assert hub_weights(module) == {name: (HFWeight(name, p.shape),) for name, p in module.named_parameters()}
+        assert hf_weights(module) == {name: (HFWeight(name, p.shape),) for name, p in module.named_parameters()}
 
 
 def transposed(model, weights):
@@ -125,14 +125,14 @@ def under_one_name(model, weights):
 def test_other_conversions_are_refused(conversion, refused, monkeypatch):
     monkeypatch.setattr("rlplug.weight_sync.hf_names.revert_weight_conversion", conversion)
     with pytest.raises(ConfigError, match=f"transformers makes model.{refused} of a checkpoint's weights in a way"):
-        hub_weights(make_model(device="meta"))
+        hf_weights(make_model(device="meta"))
 
 
 def test_a_single_expert(tmp_path):
     config = Qwen3MoeConfig(**SIZES, **HEADS, **(EXPERTS | {"num_experts": 1, "num_experts_per_tok": 1}), head_dim=8)
     model = AutoModelForCausalLM.from_config(config)
     expected = {name: tensor.shape for name, tensor in saved(model, tmp_path).items()}
-    assert {name: view.shape for name, view in hub_views(model).items()} == expected
+    assert {name: view.shape for name, view in hf_views(model).items()} == expected
 
 
 def test_a_weight_that_is_neither_experts_nor_a_matrix_is_cut_too():
@@ -140,7 +140,7 @@ def test_a_weight_that_is_neither_experts_nor_a_matrix_is_cut_too():
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(OlmoHybridConfig(num_hidden_layers=4))
     (name,) = {name for name, _ in model.named_parameters() if name.endswith("0.linear_attn.conv1d.weight")}
-    shapes = {weight.name: weight.shape for weight in hub_weights(model)[name]}
+    shapes = {weight.name: weight.shape for weight in hf_weights(model)[name]}
     assert shapes == {n: t.shape for n, t in revert_weight_conversion(model, {name: model.get_parameter(name)}).items()}
     assert len(shapes) == 3
 
@@ -151,4 +151,4 @@ def test_rows_that_are_moved_within_a_weight_are_noticed(monkeypatch):
 
     monkeypatch.setattr("rlplug.weight_sync.hf_names.revert_weight_conversion", moved)
     with pytest.raises(ConfigError, match=r"q_proj\.weight"):
-        hub_weights(make_model())
+        hf_weights(make_model())

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from rlplug.weight_sync.hf_names import hub_weights
+from rlplug.weight_sync.hf_names import hf_weights
 from trtllm_double.contract import FP8
 
 SUFFIX: Final[str] = FP8["scale_suffix"]
@@ -47,7 +47,7 @@ class FP8Layers:
         if others:
             raise ValueError(f"quantization_config has unknown keys {sorted(others)}")
         linear = {name: module.weight.shape for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-        for weight in chain.from_iterable(hub_weights(model).values()):
+        for weight in chain.from_iterable(hf_weights(model).values()):
             if weight.first_row is not None and len(weight.shape) == 2:
                 linear[weight.name.removesuffix(".weight")] = weight.shape
         for name, shape in linear.items():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlplug.weight_sync.hf_names import hub_views
+from rlplug.weight_sync.hf_names import hf_views
 from trtllm_double import handles
 from trtllm_double.fp8 import SUFFIX, FP8Layers, dequantise
 
@@ -30,7 +30,7 @@ class Weights:
     def __init__(
         self, model: nn.Module, fp8: FP8Layers, world_size: int, is_ready: bool, check_free: Callable[[], None]
     ) -> None:
-        self._parameters = hub_views(model)
+        self._parameters = hf_views(model)
         self._fp8 = fp8
         self._check_free = check_free
         self._received: list[list[dict[str, Tensor]]] = [[] for _ in range(world_size)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rlplug.weight_sync.hf_names import hub_views
+from rlplug.weight_sync.hf_names import hf_views
 from trtllm_double import handles, wire
 from trtllm_double.contract import RPC, WIRE
 from trtllm_double.weights import Weights
@@ -76,7 +76,7 @@ class Worker:
         """Load weights that an extension got by itself: ``ModelLoader.reload`` of the sources."""
         if model is not self.engine.model_engine.model:
             raise ValueError("reload: another model than the engine's")
-        names = hub_views(model).keys()
+        names = hf_views(model).keys()
         if not allow_partial_loading and (missing := names - weights.keys()):
             raise RuntimeError(f"reload without allow_partial_loading: {sorted(missing)[:4]} are missing")
         self.double_weights.load(self.global_rank, weights, set())
