@@ -39,20 +39,32 @@ class LogprobRequest:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """What a model says of K tokens."""
+    """Logprobs of tokens under the policy: float32 [K] from the LM head, or [B, T] in the rows of a batch."""
 
     logprobs: Tensor
-    """float32 [K]: under the tempered distribution, which is what trains"""
+    """Under the tempered distribution, which is what trains."""
+    sampled_logprobs: Tensor
+    """Under the distribution that was sampled, top-k and top-p included; no gradient."""
+
+    def detach(self) -> TokenLogprobs:
+        """Return the same without the graph."""
+        return TokenLogprobs(self.logprobs.detach(), self.sampled_logprobs)
+
+
+@dataclass(frozen=True)
+class LMHeadOutput:
+    """Output of the LM head for K tokens."""
+
+    tokens: TokenLogprobs
+    """float32 [K]"""
     entropy: Tensor
     """float32 [K], in nats; 0 when it was not asked for"""
-    sampled_logprobs: Tensor
-    """float32 [K], no gradient: under the distribution that was sampled, top-k and top-p included"""
 
 
 class FusedLMHead(Protocol):
     """Computes scores from hidden states and the output layer's weight, without materialising [K, V] logits."""
 
-    def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, request: LogprobRequest) -> TokenLogprobs:
+    def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, request: LogprobRequest) -> LMHeadOutput:
         """Return the scores.
 
         Args:
@@ -71,7 +83,7 @@ class LMHead:
     """Entropies [K] in nats of float32 logits [K, V]."""
     fused: FusedLMHead | None = None
 
-    def from_logits(self, logits: Tensor, request: LogprobRequest) -> TokenLogprobs:
+    def from_logits(self, logits: Tensor, request: LogprobRequest) -> LMHeadOutput:
         """Return the scores from logits [K, V] of any float dtype."""
         logits = scaled_logits(logits, request.sampling.temperature)
         logprobs = token_logprobs(logits, request.targets)
@@ -84,9 +96,9 @@ class LMHead:
         if request.entropy_mode != "none":
             with torch.set_grad_enabled(request.entropy_mode == "gradient" and torch.is_grad_enabled()):
                 entropies = self.entropy(logits)
-        return TokenLogprobs(logprobs, entropies, sampled)
+        return LMHeadOutput(TokenLogprobs(logprobs, sampled), entropies)
 
-    def run(self, model: Any, request: LogprobRequest, **inputs: Any) -> tuple[TokenLogprobs, Tensor]:
+    def run(self, model: Any, request: LogprobRequest, **inputs: Any) -> tuple[LMHeadOutput, Tensor]:
         """Run ``model`` and return the scores, and the hidden states [K, D] that its output layer read.
 
         Args:
@@ -107,13 +119,13 @@ class LMHead:
 
     def _run_fused(
         self, model: Any, layer: Any, fused: FusedLMHead, request: LogprobRequest, inputs: dict[str, Any]
-    ) -> TokenLogprobs:
+    ) -> LMHeadOutput:
         """Let the output layer return scores in place of logits, so that FSDP's hooks see them leave the model."""
         returned: list[Tensor] = []
 
         def score(hidden: Tensor) -> Tensor:
             scores = fused(hidden[0], layer.weight, layer.bias, request)
-            columns = (scores.logprobs, scores.entropy, scores.sampled_logprobs)
+            columns = (scores.tokens.logprobs, scores.entropy, scores.tokens.sampled_logprobs)
             returned.append(torch.stack([column[None] for column in columns], dim=-1))  # FSDP wants no view
             return returned[0]
 
@@ -128,7 +140,7 @@ class LMHead:
                 f"{type(fused).__name__} leaves out: remove it from model.optimizations."
             )
         logprobs, entropies, sampled = output[0].unbind(dim=-1)
-        return TokenLogprobs(logprobs, entropies, sampled.detach())
+        return LMHeadOutput(TokenLogprobs(logprobs, sampled.detach()), entropies)
 
 
 def lm_head_of(model: nn.Module) -> LMHead:

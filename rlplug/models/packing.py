@@ -85,11 +85,11 @@ class PackedMicroBatch:
 
     batch: Batch
     """The padded rows, [B, T]."""
-    tokens: PackedTokens
+    packed: PackedTokens
 
     def to(self, device: torch.device | str) -> PackedMicroBatch:
         """Return the same on ``device``."""
-        return PackedMicroBatch(self.batch.map(lambda tensor: to_device(tensor, device)), self.tokens.to(device))
+        return PackedMicroBatch(self.batch.map(lambda tensor: to_device(tensor, device)), self.packed.to(device))
 
 
 def pack_batch(
@@ -99,10 +99,10 @@ def pack_batch(
     sequence_group: dist.ProcessGroup | None = None,
 ) -> PackedMicroBatch:
     """Pack a batch, which is on the CPU; see :func:`pack` for the arguments."""
-    tokens = pack(
+    packed = pack(
         batch.input_ids, batch.attention_mask, batch.response_mask, sequence_rank, sequence_size, sequence_group
     )
-    return PackedMicroBatch(batch, tokens)
+    return PackedMicroBatch(batch, packed)
 
 
 def pack(

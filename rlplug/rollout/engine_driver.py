@@ -116,7 +116,7 @@ class EngineDriver:
         if num_faults > self._max_restarts:
             raise RunError(
                 f"{name} failed again after {self._max_restarts} restarts in one rollout: {problem} The newest "
-                "checkpoint is from before; model.max_engine_restarts allows more."
+                "checkpoint is from before; model.limits.max_engine_restarts allows more."
             ) from fault
         if fault is not None:
             warnings.warn(f"{name} starts anew, and {num_missing} requests follow again: {problem}", stacklevel=2)

@@ -45,5 +45,5 @@ def check_finite(model: nn.Module, dtype: torch.dtype, fp8: FP8Weights) -> None:
         others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise RunError(
             f"{bad[0]}{others} has NaN or infinite values, which FP8 cannot hold: no weight of this sync was sent. The "
-            "update before it has gone wrong; model.on_nonfinite says what happens there."
+            "update before it has gone wrong; model.limits.on_nonfinite says what happens there."
         )

@@ -12,25 +12,25 @@ from torch.utils.checkpoint import checkpoint
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Effect, Optimization
-from rlplug.models.lm_head import LogprobRequest, TokenLogprobs, lm_head_of
+from rlplug.models.lm_head import LMHeadOutput, LogprobRequest, TokenLogprobs, lm_head_of
 
 
 @dataclass(frozen=True)
 class ChunkedScores:
     """Computes what ``function`` does, which goes from logits [K, V] of any float dtype to scores, chunk by chunk."""
 
-    function: Callable[[Tensor, LogprobRequest], TokenLogprobs]
+    function: Callable[[Tensor, LogprobRequest], LMHeadOutput]
     chunk_size: int
 
-    def __call__(self, logits: Tensor, request: LogprobRequest) -> TokenLogprobs:
+    def __call__(self, logits: Tensor, request: LogprobRequest) -> LMHeadOutput:
         # split's gradient is one concatenation; that of slices would be a [K, V] of zeros for each
         chunks = zip(torch.split(logits, self.chunk_size), torch.split(request.targets, self.chunk_size), strict=True)
-        scores = [self.function(rows, replace(request, targets=targets)) for rows, targets in chunks]
-        return TokenLogprobs(
-            torch.cat([score.logprobs for score in scores]),
-            torch.cat([score.entropy for score in scores]),
-            torch.cat([score.sampled_logprobs for score in scores]),
+        outputs = [self.function(rows, replace(request, targets=targets)) for rows, targets in chunks]
+        tokens = TokenLogprobs(
+            torch.cat([output.tokens.logprobs for output in outputs]),
+            torch.cat([output.tokens.sampled_logprobs for output in outputs]),
         )
+        return LMHeadOutput(tokens, torch.cat([output.entropy for output in outputs]))
 
 
 @dataclass(frozen=True)
