@@ -28,7 +28,6 @@ from rlplug.models.build import Models
 from rlplug.models.lm_head import TokenLogprobs
 from rlplug.observability.phase_timer import PhaseTimer, StopRequested, StopSignal
 from rlplug.plugin_manager import plugins
-from rlplug.rewards import RewardRunner
 from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.partial_rollout import PartialRolloutState, load_partial_rollout
 from rlplug.training.group_selection import GroupSelection
@@ -54,15 +53,9 @@ class RLModule(LightningModule):
         super().__init__()
         self.automatic_optimization = False
         config = self.config = RunConfig(**options)
-        self.rewards = RewardRunner(
-            config.rewards,
-            deadline_s=config.limits.reward_deadline_s,
-            max_error_share=config.limits.max_reward_error_share,
-            has_environment=config.environment is not None,
-        )
-        self.mismatch_gate = MismatchGate(
-            type(config.engine).__name__, config.limits.mismatch_gate, config.limits.gate_every_step
-        )
+        self.rewards = run_setup.make_rewards(config)
+        gate, every_step = config.limits.mismatch_gate, config.limits.gate_every_step
+        self.mismatch_gate = MismatchGate(type(config.engine).__name__, gate, every_step)
         self.partial_rollout = None if config.partial_rollout is None else PartialRolloutState(config.partial_rollout)
         """Groups that go on in the next step."""
         self.models = Models()
@@ -285,12 +278,8 @@ class RLModule(LightningModule):
         if stage != "fit":
             run_setup.check_rollout(self.config, self.inputs)
             return
-        gpu = run_setup.fullest_gpu(self.strategy)
-        self._plan = run_setup.plan_run(
-            self.config, self.inputs, self.data, self.strategy, self.trainer.world_size, gpu
-        )
-        if self._plan.memory is not None:
-            run_setup.refuse_shortfall(self.config, self._plan.memory)
+        world_size = self.trainer.world_size
+        self._plan = run_setup.plan_fit(self.config, self.inputs, self.data, self.strategy, world_size)
 
     def configure_model(self) -> None:
         plan = self._plan if self.trainer.state.fn == "fit" else None

@@ -24,6 +24,7 @@ from rlplug.models.config import load_spec, load_tokenizer
 from rlplug.models.hf_files import read_config
 from rlplug.models.shape import attention_cost
 from rlplug.plugin_manager import plugins
+from rlplug.rewards import RewardRunner
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.generator import RolloutGenerator
 from rlplug.rollout.observation_tokens import ObservationTokens
@@ -79,6 +80,16 @@ class Run:
     def pop_metrics(self) -> dict[str, float]:
         """Return the metrics of engine, environments and offload since the last call."""
         return self.driver.pop_metrics() | self.generator.pop_metrics() | self.offload.pop_metrics()
+
+
+def make_rewards(config: RunConfig) -> RewardRunner:
+    """Return what runs the rewards, beside the environment's."""
+    return RewardRunner(
+        config.rewards,
+        deadline_s=config.limits.reward_deadline_s,
+        max_error_share=config.limits.max_reward_error_share,
+        has_environment=config.environment is not None,
+    )
 
 
 def read_inputs(config: RunConfig) -> RunInputs:

@@ -1,7 +1,6 @@
 import logging
 import warnings
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from rlplug.data.datamodule import PromptDataModule
+from rlplug.data.datamodule import PromptDataModule, PromptRules
 from rlplug.data.sources import FileSource, PromptRow, PromptSource
 from rlplug.errors import ConfigError
 from rlplug.types import Prompt
@@ -67,10 +66,7 @@ class Policy(LightningModule):
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, max_context: int = 100, max_new_tokens: int = 20) -> None:
         super().__init__()
-        self.tokenizer = tokenizer
-        self.max_context = max_context
-        self.sampling = SimpleNamespace(max_new_tokens=max_new_tokens)
-        self.tools: tuple[dict, ...] = ()
+        self.prompt_rules = PromptRules(tokenizer, (), max_context, max_new_tokens)
         self.weight = torch.nn.Parameter(torch.zeros(()))
         self.drawn: list[str] = []
         self.num_validation_steps = 0
@@ -95,9 +91,7 @@ def set_up(
     max_context: int = 100,
     max_new_tokens: int = 20,
 ) -> PromptDataModule:
-    policy = Policy(tokenizer or build_tokenizer(), max_context, max_new_tokens)
-    data.trainer = SimpleNamespace(lightning_module=policy)
-    data.setup(stage)
+    data.load(stage, PromptRules(tokenizer or build_tokenizer(), (), max_context, max_new_tokens))
     return data
 
 

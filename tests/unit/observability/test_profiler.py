@@ -40,7 +40,7 @@ def run(profiler: StepProfiler, num_steps: int, done: int = 0, rank: int = 0, sh
     trainer: Any = SimpleNamespace(
         strategy=SimpleNamespace(root_device=torch.device("cuda")), is_global_zero=rank == 0, should_stop=False
     )
-    module: Any = SimpleNamespace(total_steps=num_steps, rollout_step=done)
+    module: Any = SimpleNamespace(plan=SimpleNamespace(total_steps=num_steps), rollout_step=done)
     profiler.setup(trainer, module, "fit")
     profiler.on_train_start(trainer, module)
     while module.rollout_step < num_steps and not trainer.should_stop:
