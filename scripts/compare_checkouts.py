@@ -231,7 +231,7 @@ def differing_metrics(before: list[dict[str, str]], after: list[dict[str, str]])
 
 def read_weights(run: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of the exported policy."""
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for file in sorted((run / "policy").glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
             tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118

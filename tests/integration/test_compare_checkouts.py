@@ -65,7 +65,7 @@ def test_runs_that_differ_in_the_clock_alone_are_equal(tmp_path: Path) -> None:
         (lambda run: edit(run, "metrics.csv", "0.125", "0.12500000000000003"), "loss, first in row 2: 0.125 and"),
         (lambda run: edit(run, "metrics.csv", "loss", "policy/loss"), "only before: loss"),
         (lambda run: edit(run, "samples.jsonl", "1", "2"), "samples.jsonl differs"),
-        (lambda run: change_weight(run, "a", -torch.zeros(2, 3)), "a: 0 of 6 elements differ in value"),  # in the sign of zero
+        (lambda run: change_weight(run, "a", -torch.zeros(2, 3)), "a: 0 of 6 elements differ in value"),
         (lambda run: change_weight(run, "b", torch.ones(4)), "b: torch.bfloat16 (4,) and torch.float32 (4,)"),
         (lambda run: change_weight(run, "c", torch.ones(1)), "weights on one side only: c"),
         (lambda run: (run.parents[1] / "record.json").write_text("{}"), "recorded on one side only"),
