@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from shapes import copy_bandwidth, matmul_ceiling
 from step_table import markdown, summary
-from step_work import GROUP, WORKLOADS
+from step_work import GROUP, WORKLOADS, Workload
 
 HERE = Path(__file__).parent
 TRL_BEST = ("liger", "liger, no checkpointing, no correction")
@@ -45,37 +45,52 @@ def run(script: str, arguments: Sequence[str], log: Path) -> list[dict[str, Any]
     return [json.loads(line) for line in output.read_text().splitlines() if line.startswith('{"')]
 
 
-def bare_parts(name: str, log: Path) -> dict[str, float]:
-    """Return the seconds of vLLM alone and of the update alone, in processes of their own."""
-    workload = WORKLOADS[name]
+def update_arguments(workload: Workload) -> list[str]:
+    """Return the arguments of ``update.py`` for the update of ``workload`` alone."""
     lengths = ["--heavy-tail", "--smallest", str(workload.smallest)] if workload.is_heavy_tailed else []
     longest = str(workload.prompt + workload.longest)
-    updates = run(
-        "update.py",
-        [
-            *("--shape", workload.shape, "--rows", str(workload.num_completions), "--prompt", str(workload.prompt)),
-            *("--completion", str(workload.completion), "--longest", longest, *lengths, "--phases", "update"),
-            *("--variants", "compile+fused"),
-            *("--strategy", "{reshard_after_forward: false, reshard_after_backward: false}"),
-        ],
-        log,
-    )
-    generations = run(
-        "rollout.py",
-        [
-            *("--phases", "bare", "--shape", workload.shape, "--sequences", str(workload.num_completions)),
-            *("--group", str(GROUP), "--prompt", str(workload.prompt), "--new", str(workload.completion)),
-            *("--longest", str(workload.longest), "--smallest", str(workload.smallest)),
-            *("--share", str(workload.kv_cache_share), "--repeats", "2"),
-        ],
-        log,
-    )
+    return [
+        *("--shape", workload.shape, "--rows", str(workload.num_completions), "--prompt", str(workload.prompt)),
+        *("--completion", str(workload.completion), "--longest", longest, *lengths, "--phases", "update"),
+        *("--variants", "compile+fused"),
+        *("--strategy", "{reshard_after_forward: false, reshard_after_backward: false}"),
+    ]
+
+
+def rollout_arguments(workload: Workload) -> list[str]:
+    """Return the arguments of ``rollout.py`` for the generation of ``workload`` by vLLM alone.
+
+    ``--longest`` says that lengths differ, and is refused where it equals the mean.
+    """
+    lengths = ["--longest", str(workload.longest), "--smallest", str(workload.smallest)]
+    return [
+        *("--phases", "bare", "--shape", workload.shape, "--sequences", str(workload.num_completions)),
+        *("--group", str(GROUP), "--prompt", str(workload.prompt), "--new", str(workload.completion)),
+        *(lengths if workload.is_heavy_tailed else []),
+        *("--share", str(workload.kv_cache_share), "--repeats", "2"),
+    ]
+
+
+def parts_of(updates: Sequence[dict[str, Any]], generations: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return the seconds of the bare ``update`` and the bare ``rollout``, without those that failed.
+
+    Args:
+        updates: What ``update.py`` printed.
+        generations: What ``rollout.py`` printed.
+    """
     parts = {}
     if updates and "update s" in updates[-1]:  # else it says that it ran out of memory
         parts["update"] = updates[-1]["update s"]
-    if rollouts := [min(row["seconds"]) for row in generations if row["measure"].startswith("bare: generate")]:
-        parts["rollout"] = min(rollouts)
+    bare = [row for row in generations if (row["phase"], row["measure"]) == ("bare", "generate")]
+    if bare:
+        parts["rollout"] = min(min(row["seconds"]) for row in bare)
     return parts
+
+
+def bare_parts(workload: Workload, log: Path) -> dict[str, float]:
+    """Return the seconds of vLLM alone and of the update alone, in processes of their own."""
+    updates = run("update.py", update_arguments(workload), log)
+    return parts_of(updates, run("rollout.py", rollout_arguments(workload), log))
 
 
 def main() -> None:
@@ -110,7 +125,7 @@ def main() -> None:
         if "trl" in options.sides:
             for line in run("step_trl.py", [*arguments, *options.trl], options.out / "trl.log"):
                 steps.setdefault(f"TRL, {line['variant']}", []).append(line)
-    parts = bare_parts(options.workload, options.out / "parts.log") if "parts" in options.sides else {}
+    parts = bare_parts(workload, options.out / "parts.log") if "parts" in options.sides else {}
     found = {side: result for side, rows in steps.items() if (result := summary(rows, options.warm_up))}
     report = [f"{options.workload}: {workload}; ceilings {ceilings}", markdown(workload, found, parts, ceilings)]
     if mine := found.get("rlplug"):

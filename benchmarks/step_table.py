@@ -37,14 +37,15 @@ def markdown(
     Args:
         workload: What was done.
         found: The :func:`summary` of each side.
-        parts: Seconds of the bare ``rollout`` and ``update``; empty where they were not run.
+        parts: Seconds of the bare ``rollout`` and ``update``, without what was not measured.
         ceilings: ``matmul`` in FLOP/s and ``copy`` in bytes/s of one GPU, and the number of ``gpus``.
     """
     work = Work.of(workload, int(ceilings["gpus"]))
     columns = {side: _of_side(workload, result, work, ceilings, side == "rlplug") for side, result in found.items()}
     if parts:
         columns["bare parts"] = {name: f"{seconds:.2f}" for name, seconds in parts.items()}
-        columns["bare parts"]["**step, s**"] = f"{sum(parts.values()):.2f}"
+        if len(parts) == 2:
+            columns["bare parts"]["**step, s**"] = f"{sum(parts.values()):.2f}"
     rollout = work.decoded_bytes / ceilings["copy"] + work.prompt_flops / ceilings["matmul"]
     floor = {"rollout": rollout, "update": work.update_flops / ceilings["matmul"]}
     columns["floor"] = {name: f"{seconds:.2f}" for name, seconds in floor.items()}
