@@ -98,7 +98,7 @@ BROKEN = {
     ),
     "unknown kind": (
         hook("rlplug_register_rewards(registry)", body="registry.add('reward', int)"),
-        "registering failed: acme-broken registers a 'reward'",
+        "registering failed: acme-broken registers unknown kind 'reward'",
         "use one of rollouts, algorithms, rewards, environments, optimizations.",
     ),
     "wrong base class": (
