@@ -192,7 +192,7 @@ class RLModule(RLModuleSetup):
             **self.driver.pop_metrics(),
             **self.player.pop_metrics(),
             **self.offload.pop_metrics(),
-            **self.clock.drain(),
+            **self.clock.pop_metrics(),
         }
         metrics["throughput/tokens_per_s"] = metrics["completion/num_tokens"] / metrics["time/step"]
         self.algorithm.after_step(metrics)

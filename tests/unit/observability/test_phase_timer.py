@@ -23,7 +23,7 @@ def test_times_add_up_over_the_step():
     for name, seconds in (("rollout", 0.1), ("update", 0.05), ("rollout", 0.1)):
         with clock.phase(name):
             time.sleep(seconds)
-    metrics = clock.drain()
+    metrics = clock.pop_metrics()
     assert 0.2 <= metrics["time/rollout"] < 0.4
     assert 0.05 <= metrics["time/update"] < 0.2
     assert metrics["time/step"] == pytest.approx(metrics["time/rollout"] + metrics["time/update"])
@@ -34,8 +34,8 @@ def test_drain_starts_anew():
     clock = PhaseTimer(CPU, stall_s=60)
     with clock.phase("rollout"):
         pass
-    clock.drain()
-    assert clock.drain() == {"time/step": 0}
+    clock.pop_metrics()
+    assert clock.pop_metrics() == {"time/step": 0}
 
 
 def test_memory_is_the_largest_of_the_phase_s_ends():
@@ -46,7 +46,7 @@ def test_memory_is_the_largest_of_the_phase_s_ends():
     del held
     with clock.phase("update"):
         pass
-    assert clock.drain()["memory/update"] == pytest.approx(at_end, abs=0.03)  # half of what was held
+    assert clock.pop_metrics()["memory/update"] == pytest.approx(at_end, abs=0.03)  # half of what was held
 
 
 @pytest.mark.parametrize("slept", [True, False], ids=["asleep", "woke"])
@@ -60,7 +60,7 @@ def test_memory_leaves_out_what_slept_all_the_time(monkeypatch, slept):
     clock.asleep_bytes = lambda since: 54 * GIB if slept and since >= before else 0
     with clock.phase("update"):
         pass
-    assert clock.drain()["memory/update"] == (7.5 if slept else 61.5)
+    assert clock.pop_metrics()["memory/update"] == (7.5 if slept else 61.5)
 
 
 def test_a_failed_phase_counts_and_raises():
@@ -73,7 +73,7 @@ def test_a_failed_phase_counts_and_raises():
 
     with pytest.raises(ValueError, match="broken"), clock.phase("rewards"):
         fail()
-    assert clock.drain()["time/rewards"] >= 0.05
+    assert clock.pop_metrics()["time/rewards"] >= 0.05
     assert entered == ["rewards"]
 
 
