@@ -66,7 +66,7 @@ def main() -> None:
 
 
 class Worker:
-    """Runs one call at a time, each in a process of its own."""
+    """Worker that runs one call at a time, each in a process of its own."""
 
     def __init__(self, settings: dict[str, Any], trainer: int, replies: int) -> None:
         self.settings, self.trainer, self.replies = settings, trainer, replies

@@ -17,7 +17,7 @@ from rlplug.types import ENVIRONMENT, RewardError, Sample
 
 
 class RewardRunner:
-    """Scores samples with several rewards. A reward that fails becomes a :class:`RewardError`, never a 0.
+    """Runner that scores samples with several rewards. A reward that fails becomes a :class:`RewardError`, never a 0.
 
     Args:
         rewards: Rewards with different names; at least one, unless there is an environment that rewards.
