@@ -278,8 +278,8 @@ def render(
     except jinja2.TemplateError as error:
         raise ConfigError(
             f"The chat template of model.policy.path {tokenizer.name_or_path!r} refuses the prompt {row.uid!r}, whose "
-            f"roles are {', '.join(message['role'] for message in messages)}: {str(error).rstrip('.')}. Change the messages "
-            "of the prompt, or take a model whose template accepts them."
+            f"roles are {', '.join(message['role'] for message in messages)}: {str(error).rstrip('.')}. Change the "
+            "prompt's messages, or take a model whose template accepts them."
         ) from error
 
 
