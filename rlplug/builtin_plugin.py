@@ -1,4 +1,4 @@
-"""What the core itself brings, through the same hooks as any plugin; asked last, after all plugins."""
+"""Built-in plugin: the core's own classes and hooks, registered as any plugin's. Its hooks are called last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors that users meet. Each message names the key or the part, the value, and what to do instead."""
+"""Errors that users see. Each message names the key or the part, the value, and what to do instead."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ class RLPlugError(Exception):
 
 
 class ConfigError(RLPlugError, ValueError):
-    """The configuration asks for something that cannot be; raised before training starts."""
+    """Error in the configuration, raised before training starts."""
 
 
 class PluginError(RLPlugError):
-    """A plugin cannot be loaded, or two plugins contradict each other."""
+    """Error of a plugin that cannot be loaded, or of two plugins that conflict."""
 
 
 class RunError(RLPlugError, RuntimeError):
-    """A run had to stop; the message says what is saved and how to go on."""
+    """Error that stops a run; the message says what is saved and how to go on."""
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Every hook that a plugin can implement, and nothing else.
+"""Specifications of all hooks that a plugin can implement.
 
 A plugin is a module behind an entry point in the group ``rlplug.plugins``. It declares the hook API that it was
 written for, ``RLPLUG_API_VERSION = ">=1,<2"``, and implements any of the functions below, marked with
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlplug.types import Batch, Rollout
 
 API_VERSION: Final = "1.1"
-"""Rises in the second place when a hook or argument is added, in the first when one changes its meaning."""
+"""Version of the hook API. A new hook or argument raises its second number, a changed meaning its first."""
 
 ENTRY_POINT_GROUP: Final = "rlplug.plugins"
 
@@ -70,12 +70,12 @@ def rlplug_register_optimizations(registry: Registry) -> None:
 
 @hookspec
 def rlplug_after_rollout(rollout: Rollout, step: int) -> Mapping[str, float] | None:
-    """See the scored samples that train in ``step``, from all ranks; return metrics or None."""
+    """Observe the scored samples that train in ``step``, from all ranks; return metrics or None."""
 
 
 @hookspec
 def rlplug_after_update(metrics: Mapping[str, float], step: int) -> Mapping[str, float] | None:
-    """See the metrics of ``step``; return more metrics or None."""
+    """Observe the metrics of ``step``; return more metrics or None."""
 
 
 # ---- wrapper ------------------------------------------------------------------------------------------------------
@@ -93,9 +93,9 @@ def rlplug_sync_weights(
 
 @hookspec(firstresult=True)
 def rlplug_prepare_batch(batch: Batch, step: int) -> Batch | Generator[None, Batch, Batch]:
-    """Wrap the hand-over of the batch, advantages included, to the update: ``edited = (yield).replace(...)``.
+    """Edit the batch, advantages included, before the update: ``edited = (yield).replace(...)``.
 
-    Called on every rank with the same batch, and every rank must return the same. Edits nest in plugin order.
+    Every rank calls this with the same batch, and must return the same one. Edits nest in plugin order.
     """
 
 
@@ -115,4 +115,4 @@ def rlplug_compute_loss(
 
 @hookspec(firstresult=True)
 def rlplug_make_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
-    """Make the tokenizer of a policy that ``AutoTokenizer`` cannot; the core's implementation is asked last."""
+    """Return the tokenizer of a policy that ``AutoTokenizer`` cannot load; the core's implementation is called last."""

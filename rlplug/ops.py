@@ -20,15 +20,15 @@ def scaled_logits(logits: Tensor, temperature: float) -> Tensor:
 
 
 def truncate_logits(logits: Tensor, sampling: SamplingParams, keep: Tensor | None = None) -> Tensor:
-    """Set the logits that top-k and top-p exclude to ``-inf``.
+    """Return the logits with ``-inf`` for the tokens that top-k and top-p exclude.
 
-    Top-k comes first, top-p counts the probability of what is left, and the most likely token always stays, as in
-    the engines.
+    Top-k comes first, top-p counts the probability of the remaining tokens, and the most likely token always stays,
+    as in the engines.
 
     Args:
         logits: float32 [..., V], already divided by the temperature.
-        keep: int64 [...]: token ids that stay whatever their rank. A trainer in another precision may rank a
-            sampled token just outside the set that the engine kept.
+        keep: int64 [...]: token ids that always stay. A trainer in another precision may rank a sampled token just
+            outside the set that the engine kept.
     """
     if sampling.top_k == 0 and sampling.top_p == 1:
         return logits
@@ -62,17 +62,17 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Sum ``values`` where ``mask`` is true. What is masked out may be NaN or infinite."""
+    """Return the sum of ``values`` where ``mask`` is true. Values elsewhere may be NaN or infinite."""
     return torch.where(mask, values, 0.0).sum()
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of ``values`` where ``mask`` is true; 0 for an empty mask."""
+    """Return the mean of ``values`` where ``mask`` is true; 0 for an empty mask."""
     return masked_sum(values, mask) / mask.sum().clamp(min=1)
 
 
 def mismatch_metrics(rollout_logprobs: Tensor, trainer_logprobs: Tensor, mask: Tensor) -> dict[str, float]:
-    """Compare two float32 [B, T] logprobs under ``mask``.
+    """Return the differences between two float32 [B, T] logprobs under ``mask`` as metrics.
 
     Returns:
         ``mismatch/mean`` and ``mismatch/max``: absolute difference in nats. ``mismatch/kl``: the k3 estimate of

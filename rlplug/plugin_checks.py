@@ -1,4 +1,4 @@
-"""What a plugin must be before it is registered: a module for this hook API whose hooks mean what they say."""
+"""Checks of a plugin before it is registered: hook API version, declared order, and the hooks that it implements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNUSED_MARKS: Final = ("tryfirst", "trylast", "hookwrapper", "optionalhook", "sp
 SPECIFIED: Final = {
     name: inspect.signature(hook).parameters for name, hook in vars(hookspecs).items() if name.startswith("rlplug_")
 }
-"""Arguments of every hook."""
+"""Parameters of every hook, by the hook's name."""
 
 
 @dataclass
@@ -56,7 +56,7 @@ def import_checked(entry_point: EntryPoint, record: PluginRecord) -> ModuleType:
     """Import a plugin's module and check all that can be checked without calling it.
 
     Raises:
-        PluginError: What is wrong, and ``record`` says so too.
+        PluginError: A check failed; ``record`` holds the reason too.
     """
     record.file = _file_of(entry_point)
     try:
@@ -67,7 +67,7 @@ def import_checked(entry_point: EntryPoint, record: PluginRecord) -> ModuleType:
             f"Install what it misses, or another version of {record.distribution}.",
         ) from error
     if not isinstance(module, ModuleType):
-        raise record.fail(f"{entry_point.value!r} is no module.", "Let the entry point name the module alone.")
+        raise record.fail(f"{entry_point.value!r} is not a module.", "Let the entry point name the module alone.")
     _check_api_range(module, record)
     _check_order(module, record)
     _check_hooks(module, record)
@@ -75,10 +75,10 @@ def import_checked(entry_point: EntryPoint, record: PluginRecord) -> ModuleType:
 
 
 def _file_of(entry_point: EntryPoint) -> str:
-    """Return the file of the plugin's module, or of its package when that is what does not import."""
+    """Return the file of the plugin's module, or of its package when the module cannot be found."""
     module = entry_point.value.partition(":")[0].strip()
     for name in (module, module.partition(".")[0]):
-        with contextlib.suppress(Exception):  # importing it again will say what is wrong
+        with contextlib.suppress(Exception):  # loading the entry point reports what is wrong
             spec = importlib.util.find_spec(name)
             if spec is not None and spec.origin:
                 return spec.origin
@@ -94,7 +94,7 @@ def _check_api_range(module: ModuleType, record: PluginRecord) -> None:
         supported = SpecifierSet(record.api_range)
     except InvalidSpecifier as error:
         raise record.fail(
-            f"RLPLUG_API_VERSION = {declared!r} is no version range.", 'Write it like ">=1,<2".'
+            f"RLPLUG_API_VERSION = {declared!r} is not a version range.", 'Write it like ">=1,<2".'
         ) from error
     if API_VERSION not in supported:
         raise record.fail(
@@ -107,11 +107,11 @@ def _check_order(module: ModuleType, record: PluginRecord) -> None:
     for key in ("RLPLUG_BEFORE", "RLPLUG_AFTER"):
         declared = getattr(module, key, ())
         if not isinstance(declared, tuple | list | set | frozenset):
-            raise record.fail(f"{key} = {declared!r} is no tuple.", f"Write {key} = ({str(declared)!r},).")
+            raise record.fail(f"{key} = {declared!r} is not a tuple.", f"Write {key} = ({str(declared)!r},).")
 
 
 def _check_hooks(module: ModuleType, record: PluginRecord) -> None:
-    """List the hooks that ``module`` implements; misspelled, unmarked and misused ones raise."""
+    """Record the hooks that ``module`` implements; raise for misspelled, unmarked and misused ones."""
     for name, function in sorted(vars(module).items()):
         marks = getattr(function, "rlplug_impl", None) if inspect.isroutine(function) else None
         if marks is None and not (name.startswith("rlplug_") and callable(function)):
@@ -137,11 +137,11 @@ def _check_marks(name: str, function: Callable[..., Any], marks: Mapping[str, An
     if name in WRAPPER_ONLY and not marks["wrapper"]:
         raise record.fail(f"{name} would replace what the core does.", "Mark it @hookimpl(wrapper=True) and yield.")
     if name.startswith(REGISTRATION_PREFIX) and marks["wrapper"]:
-        raise record.fail(f"{name} can not be wrapped.", "Mark it @hookimpl, and add the plugin's own classes.")
+        raise record.fail(f"{name} cannot be wrapped.", "Mark it @hookimpl, and add the plugin's own classes.")
     if marks["wrapper"] and not inspect.isgeneratorfunction(function):
         raise record.fail(f"{name} is a wrapper and does not yield.", "Write result = yield, and return a result.")
     if not marks["wrapper"] and inspect.isgeneratorfunction(function):
-        raise record.fail(f"{name} yields and is no wrapper.", "Return instead, or mark it @hookimpl(wrapper=True).")
+        raise record.fail(f"{name} yields but is not a wrapper.", "Return instead, or mark it @hookimpl(wrapper=True).")
 
 
 def _check_arguments(name: str, function: Callable[..., Any], record: PluginRecord) -> None:

@@ -1,8 +1,8 @@
-"""Finds plugins through entry points, checks them, orders them, and says what is loaded.
+"""Plugin manager: finds plugins through entry points, checks and orders them, and records what is loaded.
 
 Every rank builds the same manager: plugins are sorted by name, then by what they declare (``RLPLUG_BEFORE``,
-``RLPLUG_AFTER``), and hooks are called in that order. Anything wrong with a plugin stops the run with one message
-that names the distribution, its version, the file and the fix, unless the plugin is blocked by name.
+``RLPLUG_AFTER``), and hooks are called in that order. A faulty plugin stops the run with one message that names the
+distribution, its version, the file and the fix, unless the plugin is blocked by name.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from rlplug.registry import Registration, Registry
 __all__ = ["BLOCK_VARIABLE", "PluginManager", "PluginRecord", "describe", "hookimpl", "plugins", "use_plugins"]
 
 hookimpl: Final = pluggy.HookimplMarker("rlplug")
-"""Marks a plugin's implementation of a hook."""
+"""Decorator that marks a plugin's implementation of a hook."""
 
 CORE: Final = "rlplug"
 """Name of the core among the plugins."""
 
 Modules: TypeAlias = dict[str, tuple[ModuleType, PluginRecord]]
-"""Plugins by name."""
+"""Module and record of each plugin, by the plugin's name."""
 
 
 class PluginManager:
-    """The loaded plugins: their hooks (``manager.hook``), what they registered, and a record of each.
+    """The loaded plugins: their hooks (``manager.hook``), the registry of their classes, and a record of each.
 
     Args:
         blocked: Entry-point or distribution names to leave out, besides those in ``$RLPLUG_BLOCK``.
-        strict: Raise at the first plugin that is wrong. Otherwise record it as failed and go on, which is only for
-            showing the table.
+        strict: Raise at the first faulty plugin. Otherwise record it as failed and go on, which is only for showing
+            the table.
 
     Raises:
         PluginError: A plugin does not import, misspells a hook, takes a registered name, or is for another API.
-        ConfigError: A blocked name that no plugin has.
+        ConfigError: No plugin has a blocked name.
     """
 
     def __init__(self, blocked: Iterable[str] = (), strict: bool = True) -> None:
@@ -60,7 +60,7 @@ class PluginManager:
 
     @property
     def hook(self) -> Any:
-        """Call a hook: ``manager.hook.rlplug_after_update(metrics=..., step=...)``."""
+        """Hooks to call: ``manager.hook.rlplug_after_update(metrics=..., step=...)``."""
         return self._pluggy.hook
 
     def observe(self, hook: str, **arguments: Any) -> dict[str, float]:
@@ -83,7 +83,7 @@ class PluginManager:
                 module = import_checked(entry_point, record)
                 for other_module, other in modules.values():
                     if module is other_module:
-                        raise record.fail(f"plugin {other.name!r} is this module too.", "Keep one of the entry points.")
+                        raise record.fail(f"plugin {other.name!r} names the same module.", "Keep one entry point.")
                 modules[record.name] = (module, record)
         order = self._ordered(modules)
         # pluggy calls the plugin that was registered last first, and the core comes after all others
@@ -95,7 +95,7 @@ class PluginManager:
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
-        """Stop at a plugin that is wrong when ``strict``; otherwise its record is enough."""
+        """Raise the error of a faulty plugin when ``strict``; otherwise leave it to the plugin's record."""
         try:
             yield
         except PluginError:
@@ -113,7 +113,7 @@ class PluginManager:
         return found
 
     def _ordered(self, modules: Modules) -> list[str]:
-        """Return the names in the order of calls, without the core's; plugins in a circle leave ``modules``."""
+        """Return plugin names in call order, without the core's, and remove plugins in a cycle from ``modules``."""
         while True:
             try:
                 return _sorted({name: module for name, (module, _) in modules.items() if name != CORE})

@@ -1,4 +1,4 @@
-"""What plugins bring: kind -> name -> class. A name is the class's own name, and that is what a YAML file says."""
+"""Registry of the classes that plugins bring: kind -> name -> class. A YAML file names a class by its own name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS: Final[Mapping[str, type]] = MappingProxyType(
         "optimizations": Optimization,
     }
 )
-"""The base class that a registered class of each kind must have."""
+"""Base class of the registered classes of each kind."""
 
 _ALGORITHMS: Final = "CISPO DAPO DrGRPO GRPO GSPO PFPPO PPO ReinforcePP ReinforcePPBaseline RLOO VAPO"
 _OPTIMIZATIONS: Final = (
@@ -52,24 +52,24 @@ class Registration:
 
 
 class Registry:
-    """Classes by kind and name. A collision raises and names both owners."""
+    """Classes by kind and name. Two classes with one name raise an error that names both owners."""
 
     def __init__(self) -> None:
         self._registrations: dict[tuple[str, str], Registration] = {}
         self._distribution = "rlplug"
 
     def set_owner(self, distribution: str) -> None:
-        """Attribute what is added from now on to ``distribution``; called by the plugin manager."""
+        """Attribute later registrations to ``distribution``; called by the plugin manager."""
         self._distribution = distribution
 
     def add(self, kind: str, factory: type) -> None:
         """Register ``factory`` under its class name.
 
         Raises:
-            PluginError: Unknown kind, a class without the kind's base class, or a name that is taken.
+            PluginError: The kind is unknown, the class lacks the kind's base class, or the name is taken.
         """
         if kind not in KINDS:
-            raise PluginError(f"{self._distribution} registers a {kind!r}; the kinds are {', '.join(KINDS)}.")
+            raise PluginError(f"{self._distribution} registers unknown kind {kind!r}: use one of {', '.join(KINDS)}.")
         if not (isinstance(factory, type) and issubclass(factory, KINDS[kind])):
             raise PluginError(
                 f"{self._distribution} registers {factory!r} as one of {kind}: make it a subclass of "
@@ -91,14 +91,14 @@ class Registry:
         """Return the class registered as ``name``.
 
         Raises:
-            ConfigError: Nothing is registered under that name; the message lists what is, and what to install.
+            ConfigError: No class has that name; the message lists those that are registered, or what to install.
         """
         if registration := self._registrations.get((kind, name)):
             return registration.factory
         raise ConfigError(self.explain_unknown(kind, name))
 
     def explain_unknown(self, kind: str, name: str) -> str:
-        """Return the message for a ``name`` that nothing registers."""
+        """Return the error message for a ``name`` that is not registered."""
         installed = ", ".join(self.names(kind)) or "none"
         message = f"{name!r} is not a known {kind.removesuffix('s')}."
         if package := KNOWN_DISTRIBUTIONS.get(name):

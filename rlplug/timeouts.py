@@ -1,11 +1,11 @@
-"""Runs calls of user code side by side, each with its own deadline, and never waits for one that hangs.
+"""Executor that runs calls of user code concurrently, each with a timeout, and never waits for one that hangs.
 
 Calls run on daemon threads: those of ``concurrent.futures`` are joined at exit, so that one hung call would keep the
-process alive for ever. A call that returns an awaitable goes on on an event loop, in one more daemon thread. A call
-past its deadline is given up: its thread is abandoned, a fresh one takes its place, and a late result is dropped.
+process alive for ever. A call that returns an awaitable continues on an event loop, in one more daemon thread. A call
+that misses its deadline is abandoned with its thread: a new thread replaces it, and a late result is dropped.
 
-A call that holds the interpreter's lock throughout (a regular expression that backtracks, a power with a billion
-digits) stops these deadlines as well; such code belongs in a process, see :mod:`rlplug.rewards.isolation`.
+A call that never releases the GIL (a regular expression that backtracks, a power with a billion digits) blocks these
+timeouts too. Such code needs a process of its own, see :mod:`rlplug.rewards.isolation`.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from typing import Any
 
 
 class DeadlineError(Exception):
-    """A call took longer than its deadline."""
+    """Error of a call that took longer than its deadline."""
 
 
 @dataclass(eq=False)
 class Call:
-    """One call, and how it ended: with a ``value``, or with an ``error``."""
+    """One call and its outcome: a ``value`` or an ``error``."""
 
     function: Callable[[], Any]
     value: Any = None
     error: BaseException | None = None
     settled: bool = False
     worker: threading.Thread | None = None
-    """The thread that runs it; ``None`` while it waits, and on an event loop."""
+    """Thread that runs the call; ``None`` while it waits, and while it is on an event loop."""
     started: float = 0.0
     """``time.monotonic()`` at the start in ``worker``."""
     seconds: float = 0.0
-    """How long it took, once it is settled."""
+    """Duration in seconds, once the call is settled."""
     loop: _EventLoop | None = None
-    """The event loop that it goes on on."""
+    """Event loop that awaits the result; ``None`` for a call that runs on a thread."""
 
 
 class TimeoutExecutor:
-    """Runs calls: those of :meth:`run` together, or as they come, with :meth:`add` and :meth:`settled`.
+    """Executor of calls with a timeout: a list of them with :meth:`run`, or more over time with :meth:`add`.
 
     Args:
-        deadline_s: Longest time for one call, from when it starts to run.
-        max_concurrency: At most this many calls on threads at a time, and as many on the event loop.
+        deadline_s: Longest time for one call in seconds, from when it starts to run.
+        max_concurrency: Largest number of calls on threads at a time, and also on the event loop.
     """
 
     def __init__(self, deadline_s: float, max_concurrency: int) -> None:
@@ -62,30 +62,30 @@ class TimeoutExecutor:
 
     @property
     def num_abandoned(self) -> int:
-        """Threads that were given up and still run."""
+        """Number of abandoned threads that still run."""
         self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
         return len(self._abandoned)
 
     def run(self, functions: Sequence[Callable[[], Any]]) -> list[Call]:
-        """Call all functions and return how each ended, in the same order. Every call is settled."""
+        """Call all functions and return their calls in the same order, each of them settled."""
         batch = CallBatch()
         calls = self.add(batch, functions)
         try:
             while batch.num_unsettled:
                 self.settled(batch, self._tick_s)
         finally:
-            batch.drop_waiting()  # after a KeyboardInterrupt the workers shall stop
+            batch.drop_waiting()  # so that the workers stop after a KeyboardInterrupt
         return calls
 
     def add(self, batch: CallBatch, functions: Sequence[Callable[[], Any]]) -> list[Call]:
-        """Let functions be called beside those that ``batch`` has, and return their calls, not settled yet."""
+        """Add functions to ``batch`` and return their calls, which are not settled yet."""
         calls = [batch.put(function) for function in functions]
-        while batch.wants_worker(self.max_concurrency):  # quick calls: the first threads do them all
+        while batch.wants_worker(self.max_concurrency):  # the first threads may run all calls, if these are quick
             self._start_worker(batch)
         return calls
 
     def settled(self, batch: CallBatch, timeout_s: float) -> list[Call]:
-        """Return the calls that were settled since the last time, waiting for the first, and give late ones up."""
+        """Return newly settled calls, waiting up to ``timeout_s`` for the first, and abandon late ones."""
         ends_at = time.monotonic() + timeout_s
         while True:
             self._give_up_overdue(batch)
@@ -108,7 +108,7 @@ class TimeoutExecutor:
                 else:
                     in_time = batch.settle(call, value=value)
             if not in_time:
-                return  # given up: another worker has this one's place
+                return  # the call was abandoned: another worker has replaced this one
 
     def _hand_to_loop(self, batch: CallBatch, call: Call, awaitable: Awaitable[Any]) -> bool:
         with self._lock:
@@ -133,7 +133,7 @@ class TimeoutExecutor:
             call.loop.ping()
             if call.loop.is_blocked:
                 text = f"took longer than {self.deadline_s:g} s on an event loop that an async function blocks"
-                batch.settle(call, error=DeadlineError(f"{text}: await in it, instead of waiting"))
+                batch.settle(call, error=DeadlineError(f"{text}: await instead of making blocking calls"))
                 self._abandon(call.loop)
 
     def _abandon(self, loop: _EventLoop) -> None:
@@ -144,7 +144,7 @@ class TimeoutExecutor:
 
 
 class CallBatch:
-    """Calls that share threads."""
+    """Calls that run on the same worker threads."""
 
     def __init__(self) -> None:
         self.waiting: deque[Call] = deque()
@@ -158,7 +158,7 @@ class CallBatch:
         return len(self._unsettled)
 
     def put(self, function: Callable[[], Any]) -> Call:
-        """Let a call wait for a thread."""
+        """Queue a call until a thread is free, and return it."""
         call = Call(function)
         with self._lock:
             self._unsettled[id(call)] = call
@@ -166,14 +166,14 @@ class CallBatch:
         return call
 
     def wants_worker(self, limit: int) -> bool:
-        """Return whether to start one more thread, and count it: a call waits, and fewer than ``limit`` run."""
+        """Return whether to start one more thread (a call waits and fewer than ``limit`` run), and count it."""
         with self._lock:
             wanted = bool(self.waiting) and self._num_workers < limit
             self._num_workers += wanted
             return wanted
 
     def take_settled(self, timeout_s: float) -> list[Call]:
-        """Return what was settled since the last time, waiting for the first."""
+        """Return newly settled calls, waiting up to ``timeout_s`` for the first."""
         found: list[Call] = []
         with contextlib.suppress(queue.Empty):
             found.append(self._settled.get(timeout=timeout_s))
@@ -182,7 +182,7 @@ class CallBatch:
         return found
 
     def take(self) -> Call | None:
-        """Return the next call for this thread, its clock started; ``None``, for it to end, when none waits."""
+        """Return the next call for this thread and start its clock; return ``None`` when the thread can end."""
         with self._lock:
             if not self.waiting:
                 self._num_workers -= 1
@@ -196,7 +196,7 @@ class CallBatch:
             self.waiting.clear()
 
     def move_to_loop(self, call: Call, loop: _EventLoop) -> bool:
-        """Take a call off its thread; false when it was given up before."""
+        """Move a call from its thread to an event loop; return false when the call was abandoned before."""
         with self._lock:
             if not call.settled:
                 call.worker, call.loop = None, loop
@@ -207,12 +207,12 @@ class CallBatch:
             return [call for call in self._unsettled.values() if call.loop is not None]
 
     def settle(self, call: Call, value: Any = None, error: BaseException | None = None) -> bool:
-        """Record how a call ended; false when it was given up before."""
+        """Record the outcome of a call; return false when the call was abandoned before."""
         with self._lock:
             return self._settle(call, value, error)
 
     def give_up_overdue(self, deadline_s: float) -> list[threading.Thread]:
-        """Settle the calls that are past their deadline, and return the threads that still run them."""
+        """Settle the calls that missed their deadline, and return the threads that still run them."""
         latest_start = time.monotonic() - deadline_s
         with self._lock:
             overdue = [c for c in self._unsettled.values() if c.worker is not None and c.started < latest_start]
@@ -230,7 +230,7 @@ class CallBatch:
 
 
 class _EventLoop:
-    """An event loop on a daemon thread, which notices when a coroutine blocks it."""
+    """Event loop on a daemon thread, which detects when a coroutine blocks it."""
 
     def __init__(self, deadline_s: float, max_concurrency: int) -> None:
         self.abandoned = False
@@ -244,23 +244,23 @@ class _EventLoop:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether a ping has gone unanswered for the length of a deadline."""
+        """Whether the loop has not answered a ping within the deadline of a call."""
         pinged = self._pinged
         return self.abandoned or (pinged is not None and time.monotonic() - pinged > self._deadline_s)
 
     def ping(self) -> None:
-        """Ask the loop for a sign of life, unless one is asked for already."""
+        """Send the loop a ping to answer, unless an earlier one is still unanswered."""
         if self._pinged is None and not self.abandoned:
             self._pinged = time.monotonic()
             self._loop.call_soon_threadsafe(self._pong)
 
     def submit(self, batch: CallBatch, call: Call, awaitable: Awaitable[Any]) -> None:
-        """Run a call here, as soon as a slot is free."""
+        """Run a call on this loop as soon as a slot is free."""
         self._loop.call_soon_threadsafe(self._start, self._run_call(batch, call, awaitable))
         self.ping()
 
     def abandon(self) -> None:
-        """Let the loop end when what blocks it returns."""
+        """Stop the loop as soon as the code that blocks it returns."""
         self.abandoned = True
         self._loop.call_soon_threadsafe(self._loop.stop)
 

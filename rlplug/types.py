@@ -27,24 +27,24 @@ GIB: Final = 1 << 30
 """Bytes of a GiB."""
 
 NO_VERSION: Final = -1
-"""Of a token that no policy produced, and of an engine without weights."""
+"""Policy version of a token that no policy produced, and of an engine without weights."""
 
 ENVIRONMENT: Final = "environment"
-"""Name of the reward that an environment gives, beside the names of the configured rewards."""
+"""Name of the environment's own reward among a sample's rewards."""
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
-"""``stop``: an end token was sampled; ``length``: ``max_new_tokens`` was reached; ``abort``: the engine was told to."""
+"""Reason why a completion ended: an end token (``stop``), ``max_new_tokens`` (``length``) or ``abort``."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One task for the policy, tokenised once; what follows works on ``token_ids``."""
+    """One task for the policy, tokenised once: all phases of a step work on ``token_ids``."""
 
     uid: str
     """Stable name within its source, such as ``train.jsonl:17``."""
     token_ids: tuple[int, ...]
     text: str
-    """What the tokens spell: the rendered chat template, or the plain prompt."""
+    """Text of the tokens: the rendered chat template, or the plain prompt."""
     answer: Any = None
     """Reference answer for verifiers; ``None`` when the task has none."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How completions are drawn. The defaults sample from the policy as it is.
+    """Sampling options. The defaults sample from the policy's own distribution.
 
     Args:
         max_new_tokens: Longest completion, in tokens.
@@ -82,7 +82,7 @@ class SamplingParams:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether some tokens can not be sampled at all (top-p, top-k or greedy)."""
+        """Whether some tokens cannot be sampled at all (top-p, top-k or greedy)."""
         return self.is_greedy or self.top_p < 1 or self.top_k > 0
 
 
@@ -93,9 +93,9 @@ class Request:
     request_id: str
     prompt_ids: tuple[int, ...]
     seed: int
-    """Seeds this request alone, so that its tokens do not depend on what else is in the batch."""
+    """Seed of this request alone, so that its tokens do not depend on the other requests in the batch."""
     max_new_tokens: int | None = None
-    """Of this request, where ``SamplingParams.max_new_tokens`` would be too many."""
+    """Longest completion of this request, in tokens, where it is shorter than ``SamplingParams.max_new_tokens``."""
 
     def limit(self, sampling: SamplingParams) -> int:
         """Return the longest completion of this request, in tokens."""
@@ -104,7 +104,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """What an engine returns for one request.
+    """Tokens and logprobs that an engine returns for one request.
 
     ``logprobs[i]`` is the log-probability of ``token_ids[i]`` under the distribution that was *sampled*: after
     temperature, top-k and top-p (for greedy: under the untempered distribution, since the sampled one is a point).
@@ -123,12 +123,12 @@ class Segment:
     """Tokens of a trajectory that an engine returned at once, with one version of the policy."""
 
     start: int
-    """Index into the trajectory's ``token_ids``, prompt included."""
+    """Index of the first token in the trajectory's ``token_ids``, which begin with the prompt."""
     end: int
-    """One past the last of them."""
+    """Index one past the last token."""
     policy_version: int
     ends_turn: bool
-    """False where a turn was cut, to go on with the next segment."""
+    """Whether the turn ends with this segment; false where the next segment continues it."""
 
 
 @dataclass(frozen=True)
@@ -144,25 +144,25 @@ class Sample:
 
     prompt: Prompt
     group: int
-    """Samples of one prompt in one step share this number."""
+    """Index of the group: the same number for all samples of one prompt in one step."""
     token_ids: tuple[int, ...]
-    """Prompt and completion."""
+    """Token ids of prompt and completion."""
     response_mask: tuple[bool, ...]
     """True where the policy produced the token; as long as ``token_ids``."""
     rollout_logprobs: tuple[float, ...]
     """The engine's logprobs, 0 where ``response_mask`` is false; as long as ``token_ids``."""
     completion: str
-    """What follows the prompt as text, for rewards and logs only; an environment's observations are in it."""
+    """Text after the prompt, observations of the environment included; only rewards and logs read it."""
     finish_reason: FinishReason
-    """Of the trajectory: ``length`` where a limit of tokens or turns cut it."""
+    """Finish reason of the trajectory: ``length`` where a limit of tokens or turns cut it."""
     policy_version: int
-    """Of its oldest tokens."""
+    """Version of the policy that produced the oldest tokens."""
     segments: tuple[Segment, ...] = ()
-    """What the engine returned, in order; one segment for a completion of a single turn."""
+    """Segments that the engine returned, in order; only one for a completion of a single turn."""
     last_turn: str = ""
-    """The policy's last turn as text; of a single turn, the whole completion."""
+    """Text of the policy's last turn: the whole completion when there is a single turn."""
     rewards: Mapping[str, float | RewardError] = field(default_factory=dict)
-    """Each reward's value, unweighted, by name; before the rewards phase that of the environment, if there is one."""
+    """Unweighted value of each reward, by name. Before the rewards phase, only an environment's own reward is in it."""
     reward: float = 0.0
     """Weighted sum of ``rewards``; meaningless when ``errors`` is not empty."""
 
@@ -191,11 +191,11 @@ class Rollout:
     """The scored samples of a step, the same on every rank; groups are contiguous."""
 
     samples: tuple[Sample, ...] = ()
-    """Those that train."""
+    """Samples that train."""
     rejected: tuple[Sample, ...] = ()
-    """Those that the algorithm did not select."""
+    """Samples that the algorithm did not select."""
     surplus: tuple[Sample, ...] = ()
-    """Those of groups beyond what a step takes; the algorithm did not see them."""
+    """Samples of groups that a step generates beyond what it trains on; the algorithm does not see them."""
 
     def groups(self) -> list[tuple[Sample, ...]]:
         """Return the samples of each prompt, in order."""
@@ -206,17 +206,17 @@ class Rollout:
 
     @property
     def drawn(self) -> tuple[Sample, ...]:
-        """All samples, whatever became of them."""
+        """All samples: those that train, the rejected and the surplus."""
         return self.samples + self.rejected + self.surplus
 
     @property
     def num_groups(self) -> int:
-        """Prompts that train."""
+        """Number of prompts with samples that train."""
         return len({sample.group for sample in self.samples})
 
     @property
     def num_drawn(self) -> int:
-        """Prompts that were drawn, whatever became of them."""
+        """Number of prompts with samples of any kind."""
         return len({sample.group for sample in self.drawn})
 
     def with_group(self, group: Sequence[Sample], chosen: Sequence[Sample]) -> Rollout:
@@ -225,7 +225,7 @@ class Rollout:
         return dataclasses.replace(self, samples=self.samples + tuple(chosen), rejected=self.rejected + rejected)
 
     def with_surplus(self, group: Sequence[Sample]) -> Rollout:
-        """Return the rollout with one more group that it has no room for."""
+        """Return the rollout with one more surplus group."""
         return dataclasses.replace(self, surplus=self.surplus + tuple(group))
 
 
@@ -238,43 +238,43 @@ class Batch:
     """
 
     input_ids: Tensor
-    """int64 [B, T]"""
+    """int64 [B, T]: token ids of prompt and completion"""
     attention_mask: Tensor
     """bool [B, T]: real tokens"""
     response_mask: Tensor
-    """bool [B, T]: tokens that train; false throughout a row whose reward failed"""
+    """bool [B, T]: tokens that train; false everywhere in a sequence whose reward failed"""
     rollout_logprobs: Tensor
-    """float32 [B, T]: the engine's"""
+    """float32 [B, T]: logprobs that the engine returned"""
     rewards: Tensor
     """float32 [B]: 0 where ``reward_valid`` is false"""
     reward_valid: Tensor
-    """bool [B]"""
+    """bool [B]: sequences of which no reward failed"""
     group_index: Tensor
     """int64 [B]: equal for completions of one prompt"""
     truncated: Tensor
-    """bool [B]: cut at ``max_new_tokens``"""
+    """bool [B]: sequences that a limit of tokens or turns cut (finish reason ``length``)"""
     policy_versions: Tensor | None = None
-    """int32 [B, T]: of the policy that produced the token; -1 where none did"""
+    """int32 [B, T]: version of the policy that produced the token; -1 where none did"""
     old_logprobs: Tensor | None = None
-    """float32 [B, T]: the trainer's, at the start of the update; ``None`` for a step that is exactly on-policy"""
+    """float32 [B, T]: the trainer's logprobs at the start of the update; ``None`` in an exactly on-policy step"""
     ref_logprobs: Tensor | None = None
-    """float32 [B, T]: the reference policy's"""
+    """float32 [B, T]: logprobs of the reference policy"""
     values: Tensor | None = None
-    """float32 [B, T]: the critic's"""
+    """float32 [B, T]: values of the critic"""
     advantages: Tensor | None = None
     """float32 [B, T]"""
     returns: Tensor | None = None
-    """float32 [B, T]: what the critic learns to predict"""
+    """float32 [B, T]: targets of the critic"""
 
     @staticmethod
     def from_samples(samples: Sequence[Sample], pad_token_id: int) -> Batch:
-        """Pad samples on the right. Raises nothing: a sample of length 1 or with an empty completion is legal."""
+        """Return samples as tensors, padded on the right. A sample of length 1 or with an empty completion is legal."""
         longest = max(len(sample.token_ids) for sample in samples)
 
-        def padded(rows: Sequence[Sequence[Any]], value: Any, dtype: type) -> Tensor:
-            filled: np.ndarray[Any, Any] = np.full((len(rows), longest), value, dtype=dtype)
-            for index, row in enumerate(rows):
-                filled[index, : len(row)] = row
+        def padded(sequences: Sequence[Sequence[Any]], value: Any, dtype: type) -> Tensor:
+            filled: np.ndarray[Any, Any] = np.full((len(sequences), longest), value, dtype=dtype)
+            for index, sequence in enumerate(sequences):
+                filled[index, : len(sequence)] = sequence
             return torch.from_numpy(filled)
 
         valid = torch.tensor([not sample.errors for sample in samples])
@@ -296,22 +296,22 @@ class Batch:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each sequence, prompt included."""
+        """Length of each sequence in tokens, prompt included."""
         lengths: list[int] = self.attention_mask.numpy().sum(axis=1).tolist()
         return lengths
 
     def replace(self, **changes: Tensor | None) -> Batch:
-        """Return a copy with the named tensors exchanged."""
+        """Return a copy with the named tensors replaced."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def select(self, indices: Sequence[int]) -> Batch:
-        """Return the rows ``indices`` of a batch on the CPU, cut to the longest of them."""
-        rows = np.array(indices, dtype=np.int64)  # numpy: see rlplug.models.packing.pack
-        longest = int(self.attention_mask.numpy()[rows].sum(axis=1).max())
+        """Return the sequences at ``indices`` of a batch on the CPU, cut to the longest of them."""
+        row_indices = np.array(indices, dtype=np.int64)  # numpy: see rlplug.models.packing.pack
+        longest = int(self.attention_mask.numpy()[row_indices].sum(axis=1).max())
 
         def take(tensor: Tensor) -> Tensor:
             array = tensor.numpy()
-            return torch.from_numpy(array[rows, :longest] if tensor.dim() == 2 else array[rows])
+            return torch.from_numpy(array[row_indices, :longest] if tensor.dim() == 2 else array[row_indices])
 
         return self.map(take)
 

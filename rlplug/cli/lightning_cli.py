@@ -1,4 +1,4 @@
-"""LightningCLI for RL: the parser of ``fit`` and ``validate``, short names of plugins' classes, and plain errors."""
+"""LightningCLI of the commands ``fit`` and ``validate``, with short names of plugins' classes and plain errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLI = TypeVar("CLI", bound="RLCLI")
 
 
 class RLCLI(LightningCLI):
-    """``model``: the loop and its parts; ``data``: prompts; ``run``, ``checkpoint`` and ``profile``: what is kept."""
+    """LightningCLI with the keys ``model``, ``data``, ``run``, ``checkpoint`` and ``profile``."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(RunFolder, "run")
@@ -45,16 +45,16 @@ class RLCLI(LightningCLI):
         config = self.config[self.config.subcommand]
         run_folder.resumed_from = config.ckpt_path
         saved = config.clone()
-        saved.ckpt_path = None  # whoever starts from the saved file starts anew
+        saved.ckpt_path = None  # a run from the saved file does not resume
         run_folder.config_yaml = self._parser(self.subcommand).dump(saved, skip_none=False)
 
 
 class ConfiguredCLI(RLCLI):
-    """Reads the configuration of ``fit`` and makes its parts; no trainer looks for devices, and nothing runs."""
+    """CLI that builds the parts of a ``fit`` configuration without a trainer, and runs nothing."""
 
     @property
     def trainer_options(self) -> Any:
-        """What the configuration has under ``trainer``, as objects."""
+        """Options under ``trainer``, as objects."""
         return self._get(self.config_init, "trainer")
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
@@ -65,14 +65,14 @@ class ConfiguredCLI(RLCLI):
 
 
 def run_lightning(arguments: list[str]) -> bool:
-    """Run ``fit`` or ``validate``; return whether Ctrl-C ended it."""
+    """Run ``fit`` or ``validate``, and return whether Ctrl-C ended it."""
     return bool(read_command(RLCLI, arguments).model.stop_signal.is_set)
 
 
 def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:
-    """Parse a command line, and do with it what ``cli_class`` does."""
+    """Parse a command line with ``cli_class``, which may also run the command, and return the CLI."""
     _quieten()
-    sys.argv[1:] = _with_resume(arguments)  # where LightningCLI reads, and with which Lightning starts other ranks
+    sys.argv[1:] = _with_resume(arguments)  # LightningCLI reads it, and Lightning starts other ranks with it
     try:
         return cli_class(
             RLModule,
@@ -94,12 +94,12 @@ def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:
             parser_class=RLArgumentParser,
             parser_kwargs={"allow_abbrev": False, **{name: {"allow_abbrev": False} for name in RLCLI.subcommands()}},
         )
-    except MisconfigurationException as error:  # Lightning's own word for a mistake in the trainer's options
+    except MisconfigurationException as error:  # Lightning's own error for invalid options of the trainer
         raise ConfigError(f"trainer: {error}") from error
 
 
 def _quieten() -> None:
-    """Silence what the libraries say on every run and no user can act on."""
+    """Silence messages of libraries that come with every run and need no action."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")  # Lightning 2.6 with torch 2.13
@@ -107,7 +107,7 @@ def _quieten() -> None:
 
 
 def _with_resume(arguments: list[str]) -> list[str]:
-    """Replace ``--resume RUN`` by the run's own configuration and newest checkpoint; what follows still overrides."""
+    """Replace ``--resume RUN`` by the run's own configuration and newest checkpoint; later options still override."""
     if "--resume" not in arguments:
         return arguments
     index = arguments.index("--resume")

@@ -1,4 +1,4 @@
-"""The command line: ``rlplug fit | validate | plan | plugins | report``."""
+"""Command line: ``rlplug fit | validate | plan | plugins | report``."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _plugins_command(arguments: list[str], blocked: list[str]) -> int:
 
 
 def _print_plugin(record: PluginRecord) -> None:
-    """Print one plugin as a block; lines wrap between words, and nothing is cut however narrow the terminal."""
+    """Print one plugin as a block whose lines wrap, so that a narrow terminal cuts nothing."""
     console = Console(highlight=False)
     state = Text(record.state, {"loaded": "green", "blocked": "yellow", "failed": "red"}[record.state])
     api = f", hook API {record.api_range}" if record.api_range else ""
@@ -146,7 +146,7 @@ def _take_flag(arguments: list[str], flag: str) -> bool:
 
 
 def _take_values(arguments: list[str], option: str, what: str) -> list[str]:
-    """Remove every ``option VALUE`` from ``arguments`` and return the values; ``what`` they are is for messages."""
+    """Remove every ``option VALUE`` from ``arguments`` and return the values; ``what`` describes them in errors."""
     values = []
     while option in arguments:
         index = arguments.index(option)

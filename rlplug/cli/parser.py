@@ -1,4 +1,4 @@
-"""The argument parser: jsonargparse's, with errors in a sentence or two that name the key and the nearest valid one."""
+"""Argument parser: jsonargparse with short errors that name the key and the nearest valid one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KIND_OF_KEY: Final = {
     "model.environment": "environments",
     "model.optimizations": "optimizations",
 }
-"""Keys whose classes plugins register."""
+"""Kind of the registered classes that a key of the configuration names."""
 
 _UNKNOWN_KEY: Final = re.compile(r"does not accept option '([^']+)'|unrecognized arguments: (?:--)?([^\s=]+)")
 _UNKNOWN_CLASS: Final = re.compile(r'Parser key "([^"]+)":.*Expected a dot import path string: (\S+)', re.S)
@@ -28,10 +28,10 @@ _MISSING: Final = re.compile(r"arguments are required: (?:fit\.|validate\.)?(.+)
 
 
 class RLArgumentParser(LightningArgumentParser):
-    """Raises :class:`ConfigError` where jsonargparse would print the usage and exit.
+    """Parser that raises :class:`ConfigError` where jsonargparse would print the usage and exit.
 
-    jsonargparse makes parsers of the same class for the ``init_args`` of classes inside the configuration; their
-    errors come wrapped in the outer parser's, key by key.
+    jsonargparse makes parsers of the same class for the ``init_args`` of classes inside the configuration; the outer
+    parser wraps their errors, key by key.
     """
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -47,12 +47,12 @@ class RLArgumentParser(LightningArgumentParser):
         if found := _UNKNOWN_CLASS.search(message):
             return f"{found[1]}: {_explain_class(found[1], found[2])} Or give an import path, package.Class."
         if found := _MISSING.search(message):
-            return f"the configuration lacks {found[1]}. configs/quickstart.yaml is a whole one."
+            return f"the configuration lacks {found[1]}: set it. configs/quickstart.yaml is a complete configuration."
         one_line = " ".join(line.strip() for line in message.splitlines() if line.strip())
         return re.sub(r'Parser key "([^"]+)":', r"\1:", one_line)
 
     def _keys(self) -> list[str]:
-        """Return every key of the configuration, of the parser itself and of its subcommands."""
+        """Return every key of the parser and of its subcommands."""
         keys: list[str] = []
         for action in self._actions:
             if action.dest == "subcommand":
@@ -70,4 +70,4 @@ def _explain_class(key: str, name: str) -> str:
                 return f"{name!r} comes with {record.distribution}, which is blocked: drop --block {record.name}."
         return plugins().registry.explain_unknown(kind, name)
     known = [source.__name__ for source in PromptSource.__subclasses__()] if key in ("data.train", "data.val") else []
-    return f"{name!r} is no class that is known here.{did_you_mean(name, known)}"
+    return f"{name!r} is not a known class.{did_you_mean(name, known)}"

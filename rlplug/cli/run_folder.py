@@ -1,4 +1,4 @@
-"""The folder that a run leaves: configuration, versions, metrics, samples, policy, report."""
+"""Run folder, with configuration, versions, metrics, samples, trained policy and report."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ REWARD_ERRORS: Final = "reward_errors.jsonl"
 
 
 class RunFolder(Callback):
-    """Writes the run's folder, ``<dir>/001``, ``<dir>/002``, ...; a resumed run goes on in its own.
+    """Writer of the run's folder, ``<dir>/001``, ``<dir>/002``, ...; a resumed run continues its own.
 
     Args:
-        dir: Where runs of this name go.
-        samples_per_step: Completions written to ``samples.jsonl`` per step: the best, the worst and others between.
+        dir: Parent folder of the run's numbered folder.
+        samples_per_step: Completions written to ``samples.jsonl`` per step: the best, the worst and some in between.
         export_policy: Write the trained policy as a Hugging Face folder, ``policy/``, when the run ends.
         report: Write ``report.html`` when the run ends; needs the extra ``rlplug[report]``.
     """
@@ -51,9 +51,9 @@ class RunFolder(Callback):
         self.export_policy = export_policy
         self.report = report
         self.config_yaml: str | None = None
-        """The resolved configuration; the command line sets it."""
+        """Resolved configuration as YAML; the command line sets it."""
         self.resumed_from: str | None = None
-        """The checkpoint that the run goes on from; the command line sets it."""
+        """Path of the checkpoint from which the run resumes; the command line sets it."""
         self._console = Console()
         self._record: dict[str, Any] = {}
 
@@ -89,7 +89,7 @@ class RunFolder(Callback):
             self._save_record()
 
     def _choose_folder(self, trainer: Trainer) -> Path:
-        """Return the run's own folder when it is resumed, else a new one, numbered."""
+        """Return the run's own folder when it is resumed, else a new one with the next number."""
         if trainer.state.fn == "fit" and self.resumed_from and (folder := run_dir_of(self.resumed_from)):
             return folder
         base = Path(self.dir)
@@ -122,7 +122,7 @@ class RunFolder(Callback):
                 self._console.print(note, highlight=False)
         for split, count in trainer.datamodule.num_filtered.items():  # type: ignore[attr-defined]
             if count:
-                self._console.print(f"data.{split}: {count} prompts are too long and were left out")
+                self._console.print(f"data.{split}: {count} prompts were left out, because they are too long")
         for effect in module.models.effects:
             self._console.print(f"took effect: {effect.description}")
         self._console.print(f"run folder: {self.path}")
@@ -144,7 +144,7 @@ class RunFolder(Callback):
             self._finish("finished")
 
     def _log_samples(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write what the module has put out: some of the samples, and every one whose reward failed."""
+        """Write some of the module's new samples, and all of those whose reward failed."""
         module: Any = pl_module
         taken, module.newest_samples = module.newest_samples, []
         if not trainer.is_global_zero:
@@ -168,7 +168,7 @@ class RunFolder(Callback):
                 file.write(json.dumps(_sample_record(sample, step, phase), default=str) + "\n")
 
     def _drop_samples_after(self, step: int) -> None:
-        """Forget samples past ``step``: a run resumed from there will write them again."""
+        """Remove the samples after ``step``: a run that resumes from there writes them again."""
         for name in (SAMPLES, REWARD_ERRORS):
             path = self.path / name
             if path.is_file():
@@ -208,7 +208,7 @@ class RunFolder(Callback):
         (self.path / "run.json").write_text(json.dumps(self._record, indent=2))
 
     def _print_summary(self, total_seconds: float) -> None:
-        """Print what came out, where it is, and what to do next."""
+        """Print the rewards, the paths of the results, and what to do next."""
         say = self._console.print
         rewards = [float(row["reward/mean"]) for row in self._csv.read() if row.get("reward/mean")]
         if rewards:
@@ -235,7 +235,7 @@ def _now() -> str:
 
 
 def _spread(samples: Sequence[Sample], count: int) -> list[Sample]:
-    """Take ``count`` samples evenly from worst to best, failed rewards first."""
+    """Return ``count`` samples spread evenly from worst to best, failed rewards first."""
     ordered = sorted(samples, key=lambda sample: (not sample.errors, sample.reward))
     if len(ordered) <= count:
         return ordered

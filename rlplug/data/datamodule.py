@@ -1,4 +1,4 @@
-"""``PromptDataModule``: renders and tokenises the prompts once, and hands them to the RL loop."""
+"""``PromptDataModule``: renders and tokenises the prompts once, and gives them to the RL loop."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ class PromptRules:
 class PromptDataModule(LightningDataModule):
     """Prompts of training and validation.
 
-    Which special tokens a prompt gets: with ``chat``, exactly those that the chat template writes, because templates
-    write the BOS token themselves. Without, those that the tokenizer puts in front of a text (Llama's and Gemma's BOS,
-    nothing for Qwen and GPT-2), because that is how base models were pre-trained; never those that it puts behind, such
-    as T5's EOS, because the completion goes on from there.
+    With ``chat``, a prompt gets exactly the special tokens that the chat template writes, because templates write the
+    BOS token themselves. Without, it gets those that the tokenizer puts in front of a text (Llama's and Gemma's BOS,
+    nothing for Qwen and GPT-2), as base models were pre-trained. It never gets those that the tokenizer puts behind a
+    text, such as T5's EOS, because the completion continues the prompt.
 
     Args:
         train: Source of the training prompts.
         val: Source of the validation prompts.
-        chat: Render prompts with the tokenizer's chat template; plain text becomes one user message. By default, when
-            the rows are messages.
+        chat: Render prompts with the tokenizer's chat template; plain text becomes one user message. By default, this
+            is done when the rows are messages.
         system_prompt: System message in front of every prompt; only with ``chat``.
-        max_prompt_tokens: Longest prompt, in tokens. In any case prompt and completion must fit the policy's context.
+        max_prompt_tokens: Longest prompt, in tokens. Prompt and completion must also fit the policy's context.
         too_long: ``refuse`` stops when a prompt is longer; ``filter`` leaves such prompts out and says how many.
         shuffle: Draw a new order of the training prompts for each epoch.
-        seed: Determines these orders.
+        seed: Seed of these orders.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class PromptDataModule(LightningDataModule):
         self.seed = seed
         self.val_prompts: list[Prompt] = []
         self.num_filtered: dict[str, int] = {}
-        """Prompts left out because they were too long, by ``train`` and ``val``."""
+        """Number of prompts that were left out as too long, by ``train`` and ``val``."""
         self.renders_chat = False
-        """Whether prompts are rendered with the chat template; known after ``setup``."""
+        """Whether prompts are rendered with the chat template; set by ``setup``."""
         self.template_tools: Sequence[Mapping[str, Any]] = ()
-        """The environment's tools, as far as the chat template takes them."""
+        """JSON schemas of the environment's tools when the chat template presents them, else empty."""
         self._stage: str | None = None
         self._train_stream: PromptStream | None = None
         self._early_state: Mapping[str, Any] = {}
@@ -131,27 +131,27 @@ class PromptDataModule(LightningDataModule):
         return Ticks(None)
 
     def val_dataloader(self) -> Ticks | list[Any]:
-        """Return one tick, on which ``validation_step`` runs all of ``val_prompts``; during fit nothing.
+        """Return one tick, for which ``validation_step`` runs all of ``val_prompts``; return no tick during fit.
 
-        While fitting, the RL loop validates by itself, because Lightning counts batches and not RL steps.
+        During fit, the RL loop validates by itself, because Lightning counts batches and not RL steps.
         """
         if self._stage != "fit":
             return Ticks(1)
-        # Lightning warns of a loader without batches, which here is meant
+        # Lightning warns of a loader without batches, which is intended here
         warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")
         return []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the training prompts; nothing when there are none, as in validate."""
+        """Return the position in the training prompts, or an empty state when there are none, as in validate."""
         return {} if self._train_stream is None else self._train_stream.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to a saved place in the training prompts, at once or as soon as ``setup`` has read them.
+        """Restore a saved position in the training prompts, at once or as soon as ``setup`` has read them.
 
         Lightning calls this after ``setup``, in validate too, where there are no training prompts to resume.
 
         Raises:
-            ConfigError: The place was saved over other prompts or in another order.
+            ConfigError: The position was saved for other prompts or another order.
         """
         if self._train_stream is not None:
             self._train_stream.load_state_dict(state_dict)
@@ -159,7 +159,7 @@ class PromptDataModule(LightningDataModule):
             self._early_state = state_dict
 
     def _wants_chat(self, rules: PromptRules, rows: Sequence[PromptRow]) -> bool:
-        """Return whether prompts are rendered with the chat template: as asked, or as the rows are."""
+        """Return whether to render prompts with the chat template: as configured, or when rows are messages."""
         messages = next((row for row in rows if not isinstance(row.prompt, str)), None)
         text = next((row for row in rows if isinstance(row.prompt, str)), None)
         if self.chat is None and messages and text:
@@ -184,21 +184,21 @@ class PromptDataModule(LightningDataModule):
         return chat
 
     def _present_tools(self, rules: PromptRules, chat: bool) -> str:
-        """Let the chat template present the environment's tools; return what the system message must say instead."""
+        """Have the chat template present the environment's tools, or return instructions for the system message."""
         tools = rules.tools
         if not tools:
             return ""
         if not chat:
-            rank_zero_warn("data.chat is false: the prompts do not tell the policy of its environment's tools.")
+            rank_zero_warn("data.chat is false, so the prompts do not describe the environment's tools to the policy.")
         elif takes_tools(rules.tokenizer, tools):
             self.template_tools = tools
         else:
-            rank_zero_info("The chat template presents no tools: the system message does.")
+            rank_zero_info("The chat template does not present tools, so the system message describes them.")
             return tool_instructions(tools)
         return ""
 
     def _prompts(self, rules: PromptRules, split: str, rows: Sequence[PromptRow], instructions: str) -> list[Prompt]:
-        """Render and tokenise ``rows``, and see to those that are too long."""
+        """Render and tokenise ``rows``, and filter or refuse those that are too long."""
         chat, system_prompt = self.renders_chat, self.system_prompt
         texts = [
             render(row, rules.tokenizer, system_prompt, instructions, self.template_tools) if chat else str(row.prompt)
@@ -227,29 +227,29 @@ class PromptDataModule(LightningDataModule):
         return kept
 
     def _limit(self, rules: PromptRules) -> tuple[int, str]:
-        """Return the longest allowed prompt, in tokens, and where that comes from and how to change it."""
+        """Return the longest allowed prompt, in tokens, and the reason for it with the key to change."""
         max_context, max_new_tokens = rules.max_context, rules.max_new_tokens
-        room = max_context - max_new_tokens
-        if room < 1:
+        fits_context = max_context - max_new_tokens
+        if fits_context < 1:
             raise ConfigError(
-                f"model.sampling.max_new_tokens is {max_new_tokens}, which leaves no room for a prompt in the policy's "
-                f"context of {max_context} tokens: give less."
+                f"model.sampling.max_new_tokens is {max_new_tokens}, which leaves no tokens for a prompt in the "
+                f"policy's context of {max_context} tokens: lower it."
             )
-        if self.max_prompt_tokens is not None and self.max_prompt_tokens <= room:
+        if self.max_prompt_tokens is not None and self.max_prompt_tokens <= fits_context:
             return self.max_prompt_tokens, "data.max_prompt_tokens (raise it to allow them)"
-        return room, (
-            f"what the policy's context of {max_context} leaves beside model.sampling.max_new_tokens {max_new_tokens} "
+        return fits_context, (
+            f"the policy's context of {max_context} less model.sampling.max_new_tokens {max_new_tokens} "
             "(lower that to allow them)"
         )
 
 
 class Ticks:
-    """What Lightning iterates over instead of batches: numbers that mean nothing, without a length.
+    """Iterable without a length that gives Lightning meaningless numbers instead of batches.
 
     They are tensors because Lightning reads a batch size from each batch when something is logged per epoch.
 
     Args:
-        num_ticks: ``None`` for no end.
+        num_ticks: Number of ticks; ``None`` for no end.
     """
 
     def __init__(self, num_ticks: int | None) -> None:
@@ -266,12 +266,15 @@ def render(
     instructions: str = "",
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """Return the row's chat as text, up to where the assistant begins to speak.
+    """Return the row's chat as text, up to the start of the assistant's turn.
 
     Args:
-        system_prompt: System message in front, of which the row has none then.
-        instructions: End of the system message, whosever it is.
-        tools: What the chat template presents.
+        system_prompt: System message in front; the row must not have one of its own then.
+        instructions: Text to append to the system message.
+        tools: JSON schemas of the tools that the chat template presents.
+
+    Raises:
+        ConfigError: There are two system messages, or the chat template refuses the row.
     """
     messages = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
     own = next((message for message in messages if message["role"] == "system"), None)
@@ -287,12 +290,13 @@ def render(
     except jinja2.TemplateError as error:
         raise ConfigError(
             f"The chat template of model.policy.path {tokenizer.name_or_path!r} refuses the prompt {row.uid!r}, whose "
-            f"roles are {', '.join(message['role'] for message in messages)}: {error}"
+            f"roles are {', '.join(message['role'] for message in messages)}: {str(error).rstrip('.')}. Change the "
+            "prompt's messages, or take a model whose template accepts them."
         ) from error
 
 
 def takes_tools(tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the chat template tells of tools."""
+    """Return whether the chat template presents tools."""
     messages = [{"role": "user", "content": "?"}]
     return _apply_template(messages, tokenizer, tools) != _apply_template(messages, tokenizer, ())
 
@@ -310,7 +314,7 @@ def tokenize(
     """Return the token ids of each text; an empty text has none.
 
     Args:
-        leading_special_tokens: Put in front what the tokenizer itself puts there (its BOS token, if it uses one), once.
+        leading_special_tokens: Whether to start with the tokenizer's leading special tokens, such as its BOS, once.
     """
     bare: list[list[int]] = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
     prefix = []

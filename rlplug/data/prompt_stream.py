@@ -1,4 +1,4 @@
-"""``PromptStream``: an endless, exactly resumable walk through a list of prompts."""
+"""``PromptStream``: an endless stream of prompts, epoch after epoch, which resumes exactly."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _CHANGES: Final = {
     "shuffle": "data.shuffle",
     "seed": "data.seed",
 }
-"""What a user changed when this part of the fingerprint differs."""
+"""Description of the change for each part of the fingerprint."""
 
 
 class PromptStream:
-    """Walks through the prompts epoch after epoch; it depends on nothing but its arguments, so every rank agrees.
+    """Endless stream of prompts, epoch after epoch. It depends on its arguments alone, so all ranks get the same.
 
     Args:
-        prompts: At least one.
+        prompts: Prompts of one epoch; at least one.
         shuffle: Draw a new order for each epoch; otherwise keep the order of ``prompts``.
-        seed: With the number of the epoch, determines that epoch's order.
+        seed: Seed that determines each epoch's order, together with the epoch's number.
     """
 
     def __init__(self, prompts: Sequence[Prompt], shuffle: bool = True, seed: int = 0) -> None:
@@ -36,7 +36,7 @@ class PromptStream:
         self.epoch = 0
         """Epoch of the next prompt."""
         self.position = 0
-        """Place of the next prompt within its epoch, always below the number of prompts."""
+        """Index of the next prompt within its epoch, always below the number of prompts."""
         self._prompts = tuple(prompts)
         self._shuffle = shuffle
         self._seed = seed
@@ -49,12 +49,12 @@ class PromptStream:
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of the longest prompt."""
+        """Length of the longest prompt, in tokens."""
         return max(len(prompt.token_ids) for prompt in self._prompts)
 
     @property
     def by_uid(self) -> dict[str, Prompt]:
-        """The prompts by name."""
+        """Prompts by uid."""
         return {prompt.uid: prompt for prompt in self._prompts}
 
     def take(self, num_prompts: int) -> list[Prompt]:
@@ -70,19 +70,19 @@ class PromptStream:
         return taken
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the walk, and what the walk depends on; plain numbers and strings only."""
+        """Return the position and a fingerprint of the arguments, as plain numbers and strings."""
         return {"epoch": self.epoch, "position": self.position, "fingerprint": dict(self._fingerprint)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved place.
+        """Restore a saved position.
 
         Raises:
-            ConfigError: The place was saved over other prompts or in another order, and means nothing here.
+            ConfigError: The position was saved for other prompts or another order.
         """
         saved = state["fingerprint"]
         changed = [key for key, value in self._fingerprint.items() if saved[key] != value]
         if changed:
-            # the first one is the cause: another number of prompts always changes the hashes too
+            # name the first one, the cause: another number of prompts always changes the hashes too
             first = changed[0]
             is_hash = first in ("uids", "token_ids")
             values = "" if is_hash else f": {saved[first]} then, {self._fingerprint[first]} now"

@@ -1,6 +1,6 @@
-"""Where prompts come from: files, Hugging Face datasets, and tasks that reasoning-gym generates.
+"""Sources of prompts: files, Hugging Face datasets, and tasks that reasoning-gym generates.
 
-A source yields plain rows and knows nothing of tokenizers; ``PromptDataModule`` renders and tokenises them.
+A source yields plain rows without tokenising them; ``PromptDataModule`` renders and tokenises them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PromptRow:
 
 
 class PromptSource(ABC):
-    """A finite, ordered collection of tasks."""
+    """Base class of prompt sources: a finite, ordered collection of tasks."""
 
     @abstractmethod
     def rows(self) -> Iterator[PromptRow]:
@@ -48,7 +48,7 @@ class PromptSource(ABC):
 class FileSource(PromptSource):
     """Prompts from a JSONL or parquet file; fields other than prompt and answer become the row's metadata.
 
-    Rows are named ``train.jsonl:17``, where 17 is the line (of parquet: the row), counted from 1.
+    Rows are named ``train.jsonl:17``, where 17 is the line (the row in parquet), counted from 1.
 
     Args:
         path: File that ends in ``.jsonl`` (one JSON object a line) or ``.parquet``.
@@ -80,7 +80,7 @@ class FileSource(PromptSource):
                 "or a .parquet file."
             )
         if not path.is_file():
-            raise ConfigError(f"data source path {self.path!r} is no file: give the path of a file that exists.")
+            raise ConfigError(f"data source path {self.path!r} is not a file: give the path of a file that exists.")
         is_empty = True
         for number, fields in itertools.islice(readers[path.suffix](path), self.limit):
             is_empty = False
@@ -95,9 +95,9 @@ class HFDatasetSource(PromptSource):
     Rows are named ``gsm8k/main/train:17``, where 17 is the index in that split, counted from 0.
 
     Args:
-        path: Name on the hub, a folder written by ``save_to_disk``, or a folder of data files.
+        path: Name on the Hugging Face Hub, a folder written by ``save_to_disk``, or a folder of data files.
         name: Configuration of the dataset, such as ``main`` of ``openai/gsm8k``.
-        split: Which split to read.
+        split: Split to read.
         prompt_key: Column with the prompt: text, or a list of messages with ``role`` and ``content``.
         answer_key: Column with the reference answer. The default may be absent, and answers are then ``None``; a
             column that you name must be there.
@@ -147,13 +147,13 @@ class HFDatasetSource(PromptSource):
             raise ConfigError(f"data source {asked} cannot be loaded by datasets: {error}{cause}") from error
 
     def _split_of_saved(self, saved: Any) -> Any:
-        """Return the wanted split of what ``save_to_disk`` wrote: one data set, or a dictionary of splits."""
+        """Return the configured split of a folder that ``save_to_disk`` wrote."""
         if self.name is not None:
             raise ConfigError(
                 f"data source path {self.path!r} is a folder written by save_to_disk, which has no configurations: "
                 f"leave out name (now {self.name!r})."
             )
-        # a data set that never was part of a dictionary knows no split, and "train" is our default for it
+        # a data set that was never part of a dictionary has no split name, and "train" is our default for it
         splits = list(saved) if isinstance(saved, dict) else [str(saved.split or "train")]
         if self.split not in splits:
             raise ConfigError(
@@ -170,9 +170,9 @@ class ReasoningGymSource(PromptSource):
 
     Args:
         task: Name of a reasoning-gym data set, such as ``chain_sum``.
-        size: How many puzzles to generate.
-        seed: Puzzle ``i`` is drawn with seed + i. So seeds of training and validation must be at least ``size`` apart,
-            or both get the same puzzles.
+        size: Number of puzzles to generate.
+        seed: Seed of the first puzzle; puzzle ``i`` has seed + i. Seeds of training and validation must be at least
+            ``size`` apart, or both get the same puzzles.
         config: Options of the task, such as ``{min_terms: 2, max_terms: 3}``.
         instruction: Text that follows each question on a line of its own, such as how to mark the final answer.
     """
@@ -210,7 +210,7 @@ class ReasoningGymSource(PromptSource):
         registered: Mapping[str, tuple[type, type]] = reasoning_gym.factory.DATASETS
         if self.task not in registered:
             raise ConfigError(
-                f"data source task {self.task!r} is no reasoning-gym task.{did_you_mean(self.task, registered)} "
+                f"data source task {self.task!r} is not a reasoning-gym task.{did_you_mean(self.task, registered)} "
                 f"There are {', '.join(sorted(registered))}."
             )
         options = {field.name for field in dataclasses.fields(registered[self.task][1])} - {"size", "seed"}
@@ -224,9 +224,11 @@ class ReasoningGymSource(PromptSource):
                 )
         try:
             return reasoning_gym.create_dataset(self.task, size=self.size, seed=self.seed, **self.config)
-        # the tasks validate their options with assert, or fail in the middle of a comparison
+        # the tasks validate their options with assert, or fail while comparing them
         except (AssertionError, AttributeError, TypeError, ValueError) as error:
-            raise ConfigError(f"data source config of {self.task!r}, {self.config}, is refused: {error}") from error
+            raise ConfigError(
+                f"data source config of {self.task!r}, {self.config}, is refused: {error}. Correct these options."
+            ) from error
 
 
 def _check_limit(limit: int | None) -> None:
@@ -242,8 +244,8 @@ def _optional_import(module: str, requirement: str, needed_by: str) -> Any:
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield line numbers and objects; blank lines are passed over."""
-    # in binary, so that a line that is no UTF-8 can be named
+    """Yield line numbers, counted from 1, and objects; blank lines are skipped."""
+    # in binary, so that an error can name a line that is not UTF-8
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -251,7 +253,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             try:
                 fields = json.loads(line)
             except ValueError as error:
-                raise ConfigError(f"{path}:{number} is no valid JSON: {error}") from error
+                raise ConfigError(f"{path}:{number} is not valid JSON: {error}") from error
             if not isinstance(fields, dict):
                 raise ConfigError(
                     f"{path}:{number} is a JSON {type(fields).__name__}: each line must be an object, such as "
@@ -261,13 +263,13 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield row numbers, from 1, and rows."""
+    """Yield row numbers, counted from 1, and rows."""
     parquet = _optional_import("pyarrow.parquet", "pyarrow", f"data source path {str(path)!r}")
     try:
         file = parquet.ParquetFile(path)
     # pyarrow's ArrowInvalid is a ValueError
     except (OSError, ValueError) as error:
-        raise ConfigError(f"data source path {str(path)!r} is no valid parquet file: {error}") from error
+        raise ConfigError(f"data source path {str(path)!r} is not a valid parquet file: {error}") from error
     with file:
         rows = itertools.chain.from_iterable(batch.to_pylist() for batch in file.iter_batches())
         yield from enumerate(rows, start=1)
@@ -281,7 +283,7 @@ def _row(fields: Mapping[str, Any], uid: str, where: str, prompt_key: str, answe
             there = ", ".join(fields) or "none"
             raise ConfigError(
                 f"{where} has no field {key!r}; its fields are {there}.{did_you_mean(key, fields)} "
-                f"Set {argument} to the right one."
+                f"Set {argument} to one of them."
             )
     return PromptRow(
         uid=uid,
@@ -292,7 +294,11 @@ def _row(fields: Mapping[str, Any], uid: str, where: str, prompt_key: str, answe
 
 
 def _prompt(value: Any, where: str, prompt_key: str) -> str | list[dict[str, str]]:
-    """Return ``value`` when it is text or a list of messages."""
+    """Return ``value`` if it is text or a list of messages.
+
+    Raises:
+        ConfigError: It is neither.
+    """
     if isinstance(value, str):
         return value
     expected = 'text, or a list of messages such as [{"role": "user", "content": "1 + 1 ="}]'
@@ -300,7 +306,7 @@ def _prompt(value: Any, where: str, prompt_key: str) -> str | list[dict[str, str
         raise ConfigError(f"{where}: {prompt_key!r} is {value!r}: give {expected}.")
     messages = []
     for message in value:
-        # columnar formats fill the keys that only some messages have with None
+        # columnar formats set the keys that only some messages have to None in the others
         present = {key: text for key, text in message.items() if text is not None} if isinstance(message, dict) else {}
         if not {"role", "content"} <= present.keys() or not all(isinstance(text, str) for text in present.values()):
             raise ConfigError(f"{where}: {prompt_key!r} has the message {message!r}: give {expected}.")

@@ -1,4 +1,4 @@
-"""Tools for policies that call functions: their description, their calls, and where these run."""
+"""Tools for policies that call functions: schemas of the tools, parsing of the calls, and a sandbox to run them."""
 
 from rlplug.environments.tool_calls import MalformedCall, ToolCall, find_calls
 from rlplug.environments.tool_environment import ToolEnvironment

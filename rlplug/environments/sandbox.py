@@ -1,26 +1,26 @@
-"""Calls of functions in processes with limits, from any number of threads.
+"""Sandbox that runs function calls in processes with limits, from any number of threads.
 
 A pool keeps a few worker processes that have imported the functions. A call is a process forked from a worker, so it
-starts in a few milliseconds, sees the modules as they were imported, and leaves nothing behind: when it has answered,
-or its time is over, it is killed with all that it started.
+starts in a few milliseconds, sees the modules as they were imported, and leaves nothing behind: after its answer, or
+at its time limit, it is killed with all processes that it started.
 
-What holds for a call:
+Limits of a call:
 
-- *Time* is from its start, not from when it began to wait for a worker.
-- *Memory* is of each of its processes, beyond what the worker had. A file may hold 16 MiB.
-- *Processes*, threads included: as root a call runs as a user of its own, who has no other processes, and for whom the
-  kernel counts them. Another user's call keeps that user, of whose processes the kernel counts all: the limit is what
-  the user has when the call starts, plus ``max_processes``.
-- *Files*: as root, a call reads what root may, and writes where anybody may, such as ``/tmp``. Another user's call has
-  that user's rights.
-- *Output*: the return value alone. What is printed goes nowhere.
+- *Time* counts from the start of the call, without the wait for a worker.
+- *Memory* counts for each process of the call, beyond the memory of the worker. A file may hold 16 MiB.
+- *Processes* include threads. As root, a call runs as a user of its own without other processes, so that the kernel
+  counts those of the call. A call of another user keeps that user, of whom the kernel counts all processes: the limit
+  is the number that the user has when the call starts, plus ``max_processes``.
+- *Files*: as root, a call can read what root can, and write where every user can, such as ``/tmp``. A call of another
+  user has that user's rights.
+- *Output* is the return value alone. Printed text is discarded.
 
-A worker ends its call also when it is told to end, when the trainer ends, and when the trainer is killed. Where the
-worker itself is killed, the first process of its call ends with it, and the trainer, if it is root and still there,
-ends the others.
+A worker also ends its call when it has to end itself, when the trainer ends, and when the trainer is killed. If the
+worker itself is killed, the first process of its call ends with it; the trainer, if it is root and still runs, ends the
+others.
 
-This contains accidents: loops, memory, forks, crashes. It is no wall against code that means harm, for which there are
-containers and virtual machines: a call sees the network, the environment variables, and the files of its user.
+The sandbox contains accidents: loops, memory, forks, crashes. It does not contain malicious code, which needs a
+container or a virtual machine: a call can use the network, the environment variables, and the files of its user.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ SCRIPT: Final = Path(__file__).with_name("sandbox_process.py")
 END_SCRIPT: Final = Path(__file__).with_name("sandbox_limits.py")
 THREADS: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 START_S: Final = 300.0
-"""How long a worker may take to import the functions."""
+"""Longest time in seconds for a worker to import the functions."""
 LATE_S: Final = 60.0
-"""How long after a call's end a worker may answer, on a machine that is very busy."""
+"""Longest delay in seconds of a worker's answer after a call's time limit, on a very busy machine."""
 STOP_S: Final = 10.0
 
 
 class SandboxError(RuntimeError):
-    """Calls cannot run at all, or a worker is gone: no fault of the policy."""
+    """Error of the sandbox and not of the policy: calls cannot run at all, or a worker ended."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one call may use."""
+    """Limits of one call."""
 
     time_s: float
     memory_mib: int
@@ -66,19 +66,19 @@ class Limits:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a call returned, as text, or what went wrong in it."""
+    """Result of a call as text: its return value, or an error message."""
 
     text: str
     is_error: bool = False
 
 
 class ToolPool:
-    """Workers that run one call at a time each, started when they are needed.
+    """Pool of worker processes that run one call at a time each, started when they are needed.
 
     Args:
-        functions: Import paths.
-        limits: Of each call.
-        num_workers: At most this many.
+        functions: Import paths of the functions.
+        limits: Limits of each call.
+        num_workers: Largest number of workers.
     """
 
     def __init__(self, functions: Sequence[str], limits: Limits, num_workers: int) -> None:
@@ -90,23 +90,23 @@ class ToolPool:
         weakref.finalize(self, _stop, self._workers)
 
     def check(self) -> None:
-        """Start a worker, if none runs.
+        """Start a worker if none runs.
 
         Raises:
-            SandboxError: It cannot run calls; the message says why.
+            SandboxError: The worker cannot run calls; the message says why.
         """
         self._give_back(self._take(lambda: False))
 
     def call(
         self, function: str, arguments: Mapping[str, Any], seed: str, is_cancelled: Callable[[], bool] = lambda: False
     ) -> ToolResult:
-        """Run a function, waiting for a free worker first.
+        """Wait for a free worker, run a function on it, and return the result.
 
         Args:
             function: One of the pool's import paths.
-            arguments: By name; what JSON can hold.
-            seed: Of the ``random`` module (and of NumPy's global generator, where it is imported) in the call.
-            is_cancelled: Asked while the call waits for a worker, after each :meth:`wake`.
+            arguments: Arguments by name, as JSON values.
+            seed: Seed of the ``random`` module (and of NumPy's global generator, where it is imported) in the call.
+            is_cancelled: Called after each :meth:`wake` while the call waits for a worker; true cancels the call.
 
         Raises:
             SandboxError: The call did not run, or its worker ended.
@@ -126,11 +126,11 @@ class ToolPool:
         if "failure" in reply:
             raise SandboxError(f"A call of {function} could not run: {reply['failure']}.")
         text = reply["error"] if "error" in reply else reply["text"]
-        # half of a surrogate pair is no text that a tokenizer could take
+        # a tokenizer cannot take half of a surrogate pair
         return ToolResult(text.encode(errors="replace").decode(), is_error="error" in reply)
 
     def wake(self) -> None:
-        """Let calls that wait for a worker see that they are cancelled."""
+        """Wake the calls that wait for a worker, so that they check whether they are cancelled."""
         with self._change:
             self._change.notify_all()
 
@@ -140,7 +140,7 @@ class ToolPool:
         with self._change:
             self._change.wait_for(lambda: self._num_free > 0 or is_cancelled())
             if is_cancelled():
-                self._change.notify()  # it may have been woken in another's place
+                self._change.notify()  # the notification may have been meant for another call
                 raise SandboxError("The call was cancelled before it began.")
             self._num_free -= 1
             if self._idle:
@@ -158,7 +158,7 @@ class ToolPool:
             stdout=subprocess.PIPE,
             bufsize=0,
             env=os.environ | THREADS,
-            start_new_session=True,  # Ctrl-C goes to the trainer, which decides
+            start_new_session=True,  # Ctrl-C reaches the trainer only
         )
         self._workers.append(worker)
         settings = {**vars(self.limits), "functions": self.functions, "module_path": sys.path}
@@ -205,7 +205,7 @@ def _ask(worker: subprocess.Popen[bytes], message: Mapping[str, Any], deadline: 
     while not line.endswith(b"\n"):
         left = deadline - time.monotonic()
         if left <= 0 or len(line) > largest:
-            raise SandboxError("A process that runs tools does not answer.")
+            raise SandboxError("A process that runs tools did not answer in time.")
         if poller.poll(left * 1000):
             part = worker.stdout.read(65536)
             if not part:
@@ -227,7 +227,7 @@ def _stop(workers: list[subprocess.Popen[bytes]]) -> None:
     """End workers, each with the call that it runs."""
     for worker in workers:
         assert worker.stdin is not None
-        worker.stdin.close()  # which tells it to end
+        worker.stdin.close()  # the worker ends at the end of its input
     deadline = time.monotonic() + STOP_S
     for worker in workers:
         assert worker.stdout is not None
@@ -237,5 +237,5 @@ def _stop(workers: list[subprocess.Popen[bytes]]) -> None:
             worker.kill()
             worker.wait()
         worker.stdout.close()
-        if worker.returncode != 0 and (user := own_user(worker.pid)) is not None:  # it may have left its call behind
+        if worker.returncode != 0 and (user := own_user(worker.pid)) is not None:  # its call may still run
             subprocess.run([sys.executable, str(END_SCRIPT), str(user)], check=False)

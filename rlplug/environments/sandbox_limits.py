@@ -1,6 +1,7 @@
-"""What a call of a tool gives up before it runs, and the processes that it may leave; for ``sandbox_process.py``.
+"""Limits of a tool call's process, and the end of the processes that it leaves; for ``sandbox_process.py``.
 
-Of the standard library alone, since it is part of that script. As a script of its own it ends all processes of a user.
+It uses the standard library alone, since it is part of that script. As a script of its own it ends all processes of a
+user.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 import sys
 
 FIRST_USER = 2_000_000_000
-"""User ids from here on belong to nobody (systemd's table of them has none); a worker's own is this plus its pid."""
+"""First user id of workers, from which on no user exists (by systemd's table); a worker's own is this plus its pid."""
 
 PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 8, 36, 38, 47
 PR_CAP_AMBIENT_RAISE = 2
@@ -22,7 +23,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of whatever its descendants leave behind."""
+    """Make this process the parent of all orphaned descendants."""
     check(LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
@@ -32,15 +33,15 @@ def end_with_parent() -> None:
 
 
 def keep_rights() -> None:
-    """Gain no rights from here on, as through ``sudo``."""
+    """Keep this process from gaining rights, such as through ``sudo``."""
     check(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
 def own_user(worker: int) -> int | None:
-    """Return a user id for the calls of the worker with this pid alone, or ``None`` where they keep the trainer's user.
+    """Return a user id for the calls of the worker with this pid, or ``None`` if they keep the trainer's user.
 
     The kernel does not limit the number of root's processes, so as root a call changes to a user of its own. Root in a
-    user namespace that lacks such ids is not root to the kernel, and is limited as any user is.
+    user namespace without such ids is not root to the kernel, which limits it as any user.
     """
     user = FIRST_USER + worker
     if os.geteuid() != 0 or not all(is_mapped(user, kind) for kind in ("uid", "gid")):
@@ -49,25 +50,25 @@ def own_user(worker: int) -> int | None:
 
 
 def end_user(user: int) -> None:
-    """Kill all processes of a user at once, so that one that forks cannot be faster; this process becomes that user."""
+    """Become a user, and kill all its processes at once, so that none can escape by forking."""
     become(user)
     try:
         os.kill(-1, signal.SIGKILL)
-    except ProcessLookupError:  # it has none
+    except ProcessLookupError:  # the user has no processes
         return
 
 
 def is_mapped(number: int, kind: str) -> bool:
-    """Whether this user namespace has the user (``uid``) or group (``gid``)."""
+    """Return whether this user namespace has the user (``uid``) or group (``gid``)."""
     with open(f"/proc/self/{kind}_map") as file:
         ranges = [line.split() for line in file]
     return any(int(first) <= number < int(first) + int(count) for first, _, count in ranges)
 
 
 def become(user: int) -> None:
-    """Change to another user for good, keeping no right of root but that to read, where there is one.
+    """Change to another user for good, keeping only root's right to read, if this process has it.
 
-    Without it, nothing below ``/root`` could be imported during a call, Python's own modules among it at times.
+    Without that right, a call could import nothing below ``/root``, where Python's own modules may be.
     """
     check(LIBC.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0))
     os.setgroups([])
@@ -81,14 +82,14 @@ def become(user: int) -> None:
 
 
 def set_capabilities(mask: int) -> bool:
-    """Keep these capabilities alone; false where one of them is not there to keep."""
+    """Drop all capabilities but these; return false if the process lacks one of them."""
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
     data = (ctypes.c_uint32 * 6)(mask, mask, mask, 0, 0, 0)
     return bool(LIBC.capset(header, data) == 0)
 
 
 def check(result: int) -> None:
-    """Raise what the C library said last, where it failed."""
+    """Raise the last error of the C library if ``result`` is not 0."""
     if result != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
@@ -101,7 +102,7 @@ def limit(kind: int, value: int) -> None:
 
 
 def kill(pid: int) -> None:
-    """Kill a process, if it is there."""
+    """Kill a process if it exists."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -109,21 +110,21 @@ def kill(pid: int) -> None:
 
 
 def processes() -> dict[int, tuple[int, int]]:
-    """Return parent and number of threads of every process in sight."""
+    """Return the parent and the number of threads of every visible process."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat") as file:
                     fields = file.read().rpartition(")")[2].split()
-            except OSError:  # it ended meanwhile
+            except OSError:  # the process has ended
                 continue
             found[int(name)] = int(fields[1]), int(fields[17])
     return found
 
 
 def descendants() -> list[int]:
-    """Return what this process started, and what that started."""
+    """Return the pids of all descendants of this process."""
     parents = {pid: parent for pid, (parent, _) in processes().items()}
     found = [os.getpid()]
     for pid in found:
@@ -132,12 +133,12 @@ def descendants() -> list[int]:
 
 
 def num_tasks_of(user: int) -> int:
-    """Return the number of threads of a user, which is what the kernel's limit of processes counts."""
+    """Return the number of threads of a user, which the kernel's limit of processes counts."""
     count = 0
     for pid, (_, num_threads) in processes().items():
         try:
             count += num_threads * (os.stat(f"/proc/{pid}").st_uid == user)
-        except OSError:  # it ended meanwhile
+        except OSError:  # the process has ended
             continue
     return count
 

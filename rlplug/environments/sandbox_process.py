@@ -1,7 +1,7 @@
-"""The program of a worker that runs tools; a script of the standard library alone, started by ``sandbox.py``.
+"""Program of a worker that runs tools: a script of the standard library alone, started by ``sandbox.py``.
 
-It imports the functions once. Each call then runs in a process forked from here, which limits itself, and which is
-ended with everything that it started. Requests and replies are lines of JSON; nothing is un-pickled.
+It imports the functions once. Each call then runs in a process forked from it, which limits itself and is ended with
+everything that it started. Requests and replies are lines of JSON; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rlplug.environments import sandbox_limits as limits
 else:
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    import sandbox_limits as limits  # to import it as part of rlplug would bring torch, and its memory
+    import sandbox_limits as limits  # an import as part of rlplug would load torch, with its memory
 
 FILE_LIMIT_BYTES = 16 * 2**20
 POLL_S = 0.1
@@ -33,20 +33,20 @@ ROOT_NEEDS = (
     "and of the functions, CAP_DAC_READ_SEARCH: give the container those, or run as another user"
 )
 END_S = 5.0
-"""How long processes that were killed may take to go."""
+"""Longest time in seconds until killed processes are gone."""
 
 
 def main() -> None:
-    """Answer requests until the trainer closes the pipe or is gone."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # what a call started is ended on the way out
+    """Answer requests until the trainer closes the pipe or ends."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the exit ends the processes of a call
     replies = os.dup(1)
-    os.dup2(2, 1)  # what a module prints must not mix with the replies
+    os.dup2(2, 1)  # printed text of a module must not mix with the replies
 
     def reply(message: dict[str, Any]) -> None:
         os.write(replies, json.dumps(message).encode() + b"\n")
 
     trainer = int(sys.argv[1])
-    limits.adopt_orphans()  # what a call leaves becomes a child here, to be found and ended
+    limits.adopt_orphans()  # orphans of a call become children of this process, which ends them
     try:
         worker = Worker(json.loads(sys.stdin.buffer.readline()), trainer, replies)
         first = worker.run(None)
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 class Worker:
-    """Runs one call at a time, each in a process of its own."""
+    """Worker that runs one call at a time, each in a process of its own."""
 
     def __init__(self, settings: dict[str, Any], trainer: int, replies: int) -> None:
         self.settings, self.trainer, self.replies = settings, trainer, replies
@@ -79,7 +79,7 @@ class Worker:
         self.user = limits.own_user(os.getpid())
 
     def run(self, request: dict[str, Any] | None) -> dict[str, Any]:
-        """Return what became of a call; without one, whether calls can run at all."""
+        """Return the outcome of a call; without a request, return whether calls can run at all."""
         read_end, write_end = os.pipe()
         process = os.fork()
         if process == 0:
@@ -110,7 +110,7 @@ class Worker:
             os._exit(1)
 
     def _limit(self) -> None:
-        """Leave the session and the files of the worker, and give up what a call must not have."""
+        """Leave the session and the files of the worker, and set the limits of a call."""
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -131,19 +131,19 @@ class Worker:
         limits.end_with_parent()
 
     def _probe(self) -> dict[str, Any]:
-        """Say whether a function could import what it needs; a call that cannot would fail in odd ways."""
+        """Return a failure if a call could not read Python's modules or the functions' files, else an empty text."""
         files = [os.__file__, *(function.__code__.co_filename for function in self.functions.values())]
         for file in files:
             try:
                 os.close(os.open(file, os.O_RDONLY))  # os.access would not count capabilities
             except PermissionError:
                 return {"failure": f"the user of calls, {os.getuid()}, may not read {file}; {ROOT_NEEDS}"}
-            except FileNotFoundError:  # the name of code that came from no file
+            except FileNotFoundError:  # code that was not loaded from a file
                 continue
         return {"text": ""}
 
     def _call(self, request: dict[str, Any]) -> dict[str, Any]:
-        random.seed(request["seed"])  # a fork would repeat the numbers of the last call
+        random.seed(request["seed"])  # otherwise each fork would draw the same numbers
         if (numpy := sys.modules.get("numpy")) is not None:
             numpy.random.seed(random.getrandbits(32))
         try:
@@ -151,7 +151,7 @@ class Worker:
             return {"text": self._cut(as_text(value))}
         except MemoryError:
             return {"error": f"used more than {self.settings['memory_mib']} MiB of memory"}
-        except BaseException as error:  # noqa: BLE001 - a SystemExit, too
+        except BaseException as error:  # noqa: BLE001 - SystemExit too
             return {"error": self._cut(describe(error))}
 
     def _cut(self, text: str) -> str:
@@ -161,12 +161,12 @@ class Worker:
     # ---- beside the forked process ----------------------------------------------------------------------------------
 
     def _wait(self, read_end: int, process: int) -> tuple[bytes | None, bool]:
-        """Return the answer, if there was one, and whether time ran out."""
+        """Return the answer, if there is one, and whether time ran out."""
         deadline = time.monotonic() + self.settings["time_s"]
         largest = 12 * self.settings["output_chars"] + 1000  # JSON writes a rare character in twelve bytes
         poller = select.poll()
         poller.register(read_end, select.POLLIN)
-        poller.register(0, 0)  # nothing but its end
+        poller.register(0, 0)  # reports only the end of the input
         data = b""
         while not data.endswith(b"\n"):
             left = deadline - time.monotonic()
@@ -186,13 +186,13 @@ class Worker:
         return data, False
 
     def _end(self, process: int) -> int:
-        """Kill what is left of a call, and return the status with which its first process ended."""
+        """Kill the remaining processes of a call, and return the exit status of its first process."""
         os.kill(process, signal.SIGKILL)
         _, status = os.waitpid(process, 0)
         deadline = time.monotonic() + END_S
         while True:
             try:
-                # no children means no descendants: what a call started has an ancestor among them, or became one
+                # no children means no descendants: each process of a call is a child here or has an ancestor that is
                 ended, _ = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return status
@@ -239,7 +239,7 @@ class Worker:
 
 
 def as_text(value: Any) -> str:
-    """Return a string as it is, and other values as JSON, or as ``str`` where JSON has no such value."""
+    """Return a string as it is, and other values as JSON, or as ``str`` if JSON cannot represent them."""
     if isinstance(value, str):
         return value
     try:

@@ -1,4 +1,4 @@
-"""Calls of functions in what a policy wrote, in the formats that model families were trained on.
+"""Parser of function calls in a policy's turn, in the formats on which model families were trained.
 
 ======== ============================================================ ==================================
 format   text                                                         models
@@ -10,7 +10,7 @@ mistral  ``[TOOL_CALLS][{"name": "f", "arguments": {}}]`` or          Mistral: t
 pythonic ``[f(x=1), g(y="a")]``                                       Llama 4
 ======== ============================================================ ==================================
 
-A turn may hold several calls. What a reasoning model wrote before ``</think>`` is not looked at.
+A turn may hold several calls. Text of a reasoning model before ``</think>`` is ignored.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ PYTHONIC_HEAD: Final = re.compile(r"\s*\[\s*[A-Za-z_]\w*\(")
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call as the policy wrote it; neither name nor arguments are checked against a function."""
+    """Call as the policy wrote it; neither name nor arguments are checked against a function."""
 
     name: str
     arguments: Mapping[str, Any]
     call_id: str = ""
-    """What the answer must name, in formats that have such a thing (Mistral's); else empty."""
+    """Id that the answer must repeat, in formats that have one (Mistral's); else empty."""
 
 
 @dataclass(frozen=True)
 class MalformedCall:
-    """An attempt at a call that cannot be read."""
+    """Attempt at a call that cannot be parsed."""
 
     message: str
-    """What is wrong, for the policy."""
+    """Error message for the policy."""
     name: str = ""
     call_id: str = ""
 
@@ -58,12 +58,12 @@ AnyCall: TypeAlias = ToolCall | MalformedCall
 
 
 def find_calls(text: str, call_format: CallFormat = "auto") -> list[AnyCall]:
-    """Return the calls in a turn, in order; none when the policy made no attempt at one.
+    """Return the calls in a turn, in order; an empty list when the policy attempted none.
 
     Args:
-        text: The turn, special tokens included.
-        call_format: ``auto`` takes the format whose mark comes first. Llama 3 leaves its mark out at times: a turn that
-            is a JSON object with ``name`` and ``parameters`` is a call too.
+        text: Text of the turn, special tokens included.
+        call_format: Format of the calls; ``auto`` takes the one whose mark comes first. Llama 3 sometimes omits its
+            mark: a turn that is a JSON object with ``name`` and ``parameters`` is a call too.
     """
     text = _without_reasoning(text)
     if call_format == "auto":
@@ -78,7 +78,7 @@ def _without_reasoning(text: str) -> str:
     _, end, after = text.rpartition("</think>")
     if end:
         return after
-    return text.partition("<think>")[0]  # a turn that ended while it was thinking called nothing
+    return text.partition("<think>")[0]  # a turn that ended within its reasoning has no calls
 
 
 def _recognise(text: str) -> CallFormat | None:
@@ -88,9 +88,9 @@ def _recognise(text: str) -> CallFormat | None:
         MISTRAL_MARK: "mistral",
         PYTHONIC_START: "pythonic",
     }
-    places = {text.find(mark): name for mark, name in marks.items() if mark in text}
-    if places:
-        return places[min(places)]
+    positions = {text.find(mark): name for mark, name in marks.items() if mark in text}
+    if positions:
+        return positions[min(positions)]
     if text.lstrip().startswith("{") and '"name"' in text and '"parameters"' in text:
         return "llama3"
     return "pythonic" if PYTHONIC_HEAD.match(text) else None
@@ -100,11 +100,11 @@ def _recognise(text: str) -> CallFormat | None:
 
 
 class _Unreadable(Exception):
-    """Says what is wrong with a call, for the policy."""
+    """Error of a call that cannot be parsed, with a message for the policy."""
 
 
 def _values(text: str, position: int, stops: Sequence[str] = ()) -> Iterator[Any]:
-    """Yield the JSON values that stand one after another from ``position`` to one of ``stops`` or the end."""
+    """Yield the successive JSON values from ``position`` to one of ``stops`` or the end."""
     start, has_value = position, False
     while True:
         while position < len(text) and text[position] in " \t\r\n;":  # Llama 3 puts a semicolon between calls
@@ -122,7 +122,7 @@ def _values(text: str, position: int, stops: Sequence[str] = ()) -> Iterator[Any
 
 
 def _calls(text: str, position: int, keys: Sequence[str], stops: Sequence[str] = ()) -> Iterator[AnyCall]:
-    """Yield a call for each object from ``position`` on, also for those in lists; a malformed one ends it."""
+    """Yield a call for each JSON object from ``position`` on, also within lists; stop after a malformed one."""
     try:
         for value in _values(text, position, stops):
             for item in value if isinstance(value, list) else [value]:
@@ -150,7 +150,7 @@ def _read_hermes(text: str) -> list[AnyCall]:
     position = text.find(HERMES_OPEN)
     while position >= 0:
         calls += _calls(text, position + len(HERMES_OPEN), ["arguments"], [HERMES_CLOSE, HERMES_OPEN])
-        # a tag inside a string of JSON is rare, and reads as one more call, malformed
+        # a tag inside a JSON string is rare, and is parsed as one more call, which is malformed
         position = text.find(HERMES_OPEN, position + len(HERMES_OPEN))
     return calls
 
@@ -180,7 +180,7 @@ def _read_mistral(text: str) -> list[AnyCall]:
             else MalformedCall("the arguments are not an object", name, call_id)
             for value in values
         ]
-    # its chat templates want an id of nine letters or digits with every answer
+    # Mistral's chat templates need an id of nine letters or digits with every answer
     return [call if call.call_id else replace(call, call_id=f"{index:09d}") for index, call in enumerate(calls)]
 
 

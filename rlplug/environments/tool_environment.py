@@ -1,4 +1,4 @@
-"""An environment whose tools are plain Python functions."""
+"""Environment whose tools are plain Python functions."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ CALL_FORMATS: Final[tuple[str, ...]] = typing.get_args(CallFormat)
 
 
 class ToolEnvironment(Environment):
-    """Lets the policy call functions: a turn with calls gets their results, and a turn without ends the trajectory.
+    """Environment with functions as tools: a turn with calls gets their results, a turn without ends the trajectory.
 
     Each call runs in a process of its own, with the limits of :mod:`rlplug.environments.sandbox`, and sees modules as
-    they were imported: what a function stores is gone with its call. Calls of one turn run one after another. What
-    goes wrong in a call, from its JSON to its memory, is told to the policy as the call's result.
+    they were imported: state that a function stores is lost after its call. Calls of one turn run one after another.
+    Any error of a call, from its JSON to its memory, reaches the policy as the call's result.
 
-    It gives no reward of its own.
+    The environment gives no reward of its own.
 
     Args:
         functions: Import paths of functions with type hints and a docstring, such as ``my_package.tools.search``; see
             :func:`rlplug.environments.tool_functions`.
-        call_format: How the policy writes calls, ``hermes``, ``llama3``, ``mistral`` or ``pythonic``; ``auto`` knows
-            them by their marks. See :mod:`rlplug.environments.tool_calls`.
-        time_limit_s: Of a call, in seconds.
-        memory_limit_mib: Of each process of a call, in MiB.
-        output_limit_chars: Longest result; what is more is cut, and the policy is told how much.
-        max_processes: Processes and threads of a call.
-        max_calls: Calls in a trajectory; a turn that would exceed it ends the trajectory, and its calls do not run.
-            ``null`` for no limit.
-        num_workers: Calls that run at once in this process of the trainer; the number of CPU cores by default, at most
-            8.
+        call_format: Format in which the policy writes calls, ``hermes``, ``llama3``, ``mistral`` or ``pythonic``;
+            ``auto`` detects it. See :mod:`rlplug.environments.tool_calls`.
+        time_limit_s: Longest time for a call, in seconds.
+        memory_limit_mib: Memory limit of each process of a call, in MiB.
+        output_limit_chars: Longest result in characters; a longer one is cut, and says by how much.
+        max_processes: Largest number of processes and threads of a call.
+        max_calls: Largest number of calls in a trajectory; a turn that would exceed it ends the trajectory, and its
+            calls do not run. ``null`` for no limit.
+        num_workers: Number of calls that run at once in this process of the trainer; the number of CPU cores by
+            default, at most 8.
 
     Raises:
         ConfigError: A setting is out of range, or a function cannot be described to a policy.
@@ -88,11 +88,11 @@ class ToolEnvironment(Environment):
         self._seed = seed
 
     def step(self, completion: str) -> StepResult:
-        """Run the calls of a turn.
+        """Run the calls of a turn, and return their results as tool messages.
 
-        Its metrics are ``tool_calls``, the number of calls in the turn, and of a turn with calls the shares that were
-        ``malformed_calls`` (not readable, or of no function, or with wrong arguments) and ``failed_calls`` (ended in an
-        error or at a limit).
+        The metric ``tool_calls`` is the number of calls in the turn. A turn with calls also has the metrics
+        ``malformed_calls``, the share of calls that cannot be parsed, name no function or have wrong arguments, and
+        ``failed_calls``, the share that ended in an error or at a limit.
         """
         calls = find_calls(completion, self.call_format)
         metrics = {"tool_calls": float(len(calls))}
@@ -148,8 +148,8 @@ _pools_lock = threading.Lock()
 
 
 def _shared_pool(functions: tuple[str, ...], limits: Limits, num_workers: int) -> ToolPool:
-    """Return this process's pool with these settings: every trajectory has an environment, and all share workers."""
-    key = (os.getpid(), functions, limits, num_workers)  # a forked process must not talk to its parent's workers
+    """Return this process's pool with these settings, whose workers the environments of all trajectories share."""
+    key = (os.getpid(), functions, limits, num_workers)  # a forked process must not use its parent's workers
     with _pools_lock:
         if key not in _pools:
             _pools[key] = ToolPool(functions, limits, num_workers)

@@ -1,4 +1,4 @@
-"""What a policy is told of a function, and whether its arguments fit: schemas from signatures and docstrings."""
+"""JSON schemas of tools, from the signatures and docstrings of functions, and checks of a call's arguments."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ KINDS: Final[Mapping[str, tuple[type, ...]]] = {
     "array": (list,),
     "object": (dict,),
 }
-"""The Python types of a JSON type's values; a bool is no number."""
+"""Python types of the values of each JSON type; a bool does not count as a number."""
 
 
 @dataclass(frozen=True)
 class ToolFunction:
-    """A function that the policy may call."""
+    """Function that the policy may call."""
 
     path: str
     """Import path."""
     name: str
-    """What the policy calls it."""
+    """Name in the policy's calls."""
     schema: Mapping[str, Any]
-    """As chat templates take it: ``{"type": "function", "function": {...}}``."""
+    """JSON schema for chat templates: ``{"type": "function", "function": {...}}``."""
 
     def problem_with(self, arguments: Mapping[str, Any]) -> str | None:
-        """Return what is wrong with the arguments of a call, for the policy, or ``None``."""
+        """Return an error message for the policy if the arguments of a call do not fit the schema, else ``None``."""
         parameters = self.schema["function"]["parameters"]
         properties: dict[str, Any] = parameters["properties"]
         for name in arguments:
@@ -72,7 +72,7 @@ def _brief(value: Any) -> str:
 
 
 def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether a JSON value is what a schema of :func:`transformers.utils.get_json_schema` asks for."""
+    """Return whether a JSON value fits a schema of :func:`transformers.utils.get_json_schema`."""
     if value is None and schema.get("nullable"):
         return True
     if "anyOf" in schema:
@@ -113,15 +113,15 @@ def _wanted(schema: Mapping[str, Any]) -> str:
 
 @lru_cache
 def tool_functions(paths: tuple[str, ...]) -> tuple[ToolFunction, ...]:
-    """Import functions and describe them.
+    """Import functions, and return them with their schemas.
 
     Args:
-        paths: Their import paths. Each function needs type hints, a docstring, and in its ``Args:`` a line for every
+        paths: Import paths of the functions. Each needs type hints, a docstring, and in its ``Args:`` a line for every
             parameter. Types are those of JSON (``int``, ``float``, ``str``, ``bool``, ``None``, ``list``, ``dict``,
             ``Any``), ``Literal`` of them, and unions.
 
     Raises:
-        ConfigError: One cannot be imported, cannot be described, or has the name of another.
+        ConfigError: A function cannot be imported or described, or has the name of another.
     """
     if not paths:
         raise ConfigError(f"{KEY} is empty: name at least one function, such as my_package.tools.search.")
@@ -164,7 +164,7 @@ def _describe(path: str, function: Callable[..., Any]) -> ToolFunction:
         _check_hints(path, function)
         schema = get_json_schema(function)
     except (DocstringParsingException, TypeHintParsingException, NameError) as error:
-        # what transformers says may be two strings, and of several lines
+        # an error of transformers may hold two strings with several lines each
         reason = " ".join(" ".join(map(str, error.args)).split())
         raise ConfigError(
             f"{KEY} names {path!r}, which cannot be described to a policy: {reason.rstrip('.!')}. Give it a docstring, "
@@ -175,15 +175,15 @@ def _describe(path: str, function: Callable[..., Any]) -> ToolFunction:
 
 
 def _check_hints(path: str, function: Callable[..., Any]) -> None:
-    """Refuse types that JSON has no values of: the function would get a list for a tuple, and a string for an Enum."""
+    """Refuse types without JSON values: a function would get a list for a tuple, and a string for an Enum."""
     hints = {name: hint for name, hint in typing.get_type_hints(function).items() if name != "return"}
     for name, hint in hints.items():
         for inner in _inner_hints(hint):
             is_enum = isinstance(inner, type) and issubclass(inner, Enum)
             if is_enum or (typing.get_origin(inner) or inner) is tuple:
                 raise ConfigError(
-                    f"{KEY} names {path!r}, whose parameter {name!r} has the type {inner}, of which JSON has no "
-                    f"values: use {'Literal' if is_enum else 'list'} instead."
+                    f"{KEY} names {path!r}, whose parameter {name!r} has the type {inner}, which JSON cannot "
+                    f"represent: use {'Literal' if is_enum else 'list'} instead."
                 )
 
 
@@ -193,10 +193,10 @@ def _inner_hints(hint: Any) -> list[Any]:
 
 
 def tool_instructions(schemas: Sequence[Mapping[str, Any]]) -> str:
-    """Describe tools for a system prompt, for a policy whose chat template does not: in the hermes format.
+    """Return a description of tools in the hermes format, for a system prompt when the chat template has none.
 
     Args:
-        schemas: As :meth:`rlplug.interfaces.environment.Environment.tools` returns them.
+        schemas: Schemas as :meth:`rlplug.interfaces.environment.Environment.tools` returns them.
     """
     lines = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
     return (

@@ -1,4 +1,4 @@
-"""The seams: one small abstract base class per file. Plugins import from here and from ``rlplug.types``."""
+"""Interfaces that plugins implement, one small abstract base class per file; plugins import them from here."""
 
 from rlplug.interfaces.algorithm import Advantages, Algorithm, Denominators, LossOutput, Needs, RunInfo
 from rlplug.interfaces.environment import Environment, Message, StepResult

@@ -1,4 +1,4 @@
-"""The algorithm seam: what a paper adds to the loop, as pure functions on tensors."""
+"""Algorithm interface: sample selection, advantages and losses as pure functions on tensors."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from rlplug.types import Batch, Sample
 
 @dataclass(frozen=True)
 class Needs:
-    """What the loop must prepare for an algorithm; anything not asked for is not computed."""
+    """Inputs that the loop must prepare for an algorithm; anything else is not computed."""
 
     groups: bool = False
-    """Several completions per prompt to compare: ``group_size`` of at least 2."""
+    """Whether it compares several completions of a prompt: ``group_size`` must be at least 2."""
     old_logprobs: bool = False
-    """``batch.old_logprobs`` before :meth:`Algorithm.advantages`, on-policy steps included."""
+    """Whether :meth:`Algorithm.advantages` reads ``batch.old_logprobs``, on-policy steps included."""
     reference_policy: bool = False
-    """A frozen copy of the initial policy, and ``batch.ref_logprobs``."""
+    """Whether it reads ``batch.ref_logprobs``, which need a frozen copy of the initial policy."""
     rollout_logprobs: bool = False
-    """An engine that returns logprobs of its own."""
+    """Whether it reads ``batch.rollout_logprobs``, which the engine must return."""
     critic: bool = False
-    """``batch.values``, and a critic trained by :meth:`Algorithm.value_loss`."""
+    """Whether it reads ``batch.values``, of a critic that :meth:`Algorithm.value_loss` trains."""
     entropy_gradient: bool = False
-    """Entropy with its gradient; without this it is a metric only."""
+    """Whether its loss needs the entropy's gradient; otherwise entropy is a metric only."""
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What an algorithm is told of a run before it starts."""
+    """Properties of a run that an algorithm gets before the run starts."""
 
     num_completions: int
     """Completions of one step, over all ranks."""
@@ -41,80 +41,80 @@ class RunInfo:
     max_new_tokens: int
     """Longest completion, in tokens."""
     fp8_rollout: bool = False
-    """Whether the engine calculates with weights in FP8, and the trainer does not."""
+    """Whether the engine computes with FP8 weights while the trainer does not."""
 
 
 @dataclass(frozen=True)
 class Denominators:
     """Global counts of one mini-batch, over all ranks and micro-batches.
 
-    A loss divides its sums by these, never by a count of its own micro-batch: then adding up the losses of all
-    micro-batches on all ranks gives the same loss and gradients whatever the split.
+    A loss divides its sums by these, never by a count of its own micro-batch. The losses of all micro-batches on all
+    ranks then add up to the same loss and gradients for every split.
     """
 
     num_tokens: int
-    """Trainable tokens (``response_mask``)."""
+    """Number of trainable tokens (``response_mask``)."""
     num_sequences: int
-    """Sequences with at least one trainable token."""
+    """Number of sequences with at least one trainable token."""
 
 
 @dataclass(frozen=True)
 class Advantages:
-    """The result of :meth:`Algorithm.advantages`."""
+    """Result of :meth:`Algorithm.advantages`."""
 
     advantages: Tensor
     """float32 [B, T], 0 where ``response_mask`` is false"""
     returns: Tensor | None = None
-    """float32 [B, T]: the critic's target"""
+    """float32 [B, T]: targets of the critic"""
     response_mask: Tensor | None = None
-    """bool [B, T]: takes the place of ``batch.response_mask``, to train on fewer tokens; ``None`` leaves it"""
+    """bool [B, T]: replaces ``batch.response_mask``, to train on fewer tokens; ``None`` keeps it"""
     metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class LossOutput:
-    """The result of :meth:`Algorithm.loss` for one micro-batch. All tensors are float32 scalars."""
+    """Result of :meth:`Algorithm.loss` for one micro-batch. All tensors are float32 scalars."""
 
     loss: Tensor
-    """This micro-batch's *share* of the mini-batch's loss."""
+    """Loss of this micro-batch, as a term of the mini-batch's loss."""
     metrics: dict[str, Tensor] = field(default_factory=dict)
-    """Shares like the loss: the loop adds them over micro-batches and ranks."""
+    """Terms of the mini-batch's metrics: the loop adds them up over micro-batches and ranks, as it does the loss."""
     maxima: dict[str, Tensor] = field(default_factory=dict)
-    """The loop takes the largest over micro-batches, ranks and optimizer steps."""
+    """Metrics of which the loop keeps the largest value over micro-batches, ranks and optimizer steps."""
     minima: dict[str, Tensor] = field(default_factory=dict)
-    """The loop takes the smallest."""
+    """Metrics of which the loop keeps the smallest value over micro-batches, ranks and optimizer steps."""
 
 
 class Algorithm(ABC):
-    """Advantages, a loss, and optionally a choice among samples. No trainer inside."""
+    """Base class of algorithms: advantages, a loss, and optionally a selection of samples. It knows no trainer."""
 
     @property
     def needs(self) -> Needs:
-        """What the loop must prepare. The default asks for nothing."""
+        """Inputs that the loop must prepare; none by default."""
         return Needs()
 
     @property
     def max_refills(self) -> int:
-        """How many more rounds of prompts a step may draw to replace groups that :meth:`select` left empty."""
+        """Largest number of extra rounds of prompts in a step, which replace groups that :meth:`select` left empty."""
         return 0
 
     @property
     def over_sampling(self) -> float:
-        """Prompts that each round draws, as a multiple of the groups that are missing; at least 1."""
+        """Number of prompts that each round draws, as a multiple of the number of missing groups; at least 1."""
         return 1.0
 
     def setup(self, run: RunInfo) -> None:  # noqa: B027 - overriding is optional
-        """Check options against the run, before anything is loaded.
+        """Check the algorithm's options against the run, before any model is loaded.
 
         Raises:
-            ConfigError: They do not go together.
+            ConfigError: The options are not valid for this run.
         """
 
     def select(self, group: Sequence[Sample]) -> Sequence[Sample]:
         """Return which of a prompt's scored samples train.
 
-        None at all rejects the prompt: another one replaces it, within ``max_refills`` rounds. Every rank calls this
-        with the same samples, and must get the same answer.
+        An empty result rejects the prompt: another one replaces it, within ``max_refills`` rounds. Every rank calls
+        this with the same samples, and must get the same result.
         """
         return group
 
@@ -123,39 +123,39 @@ class Algorithm(ABC):
         """Turn rewards into per-token advantages.
 
         Args:
-            batch: The whole step, from all ranks, on the CPU. Rows with ``reward_valid`` false must neither count in
-                a statistic nor get an advantage.
+            batch: The whole step, from all ranks, on the CPU. Sequences with ``reward_valid`` false must neither count
+                in a statistic nor get an advantage.
         """
 
     @abstractmethod
     def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
-        """Return a micro-batch's share of the policy's loss.
+        """Return the policy loss of a micro-batch, as a term of the mini-batch's loss.
 
         Args:
-            micro_batch: With ``advantages`` and ``old_logprobs``. When the update is exactly on-policy the latter are
-                ``logprobs.detach()``, which saves a forward pass and changes nothing.
+            micro_batch: Sequences with ``advantages`` and ``old_logprobs``. When the update is exactly on-policy, the
+                latter are ``logprobs.detach()``, which saves a forward pass and changes nothing.
             logprobs: float32 [B, T], with gradient.
             entropy: float32 [B, T]; with gradient only when ``needs.entropy_gradient``.
-            denominators: What to divide sums by.
+            denominators: Counts of the mini-batch, by which sums are divided.
         """
 
     def value_loss(self, micro_batch: Batch, values: Tensor, denominators: Denominators) -> LossOutput:
-        """Return a micro-batch's share of the critic's loss; called when ``needs.critic``.
+        """Return the critic loss of a micro-batch, as a term of the mini-batch's; called when ``needs.critic``.
 
         Args:
-            micro_batch: With ``returns``, and ``values`` from before the update.
-            values: float32 [B, T] of the critic as it is now, with gradient; aligned like logprobs: ``values[b, t]``
-                is of the state before token ``t``.
-            denominators: What to divide sums by.
+            micro_batch: Sequences with ``returns``, and ``values`` from before the update.
+            values: float32 [B, T] of the current critic, with gradient; aligned like logprobs: ``values[b, t]`` is the
+                value of the state before token ``t``.
+            denominators: Counts of the mini-batch, by which sums are divided.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a critic and has no value_loss")
 
     def after_step(self, metrics: Mapping[str, float]) -> None:  # noqa: B027 - overriding is optional
-        """See the metrics of a step, the same on every rank: the place to adapt a coefficient."""
+        """Observe the metrics of a step, the same on every rank, for example to adapt a coefficient."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must keep of the algorithm: numbers, strings, and lists and dicts of them."""
+        """Return the algorithm's state for a checkpoint: numbers, strings, and lists and dicts of them."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - overriding is optional
-        """Take :meth:`state_dict` back."""
+        """Restore the state that :meth:`state_dict` returned."""

@@ -1,4 +1,4 @@
-"""The environment seam: what answers the policy after each of its turns, and rewards it."""
+"""Environment interface: an environment answers the policy after each of its turns, and rewards it."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ Message: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class StepResult:
-    """How an environment answers one turn of the policy."""
+    """Answer of an environment to one turn of the policy."""
 
     observation: str | Sequence[Message] = ""
-    """What the policy sees next: text, which a chat policy gets as a user message, or messages, such as a tool's
-    results. Not looked at when ``done``."""
+    """Text or messages that the policy sees next, such as a tool's results; a chat policy gets text as a user message.
+    Ignored when ``done``."""
     reward: float = 0.0
-    """Of this turn; a trajectory's reward is the sum over its turns."""
+    """Reward of this turn; a trajectory's reward is the sum over its turns."""
     done: bool = False
-    """No further turn follows."""
+    """Whether the trajectory ends with this turn."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Logged as ``environment/<name>``, the mean over the step's answers that have it."""
+    """Metrics by name, logged as ``environment/<name>``: the mean over the step's answers that have it."""
 
 
 class Environment(ABC):
-    """One trajectory's counterpart: it sees a prompt, then the policy's turns, and answers each.
+    """Base class of environments: an object gets one trajectory's prompt, then the policy's turns, and answers each.
 
-    Every trajectory gets an object of its own, made with the ``init_args`` that the YAML file gives. Calls of many run
-    at once, each in a thread, or on an event loop where a method is ``async``; each has a deadline. One that raises or
-    hangs costs its own trajectory, which then has no reward and does not train, and nothing else.
+    Every trajectory has an object of its own, made with the ``init_args`` of the YAML file. Calls of many objects run
+    at once, each in a thread, or on an event loop where a method is ``async``, and each has a deadline. When a call
+    raises or hangs, only its own trajectory is lost: it has no reward and does not train.
 
-    An unfinished trajectory in a checkpoint holds its turns, not this object: a resumed run makes a new one and gives
-    it the same calls again. So draw from ``random.Random(seed)`` alone.
+    A checkpoint keeps the turns of an unfinished trajectory, not this object: a resumed run makes a new object and
+    repeats the same calls. Randomness must therefore come from ``random.Random(seed)`` alone.
     """
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """Return the JSON schemas of what the policy may call, for the chat template; asked of one object at start."""
+        """Return the JSON schemas of the tools, for the chat template; called on one object at start."""
         return ()
 
     def reset(self, prompt: Prompt, seed: int) -> Awaitable[None] | None:
-        """Begin; ``prompt`` is what the policy got, and ``seed`` is of this trajectory alone. May be ``async``."""
+        """Begin a trajectory with the policy's ``prompt`` and a ``seed`` of its own; may be ``async``."""
         return None
 
     @abstractmethod
@@ -52,8 +52,8 @@ class Environment(ABC):
         """Answer a turn of the policy; may be ``async``.
 
         Args:
-            completion: The turn's text, without the end token. Other special tokens are in it.
+            completion: Text of the turn, without the end token but with all other special tokens.
         """
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Release what the trajectory held; called once, also after a failure. Must not block."""
+        """Release the trajectory's resources; called once, also after a failure. It must not block."""

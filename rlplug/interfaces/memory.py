@@ -1,4 +1,4 @@
-"""What decides on a run's memory: of the update, as optimizations change it, and of a rollout engine."""
+"""Inputs of the memory plan: properties of the training step, and the memory of a rollout engine."""
 
 from __future__ import annotations
 
@@ -8,80 +8,84 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class ActivationTraits:
-    """What of an update decides on its memory; optimizations change it (:meth:`Optimization.plan_memory`)."""
+    """Properties of the training step that determine its activation memory.
+
+    Optimizations change them with :meth:`Optimization.plan_memory`.
+    """
 
     fused_pointwise: bool = False
-    """Norms, activations and rotary embeddings are fused kernels, which keep fewer tensors for the backward pass."""
+    """Whether norms, activations and rotary embeddings are fused kernels, which save fewer tensors for the backward."""
     recompute: Literal["nothing", "all_but_products", "all"] = "nothing"
-    """What of a block is computed again in the backward pass; ``products`` are those of matrices, and attention."""
+    """Part of a block that the backward pass recomputes: nothing, all but matrix products and attention, or all."""
     recompute_every: int = 1
-    """With ``all``: every n-th block is recomputed, and the others keep what they would."""
+    """Number n when ``recompute`` is ``all``: every n-th block is recomputed, and the others keep their activations."""
     activations_on_host: bool = False
-    """What blocks keep waits in host memory, that of about two blocks excepted."""
+    """Whether the saved activations of blocks are in host memory, except for those of about two blocks."""
     logits_chunk: int | None = None
-    """Tokens whose logits exist at a time; ``None`` for all that a pass scores."""
+    """Number of tokens whose logits exist at a time; ``None`` for all tokens of a forward pass."""
 
 
 @dataclass(frozen=True)
 class EngineMemoryRequest:
-    """What an engine's memory follows from, for :meth:`RolloutEngine.plan_memory`."""
+    """Inputs from which :meth:`RolloutEngine.plan_memory` computes an engine's memory."""
 
     device_bytes: int
-    """Memory of one GPU."""
+    """Memory of one GPU, in bytes."""
     parameters: int
+    """Number of the policy's parameters."""
     kv_bytes_per_token: int
-    """Keys and values of a token in all layers, in the policy's dtype."""
+    """Bytes of a token's keys and values in all layers, in the policy's dtype."""
     completions: int
-    """Of one rank, in a step."""
+    """Number of completions of one rank in a step."""
     longest: int
-    """Tokens of the longest possible prompt and completion."""
+    """Length of the longest possible prompt and completion together, in tokens."""
     vocab_size: int
     fp8_parameters: int = 0
-    """Those of ``parameters`` that travel in FP8."""
+    """Number of ``parameters`` that are sent in FP8."""
 
     def weight_bytes(self, itemsize: int) -> int:
-        """Return the size of the weights in an engine that takes them as they travel, without their scales.
+        """Return the bytes of the weights in an engine that keeps the dtypes of the sync, without FP8 scales.
 
         Args:
-            itemsize: Of those that do not travel in FP8.
+            itemsize: Bytes of a parameter that is not sent in FP8.
         """
         return self.fp8_parameters + (self.parameters - self.fp8_parameters) * itemsize
 
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """What an engine takes of one of the trainer's GPUs, in bytes."""
+    """Memory that an engine takes on one of the trainer's GPUs, in bytes."""
 
     weights: int
     kv_cache: int
     other: int
-    """Activations of its passes, CUDA graphs."""
+    """Activations of its forward passes, and CUDA graphs."""
     asleep: int
-    """What stays when it sleeps; all that it keeps between rollouts where it cannot."""
+    """Memory that it keeps while it sleeps; if it cannot sleep, all that it keeps between rollouts."""
     kv_bytes_per_token: int
-    """On one GPU."""
+    """Bytes of a token's keys and values on one GPU."""
     least_kv_cache: int | None = None
-    """The smallest cache that it starts with, where ``share_key`` sets the size; ``None`` elsewhere."""
+    """Smallest cache with which it starts, where ``share_key`` sets the size; ``None`` elsewhere."""
     share_key: str = "gpu_memory_utilization"
-    """The engine's option for its share of the GPU."""
+    """Name of the engine's option for its fraction of the GPU's memory."""
     share_has_passes: bool = True
-    """Whether ``other`` is in that share, beside weights and cache."""
+    """Whether that fraction includes ``other``, besides weights and cache."""
     keeps_cache: bool = True
     """Whether the cache stays between rollouts while the engine is awake."""
 
     @property
     def share_base(self) -> int:
-        """What is in the engine's share of the GPU beside the cache."""
+        """Memory in the engine's fraction of the GPU besides the cache."""
         return self.weights + self.other * self.share_has_passes
 
     @property
     def awake(self) -> int:
-        """What it takes while it generates."""
+        """Memory that it takes while it generates."""
         return self.weights + self.kv_cache + self.other
 
     @property
     def idle(self) -> int:
-        """What it takes between rollouts when it does not sleep."""
+        """Memory that it takes between rollouts when it does not sleep."""
         return self.awake if self.keeps_cache else self.weights
 
     @property

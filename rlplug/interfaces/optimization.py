@@ -1,4 +1,4 @@
-"""The optimisation seam: a change to a model that must prove that it took effect."""
+"""Optimisation interface: a change to a model that must prove that it took effect."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from torch import nn
 from rlplug.interfaces.memory import ActivationTraits
 
 Network: TypeAlias = Literal["policy", "reference", "critic"]
-"""The networks of a run; each is loaded, edited and sharded by itself."""
+"""Models of a run; each is loaded, edited and sharded on its own."""
 
 
 @dataclass(frozen=True)
 class Effect:
-    """One thing that an optimisation changed, in words that a user can check, such as "replaced 49 modules"."""
+    """One change that an optimisation made, described so that a user can check it: "replaced 49 modules"."""
 
     description: str
 
 
 class Optimization(ABC):
-    """Edits a model before or after it is sharded. Enabled without an effect, it stops the run.
+    """Base class of optimisations, which edit a model before or after sharding. One without an effect stops the run.
 
-    Each network of ``applies_to`` that the run has gets a copy of its own. Before sharding, parameters are on the meta
-    device: modules can be exchanged and methods wrapped, values can be neither read nor set.
+    Each model of ``applies_to`` that the run has gets a copy of its own. Before sharding, parameters are on the meta
+    device: modules can be replaced and methods wrapped, but values can be neither read nor set.
     """
 
     applies_to: ClassVar[tuple[Network, ...]] = ("policy", "reference", "critic")
-    """Networks that it can change. A reference policy runs forward only."""
+    """Models that it can change. A reference policy runs forward only."""
     conflicts: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Class names of optimisations that cannot be enabled beside this one, and why; named on one side is enough."""
+    """Class names of optimisations that this one excludes, each with the reason; one of the two must name the other."""
     only_if_needed: bool = False
-    """Leave it out of a GPU run whose memory plan fits without it."""
+    """Whether a GPU run leaves it out when the memory plan fits without it."""
 
     def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:
-        """Return what an update's memory follows from once this is applied; unchanged by default."""
+        """Return the properties of the training step with this optimisation; unchanged by default."""
         return traits
 
     def before_shard(self, model: nn.Module) -> None:  # noqa: B027 - overriding is optional
-        """Edit the whole model, before parameters become shards."""
+        """Edit the whole model, before its parameters are sharded."""
 
     def after_shard(self, model: nn.Module) -> None:  # noqa: B027 - overriding is optional
         """Edit the sharded model."""
 
     @abstractmethod
     def effects(self) -> list[Effect]:
-        """Return what was changed; called after both edits. An empty list is an error of the configuration."""
+        """Return the changes that were made; called after both edits. An empty list stops the run with an error."""

@@ -1,4 +1,4 @@
-"""The reward seam: a score for a sample, or the reason why there is none."""
+"""Reward interface: a reward scores a sample, or says why it cannot."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Final
 from rlplug.types import RewardError, Sample
 
 SUMMARY_NAMES: Final = ("mean", "std", "min", "max", "error_share", "abandoned_threads")
-"""Metrics under ``reward/`` that speak of all rewards together."""
+"""Names of the metrics under ``reward/`` that describe all rewards together."""
 
 
 class Reward(ABC):
-    """Scores samples.
+    """Base class of rewards, which score samples.
 
     Args:
         weight: Factor of this reward in the sum that trains.
@@ -21,8 +21,8 @@ class Reward(ABC):
     """
 
     batch_size: int = 1
-    """Samples of one :meth:`score` call. Each call has its own deadline, so 1 confines a failure to its sample; a
-    reward model that gains from batches sets more."""
+    """Number of samples in one :meth:`score` call. A failed or late call fails for all of them, so 1 confines a failure
+    to its sample; a reward model that gains from batches sets more."""
 
     def __init__(self, weight: float = 1.0, name: str | None = None) -> None:
         self.weight = weight
@@ -32,6 +32,6 @@ class Reward(ABC):
     def score(self, samples: Sequence[Sample]) -> list[float | RewardError] | Awaitable[list[float | RewardError]]:
         """Return a finite number, or a :class:`RewardError`, for each sample; may be ``async``.
 
-        Runs beside other calls, in a thread (or on an event loop when ``async``). An exception, a NaN or a missed
+        Calls run concurrently, in threads (or on an event loop when ``async``). An exception, a NaN or a missed
         deadline becomes a :class:`RewardError` for every sample of the call.
         """

@@ -1,4 +1,4 @@
-"""The rollout seam: an engine takes token ids and weights, and returns token ids with its own logprobs."""
+"""Rollout interface: an engine takes token ids and weights, and returns token ids with its own logprobs."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ SleepingPart: TypeAlias = Literal["weights", "kv_cache"]
 
 @dataclass(frozen=True)
 class EngineCapabilities:
-    """What an engine can do. Asking for more stops the run at start and names the engines that can."""
+    """Capabilities of an engine. A run that needs others stops at start and names the engines that have them."""
 
     colocated: bool = True
-    """Runs on the trainer's devices."""
+    """Whether it runs on the trainer's devices."""
     disaggregated: bool = False
-    """Runs on devices of its own."""
+    """Whether it runs on devices of its own."""
     logprobs: bool = True
-    """Returns the logprobs of the tokens that it sampled; without this they are NaN."""
+    """Whether it returns the logprobs of the tokens that it sampled; otherwise they are NaN."""
     sleep: bool = False
-    """Gives device memory back between rollouts."""
+    """Whether it can release device memory between rollouts."""
     restart: bool = True
-    """Starts again after ``close``, in the same process; without this, a fault ends the run."""
+    """Whether it can start again after ``close`` in the same process; otherwise a fault ends the run."""
     streaming: bool = False
-    """``submit``, ``collect`` and ``abort``."""
+    """Whether it has ``submit``, ``collect`` and ``abort``."""
     in_flight_update: bool = False
-    """Takes weights while requests run."""
+    """Whether it takes weights while requests run."""
     fp8_refit: bool = False
-    """Takes FP8 weights with block scales."""
+    """Whether it takes FP8 weights with block scales."""
     multi_turn: bool = False
-    """Keeps a conversation's cache between turns."""
+    """Whether it keeps a conversation's KV cache between turns."""
     tensor_parallel: bool = False
-    """Splits one model over several devices."""
+    """Whether it can split one model over several devices."""
 
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """What an engine must know to build the policy. Weights follow with the first ``update_weights``."""
+    """Description from which an engine builds the policy. Weights follow with the first ``update_weights``."""
 
     path: str
-    """Hugging Face folder or hub name: configuration and tokenizer."""
+    """Folder, or model name on the Hugging Face Hub, with configuration and tokenizer."""
     dtype: torch.dtype
-    """Of the weights that ``update_weights`` brings."""
+    """Dtype of the weights that ``update_weights`` gets."""
     eos_token_ids: tuple[int, ...]
     pad_token_id: int
     max_context: int
-    """Prompt and completion together, in tokens."""
+    """Longest prompt and completion together, in tokens."""
     fp8: FP8Weights | None = None
-    """Which weights travel in FP8, and how; ``None`` when all travel in ``dtype``."""
+    """Weights that are sent in FP8; ``None`` when all are sent in ``dtype``."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where an engine runs."""
+    """Device and rank on which an engine runs."""
 
     device: torch.device
     rank: int
@@ -69,11 +69,13 @@ class Placement:
 
 
 class EngineFault(RunError):
-    """An engine died, or missed a deadline. The core starts all ranks' engines anew and asks for what is missing.
+    """Error of an engine that died or missed a deadline.
+
+    The core restarts the engines of all ranks, and requests the missing completions again.
 
     Args:
-        message: What happened.
-        completions: Those that were finished before.
+        message: Description of the fault.
+        completions: Completions that were finished before the fault.
     """
 
     def __init__(self, message: str, completions: Sequence[Completion] = ()) -> None:
@@ -82,30 +84,32 @@ class EngineFault(RunError):
 
 
 class RolloutEngine(ABC):
-    """Generates completions with the policy's newest weights. Each trainer rank has one of these objects.
+    """Base class of rollout engines, which generate completions with the policy's newest weights.
+
+    Each trainer rank has one of these objects.
 
     The core makes the calls in the order of :mod:`rlplug.rollout.engine_states`, and refuses any other before it
     reaches the engine: no engine has to check whether it was started, has weights, or is awake.
     """
 
     capabilities: EngineCapabilities = EngineCapabilities()
-    """Of the class; an object may narrow its own where an option takes something away."""
+    """Capabilities of the class; an object may have fewer where an option disables one."""
 
     @property
     def ranks_per_engine(self) -> int:
-        """Trainer ranks that run one engine together. They get the same requests and return the same completions."""
+        """Number of trainer ranks that run one engine; they get the same requests and return the same completions."""
         return 1
 
     def check(self, policy: PolicySpec) -> None:  # noqa: B027 - overriding is optional
         """Refuse a policy that this engine cannot run, before anything is loaded.
 
         Raises:
-            ConfigError: The message names what it cannot take, and the fix.
+            ConfigError: The engine cannot run the policy; the message names the reason and the fix.
         """
 
     @abstractmethod
     def start(self, policy: PolicySpec, placement: Placement) -> None:
-        """Build the engine, also anew after ``close``. All ranks call it at the same time.
+        """Build the engine, also again after ``close``. All ranks call it at the same time.
 
         Imports of the engine's library belong here, not at the top of the plugin.
         """
@@ -115,18 +119,18 @@ class RolloutEngine(ABC):
         """Return one completion per request, in the order of the requests.
 
         Raises:
-            RunError: A prompt leaves no room for a token in ``max_context``; the engine can go on.
-            EngineFault: The engine cannot.
+            RunError: A prompt fills ``max_context``; the engine can go on.
+            EngineFault: The engine cannot go on.
         """
 
     @abstractmethod
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
-        """Take every weight of the policy; completions from now on carry ``version``.
+        """Replace all weights of the policy; later completions carry ``version``.
 
         Every bucket must be consumed on every rank: producing one is a collective operation.
 
         Raises:
-            RunError: A name is unknown to the engine, or one that it has was not sent. Another sync may follow.
+            RunError: The sync has an unknown name, or lacks one of the engine's weights. Another sync may follow.
             EngineFault: The engine cannot go on.
         """
 
@@ -135,9 +139,10 @@ class RolloutEngine(ABC):
         """Release devices and processes; safe to call twice."""
 
     def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory | None:
-        """Return what it will take of one of the trainer's GPUs; ``None``, the default, when that is not known or none.
+        """Return the memory that it will take on one of the trainer's GPUs, or ``None`` when that is unknown or 0.
 
-        Called before ``start``, and by ``rlplug plan`` where neither a GPU nor the engine's library need be.
+        The core calls this before ``start``, and ``rlplug plan`` does so on machines that may have neither a GPU nor
+        the engine's library. The default returns ``None``.
         """
         return None
 
@@ -146,15 +151,15 @@ class RolloutEngine(ABC):
         return {}
 
     def advice(self) -> list[str]:
-        """Return what the counters so far suggest to set, in plain words; the core prints each piece once."""
+        """Return suggestions for settings that follow from the counters so far; the core prints each one once."""
         return []
 
     def sleep(self) -> None:
-        """Give all device memory back that can be: weights and KV cache. What slept is lost."""
+        """Release the device memory of weights and KV cache, whose contents are lost."""
         raise self._cannot("sleep")
 
     def wake(self, part: SleepingPart) -> None:
-        """Take memory for a part again: first for the weights, then, after ``update_weights``, for the KV cache."""
+        """Allocate memory for a part again: first for the weights, then, after ``update_weights``, for the KV cache."""
         raise self._cannot("sleep")
 
     def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
@@ -166,7 +171,7 @@ class RolloutEngine(ABC):
         raise self._cannot("streaming")
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Stop requests; what they have so far comes back with finish reason ``abort``."""
+        """Stop requests; :meth:`collect` returns their tokens so far with finish reason ``abort``."""
         raise self._cannot("streaming")
 
     def _cannot(self, capability: str) -> NotImplementedError:
@@ -178,7 +183,7 @@ def require_capability(engine: RolloutEngine, capability: str, key: str, others:
 
     Args:
         capability: A field of :class:`EngineCapabilities`.
-        others: The registered engine classes, among which the message names those that have the capability.
+        others: Registered engine classes; the message names those that have the capability.
 
     Raises:
         ConfigError: The engine lacks it.

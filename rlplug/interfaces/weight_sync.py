@@ -1,4 +1,4 @@
-"""The weight-sync seam: how the trainer's weights reach an engine."""
+"""Records of the weight sync, which sends the trainer's weights to an engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Bucket: TypeAlias = Sequence[tuple[str, Tensor]]
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What one weight sync moved."""
+    """Size, duration and policy version of one weight sync."""
 
     num_bytes: int
     num_buckets: int
@@ -26,7 +26,7 @@ class SyncReport:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor as a sync brings it."""
+    """Shape and dtype of a tensor in a weight sync."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -38,27 +38,28 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class FP8Weights:
-    """Which weights travel in FP8, with a scale for each block of 128 x 128.
+    """Names of the weights that are sent in FP8, with a scale for each block of 128 x 128.
 
     A weight [O, I] becomes two tensors of one bucket: float8_e4m3fn [O, I] under its own name, and its scales, float32
     [ceil(O / 128), ceil(I / 128)], under :meth:`scale_name`. Values times their block's scale are the weight. Blocks
-    begin at the first row and column; those at the ends may be smaller. Of DeepSeek-V3, arXiv:2412.19437, section 3.3.
+    begin at the first row and column; the last ones may be smaller. The format is that of DeepSeek-V3,
+    arXiv:2412.19437, section 3.3.
     """
 
     BLOCK: ClassVar[int] = 128
-    """Rows and columns of a block."""
+    """Number of rows and of columns of a block."""
     DTYPE: ClassVar[torch.dtype] = torch.float8_e4m3fn
 
     quantized: tuple[str, ...]
-    """Names of the weights that do."""
+    """Names of the weights that are sent in FP8."""
     kept: tuple[str, ...]
-    """Names of the weights of all other linear layers, the output layer among them: in the policy's dtype."""
+    """Names of the weights of all other linear layers, the LM head included, which are sent in the policy's dtype."""
     power_of_two_scales: bool = False
     """Whether scales are powers of two."""
 
     @staticmethod
     def scale_name(name: str) -> str:
-        """Return the name under which a weight's scales travel."""
+        """Return the name under which a weight's scales are sent."""
         return f"{name}_scale_inv"
 
     @classmethod

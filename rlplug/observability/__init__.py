@@ -1,1 +1,1 @@
-"""What a run shows: phase timer, profiler, progress, CSV metrics and the report."""
+"""Observability of a run: phase timer, profiler, progress bar, CSV metrics and report."""

@@ -1,4 +1,4 @@
-"""``metrics.csv``: one row per RL step, whatever other loggers there are."""
+"""Logger of ``metrics.csv``, with one row per RL step; every run has it besides its other loggers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from lightning.pytorch.utilities import rank_zero_only
 
 
 class MetricsCSV(Logger):
-    """Appends a row per logged step, and rewrites the file when a metric appears for the first time.
+    """Logger that appends a row per step, and rewrites the file when a metric appears for the first time.
 
-    Lightning's own CSVLogger starts a new file at each resume; here a resumed run goes on in the same one.
+    Lightning's own CSVLogger starts a new file at each resume; this one continues the file of the resumed run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,7 +33,7 @@ class MetricsCSV(Logger):
         return 0
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the resolved configuration lies beside the file."""
+        """Do nothing: the run folder has the resolved configuration."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
@@ -47,7 +47,7 @@ class MetricsCSV(Logger):
             csv.DictWriter(file, self._columns).writerow(row)
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the rows so far, as text."""
+        """Return the rows so far, with values as text."""
         if not self.path.is_file():
             return []
         with self.path.open(newline="") as file:
@@ -55,7 +55,7 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def drop_after(self, step: int) -> None:
-        """Forget rows past ``step``: a run resumed from there will write them again."""
+        """Remove the rows after ``step``: a run that resumes from there writes them again."""
         rows = self.read()
         kept = [row for row in rows if int(row["step"]) <= step]
         if len(kept) < len(rows):

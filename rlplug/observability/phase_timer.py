@@ -1,4 +1,4 @@
-"""The phases of a step: timed, memory-metered, watched for stalls, and the places where a run can stop cleanly."""
+"""Timer of a step's phases, which also records their memory and dumps stacks at a stall; and the handler of Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,32 +18,35 @@ from rlplug.observability.trace_ranges import trace_range
 from rlplug.types import GIB
 
 PHASES: Final = ("prompts", "rollout", "rewards", "filter", "logprobs", "advantages", "update", "publish")
-"""The eight phases of a step, in order. ``validate`` comes besides, when it is due."""
+"""Names of the eight phases of a step, in order. ``validate`` is one more, in steps that validate."""
 
 CPU: Final = torch.device("cpu")
 
 
 class StopRequested(Exception):
-    """Raised at the end of a phase after Ctrl-C, when the step can be given up without a loss."""
+    """Exception after Ctrl-C, raised at the end of a phase when the step can be discarded without a loss."""
 
 
 class PhaseTimer:
-    """Measures phases: ``with clock.phase("rollout"): ...``.
+    """Timer of phases: ``with timer.phase("rollout"): ...``.
 
-    ``time/<phase>`` is in seconds, summed over the step. ``memory/<phase>`` is in GiB: the peak that PyTorch
-    allocated on the GPU, without what an engine gave back in its sleep, or on a CPU run the process's resident memory
-    at the phase's end.
+    ``time/<phase>`` is in seconds, summed over the step. ``memory/<phase>`` is in GiB: on a GPU the peak that PyTorch
+    allocated, without the memory that a sleeping engine released; on the CPU the process's resident memory at the
+    phase's end.
 
     Args:
-        stall_s: Past this, a phase's Python stacks are written to stderr, again and again, while it goes on.
-        device: Where the phases run; a GPU is synchronised at the end of each, so that work is charged to its phase.
+        stall_s: Seconds after which the Python stacks of a phase are written to stderr, and again after as many more.
+        device: Device of the phases; a GPU is synchronised at the end of each, so that its work counts in its phase.
     """
 
     def __init__(self, stall_s: float, device: torch.device = CPU) -> None:
         self.on_enter: Callable[[str], Any] = lambda name: None
-        """Told the name of each phase that begins; the progress bar listens."""
+        """Function that gets the name of each phase when it begins; the progress bar sets it."""
         self.asleep_bytes: Callable[[float], int] = lambda since: 0
-        """Returns what the engine has given back and torch still counts, if it slept all the time since then."""
+        """Function that returns the bytes that a sleeping engine released and PyTorch still counts.
+
+        Its argument is a time of ``time.perf_counter``: the result is 0 unless the engine has slept ever since.
+        """
         self.device = device
         self._stall_s = stall_s
         self._seconds: dict[str, float] = {}
@@ -51,7 +54,7 @@ class PhaseTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measure what is inside as phase ``name``."""
+        """Measure the body of the ``with`` statement as phase ``name``."""
         self.on_enter(name)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -74,7 +77,7 @@ class PhaseTimer:
         return resident / GIB
 
     def pop_metrics(self) -> dict[str, float]:
-        """Return the metrics since the last call, and start anew."""
+        """Return the metrics since the last call, and reset them."""
         metrics = {f"time/{name}": seconds for name, seconds in self._seconds.items()}
         metrics["time/step"] = sum(self._seconds.values())
         metrics |= {f"memory/{name}": gib for name, gib in self._memory.items()}
@@ -83,7 +86,7 @@ class PhaseTimer:
 
 
 class StopSignal:
-    """Turns the first Ctrl-C into a request that the loop honours between phases; a second one acts at once."""
+    """Handler that turns the first Ctrl-C into a request to stop between phases; a second one interrupts at once."""
 
     def __init__(self) -> None:
         self.is_set = False

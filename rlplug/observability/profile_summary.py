@@ -1,6 +1,6 @@
-"""What a trace of ``torch.profiler`` says of each phase: its time, the device's, the costliest kernels, idle gaps.
+"""Summary of a ``torch.profiler`` trace by phase: its time, the device's busy time, costliest kernels, idle gaps.
 
-Pure functions, linear in the trace's events but for sorting. All times are in seconds.
+All functions are pure, and linear in the trace's events except for sorting. All times are in seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlplug.observability.trace_ranges import ENGINE, PREFIX
 DEVICE_WORK: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 OPERATORS: Final = frozenset({"cpu_op"})
 RANGES: Final = frozenset({"user_annotation"})
-"""Categories of a trace's events."""
+"""Categories of a trace's events: device work, operators on the CPU, and named ranges."""
 
 ALL: Final = "all"
 BETWEEN: Final = "between phases"
@@ -33,7 +33,7 @@ Array: TypeAlias = numpy.typing.NDArray[Any]
 
 
 class Event(NamedTuple):
-    """Something of a trace that has a beginning and an end."""
+    """Event of a trace with a start and an end."""
 
     category: str
     name: str
@@ -43,7 +43,7 @@ class Event(NamedTuple):
 
 
 class Span(NamedTuple):
-    """One pass through a phase, or the time between two."""
+    """Interval of one phase, or between two phases."""
 
     start: float
     end: float
@@ -52,40 +52,40 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class RangeTime:
-    """A phase, or as ``rollout/generate`` a call of the engine within one, summed over the steps."""
+    """Time of a phase, or of an engine call within one (such as ``rollout/generate``), summed over the steps."""
 
     name: str
     count: int
     seconds: float
     busy: float | None
-    """How long the device worked: the union of its kernels, copies and fills. None without a device."""
+    """Seconds in which the device worked: the union of its kernels, copies and fills. None without a device."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """A kernel, copy or fill by name; without a device an operator, whose time is without that of those it calls."""
+    """Cost of a kernel, copy or fill by name; without a device, of an operator without the operators that it calls."""
 
     name: str
     count: int
     seconds: float
     share: float
-    """Of the device's busy time; of streams that work at the same time each counts. Without one, of all operators'."""
+    """Share of the device's busy time, streams counted each; without a device, of all operators' time."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """An interval in which the device did nothing; one that goes over the end of a phase is two."""
+    """Interval in which the device was idle; the end of a phase splits it in two."""
 
     seconds: float
     phase: str
     before: str | None
     after: str | None
-    """The names of what the device did last before and first after; None where that is not in the trace."""
+    """Names of the last event before the gap and of the first one after it; None where the trace has none."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What there is to know of a trace; ``costs`` are by phase, and of all phases together."""
+    """Summary of a trace; ``costs`` are by phase, and for all phases together."""
 
     phases: list[RangeTime]
     costs: dict[str, list[Cost]]
@@ -93,7 +93,7 @@ class Summary:
 
 
 def read_trace(path: Path, has_device: bool) -> list[Event]:
-    """Return the ranges of a Chrome trace, with the device's work, or the operators where there is no device."""
+    """Return the ranges of a Chrome trace, with the device's work or, without a device, the operators."""
     wanted = RANGES | (DEVICE_WORK if has_device else OPERATORS)
 
     def keep(item: dict[str, Any]) -> Any:  # all others are dropped as soon as they are read
@@ -127,7 +127,7 @@ def summarize(events: Sequence[Event], has_device: bool) -> Summary:
 
 
 class PhaseSpans:
-    """Who has which time: phases do not overlap, and what lies between two of them is a span of its own."""
+    """Spans of the phases, which do not overlap, and of the times between them."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         entered = sorted(Span(event.start, event.end, name) for event, name in _named(events) if not _is_call(name))
@@ -136,13 +136,13 @@ class PhaseSpans:
         self._starts = numpy.array([span.start for span in self.spans])
 
     def at(self, moment: float) -> str | None:
-        """Return the phase that has a moment, or None before the first and after the last."""
+        """Return the phase at a moment, or None before the first and after the last one."""
         index = int(self._starts.searchsorted(moment, side="right")) - 1
         return self.spans[index].phase if index >= 0 and moment < self.spans[index].end else None
 
 
 class DeviceTime:
-    """The union of the intervals in which a device worked.
+    """Union of the intervals in which a device worked.
 
     Args:
         work: Kernels, copies and fills, in any order; those of several streams overlap.
@@ -178,7 +178,7 @@ class DeviceTime:
                 after = low + int(number)
                 before_name = self._last[after - 1] if after > 0 else None
                 after_name = self._first[after] if after < len(self._first) else None
-                if lengths[number] > 0:  # what works across the start of the span leaves none there
+                if lengths[number] > 0:  # work across the start of the span leaves no gap there
                     yield Gap(float(lengths[number]), phase, before_name, after_name)
 
 
@@ -186,7 +186,7 @@ def own_seconds(operators: Sequence[Event]) -> list[float]:
     """Return the time of each operator without that of the operators that it calls.
 
     Args:
-        operators: In order of thread, start and, the longer first, end.
+        operators: Operators sorted by thread, start and descending end.
     """
     own = [event.end - event.start for event in operators]
     callers: list[int] = []
@@ -201,7 +201,7 @@ def own_seconds(operators: Sequence[Event]) -> list[float]:
 
 
 def _range_times(events: Iterable[Event], phases: PhaseSpans, device: DeviceTime | None) -> list[RangeTime]:
-    """Sum up phases in their order, each followed by the engine's calls within, then the rest and all of it."""
+    """Return the time of each phase, followed by its engine calls, then that between phases and the total."""
     grouped: dict[str, list[tuple[float, float]]] = {}
     for start, end, phase in sorted(phases.spans, key=lambda span: (span.phase == BETWEEN, span.start)):
         grouped.setdefault(phase, []).append((start, end))
@@ -225,7 +225,7 @@ def _range_times(events: Iterable[Event], phases: PhaseSpans, device: DeviceTime
 def _costs(
     taken: Iterable[tuple[str | None, str, float]], busy: Mapping[str, float] | None = None
 ) -> dict[str, list[Cost]]:
-    """Return the costliest names of each phase and of all, given phase, name and seconds of every event."""
+    """Return the costliest names of each phase and of all phases, from the phase, name and seconds of every event."""
     seconds: dict[str, Counter[str]] = defaultdict(Counter)
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for phase, name, duration in taken:
@@ -241,7 +241,7 @@ def _costs(
 
 
 def _named(events: Iterable[Event]) -> Iterator[tuple[Event, str]]:
-    """Yield the ranges of rlplug, and their names without the prefix; FSDP and others make ranges too."""
+    """Yield rlplug's own ranges and their names without the prefix; FSDP and others make ranges too."""
     for event in events:
         if event.category in RANGES and event.name.startswith(PREFIX):
             yield event, event.name.removeprefix(PREFIX)

@@ -1,4 +1,4 @@
-"""The summary of a profile as a text to read, and its most telling lines."""
+"""Text of a profile's summary, and its headlines."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Final
 from rlplug.observability.profile_summary import ALL, BETWEEN, Gap, RangeTime, Summary
 
 SLOWER: Final = (
-    "A profiler costs time: these steps are slower than others, and shares say more than seconds do. time/... in "
+    "Profiling takes time: these steps are slower than others, so rely on shares more than on seconds. time/... in "
     "metrics.csv has the seconds of the other steps."
 )
 WIDEST_NAME: Final = 100
-"""Names of kernels are cut here; summary.json has them whole."""
+"""Longest printed name of a kernel, in characters; summary.json has whole names."""
 LEAST_SHARE: Final = 0.01
-"""Phases that take less of all the time have no table of their own; summary.json has theirs."""
+"""Smallest share of the total time for which a phase gets a table of its own; summary.json has them all."""
 
 
 def summary_text(summary: Summary, title: str) -> str:
-    """Return the whole summary; tables are aligned for a fixed-width font."""
+    """Return the whole summary as text, with tables for a fixed-width font."""
     note = textwrap.fill(SLOWER, 118)
     return "\n".join([title, note, "", *_phases(summary), *_costs(summary), *_gaps(summary.gaps), ""])
 
@@ -50,9 +50,9 @@ def _phases(summary: Summary) -> Iterator[str]:
             line += f"{row.busy:11.4f}{row.seconds - row.busy:11.4f}{_share(row):8.1%}"
         yield line
     if has_device and ALL not in summary.costs:
-        yield "\nThe trace has no work of the GPU: look for another profiler that holds it, such as nsys."
+        yield "\nThe trace has no GPU work: stop any other profiler that uses the GPU, such as nsys."
     if not has_device:
-        yield "\nThere is no GPU here: what follows are operators on the CPU, each without those that it calls."
+        yield "\nThere is no GPU here: the tables show operators on the CPU, each without those that it calls."
 
 
 def _costs(summary: Summary) -> Iterator[str]:
@@ -70,7 +70,7 @@ def _costs(summary: Summary) -> Iterator[str]:
 def _gaps(gaps: Sequence[Gap]) -> Iterator[str]:
     if not gaps:
         return
-    yield "\nLongest idle gaps of the device, and what it did before and after"
+    yield "\nLongest idle gaps of the device, and its work before and after each"
     yield f"{'seconds':>11}  {'phase':16}names"
     for gap in gaps:
         yield f"{gap.seconds:11.4f}  {gap.phase:16}{_cut(gap.before or '-')}"
@@ -86,7 +86,7 @@ def _has_device(summary: Summary) -> bool:
 
 
 def _shared(summary: Summary) -> str:
-    """Return what shares are of."""
+    """Return the name of the total of which shares are."""
     return "the device's busy time" if _has_device(summary) else "all operators' time"
 
 

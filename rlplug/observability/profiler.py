@@ -1,4 +1,4 @@
-"""Profile a few RL steps: a trace and its summary, or a window for Nsight Systems."""
+"""Profiler of a few RL steps: writes a trace and its summary, or marks the steps for Nsight Systems."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _STEPS: Final = re.compile(r"([1-9]\d*)(?:-([1-9]\d*))?")
 
 
 class StepProfiler(Callback):
-    """Shows where the time of some steps goes; a step takes longer while it is profiled.
+    """Profiler of some steps, which take longer while they are profiled.
 
     Args:
-        steps: RL steps to profile, counted from 1: ``5``, or ``5-7`` with both ends; ``null`` profiles none. Take some
-            past the first, which warm up.
-        tool: ``torch`` writes a trace and a summary of it below ``profile/`` in the run folder. ``nsys`` marks the
-            steps for Nsight Systems, under which the run must have been started.
-        ranks: Profile the ``first`` rank alone or ``all``, each with a trace of its own; the summary is the first's.
+        steps: RL steps to profile, counted from 1: ``5``, or ``5-7`` with both ends; ``null`` profiles none. Choose
+            steps after the first ones, which warm up.
+        tool: ``torch`` writes a trace and a summary of it to ``profile/`` in the run folder. ``nsys`` marks the steps
+            for Nsight Systems, under which the run must have been started.
+        ranks: Profile only the ``first`` rank, or ``all`` with a trace each; the summary is that of the first rank.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class StepProfiler(Callback):
         self.ranks = ranks
         self._console = Console()
         self._first = 0
-        """The step with which profiling begins; 0 where this process profiles nothing."""
+        """First step to profile; 0 if this process profiles none."""
         self._running: ExitStack | None = None
         self._profile: profile | None = None
 
@@ -69,12 +69,12 @@ class StepProfiler(Callback):
         first, last = self.steps
         if last > module.plan.total_steps:
             raise ConfigError(
-                f"profile.steps is {steps_label(first, last)!r}, and the run's last step is {module.plan.total_steps}: "
+                f"profile.steps is {steps_label(first, last)!r}, but the run's last step is {module.plan.total_steps}: "
                 "give steps up to that one, or raise model.num_steps."
             )
         if last <= module.rollout_step:
-            begins = f"the run goes on with step {module.rollout_step + 1}"
-            self._say(trainer, f"profile.steps {steps_label(first, last)}: {begins}, and none is profiled")
+            begins = f"the run resumes with step {module.rollout_step + 1}"
+            self._say(trainer, f"profile.steps {steps_label(first, last)}: {begins}, so no step is profiled")
         elif trainer.is_global_zero or self.ranks == "all":
             self._first = max(first, module.rollout_step + 1)
 
@@ -89,7 +89,7 @@ class StepProfiler(Callback):
         module: Any = pl_module
         if self._running is not None and (trainer.should_stop or module.rollout_step == self.last):
             self._stop()
-            if module.rollout_step >= self._first:  # else Ctrl-C has ended the run in the first of the steps
+            if module.rollout_step >= self._first:  # false if Ctrl-C ended the run in the first of the steps
                 self._report(trainer, module)
             self._profile = None  # a trace takes much memory
 
@@ -98,7 +98,7 @@ class StepProfiler(Callback):
 
     @property
     def last(self) -> int:
-        """The step with which profiling ends."""
+        """Last step to profile."""
         assert self.steps is not None
         return self.steps[1]
 
@@ -119,10 +119,10 @@ class StepProfiler(Callback):
             self._running = None
 
     def _report(self, trainer: Trainer, module: Any) -> None:
-        """Write the trace, and on rank 0 its summary, and say where they are."""
+        """Write the trace, and on rank 0 its summary, and print their paths."""
         steps = steps_label(self._first, module.rollout_step)
         if self._profile is None:
-            self._say(trainer, f"profile: Nsight Systems was shown steps {steps}; it writes what it recorded itself")
+            self._say(trainer, f"profile: steps {steps} were marked for Nsight Systems, which writes its own report")
             return
         folder: Path = module.run_dir / FOLDER
         folder.mkdir(exist_ok=True)
@@ -138,8 +138,8 @@ class StepProfiler(Callback):
         has_device = device.type == "cuda"
         name = torch.cuda.get_device_name(device) if has_device else None
         summary = summarize(read_trace(trace, has_device), has_device)
-        facts = {"steps": steps, "rank": trainer.global_rank, "device": name, "note": SLOWER}
-        (trace.parent / "summary.json").write_text(json.dumps(facts | asdict(summary), indent=2))
+        header = {"steps": steps, "rank": trainer.global_rank, "device": name, "note": SLOWER}
+        (trace.parent / "summary.json").write_text(json.dumps(header | asdict(summary), indent=2))
         title = f"Profile of steps {steps}, rank {trainer.global_rank}, {name or 'CPU'}."
         (trace.parent / SUMMARY).write_text(summary_text(summary, title))
         self._say(trainer, f"profile of steps {steps}: {trace.parent / SUMMARY}")
@@ -155,7 +155,7 @@ def parse_steps(text: str) -> tuple[int, int]:
     """Return the first and the last step of ``5`` or ``5-7``.
 
     Raises:
-        ConfigError: The text is neither, or the range has no step.
+        ConfigError: The text is neither, or the range is empty.
     """
     found = _STEPS.fullmatch(text.strip())
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
@@ -168,12 +168,12 @@ def parse_steps(text: str) -> tuple[int, int]:
 
 
 def steps_label(first: int, last: int) -> str:
-    """Return what :func:`parse_steps` reads."""
+    """Return the text from which :func:`parse_steps` reads these steps."""
     return str(first) if first == last else f"{first}-{last}"
 
 
 def compress(path: Path) -> Path:
-    """Replace a file by one with ``.gz`` behind its name, and return that."""
+    """Replace a file by its gzip with the suffix ``.gz``, and return the new path."""
     compressed = path.with_name(f"{path.name}.gz")
     with path.open("rb") as whole, gzip.open(compressed, "wb", compresslevel=5) as file:
         shutil.copyfileobj(whole, file, 1 << 20)

@@ -1,4 +1,4 @@
-"""The progress bar of ``fit``: steps, the phase that runs, and what users watch."""
+"""Progress bar of ``fit``: steps, the current phase, and the main metrics."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class RLProgressBar(ProgressBar):
-    """One line a run: ``12/160 update | reward 0.41 | length 4.0 | 5.2k tokens/s | rollout 61% update 33%``.
+    """Progress bar of a run: ``12/160 update | reward 0.41 | length 4.0 | 5.2k tokens/s | rollout 61% update 33%``.
 
-    Where stderr is not a terminal, a line is printed every tenth of the run instead.
+    If stderr is not a terminal, a line is printed after every tenth of the run instead.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class RLProgressBar(ProgressBar):
 
 
 def status_line(metrics: dict[str, float]) -> str:
-    """Return the newest step's metrics in a few words; phases below a tenth of the step are left out."""
+    """Return the main metrics of a step as one line; phases below a tenth of the step's time are left out."""
     parts = []
     if "reward/mean" in metrics:
         parts.append(f"reward {metrics['reward/mean']:.3f}")

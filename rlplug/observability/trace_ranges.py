@@ -1,4 +1,4 @@
-"""Named ranges: what phases and calls of the engine are called in a profiler's trace, while one is taken."""
+"""Named ranges that mark phases and engine calls in a profiler's trace."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, TypeAlias
 
 PREFIX: Final = "rlplug/"
-"""What every range's name begins with in a trace; a phase's goes on with its name, as in ``rlplug/update``."""
+"""Prefix of every range's name in a trace; the name of a phase follows, as in ``rlplug/update``."""
 
 ENGINE: Final = "engine/"
-"""What the name of a call of the engine goes on with, as in ``rlplug/engine/generate``."""
+"""Second prefix of the names of engine calls, as in ``rlplug/engine/generate``."""
 
 MakeRange: TypeAlias = Callable[[str], AbstractContextManager[Any]]
 
@@ -25,13 +25,13 @@ _make_range: MakeRange = _make_no_range
 
 
 def trace_range(name: str) -> AbstractContextManager[Any]:
-    """Return a context that a trace shows as ``rlplug/<name>``; it does nothing while none is taken."""
+    """Return a context manager that a trace shows as ``rlplug/<name>``; without a profiler it does nothing."""
     return _make_range(PREFIX + name)
 
 
 @contextmanager
 def ranges_made_by(make_range: MakeRange) -> Iterator[None]:
-    """Let a profiler make the ranges inside, such as with ``torch.profiler.record_function``."""
+    """Make ranges with ``make_range``, such as ``torch.profiler.record_function``, in the body of the ``with``."""
     global _make_range
     former, _make_range = _make_range, make_range
     try:

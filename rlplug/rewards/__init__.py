@@ -1,4 +1,4 @@
-"""Rewards that ship with the core, and the runner that calls any reward with a deadline."""
+"""Built-in rewards, and the runner that calls any reward with a deadline."""
 
 from rlplug.rewards.function import FunctionReward
 from rlplug.rewards.runner import RewardRunner

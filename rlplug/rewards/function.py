@@ -1,4 +1,4 @@
-"""A reward from any Python function, named by its import path."""
+"""Reward that calls a Python function, named by its import path."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ FIELDS: Final[dict[str, Callable[[Sample], Any]]] = {
     "metadata": lambda sample: sample.prompt.metadata,
     "sample": lambda sample: sample,
 }
-"""The arguments that a function may ask for, by parameter name."""
+"""Getters of the arguments that a function may take, by parameter name."""
 
 
 class FunctionReward(Reward):
-    """Scores each sample with a function of your own, sync or ``async``.
+    """Reward that scores each sample with a function of your own, sync or ``async``.
 
     The function gets the arguments that its parameters name: ``prompt`` (text), ``completion`` (text), ``answer``,
     ``metadata``, ``sample``. A function whose only parameter has another name gets the sample. Other parameters keep
-    their defaults. It returns a number, or a ``RewardError`` when it cannot judge.
+    their defaults. It returns a number, or a ``RewardError`` when it cannot score the sample.
 
     Args:
         function: Import path of the function, such as ``my_package.rewards.score``; from Python, any callable.
@@ -34,7 +34,7 @@ class FunctionReward(Reward):
         name: Key in metrics (``reward/<name>``); the function's name by default.
 
     Raises:
-        ConfigError: The function has a parameter that nothing fills.
+        ConfigError: The function has a parameter that is neither one of these nor has a default.
     """
 
     def __init__(self, function: Callable[..., float], weight: float = 1.0, name: str | None = None) -> None:
@@ -62,7 +62,7 @@ async def _awaited(results: Sequence[Awaitable[float | RewardError]]) -> list[fl
 def _name_of(function: Callable[..., Any]) -> str:
     while isinstance(function, functools.partial):
         function = function.func
-    # a lambda's own name, "<lambda>", is no good in a metric
+    # a metric cannot have a lambda's own name, "<lambda>"
     return str(getattr(function, "__name__", type(function).__name__.lower())).strip("<>")
 
 
@@ -84,7 +84,7 @@ def _fields_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
         raise _unknown_parameter(function, unfilled[0].name)
     if not fields:
         raise ConfigError(
-            f"FunctionReward.function is {_name_of(function)}, which takes nothing of the sample: "
+            f"FunctionReward.function is {_name_of(function)}, which takes no field of the sample: "
             f"give it parameters out of {', '.join(FIELDS)}."
         )
     return fields
@@ -93,13 +93,13 @@ def _fields_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
 def _must_be_filled(parameter: inspect.Parameter) -> bool:
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         return False
-    # A default hides a misspelled name: the function would run, and never see the value.
+    # A default hides a misspelled name: the function would run without the value.
     return parameter.default is parameter.empty or bool(did_you_mean(parameter.name, FIELDS))
 
 
 def _unknown_parameter(function: Callable[..., Any], name: str) -> ConfigError:
     return ConfigError(
-        f"FunctionReward.function is {_name_of(function)}, whose parameter {name!r} nothing fills."
+        f"FunctionReward.function is {_name_of(function)}, whose parameter {name!r} is not a field of a sample."
         f"{did_you_mean(name, FIELDS)} Name its parameters out of {', '.join(FIELDS)}; "
         "a single parameter of another name gets the sample."
     )

@@ -1,8 +1,8 @@
-"""Scores in child processes, for verifiers that evaluate what a model wrote.
+"""Child processes for verifiers that evaluate what a model wrote.
 
-math-verify and reasoning-gym hand completions to sympy (and some tasks to ``eval``), all under the interpreter's
-lock: ``9^{9^{9}}`` in one completion would freeze every thread of the trainer, its deadlines among them. A child has
-its own lock, its own memory limit, and an alarm with which the kernel ends it when one sample takes too long.
+math-verify and reasoning-gym pass completions to sympy (and some tasks to ``eval``), which holds the GIL:
+``9^{9^{9}}`` in one completion would block every thread of the trainer, its deadlines included. A child has its own
+GIL, its own memory limit, and an alarm with which the kernel ends it when one sample takes too long.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ CHILD_ENVIRONMENT: Final = {
 
 
 class ScorerPool:
-    """Child processes that score one sample at a time each, started when they are needed.
+    """Pool of child processes that score one sample at a time each, started when they are needed.
 
     Args:
         scorer: A name in :data:`rlplug.rewards.scorer_process.SCORERS`.
-        num_processes: At most this many children.
-        timeout_s: Longest time for one sample; its child is ended and replaced.
+        num_processes: Largest number of children.
+        timeout_s: Longest time for one sample in seconds, after which its child is ended and replaced.
     """
 
     def __init__(self, scorer: str, num_processes: int, timeout_s: float) -> None:
         self._arguments = (scorer, num_processes, timeout_s)
         self._timeout_s = timeout_s
         self._children: list[subprocess.Popen[bytes]] = []
-        # last in, first out: calls that come one after another use one child
+        # last in, first out: sequential calls use the same child
         self._idle: queue.LifoQueue[subprocess.Popen[bytes] | None] = queue.LifoQueue()
         for _ in range(num_processes):
             self._idle.put(None)
@@ -63,7 +63,7 @@ class ScorerPool:
                 ended, child = child, None
                 return self._explain_end(ended)
         except BaseException:
-            child = None  # one that may hold half a message is of no use
+            child = None  # it may hold half a message, so another one replaces it
             raise
         finally:
             self._idle.put(child)
@@ -89,7 +89,7 @@ class ScorerPool:
 
 
 def _ask(child: subprocess.Popen[bytes], message: bytes) -> dict[str, Any] | None:
-    """Return the child's reply, or ``None`` when it ended instead."""
+    """Return the child's reply, or ``None`` when the child ended."""
     assert child.stdin is not None
     assert child.stdout is not None
     try:
@@ -103,10 +103,10 @@ def _ask(child: subprocess.Popen[bytes], message: bytes) -> dict[str, Any] | Non
 
 
 def _end(children: list[subprocess.Popen[bytes]]) -> None:
-    """Let children end by closing their input; a busy one follows when its alarm rings."""
+    """Close the children's input, at which they end; a busy child ends at its alarm."""
     for child in children:
         assert child.stdin is not None
-        with contextlib.suppress(OSError):  # closing flushes, and it may be gone
+        with contextlib.suppress(OSError):  # closing flushes, and the child may have ended
             child.stdin.close()
     for child in children:
         assert child.stdout is not None

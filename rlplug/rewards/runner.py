@@ -1,4 +1,4 @@
-"""The rewards phase: every reward on every sample, side by side, each call with a deadline."""
+"""Runner of the rewards phase: calls every reward on every sample concurrently, each call with a deadline."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from rlplug.types import ENVIRONMENT, RewardError, Sample
 
 
 class RewardRunner:
-    """Scores samples with several rewards. What cannot be scored becomes a :class:`RewardError`, never a 0.
+    """Runner that scores samples with several rewards. A reward that fails becomes a :class:`RewardError`, never a 0.
 
     Args:
-        rewards: Their names are different. At least one, where there is no environment that rewards.
-        deadline_s: Longest time for one :meth:`Reward.score` call, from when it starts to run.
-        max_concurrency: At most this many calls at a time.
-        max_error_share: :meth:`check` stops the run when a larger share of the samples has an error.
-        has_environment: Samples come with a reward of their environment, or an error, to which these rewards are added.
+        rewards: Rewards with different names; at least one, unless there is an environment that rewards.
+        deadline_s: Longest time for one :meth:`Reward.score` call in seconds, from when it starts to run.
+        max_concurrency: Largest number of calls at a time.
+        max_error_share: Largest share of samples with an error that :meth:`check` accepts.
+        has_environment: Whether samples come with a reward of their environment, or its error, to which these rewards
+            are added.
 
     Raises:
-        ConfigError: One of these is out of range, or two rewards have one name.
+        ConfigError: An argument is out of range, or two rewards have the same name.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class RewardRunner:
         self._calls = TimeoutExecutor(deadline_s, max_concurrency)
 
     def score(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples with ``rewards`` and ``reward`` complete; ``reward`` is NaN beside an error."""
+        """Return the samples with complete ``rewards`` and ``reward``; ``reward`` is NaN when any reward failed."""
         tasks = [
             (reward, start, samples[start : start + reward.batch_size])
             for reward in self.rewards
@@ -98,7 +99,7 @@ class RewardRunner:
         total = 0.0
         for name, value in by_name.items():
             if isinstance(value, RewardError):
-                return math.nan  # so that no one can take it for a reward
+                return math.nan  # so that it cannot pass for a reward
             total += weights[name] * value
         return total
 
@@ -151,21 +152,21 @@ def _number_or_error(value: Any) -> float | RewardError:
     if isinstance(value, RewardError):
         return value
     if not hasattr(value, "__float__"):  # float() itself would take the string "1.0"
-        return RewardError(f"returned {_short(value)}, which is no number")
+        return RewardError(f"returned {_short(value)}, which is not a number")
     try:
         number = float(value)
     except Exception as error:  # noqa: BLE001 - a tensor of several elements, an integer beyond all floats
-        return RewardError(f"returned {_short(value)}, which is no number: {error}")
+        return RewardError(f"returned {_short(value)}, which is not a number: {error}")
     return number if math.isfinite(number) else RewardError(f"returned {number}, which is not finite")
 
 
 def _text_of(error: BaseException) -> str:
     if isinstance(error, DeadlineError):
         return str(error)
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    where = f" (at {os.path.basename(place.tb_frame.f_code.co_filename)}:{place.tb_lineno})" if place else ""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    where = f" (at {os.path.basename(last.tb_frame.f_code.co_filename)}:{last.tb_lineno})" if last else ""
     return f"{type(error).__name__}: {error}{where}"
 
 

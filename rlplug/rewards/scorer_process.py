@@ -1,7 +1,8 @@
-"""The program of a scoring child process; run as a script by :mod:`rlplug.rewards.isolation`.
+"""Program of a scoring child process, which :mod:`rlplug.rewards.isolation` runs as a script.
 
-Requests come pickled on standard input from the parent. Replies go back as one line of JSON each, never pickled: what
-a model wrote has been evaluated here. Imports nothing of rlplug, so that a child needs neither torch nor its memory.
+Requests come pickled on standard input from the parent. Replies go back as one line of JSON each and are never
+pickled, because this process evaluates what a model wrote. It imports nothing of rlplug, so that a child needs neither
+torch nor its memory.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from collections.abc import Callable
 from typing import Any
 
 MEMORY_LIMIT_BYTES = 4 * 2**30
-"""Enough for either library; a number with billions of digits ends in a MemoryError, not in a full host."""
+"""Memory limit of a child in bytes. A number with billions of digits raises MemoryError before it fills the host."""
 
 
 def math_verify_scorer() -> Callable[[str, str], float]:
-    """Return a function that says whether a completion's mathematical answer equals the reference."""
+    """Return a function that scores 1 when a completion's mathematical answer equals the reference, else 0."""
     library = importlib.import_module("math_verify")
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
@@ -37,7 +38,7 @@ def math_verify_scorer() -> Callable[[str, str], float]:
         marked = any(mark in answer for mark in ("$", "\\boxed", "\\(", "\\["))
         gold = parse(answer if marked else f"\\boxed{{{answer}}}")
         if all(isinstance(expression, str) for expression in gold):
-            raise ValueError(f"the prompt's answer {answer!r} is no mathematics that math-verify can parse")
+            raise ValueError(f"the prompt's answer {answer!r} is not mathematics that math-verify can parse")
         failure: Exception | None = None
         for expected, found in itertools.product(gold, parse(completion)):
             try:
@@ -54,10 +55,10 @@ def math_verify_scorer() -> Callable[[str, str], float]:
 
 def reasoning_gym_scorer() -> Callable[[str, str | None, dict[str, Any]], float]:
     """Return a function that scores an answer with the task's own scorer."""
-    lm_head_of = functools.cache(importlib.import_module("reasoning_gym").get_score_answer_fn)
+    scorer_of = functools.cache(importlib.import_module("reasoning_gym").get_score_answer_fn)
 
     def score(task: str, answer: str | None, entry: dict[str, Any]) -> float:
-        return float(lm_head_of(task)(answer, entry))
+        return float(scorer_of(task)(answer, entry))
 
     return score
 
@@ -69,9 +70,9 @@ SCORERS: dict[str, Callable[[], Callable[..., float]]] = {
 
 
 def main(scorer: str, timeout_s: float) -> None:
-    """Answer requests until the parent closes the pipe, which it also does by dying."""
+    """Answer requests until the parent closes the pipe or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the parent decides
-    # The default action ends the process from the kernel, also in the middle of one endless C call.
+    # With the default action the kernel ends the process, even inside one endless C call.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints must not mix with the replies
@@ -85,7 +86,7 @@ def main(scorer: str, timeout_s: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, timeout_s)
         try:
             reply: dict[str, Any] = {"score": score(*request)}
-        except BaseException as error:  # noqa: BLE001 - a SystemExit out of evaluated text, too
+        except BaseException as error:  # noqa: BLE001 - evaluated text may also raise SystemExit
             reply = {"error": f"{type(error).__name__}: {error}"[:500]}
         signal.setitimer(signal.ITIMER_REAL, 0)
         replies.write(json.dumps(reply) + "\n")

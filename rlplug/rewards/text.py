@@ -11,7 +11,7 @@ from rlplug.types import RewardError, Sample
 
 
 class ExactMatch(Reward):
-    """1.0 when the completion is the prompt's answer, else 0.0; a prompt without an answer is an error.
+    """Reward of 1.0 when the completion equals the prompt's answer, else 0.0; a prompt without an answer is an error.
 
     Args:
         strip: Ignore white space around both texts.
@@ -54,11 +54,11 @@ class ExactMatch(Reward):
 
 
 class RegexFormat(Reward):
-    """1.0 when the completion has the asked-for format, else 0.0.
+    """Reward of 1.0 when the completion matches a format, else 0.0.
 
     Args:
         pattern: Regular expression. Write ``(?s)`` in front to let ``.`` match line ends.
-        full_match: The whole completion must match; otherwise a match anywhere in it is enough.
+        full_match: Require the whole completion to match; otherwise a match anywhere in it is enough.
         weight: Factor of this reward in the sum that trains.
         name: Key in metrics (``reward/<name>``); ``regexformat`` by default.
     """
@@ -77,14 +77,14 @@ def compile_pattern(key: str, pattern: str) -> re.Pattern[str]:
     """Compile a user's regular expression.
 
     Raises:
-        ConfigError: It does not compile; the message names ``key`` and the place in the pattern.
+        ConfigError: It does not compile; the message names ``key`` and the position in the pattern.
     """
     try:
         return re.compile(pattern)
     except re.error as error:
         raise ConfigError(
-            f"{key} is {pattern!r}, which is no regular expression: {error}. Correct it; a character that means "
-            "itself needs a backslash, and YAML keeps backslashes inside single quotes."
+            f"{key} is {pattern!r}, which is not a valid regular expression: {error}. Correct it; a literal special "
+            "character needs a backslash, and YAML keeps backslashes inside single quotes."
         ) from error
 
 
@@ -109,5 +109,5 @@ def last_match(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def missing_answer(reward: str) -> RewardError:
-    """Return the error for a prompt that a verifier can't judge."""
+    """Return the error for a prompt without an answer."""
     return RewardError(f"the prompt has no answer to compare with: give {reward} prompts with an 'answer'")

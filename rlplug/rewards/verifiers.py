@@ -1,4 +1,4 @@
-"""Rewards of the extra ``rlplug[reasoning]``: math-verify, and reasoning-gym's own scorers."""
+"""Rewards of the extra ``rlplug[reasoning]``: math-verify, and the scorers of reasoning-gym."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ANSWER_TAG: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class MathVerify(Reward):
-    r"""1.0 when math-verify finds the completion's answer equal to the prompt's, else 0.0.
+    r"""Reward of 1.0 when math-verify finds the completion's answer equal to the prompt's, else 0.0.
 
     The prompt's answer is the expression alone, as plain text or LaTeX (``1/2``, ``\frac{1}{2}``, ``$x^2+1$``), not a
-    worked solution. A completion in which math-verify finds nothing to read scores 0.0; an answer that it cannot
+    worked solution. A completion without mathematics that math-verify can parse scores 0.0; an answer that it cannot
     parse, and a comparison that fails or takes too long, are errors. Samples are scored in child processes.
 
     Args:
-        timeout_s: Longest time for one sample.
+        timeout_s: Longest time for one sample, in seconds.
         num_processes: Child processes per rank, started when they are needed.
         weight: Factor of this reward in the sum that trains.
         name: Key in metrics (``reward/<name>``); ``mathverify`` by default.
@@ -50,17 +50,17 @@ class MathVerify(Reward):
 
 
 class ReasoningGymReward(Reward):
-    """The score, from 0 to 1, that the task's own scorer in reasoning-gym gives.
+    """Reward from 0 to 1 that the task's own scorer in reasoning-gym gives.
 
     The prompt's metadata holds ``task`` (the name of the reasoning-gym data set) and ``entry`` (its item, as
     generated). Samples are scored in child processes. Some scorers pass the answer to Python's ``eval``: a child keeps
-    a crash or a hang out of the trainer, but it is no sandbox.
+    a crash or a hang out of the trainer, but it is not a sandbox.
 
     Args:
         answer_pattern: Regular expression with a capture group: the first group of its last match is the answer, and
-            a completion without a match has none. By default the answer is what stands in the last
+            a completion without a match has none. By default the answer is the text in the last
             ``<answer>...</answer>``, or the whole completion, stripped, where there is no such tag.
-        timeout_s: Longest time for one sample.
+        timeout_s: Longest time for one sample, in seconds.
         num_processes: Child processes per rank, started when they are needed.
         weight: Factor of this reward in the sum that trains.
         name: Key in metrics (``reward/<name>``); ``reasoninggymreward`` by default.

@@ -1,4 +1,4 @@
-"""The conformance kit: checks that plugin authors run in their own CI. Needs pytest: ``rlplug[testing]``."""
+"""Conformance kit: checks of rollout engines for the CI of plugin authors. It needs pytest: ``rlplug[testing]``."""
 
 from rlplug.testing.engine import EngineConformance
 from rlplug.testing.reference import BFLOAT16, FLOAT32, FP8, Tolerances

@@ -1,4 +1,4 @@
-"""What every group of checks has: an engine's settings, which a subclass overrides, and the bench it stands on."""
+"""Base class of all groups of checks: the engine's settings, which a subclass overrides, and the shared bench."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from rlplug.testing.reference import FLOAT32, FP8, Tolerances
 
 
 class EngineChecks:
-    """Settings of an engine under test. ``make_engine`` has to be overridden, the rest may be."""
+    """Settings of an engine under test. A subclass must override ``make_engine``, and may override the rest."""
 
     dtype: ClassVar[torch.dtype] = torch.float32
-    """In which weights travel, and in which the engine calculates."""
+    """Dtype in which weights are sent, and in which the engine computes."""
     tolerances: ClassVar[Tolerances] = FLOAT32
-    """How far logprobs may be from the reference's; ``BFLOAT16`` for an engine that calculates in it."""
+    """Largest differences from the reference's logprobs; ``BFLOAT16`` for an engine that computes in bfloat16."""
     fp8_tolerances: ClassVar[Tolerances] = FP8
-    """The same of an engine that calculates in FP8, from a reference that rounds weights alone."""
+    """Largest differences for an engine that computes in FP8, from a reference that rounds only the weights."""
     seed_is_exact: ClassVar[bool] = True
-    """Whether a request's tokens are the same beside any others. False for kernels that are not batch-invariant:
-    then nine in ten of the first tokens must be."""
+    """Whether a request's tokens are the same in every batch. False for kernels that are not batch-invariant: then
+    nine in ten of the first tokens must be the same."""
     model_folder: ClassVar[str | None] = None
     """Folder of a model of the Llama family, with weights, instead of the tiny one."""
     tied_model_folder: ClassVar[str | None] = None
     """Folder of a model with tied embeddings, with weights, instead of the tiny Qwen2."""
     fp8_model_folder: ClassVar[str | None] = None
-    """Folder of a model whose matrices are whole blocks of 128, with weights, instead of the tiny one."""
+    """Folder of a model whose matrices divide into blocks of 128, with weights, instead of the tiny one."""
     weight_change: ClassVar[float] = 1.0
-    """Noise on weights before a sync, in their standard deviations. On the tiny models, 1 makes every tensor count; a
-    deep model of your own is chaotic in bfloat16 then, and needs about 0.1."""
+    """Noise on weights before a sync, in their standard deviations. On the tiny models, 1 makes every tensor matter; a
+    deep model of your own would be chaotic in bfloat16, and needs about 0.1."""
     max_context: ClassVar[int] = MAX_CONTEXT
-    """In tokens. Enough for a completion that takes longer than a second, when the engine streams."""
+    """Context length in tokens. For an engine that streams, a completion of it must take longer than a second."""
     num_draws: ClassVar[int] = 2000
-    """Completions from which their distribution is judged."""
+    """Number of completions in the test of their distribution."""
     deadline_s: ClassVar[float] = 60.0
-    """No completion of a streaming engine may take longer."""
+    """Longest time in seconds for a completion of a streaming engine."""
     min_freed_bytes: ClassVar[int | None] = None
-    """What sleep must free at least; the size of the weights by default."""
+    """Smallest number of bytes that sleep must free; the size of the weights by default."""
 
     pytestmark = pytest.mark.timeout(600)  # of pytest-timeout: an engine may wait for ever
     _bench: ClassVar[Bench | None] = None
 
     def make_engine(self) -> RolloutEngine:
-        """Return an engine that was not started yet."""
+        """Return an engine that is not started yet."""
         raise NotImplementedError(f"{type(self).__name__}.make_engine must return the engine to test")
 
     def placement(self) -> Placement:
@@ -60,7 +60,7 @@ class EngineChecks:
         return Placement(device, rank=0, world_size=1)
 
     def device_bytes_in_use(self, engine: RolloutEngine) -> int | None:
-        """Return how much memory is taken on the engine's device, by any process; ``None`` when that is unknown."""
+        """Return the bytes in use on the engine's device, by any process; ``None`` when that is unknown."""
         device = self.placement().device
         return device_bytes_in_use(device) if device.type == "cuda" else None
 
@@ -72,7 +72,7 @@ class EngineChecks:
 
     @pytest.fixture(autouse=True)
     def bench(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-        """The class's bench. A check that fails may leave the engine in any state: the next one gets another."""
+        """Yield the class's bench. A failed check may leave the engine in any state, so the next one gets another."""
         cls = type(self)
         if cls._bench is None:
             cls._bench = Bench(self._settings(tmp_path_factory.getbasetemp()))
@@ -84,7 +84,7 @@ class EngineChecks:
             bench.discard()
 
     def _settings(self, folder: Path) -> BenchSettings:
-        named: dict[Family, str | None] = {  # the others are made
+        named: dict[Family, str | None] = {  # folders of the others are made
             "llama": self.model_folder,
             "qwen2": self.tied_model_folder,
             "fp8": self.fp8_model_folder,
@@ -107,7 +107,7 @@ class EngineChecks:
         )
 
     def _apply_claim(self, request: pytest.FixtureRequest, bench: Bench) -> None:
-        """Note in the report what the check is about, and skip it when it is not for this engine."""
+        """Add the check to the report under its capability, and skip it when it does not apply to this engine."""
         claim, tests = claim_of(request.function), request.node.nodeid.rpartition("::")[0]
         ConformanceReport.of(request.config).include(tests, bench.engine_name, bench.capabilities)
         request.node.user_properties.append(("rlplug_claim", claim.capability))

@@ -1,4 +1,4 @@
-"""The one engine that the checks of a class share: started late, synced when a check needs other weights."""
+"""Bench of the checks: one engine for a class of checks, started late, and synced when a check needs other weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rlplug.weight_sync.fp8_layers import choose_fp8_weights
 from rlplug.weight_sync.manifest import meta_model
 
 Variant: TypeAlias = Literal["first", "changed", "endless", "ending"]
-"""The folder's weights; others; those that never, and those that soon sample an end token."""
+"""Weights of the folder, changed weights, and weights that never or soon sample an end token."""
 
 IN_FP8 = WeightSyncConfig(dtype="fp8_block")
 FP8_FAMILIES = ("fp8", "fp8_experts")
@@ -34,7 +34,7 @@ GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0)
 
 @dataclasses.dataclass(frozen=True)
 class BenchSettings:
-    """What a class of checks says of its engine."""
+    """Settings of the engine that a class of checks gives."""
 
     make_engine: Callable[[], RolloutEngine]
     folders: dict[Family, Path]
@@ -47,13 +47,13 @@ class BenchSettings:
 
 
 class Bench:
-    """Holds at most one engine, makes its calls as the core does, and knows which weights it has."""
+    """Holder of at most one engine, which makes its calls as the core does and tracks its weights."""
 
     def __init__(self, settings: BenchSettings) -> None:
         self.settings = settings
         self.version = 0
         self.moved_generators: set[str] = set()
-        """Global random generators that starting an engine or a sync has moved."""
+        """Names of the global random generators that a start or a sync has advanced."""
         self._unstarted: RolloutEngine | None = settings.make_engine()
         self.engine_name = type(self._unstarted).__name__
         self.capabilities = self._unstarted.capabilities
@@ -61,7 +61,7 @@ class Bench:
         self._life = EngineStateMachine(self.engine_name, settings.placement.device)
         self._was_started = False
         self.family: Family = "llama"
-        """Of the model that the engine has."""
+        """Family of the engine's model."""
         self._held: Variant | None = None
         self._policies: dict[tuple[Family, Variant], ReferencePolicy] = {}
         self.spec = self._load_spec(self.family)
@@ -69,13 +69,13 @@ class Bench:
     # ---- which engine, with which weights -------------------------------------------------------------------------
 
     def unsynced(self) -> RolloutEngine:
-        """Return an engine that never had weights, the shared one if nothing was synced to it yet."""
+        """Return an engine that never had weights: the shared one, if it had no sync yet."""
         if self._engine is None or self.version > 0:
             self._make("llama")
         return self.running()
 
     def holding(self, variant: Variant = "first", family: Family = "llama") -> RolloutEngine:
-        """Return the engine, ready for any call, with these weights."""
+        """Return the engine with these weights, ready for any call."""
         if self._engine is None or self.family != family:
             self._make(family)
         if self._held != variant:
@@ -84,7 +84,7 @@ class Bench:
         return self.running()
 
     def running(self) -> RolloutEngine:
-        """Return the running engine, whatever it holds."""
+        """Return the running engine with whichever weights it has."""
         assert self._engine is not None
         return self._engine
 
@@ -109,32 +109,32 @@ class Bench:
     # ---- its calls, in the order that the core keeps --------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the engine, also again after it was closed."""
+        """Start the engine, also after it was closed."""
         before = generator_states()
         with self._life.calls("start"):
             self.running().start(self.spec, self.settings.placement)
         self.moved_generators |= moved(before)
 
     def close(self) -> None:
-        """Close the engine, and keep it."""
+        """Close the engine without discarding it."""
         self._held = None
         with self._life.calls("close"):
             self.running().close()
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        """Ask the running engine for completions."""
+        """Return completions of the running engine."""
         with self._life.calls("generate"):
             return self.running().generate(requests, sampling)
 
     def update_weights(self, buckets: Iterable[Bucket]) -> SyncReport:
-        """Send any buckets, under the next version: what the engine holds then is not known."""
+        """Send any buckets under the next version, after which the engine's weights are not known."""
         self._held = None
         self.version += 1
         with self._life.calls("update_weights"):
             return self.running().update_weights(buckets, self.version)
 
     def sync(self, variant: Variant = "first", max_bytes: int = 1 << 30) -> SyncReport:
-        """Send weights to the running engine."""
+        """Send the weights of a variant to the running engine."""
         buckets = self.policy(variant).buckets(self.settings.placement.device, max_bytes)
         before = generator_states()
         report = self.update_weights(buckets)
@@ -143,13 +143,13 @@ class Bench:
         return report
 
     def sleep(self) -> None:
-        """Have the engine give its memory back, and lose its weights."""
+        """Put the engine to sleep, which loses its weights."""
         self._held = None
         with self._life.calls("sleep"):
             self.running().sleep()
 
     def wake_and_sync(self, variant: Variant = "changed") -> None:
-        """Wake the engine as a step does: the KV cache comes last, so that it is never beside a sync's buckets."""
+        """Wake the engine as a step does: the KV cache last, so that it is never in memory with a sync's buckets."""
         with self._life.calls("wake_weights"):
             self.running().wake("weights")
         self.sync(variant)
@@ -180,7 +180,7 @@ class Bench:
 
     @property
     def held_policy(self) -> ReferencePolicy:
-        """The reference for the weights that the engine holds."""
+        """Reference for the weights that the engine holds."""
         assert self._held is not None
         return self.policy(self._held)
 
@@ -196,15 +196,15 @@ class Bench:
 
     @property
     def tolerances(self) -> Tolerances:
-        """How far the running engine's logprobs may be from the reference's."""
+        """Largest differences between the running engine's logprobs and the reference's."""
         return self.settings.fp8_tolerances if self.family in FP8_FAMILIES else self.settings.tolerances
 
     def assert_greedy(self, requests: Sequence[Request], completions: Sequence[Completion], advice: str) -> None:
-        """Fail unless each token of greedy completions is the reference's likeliest, up to round-off."""
+        """Fail unless each token of greedy completions is the reference's likeliest one, up to round-off."""
         gap = greedy_gap(self.held_policy, requests, completions)
         assert gap <= self.tolerances.max, (
-            f"greedy completions have a token that is {gap:.3g} nats less likely than the reference's best (at most "
-            f"{self.tolerances.max:.3g} may be round-off). {advice}"
+            f"greedy completions have a token that is {gap:.3g} nats less likely than the reference's best one "
+            f"(round-off is at most {self.tolerances.max:.3g}). {advice}"
         )
 
     def assert_logprobs(
@@ -213,7 +213,7 @@ class Bench:
         """Fail unless the completions' logprobs are the reference's."""
         difference = compare(self.held_policy, requests, completions, sampling)
         assert difference.within(self.tolerances), (
-            f"logprobs differ from the reference's: {difference}, and at most {self.tolerances} is allowed. {advice}"
+            f"logprobs differ from the reference's: {difference}, but at most {self.tolerances} is allowed. {advice}"
         )
 
     def assert_holds(self, variant: Variant, key: str, lengths: Sequence[int], advice: str) -> None:
@@ -227,7 +227,7 @@ class Bench:
 
 
 def requests_for(key: str, prompts: Sequence[Sequence[int]], num_samples: int = 1) -> list[Request]:
-    """Return requests with seeds that follow from ``key``, the number of the prompt and that of the sample."""
+    """Return requests with seeds from ``key``, the number of the prompt and that of the sample."""
     names = [f"{key}/{prompt}/{sample}" for prompt in range(len(prompts)) for sample in range(num_samples)]
     return [
         Request(name, tuple(prompts[index // num_samples]), random.Random(name).getrandbits(63))
@@ -245,6 +245,6 @@ def generator_states() -> dict[str, Any]:
 
 
 def moved(before: dict[str, Any]) -> set[str]:
-    """Return the names of the generators whose state is no longer that of ``before``."""
+    """Return the names of the generators whose state differs from ``before``."""
     after = generator_states()
     return {name for name in before if before[name] != after[name]}

@@ -1,4 +1,4 @@
-"""What an engine claims, what was checked of it, and the report that says so at the end of a pytest run."""
+"""Claims of an engine, the checks of each claim, and their report at the end of a pytest run."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ DOES_NOT_APPLY = "does not apply: "
 
 @dataclass(frozen=True)
 class Claim:
-    """What a check is about, and whether it applies to engines that claim it or to those that do not."""
+    """Capability that a check is about, and whether it applies to engines that claim it or to those that do not."""
 
     capability: str
     is_claimed: bool = True
 
     def fits(self, capabilities: EngineCapabilities) -> bool:
-        """Whether the check is for an engine of these capabilities."""
+        """Return whether the check applies to an engine with these capabilities."""
         return self.capability == EVERY_ENGINE or getattr(capabilities, self.capability) == self.is_claimed
 
 
 def applies_to(capability: str, is_claimed: bool = True) -> Callable[[Check], Check]:
-    """Mark a check as one for engines that claim ``capability``, or for those that do not."""
+    """Return a decorator of checks for engines that claim ``capability``, or for those that do not."""
     assert capability in {f.name for f in fields(EngineCapabilities)}, capability
 
     def mark(check: Check) -> Check:
@@ -41,24 +41,24 @@ def applies_to(capability: str, is_claimed: bool = True) -> Callable[[Check], Ch
 
 
 def claim_of(check: Callable[..., None]) -> Claim:
-    """Return what a check is about."""
+    """Return the claim that a check is about."""
     claim: Claim = check.__dict__.get("claim", Claim(EVERY_ENGINE))
     return claim
 
 
 @dataclass
 class Tally:
-    """The outcomes of an engine's checks."""
+    """Outcomes of an engine's checks."""
 
     engine: str
     capabilities: EngineCapabilities
     outcomes: dict[str, Counter[str]] = field(default_factory=dict)
-    """By capability: how many checks ``passed``, ``failed``, were ``skipped``, or were ``not applied``."""
+    """Number of checks that ``passed``, ``failed``, were ``skipped`` or ``not applied``, by capability."""
     reasons: dict[str, list[str]] = field(default_factory=dict)
-    """By capability: which checks were skipped though they apply, and why."""
+    """Checks that were skipped although they apply, each with the reason, by capability."""
 
     def lines(self) -> list[str]:
-        """Return a line per capability, and one per check that was skipped though it applies."""
+        """Return a line per capability, and one per check that was skipped although it applies."""
         names = [EVERY_ENGINE, *(f.name for f in fields(EngineCapabilities))]
         return [line for name in names for line in self._lines_of(name)]
 
@@ -74,7 +74,7 @@ class Tally:
 
 
 class ConformanceReport:
-    """A pytest plugin that the first check registers; the terminal summary is its."""
+    """Pytest plugin that the first check registers, and that writes the terminal summary."""
 
     NAME = "rlplug-conformance"
 

@@ -1,4 +1,4 @@
-"""Checks of sampling: seeds, logprobs of the sampled distribution, and tokens that follow it."""
+"""Checks of sampling: seeds, logprobs of the sampled distribution, and the distribution of tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def name_of(sampling: SamplingParams) -> str:
 
 
 class DistributionChecks(EngineChecks):
-    """What is drawn, and what the engine says of it."""
+    """Checks of sampled tokens and their logprobs."""
 
     def test_completions_differ_by_seed(self, bench: Bench) -> None:
         bench.holding()
@@ -60,7 +60,7 @@ class DistributionChecks(EngineChecks):
         )
 
     def assert_same_tokens(self, expected: Sequence[Completion], other: Sequence[Completion], where: str) -> None:
-        """Fail unless tokens repeat: all of them, or nine in ten of the first ones where round-off may decide."""
+        """Fail unless all tokens repeat or, if ``seed_is_exact`` is false, nine in ten of the first tokens."""
         if self.seed_is_exact:
             num_same = sum(a.token_ids == b.token_ids for a, b in zip(expected, other, strict=True))
             needed = len(expected)
@@ -69,8 +69,8 @@ class DistributionChecks(EngineChecks):
             needed = math.ceil(0.9 * len(expected))
         assert num_same >= needed, (
             f"{num_same} of {len(expected)} requests with the same prompt and seed gave the same tokens in {where}: "
-            "draw each request from a generator of its own seed. If only round-off differs between batches, because "
-            "kernels are not batch-invariant, set seed_is_exact = False."
+            "draw each request from a generator of its own seed. If batches differ by round-off alone, because kernels "
+            "are not batch-invariant, set seed_is_exact = False."
         )
 
     def test_greedy_is_the_likeliest_token(self, bench: Bench) -> None:
@@ -89,7 +89,7 @@ class DistributionChecks(EngineChecks):
             bench.generate(requests, sampling),
             sampling,
             "Return the logprob of each token after temperature, top-k and top-p, renormalised over what these keep; "
-            "for greedy, the untempered one. Look it up by token id: the first of several is not always the sampled.",
+            "for greedy, the untempered one. Look it up by token id: the first is not always the sampled one.",
         )
 
     @applies_to("logprobs", is_claimed=False)
@@ -106,7 +106,7 @@ class DistributionChecks(EngineChecks):
         ids=name_of,
     )
     def test_tokens_follow_the_distribution(self, bench: Bench, sampling: SamplingParams) -> None:
-        """Chi-square of first tokens, with seeds that are always the same; a right engine exceeds it once in 1e6."""
+        """Chi-square of first tokens, with fixed seeds, is below a bound that a correct engine exceeds once in 1e6."""
         bench.holding()
         requests = bench.requests(f"draws/{name_of(sampling)}", [6], self.num_draws)
         expected = sampled_distribution(bench.policy().logits(requests[0].prompt_ids)[0], sampling)
@@ -114,8 +114,8 @@ class DistributionChecks(EngineChecks):
         counts = numpy.bincount(drawn, minlength=len(expected)).astype(float)
         share_outside = counts[expected == 0].sum() / counts.sum()
         assert share_outside <= self.tolerances.outside, (
-            f"{share_outside:.1%} of the tokens are ones that top-k and top-p exclude. Top-k comes first, then top-p "
-            "of what is left."
+            f"{share_outside:.1%} of the tokens are ones that top-k and top-p exclude: apply top-k first, then top-p "
+            "to the remaining tokens."
         )
         statistic, bound = chi_square(counts, expected)
         assert statistic < bound, (

@@ -1,4 +1,4 @@
-"""``EngineConformance``: the checks that every rollout engine must pass."""
+"""``EngineConformance``: checks that every rollout engine must pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlplug.testing.tokens import TokenChecks
 from rlplug.testing.weights import OtherModelChecks, WeightChecks
 
 
-# pytest runs the checks of base classes from the last to the first: those that need another engine are at the ends
+# pytest runs the checks of base classes from the last to the first: those that need another engine come first and last
 class EngineConformance(
     LastChecks,
     FP8Checks,
@@ -23,11 +23,11 @@ class EngineConformance(
     TokenChecks,
     FirstChecks,
 ):
-    """Subclass it in a test module, and return the engine from ``make_engine``.
+    """All checks of a rollout engine, to subclass in a test module that returns the engine from ``make_engine``.
 
-    The checks share an engine, and start others for tied embeddings, experts and FP8; each also runs alone. They make
-    its calls in the order that the core keeps, :mod:`rlplug.rollout.engine_states`, and as the only rank: what several
-    ranks run together is checked as an engine of one. Those of a capability that the engine does not claim do not
+    The checks share an engine, and start others for tied embeddings, experts and FP8; each check also runs alone. They
+    make its calls in the order of the core, :mod:`rlplug.rollout.engine_states`, and as the only rank: an engine that
+    several ranks run together is checked with one rank. Checks of a capability that the engine does not claim do not
     apply. The report at the end of pytest's output says, for each capability, whether it is claimed and how many of its
     checks passed, failed, or were skipped and why.
 

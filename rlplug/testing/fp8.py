@@ -1,4 +1,4 @@
-"""Checks of weights in FP8: they are used as they were sent, again and again, and nothing else passes for them."""
+"""Checks of FP8 weights: the engine uses each sync's weights, and refuses weights that are not valid FP8."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TARGET = "model.layers.1.mlp.down_proj.weight"
 SCALES = FP8Weights.scale_name(TARGET)
 
 Edit: TypeAlias = Callable[[dict[str, Tensor]], None]
-"""Changes a bucket of a sync, in place."""
+"""Function that changes a bucket of a sync, in place."""
 
 USED_AS_SENT = (
     "A weight is its values times the scale of their block of 128 x 128, also inside fused or re-packed weights: look "
@@ -45,11 +45,11 @@ def with_stray_scales(bucket: dict[str, Tensor]) -> None:
 
 
 class FP8Checks(RefusalChecks):
-    """``update_weights`` of an engine that was started with ``PolicySpec.fp8``. Another model: an engine of its own."""
+    """Checks of ``update_weights`` with ``PolicySpec.fp8``. They need another model, and so an engine of their own."""
 
     @applies_to("fp8_refit")
     def test_fp8_weights_are_used_as_they_were_sent(self, bench: Bench) -> None:
-        """Into an engine that runs: what it has captured or re-packed must follow each time."""
+        """A running engine must update everything that it has captured or re-packed at each sync."""
         bench.holding("first", family="fp8")
         for number in range(NUM_SYNCS):
             variant: Variant = "changed" if number % 2 == 0 else "first"
@@ -74,7 +74,7 @@ class FP8Checks(RefusalChecks):
         ids=["bfloat16", "no scales", "flat scales", "stray scales"],
     )
     def test_what_is_not_fp8_is_refused(self, bench: Bench, edit: Edit, name: str) -> None:
-        """Never a silent other dtype."""
+        """The engine must not fall back to another dtype."""
 
         def edited() -> Iterator[Bucket]:
             for bucket in bench.policy("changed").buckets(self.placement().device):
@@ -97,7 +97,7 @@ class FP8Checks(RefusalChecks):
 
     @applies_to("fp8_refit")
     def test_fp8_weights_of_experts(self, bench: Bench) -> None:
-        """Last, on a model of its own."""
+        """This check comes last, since it needs a model of its own."""
         bench.holding("first", family="fp8_experts")
         for number in range(3):
             variant: Variant = "changed" if number % 2 == 0 else "first"

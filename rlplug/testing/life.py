@@ -1,4 +1,4 @@
-"""Checks of the beginning and the end of an engine's life; the core keeps the order of the calls between them."""
+"""Checks of an engine's start and close; the core keeps the order of the calls between them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlplug.testing.claims import applies_to
 
 
 class FirstChecks(EngineChecks):
-    """Checks of an engine that never had weights. They come first, before others give it some."""
+    """Checks of an engine that never had weights. They run first, before others sync some."""
 
     @applies_to("sleep")
     def test_sleeps_before_the_first_sync(self, bench: Bench) -> None:
@@ -23,7 +23,7 @@ class LastChecks(EngineChecks):
 
     @applies_to("restart")
     def test_starts_again_after_close(self, bench: Bench) -> None:
-        """So the core goes on after an ``EngineFault``."""
+        """The core restarts an engine in this way after an ``EngineFault``."""
         bench.holding("first", family="qwen2")
         bench.close()
         bench.start()

@@ -1,4 +1,4 @@
-"""Checks of sleep and wake: memory is given back, and all that slept is replaced."""
+"""Checks of sleep and wake: memory is released, and all weights and caches are replaced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlplug.testing.claims import applies_to
 
 
 class SleepChecks(EngineChecks):
-    """``sleep`` and ``wake``, in the order in which a step uses them: wake weights, sync, wake KV cache, sleep."""
+    """Checks of ``sleep`` and ``wake``, in the order of a step: wake weights, sync, wake KV cache, sleep."""
 
     @applies_to("sleep", is_claimed=False)
     def test_sleep_that_is_not_claimed_is_refused(self, bench: Bench) -> None:
@@ -30,7 +30,7 @@ class SleepChecks(EngineChecks):
                 "changed",
                 "round",
                 [3, 400],
-                'After sleep, wake("weights"), update_weights and wake("kv_cache") the engine must be as new: all '
+                'After sleep, wake("weights"), update_weights and wake("kv_cache") the engine must be like new: all '
                 "weights are those that were sent, and no block of the former KV cache counts as filled.",
             )
 
@@ -47,6 +47,6 @@ class SleepChecks(EngineChecks):
         assert asleep is not None
         needed = bench.policy().num_bytes() if self.min_freed_bytes is None else self.min_freed_bytes
         assert awake - asleep >= needed, (
-            f"sleep freed {awake - asleep} bytes, of {awake} in use, and must free {needed} at least: the weights and "
-            "the KV cache have to leave the device, and torch's cached blocks with them."
+            f"sleep freed {awake - asleep} bytes of {awake} in use, and must free at least {needed}: release weights "
+            "and KV cache from the device, and torch's cached blocks too."
         )

@@ -1,4 +1,4 @@
-"""Model folders for the checks, saved as any model is: a Llama, a Qwen2 with tied embeddings, and two for FP8."""
+"""Model folders for the checks: a Llama, a Qwen2 with tied embeddings, a mixture of experts, and two for FP8."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VOCABULARY = 64
 MAX_CONTEXT = 2048
 NUM_EXPERTS = 4
 PAD, BOS, ENDS = 0, 2, (1, 7)
-"""Ids of the tiny models; both end tokens are in ``generation_config.json``, and only the first in the tokenizer."""
+"""Token ids of the tiny models; ``generation_config.json`` has both end tokens, and the tokenizer only the first."""
 
 HOSTILE_GENERATION_CONFIG = {
     "do_sample": True,
@@ -40,16 +40,16 @@ HOSTILE_GENERATION_CONFIG = {
     "pad_token_id": PAD,
     "bos_token_id": BOS,
 }
-"""What a checkpoint may recommend to chat applications; none of it but the end tokens may reach a rollout."""
+"""Generation settings of the folders, as checkpoints have for chats; only the end tokens may affect a rollout."""
 
 
 def make_model_folder(family: Family, folder: Path) -> None:
     """Write configuration, float32 weights and a tokenizer, always the same.
 
-    Heads have 64 dimensions and the hidden size is 128, which attention kernels ask for. Weights are large enough for
-    distributions that are far from uniform, and no norm or bias is trivial. ``fp8`` is a Qwen3 whose matrices are
-    whole blocks of 128, also where engines fuse them, each block of another size. ``experts`` and ``fp8_experts`` are
-    one such Qwen3-MoE, whose tokens visit all experts: round-off cannot send a token to others.
+    Heads have 64 dimensions and the hidden size is 128, as attention kernels need. Weights are large enough for
+    distributions that are far from uniform, and no norm or bias is trivial. ``fp8`` is a Qwen3 whose matrices divide
+    into blocks of 128, also where engines fuse them, with another scale in each block. ``experts`` and ``fp8_experts``
+    are such a Qwen3-MoE whose tokens visit all experts, so that round-off cannot route a token elsewhere.
     """
     config = _config(family)
     has_blocks = family not in ("llama", "qwen2")
@@ -67,7 +67,7 @@ def make_model_folder(family: Family, folder: Path) -> None:
                 sizes = sizes**2 if parameter.dim() > 2 else sizes
                 parameter.data *= sizes.repeat_interleave(128, -2).repeat_interleave(128, -1)[..., :rows, :columns]
         if has_blocks:
-            model.lm_head.weight.data *= 4  # and logits are far from uniform all the same
+            model.lm_head.weight.data *= 4  # so that the distribution is still far from uniform
     model.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps(HOSTILE_GENERATION_CONFIG))
     _tokenizer().save_pretrained(folder)
@@ -89,7 +89,7 @@ def _config(family: Family) -> PretrainedConfig:
     }
     if family not in ("llama", "qwen2"):
         common |= {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2}
-        common |= {"initializer_range": 0.04}  # attention is not hard: round-off of activations stays small
+        common |= {"initializer_range": 0.04}  # soft attention keeps round-off of activations small
     if family == "qwen2":
         return Qwen2Config(**common, tie_word_embeddings=True)
     if family == "llama":
@@ -103,7 +103,7 @@ def _config(family: Family) -> PretrainedConfig:
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character, behind a BOS: an engine that tokenises for itself shows it.
+    """Return a tokenizer with one token per character and a BOS, which reveals an engine that tokenises text itself.
 
     The model embeds more ids than the tokenizer has, as most models do.
     """

@@ -1,4 +1,4 @@
-"""What the engine is compared with: transformers' forward in float32, without cache, padding or rlplug's operators."""
+"""Reference for engines: transformers' forward in float32, without KV cache, padding or rlplug's operators."""
 
 from __future__ import annotations
 
@@ -24,24 +24,25 @@ Array = numpy.typing.NDArray[numpy.float64]
 
 @dataclass(frozen=True)
 class Tolerances:
-    """How far an engine's logprobs may be from the reference's, in nats, over the tokens of one check."""
+    """Largest differences between logprobs of an engine and the reference, in nats, over the tokens of one check."""
 
     mean: float
     max: float
     outside: float
-    """Share of sampled tokens that the reference's top-k and top-p exclude: those at the border, for round-off."""
+    """Share of sampled tokens that the reference's top-k and top-p exclude, because of round-off at the border."""
 
 
 FLOAT32 = Tolerances(mean=1e-5, max=2e-4, outside=0.0)
 BFLOAT16 = Tolerances(mean=0.05, max=0.5, outside=0.03)
 FP8 = Tolerances(mean=0.4, max=3.0, outside=0.05)
-"""Twice what rounding activations to e4m3, in groups of 128, does to the kit's FP8 models: 0.21 and 1.6 at most. Scales
-of another block, of another expert or of the former sync differ by 0.6 to 5 on average."""
+"""Tolerances of FP8: twice the differences from rounding activations to e4m3 in groups of 128, which are at most 0.21
+and 1.6 on the kit's models. Scales of another block, of another expert or of the former sync would differ by 0.6 to 5
+on average."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Between an engine's logprobs and the reference's, over ``num_tokens`` tokens."""
+    """Difference between an engine's logprobs and the reference's, in nats, over ``num_tokens`` tokens."""
 
     mean: float
     max: float
@@ -49,17 +50,17 @@ class Difference:
     num_tokens: int
 
     def within(self, tolerances: Tolerances) -> bool:
-        """Whether all three are small enough; NaN is not."""
+        """Return whether all three numbers are within the tolerances; NaN is not."""
         return self.mean <= tolerances.mean and self.max <= tolerances.max and self.outside <= tolerances.outside
 
 
 class ReferencePolicy:
-    """Weights that an engine may hold, and what they say.
+    """Model with the weights that an engine may hold, which computes their logits in float32.
 
     Args:
         path: Hugging Face folder of a model with RMS norms and a residual stream, such as Llama or Qwen.
-        dtype: The reference's weights are rounded to it, and travel in it; it calculates in float32.
-        fp8: Which travel in FP8 instead; it calculates with the values times their scales.
+        dtype: Dtype to which the weights are rounded, and in which they are sent.
+        fp8: Weights that are sent in FP8 instead; the reference computes with their values times their scales.
     """
 
     def __init__(self, path: str, dtype: torch.dtype, fp8: FP8Weights | None = None) -> None:
@@ -71,15 +72,15 @@ class ReferencePolicy:
         self._round()
 
     def num_bytes(self) -> int:
-        """Return the size of the weights as they travel."""
+        """Return the number of bytes of all weights, in the dtype in which they are sent."""
         return sum(int(parameter.numel()) * self.dtype.itemsize for parameter in self.model.parameters())
 
     def largest_bytes(self) -> int:
-        """Return the size of the largest tensor as it travels."""
+        """Return the number of bytes of the largest weight, in the dtype in which it is sent."""
         return max(int(parameter.numel()) * self.dtype.itemsize for parameter in self.model.parameters())
 
     def buckets(self, device: torch.device, max_bytes: int = 1 << 30) -> Iterator[Bucket]:
-        """Yield the weights as a trainer does. A bucket becomes NaN when the next is asked for."""
+        """Yield the weights as a trainer does. A bucket is filled with NaN before the next one."""
         for bucket in weight_buckets(self.model, self.dtype, max_bytes, self.fp8):
             lent = [(name, tensor.to(device, copy=True)) for name, tensor in bucket]
             yield lent
@@ -88,7 +89,7 @@ class ReferencePolicy:
 
     @torch.no_grad()
     def changed(self, size: float) -> ReferencePolicy:
-        """Return other weights: each tensor gets noise of ``size`` times its own standard deviation."""
+        """Return a reference with changed weights: each tensor gets noise of ``size`` times its standard deviation."""
         other = copy.deepcopy(self)
         generator = torch.Generator().manual_seed(1)
         for parameter in other.model.parameters():
@@ -98,7 +99,7 @@ class ReferencePolicy:
 
     @torch.no_grad()
     def unigram(self, end_token_ids: Sequence[int], end_probability: float) -> ReferencePolicy:
-        """Return weights under which each token is an end token with ``end_probability``, whatever comes before.
+        """Return a reference in which each token is an end token with ``end_probability``, whatever the prefix.
 
         All other tokens are equally likely. The layers add nothing, every embedding points along the first
         dimension, and norms leave it at ``sqrt(D)``.
@@ -117,7 +118,7 @@ class ReferencePolicy:
 
     @torch.no_grad()
     def logits(self, prompt_ids: Sequence[int], token_ids: Sequence[int] = ()) -> Array:
-        """Return the logits, float64 [tokens + 1, V], from which each token of a completion, and the next, come."""
+        """Return the logits of each token of a completion, and of the next one: float64 [tokens + 1, V]."""
         ids = torch.tensor([[*prompt_ids, *token_ids]])
         logits: Array = self._calculating(ids, use_cache=False).logits[0, len(prompt_ids) - 1 :].double().numpy()
         return logits
@@ -136,9 +137,9 @@ class ReferencePolicy:
 
 
 def sampled_distribution(logits: Array, sampling: SamplingParams) -> Array:
-    """Return the probabilities [..., V] that tokens are drawn with; for greedy, the untempered ones.
+    """Return the probabilities [..., V] with which tokens are drawn; for greedy, the untempered ones.
 
-    Temperature first, then top-k, then top-p of what is left; the likeliest token always stays.
+    Temperature comes first, then top-k, then top-p of the remaining tokens; the likeliest token always stays.
     """
     scaled = logits / (sampling.temperature or 1.0)
     probabilities: Array = numpy.exp(scaled - scaled.max(axis=-1, keepdims=True))
@@ -156,7 +157,7 @@ def sampled_distribution(logits: Array, sampling: SamplingParams) -> Array:
 def compare(
     policy: ReferencePolicy, requests: Sequence[Request], completions: Sequence[Completion], sampling: SamplingParams
 ) -> Difference:
-    """Return how far the completions' logprobs are from the reference's. A token that it excludes is only counted."""
+    """Return the difference from the reference's logprobs, and the share of tokens that the reference excludes."""
     differences, num_outside = [numpy.zeros(0)], 0
     for request, completion in zip(requests, completions, strict=True):
         logits = policy.logits(request.prompt_ids, completion.token_ids)[:-1]
@@ -172,7 +173,7 @@ def compare(
 
 
 def greedy_gap(policy: ReferencePolicy, requests: Sequence[Request], completions: Sequence[Completion]) -> float:
-    """Return how much likelier than a completion's token the reference's best one is, in nats, at most."""
+    """Return the largest gap in nats between the reference's best token and a completion's token."""
     gaps = [0.0]
     for request, completion in zip(requests, completions, strict=True):
         logits = policy.logits(request.prompt_ids, completion.token_ids)[:-1]
@@ -182,9 +183,9 @@ def greedy_gap(policy: ReferencePolicy, requests: Sequence[Request], completions
 
 
 def chi_square(counts: Array, probabilities: Array) -> tuple[float, float]:
-    """Return Pearson's statistic over cells that expect 5 or more, and what it exceeds once in a million.
+    """Return Pearson's statistic over cells that expect 5 or more, and the bound that it exceeds once in a million.
 
-    The bound on chi-square's tail is that of Laurent and Massart (2000), lemma 1:
+    The bound on the tail of chi-square is that of Laurent and Massart (2000), lemma 1:
     P(X >= k + 2 sqrt(k x) + 2 x) <= exp(-x).
     """
     expected = counts.sum() * probabilities

@@ -1,4 +1,4 @@
-"""Checks of streaming: requests are submitted, collected by a deadline, and aborted."""
+"""Checks of streaming: requests are submitted, collected within a deadline, and aborted."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rlplug.testing.claims import applies_to
 from rlplug.types import Completion, Request, SamplingParams
 
 SLACK_S = 2.0
-"""How late ``collect`` may be on a busy machine."""
+"""Longest delay in seconds of ``collect`` on a busy machine."""
 
 
 class StreamingChecks(EngineChecks):
-    """``submit``, ``collect`` and ``abort``, of an engine that is ready to generate."""
+    """Checks of ``submit``, ``collect`` and ``abort`` on an engine that is ready to generate."""
 
     @applies_to("streaming", is_claimed=False)
     def test_streaming_that_is_not_claimed_is_refused(self, bench: Bench) -> None:
@@ -72,7 +72,7 @@ class StreamingChecks(EngineChecks):
 
     @applies_to("streaming")
     def test_collect_returns_what_is_ready_at_once(self, bench: Bench) -> None:
-        """Its time limit is for the first completion; others may take longer."""
+        """The time limit of ``collect`` is for the first completion; others may take longer."""
         engine, (long, short) = bench.holding("endless"), bench.requests("ready", [3, 4])
         engine.submit([long], self._endless(bench))
         engine.submit([short], SamplingParams(2))
@@ -101,10 +101,10 @@ class StreamingChecks(EngineChecks):
     def test_abort_returns_what_there_is(self, bench: Bench) -> None:
         engine, sampling = bench.holding("endless"), self._endless(bench)
         aborted, other = bench.requests("aborted", [3, 3])
-        for wait_s in (0.2, 0.5, 2.0):  # until it has a token; a request that is done by then is too short
+        for wait_s in (0.2, 0.5, 2.0):  # until it has a token; a request that ends before is too short
             engine.submit([aborted], sampling)
             engine.submit([other], SamplingParams(20))
-            early = engine.collect(wait_s)  # not sleep: some engines generate only here
+            early = engine.collect(wait_s)  # not time.sleep: some engines generate only within collect
             engine.abort([aborted.request_id])
             there = {completion.request_id for completion in early}
             left = [request for request in (aborted, other) if request.request_id not in there]
@@ -123,7 +123,7 @@ class StreamingChecks(EngineChecks):
 
     @applies_to("streaming")
     def test_abort_of_what_is_done_changes_nothing(self, bench: Bench) -> None:
-        """A request may end while the call that aborts it is on its way."""
+        """A request may end before its abort arrives."""
         engine, requests = bench.holding(), bench.requests("done", [3])
         engine.submit(requests, GREEDY)
         self.collect(engine, requests)
@@ -134,7 +134,7 @@ class StreamingChecks(EngineChecks):
         assert again.finish_reason != "abort", "a request was stopped by the abort of one that was done before."
 
     def collect(self, engine: RolloutEngine, requests: Sequence[Request]) -> list[Completion]:
-        """Return the completions of ``requests`` in their order; fail if one is late, or of no request."""
+        """Return the completions of ``requests`` in their order; fail if one is late or unexpected."""
         waiting = {request.request_id for request in requests}
         collected: dict[str, Completion] = {}
         deadline = time.monotonic() + self.deadline_s
@@ -152,7 +152,7 @@ class StreamingChecks(EngineChecks):
         return [collected[request.request_id] for request in requests]
 
     def assert_nothing_collected(self, engine: RolloutEngine, when: str) -> None:
-        """Fail unless ``collect`` gives up in time."""
+        """Fail unless ``collect`` returns an empty list in time."""
         began = time.monotonic()
         completions = engine.collect(0.2)
         seconds = time.monotonic() - began

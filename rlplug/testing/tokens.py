@@ -1,4 +1,4 @@
-"""Checks of what goes in and comes out: prompts as they are, completions in order, and how these end."""
+"""Checks of an engine's inputs and outputs: unchanged prompts, and the order and the end of completions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rlplug.types import SamplingParams
 
 
 class TokenChecks(EngineChecks):
-    """Token ids in, token ids out."""
+    """Checks of token ids: prompts in, completions out."""
 
     def test_prompts_are_used_as_they_are(self, bench: Bench) -> None:
-        """Special and padding ids inside prompts are tokens like any others."""
+        """Special and padding ids inside prompts are tokens like all others."""
         bench.holding()
         end, pad = bench.spec.eos_token_ids[0], bench.spec.pad_token_id
         plain = bench.prompts("as they are", [1, 2, 5, 40, 200])
@@ -26,8 +26,8 @@ class TokenChecks(EngineChecks):
         bench.assert_greedy(
             requests,
             bench.generate(requests, GREEDY),
-            "The engine must continue prompt_ids: add no BOS, strip or mask no special or padding id, cut nothing, "
-            "never go through text. Nothing of the model's generation_config.json but end tokens may have an effect.",
+            "The engine must continue prompt_ids: do not add a BOS, strip or mask special or padding ids, truncate, or "
+            "convert to text. Only the end tokens of the model's generation_config.json may have an effect.",
         )
 
     def test_results_are_in_the_order_of_requests(self, bench: Bench) -> None:
@@ -36,7 +36,7 @@ class TokenChecks(EngineChecks):
         random.Random(0).shuffle(requests)
         completions = bench.generate(requests, SamplingParams(6))
         assert [c.request_id for c in completions] == [r.request_id for r in requests], (
-            "generate must return one completion per request, in the order of the requests, whichever is done first."
+            "generate must return one completion per request, in the order of the requests."
         )
 
     def test_no_requests(self, bench: Bench) -> None:
@@ -82,14 +82,14 @@ class TokenChecks(EngineChecks):
         assert {c.token_ids[-1] for c in stopped} == ends, f"every one of {sorted(ends)} must be an end token."
 
     def test_context_ends_a_completion(self, bench: Bench) -> None:
-        """A request at the end of the context cuts no other short."""
+        """A request that reaches the end of the context does not shorten the others."""
         bench.holding("endless")
         context = bench.spec.max_context
         requests = bench.requests("context", [context - 1, 5, context - 3])
         completions = bench.generate(requests, SamplingParams(10))
         lengths = [len(c.token_ids) for c in completions]
         assert lengths == [1, 10, 3], (
-            f"prompts that leave room for 1, 10 and 3 tokens in max_context={context} gave {lengths}."
+            f"prompts that leave 1, 10 and 3 tokens of max_context={context} gave completions of lengths {lengths}."
         )
         assert {c.finish_reason for c in completions} == {"length"}, "the end of the context is finish_reason 'length'."
 
@@ -123,7 +123,7 @@ class TokenChecks(EngineChecks):
             assert piece.strip(), "advice() has an empty piece, and each is printed: leave it out."
 
     def test_global_random_generators_are_left_alone(self, bench: Bench) -> None:
-        """The trainer's own draws must not depend on the engine: a resumed run would differ."""
+        """The trainer's own random numbers must not depend on the engine: a resumed run would differ."""
         bench.holding()
         bench.sync()
         before = generator_states()

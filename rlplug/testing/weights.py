@@ -1,4 +1,4 @@
-"""Checks of the weight sync: all weights arrive, nothing of the former ones stays, and half a sync is refused."""
+"""Checks of the weight sync: all weights arrive, none of the former ones stays, and an incomplete sync is refused."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rlplug.testing.bench import Bench
 from rlplug.testing.models import Family
 
 ALL_ARRIVE = (
-    "Every tensor of every bucket must end where the model reads it, also inside fused or re-packed weights, and be "
-    "copied before the next bucket is asked for: a bucket is valid only until then."
+    "Copy every tensor of every bucket to where the model reads it, also inside fused or re-packed weights, and do so "
+    "before taking the next bucket: a bucket is valid only until then."
 )
 
 
 class RefusalChecks(EngineChecks):
-    """What checks of refused syncs have in common."""
+    """Base class of checks of refused syncs."""
 
     def assert_refuses_sync(self, bench: Bench, buckets: Iterator[Bucket], name: str, what: str) -> None:
-        """Fail unless the sync raises, and a complete one works then."""
+        """Fail unless the sync raises and a complete one works afterwards."""
         with pytest.raises(RunError) as refusal:  # noqa: PT012 - says what was expected
             bench.update_weights(buckets)
             pytest.fail(f"update_weights accepted a sync with {what}: it must raise RunError.")
@@ -41,7 +41,7 @@ class RefusalChecks(EngineChecks):
 
 
 class WeightChecks(RefusalChecks):
-    """``update_weights``."""
+    """Checks of ``update_weights``."""
 
     def test_new_weights_are_used(self, bench: Bench) -> None:
         bench.holding("first")
@@ -59,8 +59,8 @@ class WeightChecks(RefusalChecks):
             "changed",
             "seen",
             [400, 400],
-            "This prompt was also generated from before the sync: a prefix or KV cache with the former weights' keys "
-            "and values must be reset by update_weights.",
+            "This prompt was also used before the sync: update_weights must reset a prefix or KV cache with keys and "
+            "values of the former weights.",
         )
 
     def test_buckets_smaller_than_the_largest_tensor(self, bench: Bench) -> None:
@@ -69,7 +69,7 @@ class WeightChecks(RefusalChecks):
         bench.assert_holds("changed", "small buckets", [3, 20], ALL_ARRIVE)
 
     def test_buckets_of_one_tensor(self, bench: Bench) -> None:
-        """What engines fuse, such as q, k and v, then comes in different buckets."""
+        """Weights that engines fuse, such as q, k and v, then come in different buckets."""
         bench.holding("first")
         bench.sync("changed", max_bytes=1)
         bench.assert_holds("changed", "one tensor", [3, 20], ALL_ARRIVE)
@@ -90,11 +90,11 @@ class WeightChecks(RefusalChecks):
         report = bench.update_weights(watched())
         seconds = time.perf_counter() - began
         assert is_exhausted, (
-            "update_weights must take buckets until there are none: producing one is a collective operation, and the "
-            "other ranks would wait for ever."
+            "update_weights must consume all buckets: producing one is a collective operation, and the other ranks "
+            "would wait for ever."
         )
         assert (report.num_buckets, report.num_tensors) == (len(sent), sum(sent)), (
-            f"{report} counts otherwise than the {len(sent)} buckets of {sum(sent)} tensors that were sent."
+            f"{report} does not count the {len(sent)} buckets of {sum(sent)} tensors that were sent."
         )
         assert report.num_bytes == num_bytes, f"{report} has another num_bytes than the {num_bytes} that were sent."
         assert report.policy_version == bench.version, f"{report} has another version than {bench.version}."
@@ -110,7 +110,7 @@ class WeightChecks(RefusalChecks):
 
     @pytest.mark.parametrize("missing", ["embed_tokens", "layers.1.self_attn.k_proj", "layers.0.mlp.gate_proj", "norm"])
     def test_missing_name_is_refused(self, bench: Bench, missing: str) -> None:
-        """Also one part of what engines fuse."""
+        """The missing weight may be one part of a weight that engines fuse."""
 
         def incomplete() -> Iterator[Bucket]:
             for bucket in bench.policy("changed").buckets(self.placement().device):
@@ -133,20 +133,20 @@ class WeightChecks(RefusalChecks):
 
 
 class OtherModelChecks(EngineChecks):
-    """The same on models of other kinds. Engines of their own: they come after the others."""
+    """Checks of ``update_weights`` on other models. They come last, since they need engines of their own."""
 
     @pytest.mark.parametrize("max_bytes", [1 << 30, 1], ids=["one bucket", "one tensor"])
     def test_tied_embeddings_are_sent_once(self, bench: Bench, max_bytes: int) -> None:
-        advice = "Tied weights travel once, under the first name: the output layer must follow the embedding."
+        advice = "Tied weights are sent once, under the first name: the LM head must follow the embedding."
         self._assert_follows(bench, "qwen2", max_bytes, advice)
 
     @pytest.mark.parametrize("max_bytes", [1 << 30, 1], ids=["one bucket", "one parameter"])
     def test_weights_of_experts_are_used(self, bench: Bench, max_bytes: int) -> None:
-        advice = "Each expert's matrices come under the names of the hub, such as experts.0.gate_proj.weight."
+        advice = "Each expert's matrices have the names of Hugging Face checkpoints: experts.0.gate_proj.weight."
         self._assert_follows(bench, "experts", max_bytes, advice)
 
     def _assert_follows(self, bench: Bench, family: Family, max_bytes: int, advice: str) -> None:
-        """Fail unless the engine uses other weights when they come, and the former ones again."""
+        """Fail unless the engine uses new weights after a sync, and the former ones after another."""
         bench.holding("first", family=family)
         bench.sync("changed", max_bytes)
         bench.assert_holds("changed", f"{family}/{max_bytes}", [2, 30], f"{advice} {ALL_ARRIVE}")

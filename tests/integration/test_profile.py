@@ -88,7 +88,7 @@ def test_the_summary_names_operators_and_the_absent_gpu(results, folder) -> None
 
     assert "aten::mm" in [cost["name"] for cost in costs["update"]]
     assert sum(cost["share"] for cost in costs["update"]) <= 1
-    assert text.startswith("Profile of steps 2-3, rank 0, CPU.\nA profiler costs time")
+    assert text.startswith("Profile of steps 2-3, rank 0, CPU.\nProfiling takes time")
     assert "There is no GPU here" in text
     assert "Costliest operators in update" in text
     assert sorted(path.name for path in (run_dir / "profile").iterdir()) == [
@@ -113,7 +113,7 @@ def test_profiling_changes_nothing_of_the_training(results, folder) -> None:
 
 def test_a_resumed_run_does_not_profile_again(results) -> None:
     assert results["resumed"].exit_code == 0, results["resumed"].output
-    assert "profile.steps 2-3: the run goes on with step 5, and none is profiled" in results["resumed"].message
+    assert "profile.steps 2-3: the run resumes with step 5, so no step is profiled" in results["resumed"].message
     assert "profile of steps" not in results["resumed"].message
 
 

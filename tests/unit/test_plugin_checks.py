@@ -30,7 +30,7 @@ BROKEN = {
     ),
     "unparsable api version": (
         OBSERVE.replace(">=1,<2", "1.0"),
-        "RLPLUG_API_VERSION = '1.0' is no version range.",
+        "RLPLUG_API_VERSION = '1.0' is not a version range.",
         'Write it like ">=1,<2".',
     ),
     "other api version": (
@@ -73,12 +73,12 @@ BROKEN = {
     ),
     "yield without wrapper": (
         hook("rlplug_after_update()", body="yield"),
-        "rlplug_after_update yields and is no wrapper.",
+        "rlplug_after_update yields but is not a wrapper.",
         "or mark it @hookimpl(wrapper=True).",
     ),
     "wrapped registration": (
         hook("rlplug_register_rewards()", mark="@hookimpl(wrapper=True)", body="return (yield)"),
-        "rlplug_register_rewards can not be wrapped.",
+        "rlplug_register_rewards cannot be wrapped.",
         "Mark it @hookimpl",
     ),
     "order by pluggy's marks": (
@@ -88,7 +88,7 @@ BROKEN = {
     ),
     "order as a string": (
         OBSERVE + "RLPLUG_AFTER = 'algos'",
-        "RLPLUG_AFTER = 'algos' is no tuple.",
+        "RLPLUG_AFTER = 'algos' is not a tuple.",
         "Write RLPLUG_AFTER = ('algos',).",
     ),
     "registering raises": (
@@ -98,8 +98,8 @@ BROKEN = {
     ),
     "unknown kind": (
         hook("rlplug_register_rewards(registry)", body="registry.add('reward', int)"),
-        "registering failed: acme-broken registers a 'reward'",
-        "the kinds are rollouts, algorithms, rewards, environments, optimizations.",
+        "registering failed: acme-broken registers unknown kind 'reward'",
+        "use one of rollouts, algorithms, rewards, environments, optimizations.",
     ),
     "wrong base class": (
         hook("rlplug_register_rewards(registry)", body="registry.add('rewards', int)"),
@@ -142,7 +142,7 @@ def test_unless_strict_a_wrong_plugin_is_recorded_and_the_rest_goes_on(install_p
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
-        ("acme_broken_plugin:rlplug_after_update", "'acme_broken_plugin:rlplug_after_update' is no module."),
+        ("acme_broken_plugin:rlplug_after_update", "'acme_broken_plugin:rlplug_after_update' is not a module."),
         ("acme_broken_plugin:nothing", "raised AttributeError"),
         ("acme_broken_plugin.nothing", "raised ModuleNotFoundError"),
     ],

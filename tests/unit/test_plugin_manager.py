@@ -90,7 +90,7 @@ def test_one_module_under_two_names(install_plugin, strict):
     install_plugin("one", OBSERVE)
     install_plugin("two", "", value="acme_one_plugin")
     if strict:
-        with pytest.raises(PluginError, match=r"acme-two 2\.5.*plugin 'one' is this module too"):
+        with pytest.raises(PluginError, match=r"acme-two 2\.5.*plugin 'one' names the same module"):
             PluginManager()
     else:
         assert record_of(PluginManager(strict=False), "two").state == "failed"

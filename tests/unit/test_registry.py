@@ -43,7 +43,7 @@ def test_every_registration_has_its_owner(registry):
 
 
 def test_unknown_kind_lists_the_kinds(registry):
-    with pytest.raises(PluginError, match="acme-rewards registers a 'reward'; the kinds are rollouts, algorithms, "):
+    with pytest.raises(PluginError, match="acme-rewards registers unknown kind 'reward': use one of rollouts, "):
         registry.add("reward", ExactMatch)
 
 

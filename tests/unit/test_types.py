@@ -100,8 +100,8 @@ def test_replace_leaves_the_original():
     assert "values" not in batch.tensors()
 
 
-def test_to_moves_every_tensor():
-    batch = Batch.from_samples(RAGGED, PAD).to("meta")
+def test_map_changes_every_tensor():
+    batch = Batch.from_samples(RAGGED, PAD).map(lambda tensor: tensor.to("meta"))
     assert {tensor.device.type for tensor in batch.tensors().values()} == {"meta"}
 
 

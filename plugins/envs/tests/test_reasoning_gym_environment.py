@@ -79,7 +79,7 @@ def test_trajectories_do_not_share_their_attempts(prompt):
 
 
 def test_other_prompts_are_refused():
-    with pytest.raises(ConfigError, match=r"'train:1' is no reasoning-gym puzzle.*ReasoningGymSource"):
+    with pytest.raises(ConfigError, match=r"'train:1' is not a reasoning-gym puzzle.*ReasoningGymSource"):
         ReasoningGymEnvironment().reset(Prompt("train:1", (), "", "4", {}), seed=0)
 
 

@@ -226,5 +226,5 @@ def test_a_process_that_is_lost_costs_its_trajectories_and_is_replaced(turn, mes
 
 
 def test_prompts_of_another_source_are_refused():
-    with pytest.raises(ConfigError, match=r"'file:1' is none of the environment 'verifiers-cases'.*VerifiersSource"):
+    with pytest.raises(ConfigError, match=r"'file:1' is not from the environment 'verifiers-cases'.*VerifiersSource"):
         asyncio.run(make().reset(Prompt("file:1", (), "", None, {}), seed=0))

@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that needs no network, made from what a run folder holds."""
+"""Report of a run: one HTML file that needs no network, written from the files of the run folder."""
 
 from rlplug.observability.report.page import write_report
 

@@ -1,4 +1,4 @@
-"""The charts of plain lines: what they show, and of which columns."""
+"""Line charts of a report, and the columns of ``metrics.csv`` that they show."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SHARE: Final[Mapping[str, Any]] = {"rangemode": "tozero", "tickformat": "~%", "h
 
 @dataclass(frozen=True)
 class LineChart:
-    """A chart of plain lines."""
+    """Description of a line chart."""
 
     section: Section
     title: str
     unit: str
     lines: tuple[tuple[str, str, str], ...]
-    """Label, column and hue of each."""
+    """Label, column and hue of each line."""
     note: str = ""
     axis: Mapping[str, Any] = field(default_factory=lambda: FROM_ZERO)
     may_be_log: bool = False
@@ -48,7 +48,7 @@ LINE_CHARTS: Final = (
         "Engine and trainer mismatch",
         "nats, absolute",
         (("mean", "mismatch/mean", "blue"), ("worst token", "mismatch/max", "orange")),
-        note="How far the engine's logprobs of the sampled tokens are from the trainer's.",
+        note="Difference between the engine's and the trainer's logprobs of the sampled tokens.",
         may_be_log=True,
     ),
     LineChart("Stability", "KL to the reference policy", "nats per token, k3", (("KL", "policy/kl", "green"),)),
@@ -84,7 +84,7 @@ LINE_CHARTS: Final = (
         axis={**FROM_ZERO, "tickformat": "~s", "hoverformat": ",.0f"},
     ),
 )
-"""Of every run."""
+"""Line charts of every run."""
 
 OPTIONAL_CHARTS: Final = (
     LineChart(
@@ -96,10 +96,10 @@ OPTIONAL_CHARTS: Final = (
     ),
     LineChart(
         "Learning",
-        "What the critic explains",
+        "Explained variance of the critic",
         "explained variance of its targets",
         (("explained variance", "critic/explained_variance", "green"),),
-        note="1 is a perfect critic, 0 no better than a constant; below 0 it misleads.",
+        note="1 is a perfect critic; 0 is no better than a constant, and below 0 is worse than one.",
         axis={"range": [-1, 1.05]},
     ),
     LineChart(
@@ -118,4 +118,4 @@ OPTIONAL_CHARTS: Final = (
     ),
     LineChart("Stability", "Loss of the critic", "", (("loss", "critic/loss", "green"),), may_be_log=True),
 )
-"""Of the runs that recorded them; no reader misses them in the others."""
+"""Line charts of the runs that recorded them; they are not named as absent in others."""

@@ -1,6 +1,6 @@
-"""One chart as plotly's JSON. Plotly itself draws it in the browser; nothing here imports it.
+"""Figure of the report, as plotly's JSON. Plotly draws it in the browser; this module does not import it.
 
-Colours are names of CSS variables (``var(--blue)``): report.css defines them for light and for dark, and
+Colours are names of CSS variables (``var(--blue)``): report.css defines them for the light and the dark theme, and
 report.js resolves them, so that a chart follows the reader's theme.
 """
 
@@ -19,18 +19,18 @@ Section: TypeAlias = Literal["Learning", "Stability", "Speed and memory"]
 Mark: TypeAlias = Literal["line", "dot", "area", "band"]
 
 HUES: Final = ("blue", "orange", "green", "purple", "sky", "vermillion", "yellow", "grey")
-"""Okabe and Ito's palette, which readers of all colour visions tell apart."""
+"""Colours of the Okabe-Ito palette, which colour-blind readers can tell apart."""
 FEW_POINTS: Final = 40
-"""A line with at most this many points also marks them: a single step would be invisible otherwise."""
+"""Largest number of points of a line that also gets markers: a single step would be invisible otherwise."""
 MANY_MARKS: Final = 60
-"""More large marks than this would cover each other."""
+"""Largest number of large markers on a line: more would cover each other."""
 MANY_DECADES: Final = 30
-"""A positive line whose highest value is this many times its median is easier to read on a logarithmic axis."""
+"""Ratio of highest value to median above which a positive line gets a logarithmic axis."""
 
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """One name in a legend, and the traces that it shows or hides."""
+    """Entry of a legend, and the traces that it shows or hides."""
 
     label: str
     hue: str
@@ -40,7 +40,7 @@ class LegendEntry:
 
 @dataclass
 class Figure:
-    """A chart under construction."""
+    """Chart to which lines, bands and points can be added."""
 
     section: Section
     title: str
@@ -54,17 +54,17 @@ class Figure:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What ``Plotly.newPlot`` takes."""
+        """Arguments of ``Plotly.newPlot``."""
         return {"data": self.traces, "layout": _layout(_x_range(self.traces), self.y_axis)}
 
     def add(self, label: str, hue: str, traces: Iterable[dict[str, Any]], mark: Mark = "line") -> None:
-        """Add ``traces`` under one name of the legend."""
+        """Add ``traces`` under one entry of the legend."""
         first = len(self.traces)
         self.traces += traces
         self.legend.append(LegendEntry(label, hue, tuple(range(first, len(self.traces))), mark))
 
     def add_line(self, label: str, hue: str, series: Series, *, smoothed: bool = True) -> None:
-        """Add one line; where it is long enough to be noisy, the raw values are faint and their mean is bold."""
+        """Add one line; a long one gets faint raw values and a bold mean."""
         if smoothed and len(series) >= MIN_SMOOTHED:
             raw = _line(label, hue, keep_extremes(series), width=1) | {"opacity": 0.4}
             mean = _line(f"{label}, smoothed", hue, smooth(series), width=2.25) | {"mode": "lines"}
@@ -73,7 +73,7 @@ class Figure:
             self.add(label, hue, [_line(label, hue, keep_extremes(series), width=2)])
 
     def add_band(self, label: str, hue: str, middle: Series, spread: Series) -> None:
-        """Add the area of ``middle`` ± ``spread`` at the steps that have both; nothing when no step has."""
+        """Add the area of ``middle`` ± ``spread`` at the steps that have both; add nothing below two such steps."""
         spread_at = dict(zip(spread.steps, spread.values, strict=True))
         both = [(step, value, spread_at[step]) for step, value in _points(middle) if step in spread_at]
         if len(both) < 2:
@@ -86,7 +86,7 @@ class Figure:
         self.add(label, hue, [_trace(label, low) | hidden, _trace(label, high) | filled], "band")
 
     def add_points(self, label: str, hue: str, series: Series, symbol: str) -> None:
-        """Add rare values, such as those of a validation, as large marks that a thin line joins."""
+        """Add rare values, such as those of a validation, as large markers that a thin line joins."""
         marker = {
             "size": 8,
             "symbol": symbol,
@@ -100,7 +100,7 @@ class Figure:
         self.add(label, hue, [_trace(label, keep_extremes(series)) | marked], "dot")
 
     def add_stacked(self, label: str, hue: str, series: Series) -> None:
-        """Add one layer of a stack; all layers of a stack have the same steps."""
+        """Add one layer of a stacked area chart; all layers must have the same steps."""
         colour = f"var(--{hue})"
         if len(series) == 1:
             self.add(label, hue, [_trace(label, series) | {"type": "bar", "marker": {"color": colour}}], "area")
@@ -111,7 +111,7 @@ class Figure:
 
 
 def prefers_log(series: Iterable[Series]) -> bool:
-    """Return whether a logarithmic axis shows ``series`` better: all positive, with a peak that flattens the rest."""
+    """Return whether a logarithmic axis suits ``series``: all values positive, with a peak far above the median."""
     values = [value for one in series for value in one.values]
     return bool(values) and min(values) > 0 and max(values) > MANY_DECADES * median(values)
 
@@ -121,7 +121,7 @@ def _points(series: Series) -> Iterable[tuple[int, float]]:
 
 
 def _trace(label: str, series: Series) -> dict[str, Any]:
-    # Plotly reads names as a small HTML; a reward function's name is anyone's text.
+    # Plotly renders names as HTML, and users choose the names of reward functions.
     return {
         "type": "scatter",
         "name": html.escape(label),
@@ -141,12 +141,12 @@ def _line(label: str, hue: str, series: Series, width: float) -> dict[str, Any]:
 
 
 def _short(value: float) -> float | None:
-    """Return five significant digits of ``value``: more cannot be seen, and they would double the file's data."""
+    """Return ``value`` with five significant digits: more would be invisible and double the size of the data."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 def _x_range(traces: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one range for charts of one run: plotly would leave more room beside marks than beside lines."""
+    """Return the range of a chart's x axis: plotly's own has wider margins for markers than for lines."""
     steps = [step for trace in traces for step in trace["x"]]
     margin = 0.012 * (max(steps) - min(steps))
     return {"range": [min(steps) - margin, max(steps) + margin]} if margin else {"nticks": 1}

@@ -1,4 +1,4 @@
-"""Which figures a run has: each is built when the run recorded what it shows, and named as absent otherwise."""
+"""Figures of a report: each one is built if the run recorded its metrics, and is named as absent otherwise."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ PHASE_HUES: Final[Mapping[str, str]] = {
     "publish": "vermillion",
     "validate": "grey",
 }
-"""The phases of a step in their order; the phases that plugins add follow them."""
+"""Hue of each phase of a step, in order; phases that plugins add follow them."""
 
 SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "cross")
 
 
 def build_figures(metrics: Metrics) -> tuple[list[Figure], list[str]]:
-    """Return the figures that ``metrics`` has values for, and the names of those that it has none for."""
+    """Return the figures for which ``metrics`` has values, and the names of the others."""
     wanted = [
         ("Reward (reward/mean)", _reward(metrics)),
         *(
@@ -48,7 +48,7 @@ def build_figures(metrics: Metrics) -> tuple[list[Figure], list[str]]:
 
 
 def by_section(figures: Sequence[Figure]) -> list[tuple[Section, list[Figure]]]:
-    """Return the sections that have figures; in each, wide figures first and an even number of narrow ones."""
+    """Return the sections that have figures, each with wide figures first and then an even number of narrow ones."""
     sections = []
     for section in SECTIONS:
         members = sorted((f for f in figures if f.section == section), key=lambda figure: not figure.wide)
@@ -61,7 +61,7 @@ def by_section(figures: Sequence[Figure]) -> list[tuple[Section, list[Figure]]]:
 
 
 def _optional(metrics: Metrics) -> list[Figure]:
-    """Return the figures that only some runs call for; no reader misses them in the others."""
+    """Return the figures that only some runs have, and that are not named as absent in others."""
     figures = [figure for chart in OPTIONAL_CHARTS if (figure := _lines(metrics, chart)) is not None]
     functions = reward_functions(metrics)
     if len(functions) > 1:
@@ -86,18 +86,18 @@ def _reward(metrics: Metrics) -> Figure | None:
     if mean:
         figure.add_band("± one standard deviation", "blue", mean, metrics.series("reward/std"))
         figure.add_line("training mean", "blue", mean)
-        # The band is painted first, beneath the line; the line is what a reader looks for first.
+        # The band is drawn first, below the line, but the legend should start with the line.
         figure.legend.reverse()
         if len(mean) >= MIN_SMOOTHED:
             figure.note = "Faint: each step. Bold: centred mean."
-    # A share of solved prompts reads well beside rewards, unless those live on another scale altogether.
+    # A share of solved prompts can share the axis with rewards, unless these have another scale.
     shared = _is_unit_scale(metrics)
     _add_validation(figure, metrics, [name for name in validation if shared or "pass@" not in name])
     return figure
 
 
 def reward_functions(metrics: Metrics) -> list[str]:
-    """Return the columns that hold one reward function each."""
+    """Return the columns of single reward functions."""
     summary = {f"reward/{name}" for name in SUMMARY_NAMES}
     return [name for name in metrics.starting_with("reward/") if name not in summary]
 
@@ -132,7 +132,7 @@ def _lines(metrics: Metrics, chart: LineChart) -> Figure | None:
 
 
 def _phases(metrics: Metrics, prefix: str) -> dict[str, str]:
-    """Return the phases that have a column under ``prefix``, in the order of a step, with the hue of each."""
+    """Return the hue of each phase that has a column under ``prefix``, in the order of a step."""
     found = [name.removeprefix(prefix) for name in metrics.starting_with(prefix)]
     added = [phase for phase in found if phase not in PHASE_HUES and phase != "step"]
     hues = {phase: hue for phase, hue in PHASE_HUES.items() if phase in found}
@@ -147,7 +147,7 @@ def _phase_times(metrics: Metrics) -> Figure | None:
     cells = list(zip(*(metrics.columns[f"time/{phase}"] for phase in phases), strict=True))
     timed = [index for index, row in enumerate(cells) if any(cell is not None for cell in row)]
     steps = tuple(metrics.steps[index] for index in timed)
-    # Layers of a stack need a value everywhere: a phase that did not run took no time.
+    # Layers of a stack need a value at every step: a phase that did not run took no time.
     layers = list(zip(*([cell or 0.0 for cell in cells[index]] for index in timed), strict=True))
     for (phase, hue), layer in zip(phases.items(), layers, strict=True):
         figure.add_stacked(phase, hue, Series(steps, layer))

@@ -1,4 +1,4 @@
-"""Write the report of a run folder as one HTML file."""
+"""Writer of a run's report as one HTML file."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ KEY_PACKAGES: Final = (
 )
 
 LONG_TEXT: Final = 700
-"""A text with more characters than this is folded."""
+"""Largest number of characters of a text that is not folded."""
 MAX_TEXT: Final = 20_000
-"""A text is cut here: a report opens on a phone, and samples.jsonl has the rest."""
+"""Largest number of characters of a text, which is cut so that the report opens on a phone."""
 MAX_FAILURES: Final = 10
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write ``report.html`` into the run folder ``run_dir`` and return its path; a report that is there is replaced.
+    """Write ``report.html`` into the run folder ``run_dir`` and return its path; an existing report is replaced.
 
-    The file holds its script, styles and data, loads nothing, and forbids the browser to: it can be mailed or kept.
+    The file holds its script, styles and data. It loads nothing, and forbids the browser to, so it can be mailed.
 
     Raises:
         ConfigError: ``run_dir`` is not a run folder, or plotly is not installed.
@@ -55,7 +55,7 @@ def write_report(run_dir: Path) -> Path:
     page = _render(run, _plotly_js())
     path = run_dir / REPORT_FILE
     unfinished = path.with_suffix(".html.tmp")
-    # A completion cut inside a character may hold half of a surrogate pair, which UTF-8 can not encode.
+    # A completion that was cut inside a character may hold half of a surrogate pair, which UTF-8 cannot encode.
     unfinished.write_bytes(page.encode("utf-8", errors="replace"))
     os.replace(unfinished, path)
     return path
@@ -103,16 +103,16 @@ def _render(run: RunData, plotly_js: str) -> str:
         long_text=LONG_TEXT,
         max_text=MAX_TEXT,
         plotly_js=Markup(plotly_js),
-        # Only scripts that carry this word run: markup in a completion stays inert even if an escape were forgotten.
+        # Only scripts with this nonce run: markup in a completion stays inert even if an escape were forgotten.
         nonce=secrets.token_hex(16),
     )
 
 
 def _header(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what stands above the tiles: the status, its message, and one line of facts."""
+    """Return the page's header: the run's status, its message, and one line of details."""
     started, finished = parse_time(info.get("started")), parse_time(info.get("finished"))
     world_size, device = info.get("world_size"), str(info.get("device") or "").removesuffix(":0")
-    facts = [
+    details = [
         f"{world_size} \N{MULTIPLICATION SIGN} {device}" if device and world_size else device,
         f"started {started:%Y-%m-%d %H:%M}" if started else "",
         f"ended {finished:%Y-%m-%d %H:%M}" if finished else "",
@@ -121,13 +121,13 @@ def _header(info: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "status": str(info.get("status") or "unknown"),
         "message": str(info.get("message") or ""),
-        "facts": [fact for fact in facts if fact],
+        "details": [detail for detail in details if detail],
         "written": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     }
 
 
 def _versions(info: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return package names and versions, those that a reader asks about first at the front."""
+    """Return package names and versions, the most important ones first."""
     versions = info.get("versions")
     named = {str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {}
     first = [name for name in KEY_PACKAGES if name in named]
@@ -147,6 +147,6 @@ def _list(value: Any) -> list[Any]:
 
 
 def _rows(value: Any, width: int) -> list[list[str]]:
-    """Return ``value`` as rows of ``width`` texts."""
+    """Return ``value`` as rows with ``width`` texts each."""
     rows = [[str(cell) for cell in _list(row)] for row in _list(value)]
     return [[*row, *[""] * width][:width] for row in rows if row]

@@ -6,7 +6,7 @@
 
   const hidden = new Map();
 
-  // Plotly can not read CSS variables: it gets the colours that they stand for now.
+  // Plotly cannot read CSS variables: replace them with their current colours.
   const resolve = (value, styles) => {
     if (typeof value === "string") {
       const name = value.startsWith("var(--") && value.slice(4, -1);

@@ -1,4 +1,4 @@
-"""Read a run folder. Only ``metrics.csv`` is required: whatever else is absent or broken becomes a note."""
+"""Reader of a run folder. Only ``metrics.csv`` is required; a note replaces any other file that is absent or broken."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ PROFILE_FILE = "profile/summary.txt"
 
 @dataclass(frozen=True)
 class Metrics:
-    """The columns of ``metrics.csv``, one finite number or ``None`` a step."""
+    """Columns of ``metrics.csv``, with one finite number or ``None`` per step."""
 
     steps: tuple[int, ...]
     columns: Mapping[str, tuple[float | None, ...]]
     num_not_finite: Mapping[str, int] = field(default_factory=dict)
-    """How many cells of a column hold NaN, infinity or no number at all; columns without such cells are left out."""
+    """Number of cells of a column with NaN, infinity or no number at all; columns without such cells are left out."""
 
     def series(self, column: str) -> Series:
-        """Return the steps of ``column`` that have a value; an empty series when there is no such column."""
+        """Return the steps of ``column`` that have a value; an empty series if the column does not exist."""
         cells = self.columns.get(column, ())
         points = [(step, value) for step, value in zip(self.steps, cells, strict=False) if value is not None]
         return Series(tuple(step for step, _ in points), tuple(value for _, value in points))
 
     @property
     def num_trained(self) -> int:
-        """How many steps trained: the row before the first one may hold a validation alone."""
+        """Number of steps that trained. The row before the first one may hold only a validation."""
         trained = [cells for name, cells in self.columns.items() if not name.startswith("validate/")]
         return sum(any(cell is not None for cell in row) for row in zip(*trained, strict=True))
 
@@ -61,17 +61,17 @@ class SampleRecord:
     prompt: str
     completion: str
     answer: str
-    """As text; empty when the task has none."""
+    """Reference answer as text; empty when the task has none."""
     reward: float | None
     rewards: Mapping[str, float | str]
-    """The value of each reward function, or the text of its error."""
+    """Value of each reward function, or the text of its error, by name."""
     finish_reason: str
     num_tokens: int | None
 
 
 @dataclass(frozen=True)
 class RewardFailure:
-    """One way in which a reward function failed, over the whole run."""
+    """One error message of a reward function, counted over the whole run."""
 
     reward: str
     message: str
@@ -81,28 +81,28 @@ class RewardFailure:
 
 @dataclass(frozen=True)
 class SampleLog:
-    """What ``samples.jsonl`` says, without keeping all of it in memory."""
+    """Summary of ``samples.jsonl``, which need not fit in memory."""
 
     late: tuple[SampleRecord, ...] = ()
-    """Samples of the last quarter of the run; where that has none, those of the latest step that has."""
+    """Samples of the last quarter of the run or, if it has none, of the latest step that has any."""
     failures: tuple[RewardFailure, ...] = ()
     num_samples: int = 0
 
 
 @dataclass(frozen=True)
 class RunData:
-    """Everything that a report shows."""
+    """Contents of a run folder that a report shows."""
 
     name: str
     metrics: Metrics
     samples: SampleLog
     info: Mapping[str, Any]
-    """``run.json``, or nothing."""
+    """Contents of ``run.json``; empty when it is absent or broken."""
     config: str
     profile: str
-    """The summary of the steps that were profiled; empty when none were."""
+    """Summary of the profiled steps; empty when none were."""
     notes: tuple[str, ...]
-    """What the folder lacks or what could not be read, a sentence each."""
+    """Notes on files that are missing or could not be read, one sentence each."""
 
 
 def read_run(run_dir: Path) -> RunData:
@@ -125,7 +125,7 @@ def read_run(run_dir: Path) -> RunData:
 
 
 def _name(run_dir: Path) -> str:
-    # The folders of repeated runs are numbered: the one above says what they are.
+    # The folders of repeated runs are numbers: the parent folder names the run.
     return f"{run_dir.parent.name} / {run_dir.name}" if run_dir.name.isdigit() else run_dir.name
 
 
@@ -149,7 +149,7 @@ def _read_metrics(run_dir: Path, notes: list[str]) -> Metrics:
 
 
 def _merge_rows(rows: csv.DictReader[str], names: Sequence[str], notes: list[str]) -> Metrics:
-    # A resumed run writes again the steps after its checkpoint: the later row is what trained.
+    # A resumed run writes the steps after its checkpoint again: the later row is the one that trained.
     by_step: dict[int, dict[str, float]] = {}
     not_finite: Counter[str] = Counter()
     num_unreadable = 0
@@ -207,7 +207,7 @@ def _read_samples(path: Path, steps: Sequence[int], notes: list[str]) -> SampleL
 
 
 def _sample_records(path: Path) -> Iterator[SampleRecord | None]:
-    """Yield one record a line, ``None`` for a line that is no sample."""
+    """Yield one record per line, ``None`` for a line that is not a sample."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             if not line.strip():
@@ -242,7 +242,7 @@ def _reward(value: Any) -> float | str:
     number = _number(value)
     if number is not None:
         return number
-    # Messages that differ only in their tail (a path, an address) should count as one failure.
+    # Messages that differ only in their tail (a path, an address) should count as the same failure.
     return _text(value.get("error") if isinstance(value, dict) else value)[:300] or "no value"
 
 

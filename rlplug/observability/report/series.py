@@ -1,4 +1,4 @@
-"""Plotted lines as data: smoothing, and thinning so that a run of a million steps still opens on a phone."""
+"""Series of values to plot: smoothing, and thinning so that a run of a million steps still opens on a phone."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from math import fsum, isfinite
 
 MAX_POINTS = 2000
-"""A line with more points than this is thinned: no screen shows more."""
+"""Largest number of points of a line, which is thinned beyond it: no screen shows more."""
 MIN_SMOOTHED = 40
-"""A line with fewer points than this is not smoothed: there is no noise to look past."""
+"""Smallest number of points of a line that is smoothed: a shorter one is clear as it is."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """Finite values at increasing steps; false when empty."""
+    """Finite values at increasing steps. An empty series is false."""
 
     steps: tuple[int, ...] = ()
     values: tuple[float, ...] = ()
@@ -52,7 +52,7 @@ def bucket_means(series: Series, max_points: int = MAX_POINTS) -> Series:
 
 def _mean(values: tuple[float, ...]) -> float:
     total = sum(values)
-    # The sum of gradient norms that exploded may be infinite where their mean is not: then each is divided first.
+    # The sum of exploded gradient norms may be infinite while their mean is finite: divide each one first then.
     return total / len(values) if isfinite(total) else fsum(value / len(values) for value in values)
 
 

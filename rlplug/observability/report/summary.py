@@ -1,4 +1,4 @@
-"""The parts of a report that are words and numbers: tiles, the table of metrics, and which samples to show."""
+"""Text and numbers of a report: tiles, the table of metrics, and the samples to show."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rlplug.observability.report.run_data import Metrics, SampleRecord
 from rlplug.observability.report.series import Series
 
 ENDS: Final = 5
-"""A first and a last value are means over this many steps, so that one lucky batch is not the headline."""
+"""Number of steps over which first and last values are averaged, so that one lucky batch is not the headline."""
 NUM_SAMPLES: Final = 5
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One headline number; ``before`` is what it was when the run began."""
+    """One headline number; ``before`` is its value at the start of the run."""
 
     label: str
     value: str
@@ -30,7 +30,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class MetricRow:
-    """One line of the table of metrics."""
+    """Row of the table of metrics."""
 
     name: str
     first: str
@@ -88,7 +88,7 @@ def _time_tile(metrics: Metrics, info: Mapping[str, Any]) -> Tile | None:
 
 
 def metric_rows(metrics: Metrics) -> list[MetricRow]:
-    """Return first, last, lowest and highest value of each column that has any."""
+    """Return the first, last, lowest and highest value of each column that has values."""
     rows = []
     for name in metrics.columns:
         values = metrics.series(name).values
@@ -103,10 +103,10 @@ def metric_rows(metrics: Metrics) -> list[MetricRow]:
 
 
 def best_and_worst(samples: Iterable[SampleRecord]) -> tuple[list[SampleRecord], list[SampleRecord]]:
-    """Return the samples with the highest and with the lowest rewards, no sample in both.
+    """Return the samples with the highest and those with the lowest rewards, with no sample in both.
 
-    Rewards often tie (an exact match is 0 or 1): among equals, each prompt comes once before any comes again, and the
-    latest step goes first.
+    Rewards often tie (an exact match is 0 or 1): among equal ones, each prompt comes once before any comes again, and
+    the latest step comes first.
     """
     scored = [sample for sample in samples if sample.reward is not None]
     count = min(NUM_SAMPLES, math.ceil(len(scored) / 2))
@@ -116,19 +116,19 @@ def best_and_worst(samples: Iterable[SampleRecord]) -> tuple[list[SampleRecord],
 
 
 def _ordered(samples: Sequence[SampleRecord], sign: int) -> list[SampleRecord]:
-    """Return ``samples`` by ``sign * reward``, the highest first."""
+    """Return ``samples`` sorted by ``sign * reward``, the highest first."""
     repeats: Counter[tuple[float | None, str]] = Counter()
     keyed = []
     for sample in sorted(samples, key=lambda sample: -sample.step):
         assert sample.reward is not None
-        place = (sample.reward, sample.prompt_uid)
-        keyed.append((-sign * sample.reward, repeats[place], sample))
-        repeats[place] += 1
+        tie = (sample.reward, sample.prompt_uid)
+        keyed.append((-sign * sample.reward, repeats[tie], sample))
+        repeats[tie] += 1
     return [sample for _, _, sample in sorted(keyed, key=lambda item: item[:2])]
 
 
 def number(value: float) -> str:
-    """Return ``value`` as short as it stays telling: ``0.713``, ``12,840``, ``1.3e-05``."""
+    """Return ``value`` with the few digits that matter: ``0.713``, ``12,840``, ``1.3e-05``."""
     size = abs(value)
     if size >= 1e7 or 0 < size < 1e-3:
         return f"{value:.2g}"

@@ -287,7 +287,7 @@ def test_filter_that_leaves_none():
 
 def test_no_room_for_prompts():
     message = setup_error(PromptDataModule(ListSource("a")), max_context=20, max_new_tokens=20)
-    assert "model.sampling.max_new_tokens is 20, which leaves no room" in message
+    assert "model.sampling.max_new_tokens is 20, which leaves no tokens for a prompt" in message
     assert "20 tokens" in message
 
 

@@ -106,7 +106,7 @@ def test_named_answer_must_be_there(tmp_path):
 @pytest.mark.parametrize("name", ["gone.jsonl", "gone.parquet"])
 def test_missing_file(tmp_path, name):
     assert error_of(FileSource(str(tmp_path / name))).startswith(
-        f"data source path {str(tmp_path / name)!r} is no file"
+        f"data source path {str(tmp_path / name)!r} is not a file"
     )
 
 
@@ -136,14 +136,14 @@ def test_malformed_json(tmp_path):
     path.write_text('{"prompt": "a"}\n{"prompt": "b",}\n')
     with pytest.raises(json.JSONDecodeError) as parser_error:
         json.loads('{"prompt": "b",}\n')
-    assert error_of(FileSource(str(path))) == f"{path}:2 is no valid JSON: {parser_error.value}"
+    assert error_of(FileSource(str(path))) == f"{path}:2 is not valid JSON: {parser_error.value}"
 
 
 def test_line_that_is_no_utf8(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xe9"}\n')
     message = error_of(FileSource(str(path)))
-    assert message.startswith(f"{path}:2 is no valid JSON")
+    assert message.startswith(f"{path}:2 is not valid JSON")
     assert "utf-8" in message
 
 
@@ -182,7 +182,7 @@ def test_malformed_message(tmp_path, message):
 def test_broken_parquet(tmp_path):
     path = tmp_path / "a.parquet"
     path.write_text("not parquet at all")
-    assert f"data source path {str(path)!r} is no valid parquet file" in error_of(FileSource(str(path)))
+    assert f"data source path {str(path)!r} is not a valid parquet file" in error_of(FileSource(str(path)))
 
 
 def test_parquet_without_pyarrow(tmp_path, monkeypatch):
@@ -292,7 +292,7 @@ def test_reasoning_gym_instruction():
 
 def test_unknown_reasoning_gym_task():
     message = error_of(ReasoningGymSource("chain_sums"))
-    assert "'chain_sums' is no reasoning-gym task. Did you mean 'chain_sum'?" in message
+    assert "'chain_sums' is not a reasoning-gym task. Did you mean 'chain_sum'?" in message
     assert "word_sorting" in message
 
 

@@ -156,7 +156,7 @@ def test_the_text_has_every_part(trace):
     summary = summarize(slow, has_device=True)
     text = summary_text(summary, "Profile of steps 5-7.")
     lines = [line.split() for line in text.splitlines()]
-    assert text.startswith("Profile of steps 5-7.\nA profiler costs time")
+    assert text.startswith("Profile of steps 5-7.\nProfiling takes time")
     assert ["update", "1", "1.0000", "0.5000", "0.5000", "50.0%"] in lines
     assert ["generate", "1", "0.7000", "0.3500", "0.3500", "50.0%"] in lines
     assert ["0.2900", "34.1%", "3", "gemm"] in lines
@@ -183,4 +183,4 @@ def test_a_trace_without_work_of_the_gpu_says_so():
     summary = summarize([Event("user_annotation", "rlplug/update", 0, 9)], has_device=True)
     assert summary.phases[0] == RangeTime("update", 1, 9, 0.0)
     assert summary.gaps == [Gap(9.0, "update", None, None)]
-    assert "The trace has no work of the GPU" in summary_text(summary, "")
+    assert "The trace has no GPU work" in summary_text(summary, "")

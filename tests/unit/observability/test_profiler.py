@@ -113,7 +113,7 @@ def test_an_error_closes_the_window(nsys):
 
 
 def test_steps_past_the_run_s_end_are_a_mistake():
-    with pytest.raises(ConfigError, match=r"profile\.steps is '3-5', and the run's last step is 4"):
+    with pytest.raises(ConfigError, match=r"profile\.steps is '3-5', but the run's last step is 4"):
         run(StepProfiler("3-5"), num_steps=4)
 
 

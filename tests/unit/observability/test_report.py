@@ -471,7 +471,7 @@ def test_a_critic_has_figures_and_nothing_of_it_is_missed_without_one() -> None:
     columns = {"critic/explained_variance": (-0.5, 0.25, 0.75), "critic/loss": (2.0, 0.1, 0.01)}
     figures, _ = build_figures(Metrics((1, 2, 3), columns))
     by_title = {figure.title: figure for figure in figures}
-    explained = by_title["What the critic explains"]
+    explained = by_title["Explained variance of the critic"]
 
     assert [trace["y"] for trace in explained.traces][-1] == [-0.5, 0.25, 0.75]
     assert explained.spec["layout"]["yaxis"]["range"] == [-1, 1.05]

@@ -120,11 +120,11 @@ def test_async_function(make_sample):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda completion, truth: 0.0, "parameter 'truth' nothing fills.*prompt, completion, answer, metadata"),
-        (lambda completions, **kwargs: 0.0, "parameter 'completions' nothing fills. Did you mean 'completion'"),
-        (lambda completion, anwser=None: 0.0, "parameter 'anwser' nothing fills. Did you mean 'answer'"),
-        (lambda first, second: 0.0, "parameter 'first' nothing fills"),
-        (lambda tolerance=0.1: 0.0, "takes nothing of the sample"),
+        (lambda completion, truth: 0.0, "'truth' is not a field of a sample.*prompt, completion, answer, metadata"),
+        (lambda completions, **kwargs: 0.0, "'completions' is not a field of a sample. Did you mean 'completion'"),
+        (lambda completion, anwser=None: 0.0, "'anwser' is not a field of a sample. Did you mean 'answer'"),
+        (lambda first, second: 0.0, "'first' is not a field of a sample"),
+        (lambda tolerance=0.1: 0.0, "takes no field of the sample"),
         (3, "parameters cannot be read"),
     ],
 )

@@ -48,7 +48,8 @@ def test_math_verify(make_sample, math_verify, answer, completion, expected):
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"), [(None, "no answer to compare with"), (r"\frac{1}{", "no mathematics that"), ("", "no math")]
+    ("answer", "message"),
+    [(None, "no answer to compare with"), (r"\frac{1}{", "not mathematics that"), ("", "not math")],
 )
 def test_math_verify_without_a_readable_answer_is_an_error(make_sample, math_verify, answer, message):
     (value,) = math_verify.score([make_sample(r"\boxed{4}", answer)])

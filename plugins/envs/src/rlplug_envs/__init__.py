@@ -1,1 +1,1 @@
-"""Environments that people already have, for rlplug. Imports nothing, because ``hosted`` must stay light."""
+"""Environments of other packages, for rlplug. This module imports nothing, so that ``hosted`` loads no torch."""

@@ -1,11 +1,11 @@
-"""The entry point: what this distribution registers."""
+"""Entry point, with the classes that this distribution registers."""
 
 from rlplug.plugin_manager import hookimpl
 from rlplug.registry import Registry
 from rlplug_envs.reasoning_gym import ReasoningGymEnvironment
 from rlplug_envs.verifiers_environment import VerifiersEnvironment
 
-# importing a prompt source is what makes its short name known to the command line
+# the command line knows the short name of a prompt source once its class is imported
 from rlplug_envs.verifiers_source import VerifiersSource as VerifiersSource
 
 RLPLUG_API_VERSION = ">=1.1,<2"

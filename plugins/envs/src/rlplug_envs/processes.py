@@ -1,4 +1,4 @@
-"""Processes that hold verifiers environments, seen from the trainer; their program is ``rlplug_envs.hosted.server``."""
+"""Clients of the processes that run verifiers environments; their program is ``rlplug_envs.hosted.server``."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from packaging.specifiers import SpecifierSet
 from rlplug.errors import ConfigError
 
 SUPPORTED: Final = ">=0.2,<0.4"
-"""Versions of verifiers: before 0.2 the loop was another one, and 0.4 has no ``load_environment`` any more."""
+"""Supported versions of verifiers: before 0.2 the loop was different, and 0.4 no longer has ``load_environment``."""
 
 TIDY_UP_S: Final = 5.0
-"""How long a process may take to end by itself."""
+"""Longest time in seconds for a process to end by itself."""
 
 
 class EnvironmentFailure(Exception):
-    """An environment could not go on; its trajectory has no reward."""
+    """Error of an environment that cannot go on; its trajectory has no reward."""
 
 
 @dataclass(frozen=True)
 class HostSettings:
-    """What a process is started with."""
+    """Settings with which a process is started."""
 
     environment: str
     arguments: str
-    """JSON, so that settings can be compared."""
+    """Arguments of the environment as JSON, so that settings can be compared."""
     refuse_failed_rewards: bool
     start_timeout_s: float
     stall_timeout_s: float
@@ -57,7 +57,7 @@ def host_settings(
     """Return checked settings; ``part`` names the class in errors.
 
     Raises:
-        ConfigError: verifiers is missing or another version than supported, or a value cannot be.
+        ConfigError: verifiers is missing or has an unsupported version, or a value is out of range.
     """
     _require_verifiers(part)
     for key, value in {"start_timeout_s": start_timeout_s, "stall_timeout_s": stall_timeout_s}.items():
@@ -78,12 +78,12 @@ def _require_verifiers(part: str) -> None:
     if not SpecifierSet(SUPPORTED).contains(version, prereleases=True):
         raise ConfigError(
             f"{part} runs with verifiers {SUPPORTED}, and {version} is installed: pip install 'verifiers{SUPPORTED}'. "
-            "Releases from 0.4 on have no load_environment, those before 0.2 another loop."
+            "Releases from 0.4 on have no load_environment, and those before 0.2 have a different loop."
         )
 
 
 class EnvironmentHost:
-    """One process with one environment, started at once; ``wait_ready`` waits until it has loaded."""
+    """Process with one environment, started by the constructor; ``wait_ready`` waits until it has loaded."""
 
     def __init__(self, settings: HostSettings) -> None:
         self.settings = settings
@@ -107,7 +107,7 @@ class EnvironmentHost:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
-            start_new_session=True,  # whatever the environment starts can be ended with it
+            start_new_session=True,  # so that processes that the environment starts can be ended with it
         )
         self._outbox.put(
             {
@@ -125,10 +125,10 @@ class EnvironmentHost:
         return self._end is None
 
     def wait_ready(self) -> None:
-        """Return when the environment has loaded.
+        """Wait until the environment has loaded.
 
         Raises:
-            ConfigError: It cannot be loaded.
+            ConfigError: The environment cannot be loaded.
         """
         name = self.settings.environment
         try:
@@ -136,7 +136,9 @@ class EnvironmentHost:
         except FutureTimeout as error:
             self.close()
             seconds = self.settings.start_timeout_s
-            raise ConfigError(f"environment {name!r} was not loaded within {seconds:g} s (start_timeout_s).") from error
+            raise ConfigError(
+                f"environment {name!r} was not loaded within {seconds:g} s: raise start_timeout_s."
+            ) from error
         except EnvironmentFailure as error:
             raise ConfigError(f"environment {name!r}: {error}") from error
         if "error" in greeting:
@@ -144,7 +146,7 @@ class EnvironmentHost:
         self.tools = greeting["tools"]
 
     def request(self, message: dict[str, Any]) -> Future[Any]:
-        """Send a request; the future holds what the process answers, or an :class:`EnvironmentFailure`."""
+        """Send a request, and return a future of its answer, which may be an :class:`EnvironmentFailure`."""
         future: Future[Any] = Future()
         with self._lock:
             if self._end is None:
@@ -156,11 +158,11 @@ class EnvironmentHost:
         return future
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send what is not answered. Never blocks."""
+        """Send a message without an answer; never blocks."""
         self._outbox.put(message)
 
     def close(self) -> None:
-        """End the process and all that it started, when the environment had time to tidy up."""
+        """End the process and all that it started, after the environment had time to clean up."""
         self._outbox.put(None)
         try:
             self._process.wait(TIDY_UP_S)
@@ -173,7 +175,7 @@ class EnvironmentHost:
 
     def _write(self) -> None:
         assert self._process.stdin is not None
-        # a broken pipe: the process has ended, which the reader reports
+        # a broken pipe means that the process has ended, which the reader reports
         with contextlib.suppress(OSError), self._process.stdin as stdin:
             while (message := self._outbox.get()) is not None:
                 stdin.write(json.dumps(message).encode() + b"\n")
@@ -195,7 +197,7 @@ class EnvironmentHost:
                     _settle(future, reply["result"])
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(TIDY_UP_S)
-        self._kill()  # what the environment started goes with it
+        self._kill()  # also ends processes that the environment started
         code = self._process.wait()
         with self._lock:
             self._end = self._explain(code)
@@ -211,7 +213,7 @@ class EnvironmentHost:
 
 
 def _settle(future: Future[Any], outcome: Any) -> None:
-    # who waited may have given up meanwhile
+    # the waiting caller may have cancelled the future
     with contextlib.suppress(InvalidStateError):
         if isinstance(outcome, EnvironmentFailure):
             future.set_exception(outcome)
@@ -220,13 +222,13 @@ def _settle(future: Future[Any], outcome: Any) -> None:
 
 
 class HostPool:
-    """Processes with the same environment, among which trajectories are spread.
+    """Pool of processes with the same environment, over which trajectories are spread.
 
-    They are started when the first is needed, and one that ended is replaced.
+    All processes start when the first is needed, and one that ended is replaced.
 
     Args:
-        settings: Of every process.
-        num_processes: How many there are.
+        settings: Settings of every process.
+        num_processes: Number of processes.
     """
 
     def __init__(self, settings: HostSettings, num_processes: int) -> None:
@@ -237,14 +239,14 @@ class HostPool:
         atexit.register(self.close)
 
     def acquire(self) -> EnvironmentHost:
-        """Return the process with the fewest trajectories, when it has loaded its environment.
+        """Return the process with the fewest trajectories, once it has loaded its environment.
 
         Raises:
             ConfigError: The environment cannot be loaded.
         """
         with self._lock:
             alive = [host for host in self._hosts if host.is_alive]
-            # all at once, so that they load side by side
+            # start all at once, so that they load concurrently
             missing = range(self._num_processes - len(alive))
             self._hosts = alive + [EnvironmentHost(self._settings) for _ in missing]
             host = min(self._hosts, key=lambda host: host.num_trajectories)
@@ -257,7 +259,7 @@ class HostPool:
         return host
 
     def release(self, host: EnvironmentHost) -> None:
-        """Take note that a trajectory has ended."""
+        """Record that a trajectory has ended."""
         with self._lock:
             host.num_trajectories -= 1
 
@@ -269,5 +271,5 @@ class HostPool:
 
 @functools.cache
 def shared_pool(settings: HostSettings, num_processes: int) -> HostPool:
-    """Return the one pool with these settings, since every trajectory has an environment object of its own."""
+    """Return the one pool with these settings, which the environment objects of all trajectories share."""
     return HostPool(settings, num_processes)

@@ -1,4 +1,4 @@
-"""Puzzles of reasoning-gym over several attempts."""
+"""Environment for puzzles of reasoning-gym with several attempts."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ FEEDBACK: Final = "That is not right. Try again."
 
 
 class ReasoningGymEnvironment(Environment):
-    """Says whether an answer is right, and lets the policy try again.
+    """Environment that scores an answer to a puzzle, and lets the policy try again after a wrong one.
 
-    Prompts come from ``ReasoningGymSource``. Each turn is an attempt, read and scored as ``ReasoningGymReward`` does,
+    Prompts come from ``ReasoningGymSource``. Each turn is an attempt, parsed and scored as ``ReasoningGymReward`` does,
     in child processes which the trajectories of a rank share. A trajectory's reward is the score of its last attempt,
-    less ``attempt_penalty`` for each one before. Metrics: ``attempts`` and ``solved``, of trajectories that ended here.
+    less ``attempt_penalty`` for each one before. Trajectories that this environment ends have the metrics ``attempts``
+    and ``solved``.
 
     Args:
-        max_attempts: The trajectory ends with this attempt, right or wrong.
-        attempt_penalty: Taken off the reward for each wrong attempt that another one follows.
-        solved_at: An attempt with this score or more is right. Some tasks score an answer that is nearly right between
-            0 and 1.
-        feedback: What the policy gets after a wrong attempt; ``{attempts_left}`` in it becomes their number.
+        max_attempts: Largest number of attempts, with which the trajectory ends.
+        attempt_penalty: Deduction from the reward for each wrong attempt that is followed by another one.
+        solved_at: Score from which on an attempt is right. Some tasks score an answer that is nearly right between 0
+            and 1.
+        feedback: Text that the policy gets after a wrong attempt; ``{attempts_left}`` in it becomes their number.
         answer_pattern: Regular expression with a capture group for the answer, as in ``ReasoningGymReward``.
-        timeout_s: Longest time for scoring one attempt.
+        timeout_s: Longest time for scoring one attempt, in seconds.
         num_processes: Child processes per rank, started when they are needed.
     """
 
@@ -60,7 +61,7 @@ class ReasoningGymEnvironment(Environment):
         metadata = prompt.metadata
         if not isinstance(metadata.get("task"), str) or not isinstance(metadata.get("entry"), Mapping):
             raise ConfigError(
-                f"The prompt {prompt.uid!r} is no reasoning-gym puzzle, and ReasoningGymEnvironment needs one: set "
+                f"The prompt {prompt.uid!r} is not a reasoning-gym puzzle, which ReasoningGymEnvironment needs: set "
                 "data.train and data.val to ReasoningGymSource."
             )
         self._prompt = prompt
@@ -96,9 +97,9 @@ class ReasoningGymEnvironment(Environment):
 
 @functools.cache
 def _shared_scorer(answer_pattern: str | None, timeout_s: float, num_processes: int) -> ReasoningGymReward:
-    """Return the one scorer with these settings, since every trajectory has an environment of its own."""
+    """Return the one scorer with these settings, which the environments of all trajectories share."""
     try:
         return ReasoningGymReward(answer_pattern, timeout_s, num_processes)
     except ConfigError as error:
-        # the options are those of the reward, whose name the user has not written
+        # the options are those of the reward, but the user has written the environment's name
         raise ConfigError(str(error).replace("ReasoningGymReward", "ReasoningGymEnvironment")) from error

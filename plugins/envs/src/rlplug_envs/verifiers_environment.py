@@ -1,4 +1,4 @@
-"""Environments of the package verifiers, turn by turn."""
+"""Environment that runs environments of the package verifiers, turn by turn."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ _TRAJECTORIES: Final = itertools.count()
 
 
 class VerifiersEnvironment(Environment):
-    """Runs an environment of the package verifiers as it is: its turns, its tools, its rubric.
+    """Environment that runs one of the package verifiers unchanged: its turns, its tools and its rubric.
 
     Prompts come from ``VerifiersSource`` with the same ``environment`` and ``arguments``. The environment runs in
-    processes of its own, which the trajectories of a rank share. The reward is its rubric's, given with the last turn,
-    and so are the rubric's metrics. A trajectory that rlplug's limits end before the environment does is not scored, so
-    let the environment's own ``max_turns`` be the smaller one. What an environment draws at random is not seeded.
+    processes of its own, which the trajectories of a rank share. Reward and metrics are those of its rubric, given with
+    the last turn. A trajectory that rlplug's limits end before the environment does is not scored, so the environment's
+    own ``max_turns`` should be the smaller one. Random numbers of the environment are not seeded.
 
-    Calls of tools in a turn reach the environment as ``tool_calls``, and the text in front of them as ``content``. One
-    that cannot be read reaches it as a call with arguments that are no JSON, for which it has an answer of its own.
+    Tool calls in a turn reach the environment as ``tool_calls``, and the text in front of them as ``content``. A call
+    that cannot be parsed reaches it with arguments that are not JSON, which it answers in its own way.
 
     Args:
-        environment: Name that ``verifiers.load_environment`` takes.
-        arguments: What the environment's ``load_environment`` takes.
-        call_format: How the policy writes calls of tools; ``auto`` looks at the text.
-        failed_rewards: When a reward function of the rubric raises, verifiers takes it for 0. With ``refuse`` such a
-            trajectory has no reward and does not train; ``zero`` does as verifiers does.
+        environment: Name for ``verifiers.load_environment``.
+        arguments: Arguments of the environment's ``load_environment``.
+        call_format: Format in which the policy writes tool calls; ``auto`` detects it.
+        failed_rewards: Result of a trajectory in which a reward function of the rubric raises. With ``refuse`` it has
+            no reward and does not train; with ``zero`` the function counts as 0, as in verifiers.
         num_processes: Processes per rank; each loads the environment.
-        start_timeout_s: Longest time for loading the environment.
-        stall_timeout_s: A process in which nothing moved for so long is ended and replaced, and its trajectories have
-            no reward. Time that the environment awaits something does not count.
+        start_timeout_s: Longest time for loading the environment, in seconds.
+        stall_timeout_s: Longest time in seconds for which the environment may block its process; then the process is
+            ended and replaced, and its trajectories have no reward. Time in which it awaits something does not count.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class VerifiersEnvironment(Environment):
     async def reset(self, prompt: Prompt, seed: int) -> None:
         if prompt.metadata.get("environment") != self.environment:
             raise ConfigError(
-                f"The prompt {prompt.uid!r} is none of the environment {self.environment!r}: set data.train and "
+                f"The prompt {prompt.uid!r} is not from the environment {self.environment!r}: set data.train and "
                 f"data.val to VerifiersSource with environment {self.environment}."
             )
         await asyncio.to_thread(self._acquire)
@@ -110,7 +110,7 @@ class VerifiersEnvironment(Environment):
             self._pool.release(host)
 
     def _acquire(self) -> None:
-        """Find a process for this trajectory, which may have been closed while one was starting."""
+        """Take a process for this trajectory, unless the trajectory was closed while the process started."""
         host = self._pool.acquire()
         with self._lock:
             if not self._is_closed:
@@ -125,7 +125,7 @@ class VerifiersEnvironment(Environment):
         return answer
 
     def _completion(self, text: str) -> dict[str, Any]:
-        """Return a turn as an API would: what was said, and calls of tools if there are any."""
+        """Return a turn as an API would: its text as ``content``, and its tool calls, if there are any."""
         host = self._host
         calls = find_calls(text, self.call_format) if host is not None and host.tools else []
         if not calls:
@@ -146,6 +146,6 @@ class VerifiersEnvironment(Environment):
 
 
 def _before_calls(text: str) -> str:
-    """Return what a turn says in front of its first call; what a model only thinks of calling is no call."""
+    """Return the text of a turn before its first call; calls within the model's reasoning do not count."""
     start = text.rfind("</think>") + 1
-    return text[: min((place for mark in CALL_MARKS if (place := text.find(mark, start)) >= 0), default=0)].rstrip()
+    return text[: min((index for mark in CALL_MARKS if (index := text.find(mark, start)) >= 0), default=0)].rstrip()

@@ -1,4 +1,4 @@
-"""Prompts out of a verifiers environment."""
+"""Prompt source of verifiers environments."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ EXAMPLES_PER_REQUEST: Final = 1000
 
 
 class VerifiersSource(PromptSource):
-    """The data set of an environment of the package verifiers, for ``VerifiersEnvironment``.
+    """Prompts from the data set of an environment of the package verifiers, for ``VerifiersEnvironment``.
 
-    Prompts are the environment's chat messages, its system prompt among them. The row's metadata has ``environment``
-    and the whole ``example``, which the environment needs. Rows are named ``reverse-text/train:17``, where 17 is the
-    index, counted from 0.
+    Prompts are the environment's chat messages, with its system prompt. The row's metadata has ``environment`` and the
+    whole ``example``, which the environment needs. Rows are named ``reverse-text/train:17``, where 17 is the index,
+    counted from 0.
 
     Args:
-        environment: Name that ``verifiers.load_environment`` takes, such as ``reverse-text``: that of an installed
-            module ``reverse_text``.
-        arguments: What the environment's ``load_environment`` takes.
-        split: The environment's data set for training or its one for evaluation.
+        environment: Name for ``verifiers.load_environment``, such as ``reverse-text`` for an installed module
+            ``reverse_text``.
+        arguments: Arguments of the environment's ``load_environment``.
+        split: Data set of the environment: ``train``, or ``eval`` for evaluation.
         limit: Read only this many examples from the start; by default all.
-        start_timeout_s: Longest time for loading the environment.
+        start_timeout_s: Longest time for loading the environment, in seconds.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""What runs in the process of a verifiers environment. Imports nothing of rlplug, so that torch is not loaded."""
+"""Code of a verifiers environment's process. It imports nothing of rlplug, so that torch is not loaded."""

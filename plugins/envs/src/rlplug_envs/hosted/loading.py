@@ -1,4 +1,4 @@
-"""A verifiers environment: loading it, and what it has to offer."""
+"""Loader of verifiers environments, with their tools and examples."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ NEEDS_ELSEWHERE = {
     "OpenEnvEnv": "a server in a container",
     "JudgeRubric": "a judge model behind an API",
 }
-"""Classes of verifiers whose kin cannot work on the processor alone, and what they need."""
+"""Classes of verifiers whose subclasses need an external service, and the name of that service."""
 
 
 class Refusal(Exception):
-    """Says why an environment or one of its examples cannot be used."""
+    """Error of an environment, or of one of its examples, that cannot be used; the message says why."""
 
 
 def load(environment: str, arguments: dict[str, Any]) -> Any:
     """Return the environment, loaded as verifiers loads it.
 
     Raises:
-        Refusal: It cannot be loaded, or needs what a trajectory here does not have.
+        Refusal: The environment cannot be loaded, or needs something that a trajectory here does not have.
     """
     verifiers = importlib.import_module("verifiers")
     try:
@@ -50,7 +50,7 @@ def load(environment: str, arguments: dict[str, Any]) -> Any:
 
 
 def parts(environment: Any) -> Iterator[Any]:
-    """Yield the environment, those that it groups, and all their rubrics."""
+    """Yield the environment, the members of its group, and all their rubrics."""
     yield environment
     rubrics = [environment.rubric]
     while rubrics:
@@ -62,7 +62,7 @@ def parts(environment: Any) -> Iterator[Any]:
 
 
 def tool_schemas(environment: Any) -> list[dict[str, Any]]:
-    """Return the JSON schemas of all tools, as chat templates take them."""
+    """Return the JSON schemas of all tools, for chat templates."""
     tools = {}
     for part in parts(environment):
         for tool in getattr(part, "tool_defs", None) or []:
@@ -93,12 +93,12 @@ def prompt_messages(row: dict[str, Any], index: int) -> list[dict[str, str]]:
     if isinstance(info, dict) and info.get("tool_defs"):
         raise Refusal(f"example {index} brings tools of its own (info.tool_defs); here all have the environment's")
     if not isinstance(row["prompt"], list):
-        raise Refusal(f"example {index} has a prompt that is no list of chat messages")
+        raise Refusal(f"example {index} has a prompt that is not a list of chat messages")
     return [as_observation(message, f"the prompt of example {index}") for message in row["prompt"]]
 
 
 def as_observation(message: dict[str, Any], where: str) -> dict[str, str]:
-    """Return what a chat template gets of a message; anything but text is refused."""
+    """Return a message for the chat template; raise :class:`Refusal` if its content is not text."""
     content = message.get("content") or ""
     if isinstance(content, list):
         if other := next((part for part in content if part.get("type") != "text"), None):

@@ -1,8 +1,8 @@
-"""The program of an environment's process: ``python -m rlplug_envs.hosted.server``.
+"""Program of an environment's process: ``python -m rlplug_envs.hosted.server``.
 
-Environments want the main thread (they set signal handlers) and one event loop, and run what their authors and a model
-wrote; none of that should happen inside the trainer. The trajectories of this process share its loop. Requests and
-replies are lines of JSON, on standard input and output.
+Environments need the main thread (they set signal handlers) and one event loop, and run code that their authors or a
+model wrote, so they run outside the trainer. The trajectories of this process share its loop. Requests and replies are
+lines of JSON, on standard input and output.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rlplug_envs.hosted.loading import Refusal, examples, load, tool_schemas
 from rlplug_envs.hosted.trajectory import FailedRewards, Trajectory
 
 STREAM_LIMIT_BYTES = 2**30
-"""Longest request; examples may hold whole documents."""
+"""Longest request in bytes; examples may hold whole documents."""
 
 
 class Server:
-    """Answers the trainer's requests, many at a time."""
+    """Server that answers the trainer's requests, many at a time."""
 
     def __init__(self, environment: Any, replies: TextIO, refuse_failed_rewards: bool) -> None:
         self.environment = environment
@@ -35,7 +35,7 @@ class Server:
         self.ended = False
 
     async def serve(self, stall_timeout_s: float) -> None:
-        """Answer until the trainer closes the pipe, which it also does by dying."""
+        """Answer requests until the trainer closes the pipe or dies."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=STREAM_LIMIT_BYTES)
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -52,7 +52,7 @@ class Server:
         self.ended = True
 
     def _tick(self, stall_timeout_s: float) -> None:
-        """Put off the alarm, with which the kernel ends a process whose loop has come to a halt."""
+        """Postpone the alarm with which the kernel ends a process whose event loop is blocked."""
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, stall_timeout_s)
         asyncio.get_running_loop().call_later(min(1.0, stall_timeout_s / 4), self._tick, stall_timeout_s)
@@ -64,14 +64,14 @@ class Server:
             reply = {"id": request["id"], "error": "the trajectory was closed"}
         except Refusal as refusal:
             reply = {"id": request["id"], "error": str(refusal)}
-        except Exception as error:  # noqa: BLE001 - the trainer is told, and one trajectory has no reward
+        except Exception as error:  # noqa: BLE001 - the trainer gets the error, and the trajectory has no reward
             reply = {"id": request["id"], "error": f"{type(error).__name__}: {error}"[:2000]}
         if not self.ended:
             send(self.replies, reply)
 
     async def _answer(self, request: dict[str, Any]) -> Any:
         if request["do"] == "examples":
-            # building a data set may take minutes, and the alarm must be put off meanwhile
+            # building a data set may take minutes, in which the event loop must postpone the alarm
             return await asyncio.to_thread(
                 examples, self.environment, request["split"], request["start"], request["count"]
             )
@@ -89,11 +89,11 @@ def send(replies: TextIO, message: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Load what the first line of input names, say which tools it has, and serve it."""
+    """Load the environment that the first line of input names, send its tools, and serve it."""
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what an environment prints must not mix with the replies
+    os.dup2(2, 1)  # printed text of an environment must not mix with the replies
     os.register_at_fork(after_in_child=lambda: os.close(replies.fileno()))  # else the pipe would outlive this process
-    # unbuffered, so that what follows is left for the event loop
+    # unbuffered, so that later requests are left for the event loop
     with open(0, "rb", buffering=0, closefd=False) as requests:
         settings = json.loads(requests.readline())
     try:

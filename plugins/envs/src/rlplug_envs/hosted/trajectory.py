@@ -1,7 +1,7 @@
-"""One rollout of a verifiers environment, driven turn by turn.
+"""Rollout of a verifiers environment, driven turn by turn.
 
-An environment runs as verifiers itself runs it, ``Environment.run_rollout``; only its client is ours: asked for a
-completion, it waits for the trainer's policy.
+An environment runs as verifiers itself runs it, with ``Environment.run_rollout``. Only its client is ours, which waits
+for the trainer's policy when the environment requests a completion.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TRAJECTORY: contextvars.ContextVar[Trajectory] = contextvars.ContextVar("traject
 
 
 class Trajectory:
-    """A rollout of the environment, whose completions come from the trainer, turn by turn."""
+    """Rollout of the environment, whose completions come from the trainer, turn by turn."""
 
     def __init__(self, environment: Any, example: dict[str, Any], refuse_failed_rewards: bool) -> None:
         self.environment = environment
@@ -35,7 +35,7 @@ class Trajectory:
         self.task: asyncio.Task[None]
 
     async def begin(self) -> dict[str, Any]:
-        """Run the environment up to where it asks for the first completion."""
+        """Run the environment until it requests the first completion."""
         self.answer = asyncio.get_running_loop().create_future()
         self.task = asyncio.create_task(self._run())
         answer = await self.answer
@@ -52,12 +52,12 @@ class Trajectory:
         return await self.answer
 
     def close(self) -> None:
-        """End the rollout; the environment's own clean-up runs."""
+        """End the rollout, with the environment's own clean-up."""
         self.task.cancel()
         self.answer.cancel()
 
     async def next_completion(self, prompt: list[Any]) -> dict[str, Any]:
-        """Return the policy's answer to ``prompt``: called by the environment, through its client."""
+        """Return the policy's completion of ``prompt``; the environment calls this through its client."""
         messages = [plain(message) for message in prompt]
         try:
             self.answer.set_result({"done": False, "observation": self._news(messages)})
@@ -69,7 +69,7 @@ class Trajectory:
         return completion
 
     def _news(self, messages: list[dict[str, Any]]) -> list[dict[str, str]]:
-        """Return what of ``messages`` the policy has not seen."""
+        """Return those of ``messages`` that the policy has not seen."""
         if self.answer.done():
             raise Refusal("the environment asks the policy for several completions at once")
         known = len(self.conversation)
@@ -85,7 +85,7 @@ class Trajectory:
             )
             metrics = {name: float(value) for name, value in (output.get("metrics") or {}).items()}
             self.answer.set_result({"done": True, "reward": self._reward(output), "metrics": metrics})
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer to the trainer's request
+        except Exception as error:  # noqa: BLE001 - any error is an answer to the trainer's request
             self.answer.set_exception(error)
 
     def _reward(self, output: dict[str, Any]) -> float:
@@ -95,7 +95,7 @@ class Trajectory:
             raise RuntimeError(f"the environment failed: {error.get('error_chain_repr') or error}")
         if self.failed_rewards and self.refuse_failed_rewards:
             raise RuntimeError(
-                f"{self.failed_rewards[0]}; verifiers counts that as 0, and so does this with failed_rewards: zero"
+                f"{self.failed_rewards[0]}; set failed_rewards to zero to count that as 0, as verifiers does"
             )
         reward = float(output["reward"])
         if not math.isfinite(reward):
@@ -104,18 +104,18 @@ class Trajectory:
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """Return a message of verifiers as a dictionary without what is not set."""
+    """Return a message of verifiers as a dictionary, without unset fields."""
     fields: dict[str, Any] = message.model_dump(exclude_none=True)
     return fields
 
 
 def policy_class() -> Any:
-    """Return the class of the client that environments ask for completions."""
+    """Return the class of the client from which environments request completions."""
     types = importlib.import_module("verifiers.types")
     base = importlib.import_module("verifiers.clients").Client
 
     class Policy(base):  # type: ignore[misc, valid-type]
-        """A client of verifiers behind which is a trajectory, not an API."""
+        """Client of verifiers that gets completions from a trajectory instead of an API."""
 
         def setup_client(self, config: Any) -> Any:
             raise AssertionError("made from a trajectory, never from a configuration")
@@ -145,7 +145,7 @@ def policy_class() -> Any:
 
 
 class FailedRewards(logging.Handler):
-    """Hears of reward functions that raise: verifiers only logs that, and goes on with 0."""
+    """Log handler that records reward functions that raise, which verifiers only logs and counts as 0."""
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
