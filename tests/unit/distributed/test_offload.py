@@ -1,4 +1,4 @@
-"""Offload: what is offloaded is gone and comes back bit for bit, and the driver parks it while it is not needed."""
+"""Offload: what is offloaded is gone and comes back bit for bit, and the driver offloads it while it is not needed."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_lot_is_gone_and_comes_back(chunk_bytes):
         lot.finish_restore()
         assert lot.num_bytes == 0
         assert all(torch.equal(tensor, value) for tensor, value in zip(tensors, expected, strict=True))
-        tensors[1].add_(1)  # the next parking takes the new values
+        tensors[1].add_(1)  # the next offload copies the new values
         expected[1].add_(1)
 
 
@@ -176,7 +176,7 @@ def test_the_first_optimizer_step_waits_and_a_step_that_is_given_up_restores(mak
     finished = []
     original = OffloadedTensors.finish_restore
     monkeypatch.setattr(
-        OffloadedTensors, "finish_restore", lambda lot: (finished.append(lot._is_coming_back), original(lot))
+        OffloadedTensors, "finish_restore", lambda tensors: (finished.append(tensors._is_restoring), original(tensors))
     )
 
     offload.before_engine_wakes()

@@ -13,7 +13,7 @@ from rlplug_algos.options import require
 
 @dataclass
 class Correction:
-    r"""Weights of the policy's loss, the trainer's over the engine's probability: :math:`w = \pi_{old} / \pi_{rollout}`.
+    r"""Weights of the policy's loss, the trainer's over the engine's probability, :math:`w=\pi_{old}/\pi_{rollout}`.
 
     They correct the numerical mismatch between engine and trainer with the same weights, and staleness: the engine's
     weights may be older than those at the start of the update.
