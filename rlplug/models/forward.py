@@ -1,4 +1,4 @@
-"""How the networks of a run see a micro-batch: its rows packed into one, their results back in their places."""
+"""Forward passes of policy and critic over a packed micro-batch, with results as padded [B, T] tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlplug.types import SamplingParams
 
 @dataclass(frozen=True)
 class PolicyOutput:
-    """What one forward pass says of the tokens of a batch; 0 where ``response_mask`` is false, however rows are cut."""
+    """Results of the policy's forward pass; [B, T] tensors are 0 where ``response_mask`` is false."""
 
     logprobs: Tensor
     """float32 [B, T]: under the tempered distribution, which is what trains"""
@@ -23,7 +23,7 @@ class PolicyOutput:
     sampled_logprobs: Tensor
     """float32 [B, T], no gradient: under the distribution that was sampled, top-k and top-p included"""
     hidden: Tensor
-    """[K, D], in the policy's dtype: what the output layer read to predict the K tokens that train"""
+    """[K, D], in the policy's dtype: hidden states from which the output layer predicts the K tokens that train"""
 
 
 def policy_forward(
@@ -33,16 +33,16 @@ def policy_forward(
     tokens = micro_batch.tokens
     request = LogprobRequest(tokens.targets, sampling, entropy_mode)
     inputs = tokens.model_inputs() | {"logits_to_keep": tokens.predicting}
-    scores, hidden = lm_head_of(model).run(model, request, **inputs)
+    result, hidden = lm_head_of(model).run(model, request, **inputs)
     return PolicyOutput(
-        tokens.unpack(scores.logprobs), tokens.unpack(scores.entropy), tokens.unpack(scores.sampled_logprobs), hidden
+        tokens.unpack(result.logprobs), tokens.unpack(result.entropy), tokens.unpack(result.sampled_logprobs), hidden
     )
 
 
 def critic_forward(critic: nn.Module, micro_batch: PackedMicroBatch) -> Tensor:
-    """Return float32 [B, T] values, aligned like logprobs: ``[b, t]`` is of the state before token ``t``.
+    """Return the critic's values, float32 [B, T]: ``[b, t]`` is the value of the state before token ``t``.
 
-    0 where ``response_mask`` is false.
+    Values are 0 where ``response_mask`` is false.
     """
     tokens = micro_batch.tokens
     values: Tensor = critic(tokens.predicting, tokens.model_inputs())
@@ -50,6 +50,6 @@ def critic_forward(critic: nn.Module, micro_batch: PackedMicroBatch) -> Tensor:
 
 
 def head_values(head: nn.Module, output: PolicyOutput, micro_batch: PackedMicroBatch) -> Tensor:
-    """Return the same from a value head on the policy's trunk."""
+    """Return the values of a value head on the policy's trunk, as :func:`critic_forward` does."""
     values: Any = head(output.hidden)
     return micro_batch.tokens.unpack(values)
