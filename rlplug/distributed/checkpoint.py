@@ -25,7 +25,7 @@ _NAME: Final = re.compile(r"step-(\d{8})")
 
 
 class RLCheckpoint(Callback):
-    """Saves weights, optimizer, scheduler, random generators, prompt position and policy version.
+    """Callback that saves weights, optimizer, scheduler, random generators, prompt position and policy version.
 
     A checkpoint is written beside its final name and renamed when it is complete, and only then are older ones
     removed: a save that is killed, or finds the disk full, leaves the previous checkpoint intact.

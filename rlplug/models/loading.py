@@ -43,7 +43,7 @@ def empty_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedMod
     model_config = read_config(config.path, key)
     if getattr(model_config, "quantization_config", None) is not None:
         raise ConfigError(
-            f"{key}.path {config.path!r} holds quantised weights, which cannot be trained: name the folder of the "
+            f"{key}.path {config.path!r} holds quantised weights, which cannot be trained: give the folder of the "
             "unquantised model."
         )
     for owner in (model_config, model_config.get_text_config()):

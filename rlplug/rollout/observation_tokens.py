@@ -56,8 +56,8 @@ class ObservationTokens:
         """Return the tokens that follow a turn.
 
         Args:
-            last_token: Id of the turn's last token. A chat template's text begins with the token that ends a message, and
-                drops it if the policy has sampled it already.
+            last_token: Id of the turn's last token. A chat template's text begins with the token that ends a message,
+                which is left out if the policy has sampled it already.
             observation: Text or messages.
 
         Raises:

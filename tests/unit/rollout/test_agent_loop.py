@@ -1,4 +1,4 @@
-"""The turn loop with real engines: what is asked, appended, given up and carried on."""
+"""The agent loop with real engines: requests, appended tokens, failures, limits and partial rollouts."""
 
 from __future__ import annotations
 
