@@ -33,7 +33,7 @@ def read(path: str, key: str, what: str, function: Callable[..., Any], /, *args:
         return function(*args, **options)
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError, StrictDataclassError) as error:
         reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
-        place = "the folder" if Path(path).is_dir() else "no folder has that name, and as a hub name it"
+        place = "the folder" if Path(path).is_dir() else "no folder has that name, and as a Hugging Face Hub name it"
         raise ConfigError(f"{key}.path {path!r}: {place} gives no {what}: {reason}") from error
 
 
