@@ -164,7 +164,7 @@ def newest_checkpoint(run_dir: Path) -> Path:
         raise ConfigError(f"--resume {run_dir}: this is not the folder of a run (it has no config.yaml).")
     if not (found := list_checkpoints(run_dir)):
         raise ConfigError(
-            f"--resume {run_dir}: the run has no checkpoint yet. Start it anew, and lower checkpoint.every_n_steps."
+            f"--resume {run_dir}: the run has no checkpoint yet. Start a new run with a lower checkpoint.every_n_steps."
         )
     return found[-1]
 
@@ -191,8 +191,8 @@ def _failure(final: Path, error: BaseException) -> str:
     left = list_checkpoints(run_dir)
     reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
     free = shutil.disk_usage(run_dir).free / (1 << 30)
-    resume = f"The former checkpoint {left[-1].name} is whole" if left else "There is no former checkpoint"
+    resume = f"The previous checkpoint {left[-1].name} is complete" if left else "There is no previous checkpoint"
     return (
-        f"checkpoint {final} could not be written: {reason} ({free:.1f} GiB are free). {resume}; make room, then go "
-        f"on with: rlplug fit --resume {run_dir}"
+        f"checkpoint {final} could not be written: {reason} ({free:.1f} GiB are free). {resume}; free some "
+        f"space, then continue with: rlplug fit --resume {run_dir}"
     )

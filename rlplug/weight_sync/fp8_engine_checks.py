@@ -43,8 +43,8 @@ def check_fp8_fits(engine: str, policy: PolicySpec, tensor_parallel_size: int = 
         module = "experts" if EXPERT.search(name) else name.split(".")[-3]
         others = f" {more} more do not fit either." if more else ""
         raise ConfigError(
-            f"{engine} cannot take {name} {list(layers.weights[name].shape)} in FP8: {reason}.{others} Let such layers "
-            f"travel in {str(policy.dtype).removeprefix('torch.')}: model.weight_sync.keep has patterns of their "
+            f"{engine} cannot take {name} {list(layers.weights[name].shape)} in FP8: {reason}.{others} Send such "
+            f"layers in {str(policy.dtype).removeprefix('torch.')}: model.weight_sync.keep takes patterns of their "
             f'names, such as "*.{module}.*".'
         )
 
@@ -68,14 +68,14 @@ class _Layers:
         block, shared = FP8Weights.BLOCK, f" over {self.size} GPUs" if self.size > 1 else ""
         rows, columns = self.weights[name].shape
         if EXPERT.sub("", name) in self.split:
-            return "all experts of a block are one layer, and not all of them travel in FP8"
+            return "all experts of a block are one layer, and not all of them are sent in FP8"
         for parts in FUSED:
             siblings = [f"{module}.{part}.weight" for part in parts if f"{module}.{part}.weight" in self.weights]
             if layer not in parts or len(siblings) < 2:
                 continue
             others = " and ".join(part for part in parts if part != layer)
             if not self.quantized.issuperset(siblings):
-                return f"it is one matrix with {others}, of which not all travel in FP8"
+                return f"it is one matrix with {others}, of which not all are sent in FP8"
             if rows % (block * self.size):
                 return f"it is one matrix with {others}, and {rows} rows are no whole blocks of {block}{shared}"
         if columns % block:
