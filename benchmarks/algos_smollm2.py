@@ -66,7 +66,7 @@ def arguments(algorithm: str, options: argparse.Namespace) -> list[str]:
         *("--model.sampling.max_new_tokens", "24", "--model.sampling.temperature", "0.7"),
         *("--model.optimizer.init_args.lr", "2e-5"),
         *("--model.batch.prompts_per_step", str(options.prompts), "--model.batch.group_size", "8"),
-        *("--model.batch.max_tokens_per_gpu", "16384", "--model.max_grad_norm", "1.0"),
+        *("--model.batch.max_tokens_per_gpu", "16384", "--model.limits.max_grad_norm", "1.0"),
         *("--model.num_steps", str(options.steps), "--model.validation.every_n_steps", "20"),
         *("--checkpoint.every_n_steps", str(options.steps), "--checkpoint.keep", "1", "--run.export_policy", "false"),
         *("--run.report", "false", "--run.dir", str(options.out / "runs" / algorithm)),

@@ -47,7 +47,7 @@ def smollm2(model: Path, out: Path, num_steps: int) -> list[str]:
         ),
         *("--data.chat", "true", "--model.sampling.max_new_tokens", "24", "--model.optimizer.init_args.lr", "1e-5"),
         *(
-            "--model.max_grad_norm",
+            "--model.limits.max_grad_norm",
             "1.0",
             "--model.num_steps",
             str(num_steps),

@@ -73,7 +73,9 @@ def compare(
     num_rows = max(1, PASS_TOKENS // batch.input_ids.shape[1])
     for start in range(0, batch.num_sequences, num_rows):
         rows = list(range(start, min(start + num_rows, batch.num_sequences)))
-        scores = policy_forward(model, pack_batch(batch.select(rows)).to(device), sampling, "none").sampled_logprobs
+        scores = policy_forward(
+            model, pack_batch(batch.select(rows)).to(device), sampling, "none"
+        ).tokens.sampled_logprobs
         trainer[rows, : scores.shape[1]] = scores.float().cpu()
     return mismatch_metrics(batch.rollout_logprobs, trainer, batch.response_mask)
 

@@ -18,7 +18,7 @@ from transformers import AutoConfig
 
 from rlplug.interfaces import PolicySpec, RolloutEngine
 from rlplug.types import Request
-from rlplug.weight_sync.config import WeightSyncOptions
+from rlplug.weight_sync.config import WeightSyncConfig
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights
 from rlplug.weight_sync.manifest import meta_model
 
@@ -73,7 +73,7 @@ def make_folder(shape: str, folder: Path) -> Path:
 def make_spec(folder: Path, in_fp8: bool) -> PolicySpec:
     """Return the policy as engines are told of it."""
     longest = AutoConfig.from_pretrained(folder).max_position_embeddings
-    options = WeightSyncOptions(transform="fp8_block")
+    options = WeightSyncConfig(dtype="fp8_block")
     fp8 = choose_fp8_weights(meta_model(str(folder)), options) if in_fp8 else None
     return PolicySpec(str(folder), torch.bfloat16, eos_token_ids=(), pad_token_id=2, max_context=longest, fp8=fp8)
 

@@ -2,7 +2,7 @@
 
     python benchmarks/step.py --workload fixed --out OUT
     python benchmarks/step.py --workload heavy-tailed --trl liger --rounds 2 --out OUT
-    python benchmarks/step.py --workload fixed --sides rlplug --out OUT -- --model.sleep_between_rollouts true
+    python benchmarks/step.py --workload fixed --sides rlplug --out OUT -- --model.memory.sleep_between_rollouts true
 
 Needs a GPU, vLLM, rlplug with its plugins, and for ``--sides trl`` TRL and datasets. Weights, prompts and rewards are
 random; completions end at lengths that both sides share. Each side runs in a process of its own, and they alternate.

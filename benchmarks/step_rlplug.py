@@ -28,7 +28,7 @@ class StepClock(Callback):
     def on_train_start(self, trainer: Any, module: Any) -> None:
         self.watch = MemoryWatch()
         self.watch.start()
-        module.clock.on_enter = lambda name: setattr(self.watch, "phase", name)
+        module.timer.on_enter = lambda name: setattr(self.watch, "phase", name)
         self.ended = time.perf_counter()
 
     def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:

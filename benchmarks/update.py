@@ -36,11 +36,11 @@ from rlplug.models.build import build_policy
 from rlplug.models.config import ModelConfig
 from rlplug.models.shape import attention_cost
 from rlplug.plugin_manager import plugins
-from rlplug.training.actor_critic import ActorCritic
+from rlplug.training.actor_critic import ActorCritic, TrainableModel
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
 from rlplug.training.forward_backward import MicroBatchRunner
-from rlplug.training.losses import TrainableModel
-from rlplug.training.update import Update
+from rlplug.training.losses import step_losses
+from rlplug.training.update import PolicyUpdate
 from rlplug.types import SamplingParams
 
 VARIANTS: dict[str, list[str]] = {
@@ -105,7 +105,7 @@ class Measured(LightningModule):
             longest=max(batch.lengths),
             quadratic_cost=attention_cost(self.policy.config),
         )
-        learners = ActorCritic(
+        models = ActorCritic(
             policy=TrainableModel("policy", self.policy, self.optimizers(), None, 1.0),
             critic=None,
             critic_config=None,
@@ -114,19 +114,19 @@ class Measured(LightningModule):
             sampling=SamplingParams(),
             hook=plugins().hook,
         )
-        passes = MicroBatchRunner(plan, strategy)
-        updater = Update(passes, self.manual_backward, skip_nonfinite=False, seed=0)
+        runner = MicroBatchRunner(plan, strategy)
+        update = PolicyUpdate(models, runner, self.manual_backward, skip_nonfinite=False, seed=0)
         phases = {
-            "logprobs": lambda: passes.forward_only(batch, learners.policy_pass),
-            "update": lambda: updater.run(batch, learners.objectives(1), 1),
+            "logprobs": lambda: runner.forward_only(batch, models.forward_policy),
+            "update": lambda: update.run(batch, 1),
         }
-        objective = learners.objectives(1)[0]
+        loss_fn = step_losses(models, 1)[0]
         num_micro_batches = len(plan.micro_batches(range(batch.num_sequences), batch.lengths, 0))
         self.row = {"variant": self.variant, "tokens": sum(batch.lengths), "micro-batches": num_micro_batches}
         for name in options.phases:
             if name == "gradients":
                 self.row |= self.compare_gradients(
-                    passes.accumulate(batch, range(batch.num_sequences), objective, self.manual_backward).metrics
+                    runner.forward_backward(batch, range(batch.num_sequences), loss_fn, self.manual_backward).metrics
                 )
                 continue
             if name == "offload":

@@ -8,17 +8,17 @@ from typing import Final
 
 from transformers import PreTrainedTokenizerBase
 
+from rlplug.config import RunConfig
 from rlplug.errors import ConfigError
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.interfaces.optimization import Optimization
 from rlplug.interfaces.rollout import RolloutEngine, require_capability
-from rlplug.models.config import ModelConfig, require_same_tokens
+from rlplug.models.config import MakeTokenizer, ModelConfig, require_same_tokens
 from rlplug.models.critic import CriticConfig
 from rlplug.models.hf_files import read_config
 from rlplug.models.packing_checks import check_long_sequences
 from rlplug.rollout.config import PartialRollout
 from rlplug.training.batch_plan import BatchPlan
-from rlplug.training.memory_plan.decisions import SleepSetting
 from rlplug.training.validation import ValidationConfig
 from rlplug.types import SamplingParams
 
@@ -26,6 +26,39 @@ UNCORRECTED: Final = (
     "model.weight_sync sends weights in FP8, so completions are drawn from a policy that is not quite the trainer's, "
     "and {name} does not correct for that: set its init_args.correction, or watch mismatch/kl."
 )
+
+
+def check_training(
+    config: RunConfig,
+    batch: BatchPlan,
+    total_steps: int,
+    longest: int,
+    sequence_size: int,
+    tokenizer: PreTrainedTokenizerBase,
+    make_tokenizer: MakeTokenizer,
+    has_val_prompts: bool,
+) -> None:
+    """Check what the parts of a training run must agree on.
+
+    Args:
+        config: The run's.
+        batch: The run's sizes.
+        total_steps: RL steps of the run.
+        longest: Tokens of the longest possible sequence.
+        sequence_size: Ranks that share a row.
+        tokenizer: The policy's.
+        make_tokenizer: Makes those of other models.
+        has_val_prompts: Whether there are held-out prompts.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    check_sampling(config.sampling, config.validation, has_val_prompts)
+    check_max_grad_norm(config.limits.max_grad_norm, "model.limits.max_grad_norm")
+    check_algorithm(config.algorithm, batch, config.critic, config.reference, total_steps)
+    trunk = None if config.critic is None else config.critic.trunk
+    models = {"policy": config.policy, "reference": config.reference, "critic.trunk": trunk}
+    check_models(models, tokenizer, make_tokenizer, longest, sequence_size)
 
 
 def check_sampling(sampling: SamplingParams, validation: ValidationConfig, has_val_prompts: bool) -> None:
@@ -139,66 +172,59 @@ def check_optimizations(optimizations: Sequence[Optimization]) -> None:
             )
 
 
-def check_networks(
-    networks: Mapping[str, ModelConfig | None], tokenizer: PreTrainedTokenizerBase, longest: int, sequence_size: int
+def check_models(
+    models: Mapping[str, ModelConfig | None],
+    tokenizer: PreTrainedTokenizerBase,
+    make_tokenizer: MakeTokenizer,
+    longest: int,
+    sequence_size: int,
 ) -> None:
     """Refuse models that cannot be trained on the run's sequences, or beside the policy on its tokens.
 
     Args:
-        networks: By key below ``model``, with the policy; what is not configured is ``None``.
+        models: By key below ``model``, with the policy; what is not configured is ``None``.
         tokenizer: The policy's.
+        make_tokenizer: Makes those of the others.
         longest: Tokens of the longest possible sequence.
         sequence_size: Ranks that share a row.
 
     Raises:
         ConfigError: The message names the key and the fix.
     """
-    for name, config in networks.items():
+    for name, config in models.items():
         if config is None:
             continue
         key = f"model.{name}"
         if name != "policy":
-            require_same_tokens(config, key, tokenizer)
+            require_same_tokens(config, key, tokenizer, make_tokenizer)
         text_config = read_config(config.path, key).get_text_config()
         check_long_sequences(text_config, config.attn_implementation, key, longest, sequence_size)
 
 
-def check_fp8(engine: RolloutEngine, engines: Iterable[type]) -> None:
-    """Refuse an engine that takes no FP8 weights, or that does not say what it computed with them.
-
-    Raises:
-        ConfigError: The message names the key and the engines that can.
-    """
-    for capability in ("fp8_refit", "logprobs"):
-        require_capability(engine, capability, "model.weight_sync.transform", engines)
-
-
-def check_engine(
-    engine: RolloutEngine,
-    algorithm: Algorithm,
-    engines: Iterable[type],
-    sleeps: SleepSetting,
-    mismatch_gate: float | None,
-) -> None:
+def check_engine(config: RunConfig, engines: Iterable[type], is_here: bool = True) -> None:
     """Refuse an engine that cannot do what the run asks of it.
 
     Args:
-        engine: The run's.
-        algorithm: The run's.
+        config: The run's.
         engines: The registered classes, among which messages name those that can.
-        sleeps: ``model.sleep_between_rollouts``; ``auto`` asks for nothing.
-        mismatch_gate: ``model.mismatch_gate``.
+        is_here: False for an engine that will run elsewhere: whether it can sleep is not known here.
 
     Raises:
         ConfigError: The message names the key and the fix.
     """
-    if sleeps is True:
-        require_capability(engine, "sleep", "model.sleep_between_rollouts", engines)
+    engine, algorithm = config.engine, config.algorithm
+    if config.memory.sleep_between_rollouts is True and is_here:
+        require_capability(engine, "sleep", "model.memory.sleep_between_rollouts", engines)
     if algorithm.needs.rollout_logprobs:
         key = f"model.algorithm.init_args.correction ({type(algorithm).__name__})"
         require_capability(engine, "logprobs", key, engines)
-    if mismatch_gate is not None and not engine.capabilities.logprobs:
+    if config.limits.mismatch_gate is not None and not engine.capabilities.logprobs:
         raise ConfigError(
             f"{type(engine).__name__} returns no logprobs, so its mismatch with the trainer cannot be measured. Set "
-            "model.mismatch_gate to null to run without that check."
+            "model.limits.mismatch_gate to null to run without that check."
         )
+    if config.weight_sync.dtype is not None:
+        for capability in ("fp8_refit", "logprobs"):
+            require_capability(engine, capability, "model.weight_sync.dtype", engines)
+    if config.partial_rollout is not None:
+        check_partial_rollout(config.partial_rollout, config.sampling, algorithm, engine, engines)

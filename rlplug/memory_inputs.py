@@ -1,29 +1,29 @@
-"""The facts of a configured run, found out without loading a weight."""
+"""Inputs of the memory plan, read from a configured run without loading a weight."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from rlplug.config import RunConfig
 from rlplug.distributed.mesh import MeshSizes
 from rlplug.distributed.offload import distinct_storages
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.memory import ActivationTraits, EngineMemory, EngineMemoryRequest
 from rlplug.interfaces.optimization import Network, Optimization
+from rlplug.interfaces.rollout import PolicySpec
 from rlplug.models.critic import empty_critic
 from rlplug.models.loading import empty_model
 from rlplug.models.shape import ModelShape
+from rlplug.training.batch_plan import BatchPlan
 from rlplug.training.memory_plan.decisions import Decisions, decide
 from rlplug.training.memory_plan.inputs import GPU, MemoryInputs, ModelInputs, Sizes
 from rlplug.weight_sync.manifest import num_fp8_parameters
-
-if TYPE_CHECKING:
-    from rlplug.setup import RLModuleSetup
 
 MakeOptimizer = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
 ADAM_BYTES: Final = 8.0
@@ -33,106 +33,106 @@ PROBE_NAME: Final = "model.layers.0.mlp.up_proj.weight"
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A configured run, and where it is to run."""
+    """A configured run, and the ranks on which it is to run."""
 
-    module: RLModuleSetup
-    """With its batch plan."""
+    config: RunConfig
+    spec: PolicySpec
+    batch: BatchPlan
     strategy: RLFSDP2Strategy
-    """For its options alone: it need not be set up."""
+    """Only its options are read: it need not be set up."""
     mesh: MeshSizes
     longest: int
     """Tokens of the longest possible prompt and completion."""
 
     def decide(self, gpu: GPU) -> Decisions:
         """Plan for ``gpu``."""
-        return decide(self.module.optimizations, self.module.sleep_between_rollouts, self.facts(gpu))
+        return decide(self.config.optimizations, self.config.memory.sleep_between_rollouts, self.inputs(gpu))
 
-    def facts(self, gpu: GPU) -> Callable[[Sequence[Optimization]], MemoryInputs]:
-        """Return the function from optimizations to facts, of an engine that stays awake."""
-        module, batch = self.module, self.module.plan
+    def inputs(self, gpu: GPU) -> Callable[[Sequence[Optimization]], MemoryInputs]:
+        """Return the function from optimizations to the plan's inputs, of an engine that stays awake."""
+        config, batch = self.config, self.batch
         shapes = self._shapes()
-        state = optimizer_state_bytes(module.make_optimizer)
+        state = optimizer_state_bytes(config.optimizer)
         states: dict[Network, float] = {"policy": ADAM_BYTES if state is None else state, "reference": 0.0}
         if "critic" in shapes:
-            assert module.critic_config is not None
-            critic_state = optimizer_state_bytes(module.critic_config.make_optimizer)
+            assert config.critic is not None
+            critic_state = optimizer_state_bytes(config.critic.make_optimizer)
             states["critic"] = ADAM_BYTES if critic_state is None else critic_state
         engine = self._engine_memory(gpu, shapes["policy"])
 
-        def facts_with(optimizations: Sequence[Optimization]) -> MemoryInputs:
-            networks = {
+        def inputs_with(optimizations: Sequence[Optimization]) -> MemoryInputs:
+            models = {
                 name: ModelInputs(shape.split(self.mesh.tensor), traits_of(name, optimizations), states[name])
                 for name, shape in shapes.items()
             }
             return MemoryInputs(
                 gpu=gpu,
-                policy=networks["policy"],
-                reference=networks.get("reference"),
-                critic=networks.get("critic"),
+                policy=models["policy"],
+                reference=models.get("reference"),
+                critic=models.get("critic"),
                 sizes=self._sizes(),
                 num_gpus=self.mesh.world_size,
                 shards=self.mesh.shard * self.mesh.sequence,
-                itemsize=module.policy_config.torch_dtype.itemsize,
+                itemsize=config.policy.torch_dtype.itemsize,
                 reshard_after_forward=self.strategy.reshard_after_forward,
                 sync_every_micro_batch=self.strategy.sync_every_micro_batch,
-                offload=module.offload_mode,
+                offload=config.memory.offload,
                 engine=engine,
-                # what a class says of sleep may be true of this machine alone
+                # a class may know whether it can sleep on this machine alone
                 engine_can_sleep=engine is not None
                 and engine.can_sleep
-                and (module.engine.capabilities.sleep or not gpu.is_here),
-                bucket_bytes=module.sync_bucket_bytes,
-                completions=self._completions * module.engine.ranks_per_engine,
-                logprobs_every_step=not batch.is_on_policy or module.on_policy_pass is not None,
+                and (config.engine.capabilities.sleep or not gpu.is_here),
+                bucket_bytes=config.weight_sync.bucket_mib << 20,
+                completions=self._completions * config.engine.ranks_per_engine,
+                logprobs_every_step=not batch.is_on_policy or config.on_policy_pass is not None,
                 assumes_state=state is None,
             )
 
-        return facts_with
+        return inputs_with
 
     def _shapes(self) -> dict[Network, ModelShape]:
-        """Return those of the run's networks; a critic that shares the policy's trunk is next to nothing."""
-        module, critic = self.module, self.module.critic_config
-        shapes: dict[Network, ModelShape] = {"policy": ModelShape.of(empty_model(module.policy_config))}
-        if module.algorithm.needs.reference_policy:
-            reference = module.reference_config or module.policy_config
+        """Return the shapes of the run's models; a critic that shares the policy's trunk is next to nothing."""
+        config, critic = self.config, self.config.critic
+        shapes: dict[Network, ModelShape] = {"policy": ModelShape.of(empty_model(config.policy))}
+        if config.algorithm.needs.reference_policy:
+            reference = config.reference or config.policy
             shapes["reference"] = ModelShape.of(empty_model(reference, "model.reference"))
         if critic is not None and not critic.share_trunk:
-            shapes["critic"] = ModelShape.of(empty_critic(critic, module.policy_config))
+            shapes["critic"] = ModelShape.of(empty_critic(critic, config.policy))
         return shapes
 
     @property
     def _completions(self) -> int:
-        """Of one rank, in a step."""
-        return self.module.plan.num_completions // self.mesh.world_size
+        """Completions of one rank in a step."""
+        return self.batch.num_completions // self.mesh.world_size
 
     def _sizes(self) -> Sizes:
-        batch = self.module.plan
+        batch = self.batch
         return Sizes(
             update_rows=-(-batch.mini_batch_size // batch.data_size),
             forward_rows=-(-batch.num_completions // batch.data_size),
             longest=self.longest,
-            max_new_tokens=self.module.sampling.max_new_tokens,
+            max_new_tokens=self.config.sampling.max_new_tokens,
             max_tokens=batch.max_tokens,
             micro_batch_size=batch.micro_batch_size,
             sequence_size=batch.sequence_size,
         )
 
     def _engine_memory(self, gpu: GPU, shape: ModelShape) -> EngineMemory | None:
-        spec = self.module.spec
-        needs = EngineMemoryRequest(
+        request = EngineMemoryRequest(
             device_bytes=gpu.total,
             parameters=shape.parameters,
-            kv_bytes_per_token=shape.kv_elements * spec.dtype.itemsize,
+            kv_bytes_per_token=shape.kv_elements * self.spec.dtype.itemsize,
             completions=self._completions,
             longest=self.longest,
             vocab_size=shape.vocab,
-            fp8_parameters=0 if spec.fp8 is None else num_fp8_parameters(spec),
+            fp8_parameters=0 if self.spec.fp8 is None else num_fp8_parameters(self.spec),
         )
-        return self.module.engine.plan_memory(spec, needs)
+        return self.config.engine.plan_memory(self.spec, request)
 
 
 def traits_of(network: Network, optimizations: Iterable[Optimization]) -> ActivationTraits:
-    """Return what passes over ``network`` are like with the optimizations that apply to it."""
+    """Return the activation traits of passes over ``network`` with the optimizations that apply to it."""
     traits = ActivationTraits()
     for optimization in optimizations:
         if network in optimization.applies_to:

@@ -1,31 +1,41 @@
 """``RLModule``: the RL loop. Read :meth:`RLModule.training_step` first: it is the algorithm, phase after phase.
 
-Who computes what in its phases ``logprobs`` and ``update``: ``learners.py``, ``objectives.py``, ``passes.py`` and
-``update.py``, in this order.
+The phase ``update`` goes on in ``training/update.py``, ``training/forward_backward.py`` and ``training/losses.py``.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from safetensors.torch import save_file
-from torch import Tensor
+from lightning.pytorch import LightningModule
+from torch import nn
 
-from rlplug.distributed.host_tuning import freeze_gc
+from rlplug import setup as run_setup
+from rlplug.config import RunConfig
+from rlplug.data.datamodule import PromptDataModule, PromptRules
+from rlplug.data.prompt_stream import PromptStream
+from rlplug.distributed.host_tuning import freeze_gc, limit_host_threads
 from rlplug.distributed.rng import rng_state, set_rng_state
+from rlplug.distributed.strategy import RLFSDP2Strategy, require_strategy
 from rlplug.errors import RunError
-from rlplug.observability.phase_timer import StopRequested
-from rlplug.ops import mismatch_metrics
+from rlplug.models.build import Models
+from rlplug.models.lm_head import TokenLogprobs
+from rlplug.observability.phase_timer import PhaseTimer, StopRequested, StopSignal
 from rlplug.plugin_manager import plugins
-from rlplug.setup import RLModuleSetup
+from rlplug.rewards import RewardRunner
+from rlplug.rollout.generator import RolloutRequest
+from rlplug.rollout.partial_rollout import PartialRolloutState, load_partial_rollout
+from rlplug.training.group_selection import GroupSelection
+from rlplug.training.logprobs import compute_logprobs
+from rlplug.training.mismatch_gate import MismatchGate
 from rlplug.training.rollout_metrics import rollout_metrics
-from rlplug.training.update import NonFiniteUpdate
+from rlplug.training.update import NonFiniteUpdate, PolicyUpdate, save_for_inspection
 from rlplug.training.validation import validation_metrics
 from rlplug.types import Batch, Prompt, Rollout, Sample
 
@@ -33,24 +43,66 @@ CHANGES_NOTHING: Final = ("prompts", "rollout", "rewards", "filter", "logprobs",
 """Phases after which Ctrl-C can give the step up: no weight has changed."""
 
 
-class RLModule(RLModuleSetup):
-    """Trains a policy on rewards; its options are those of :class:`rlplug.config.RLModuleOptions`."""
+class RLModule(LightningModule):
+    """Trains a policy on rewards.
+
+    Args:
+        options: Fields of :class:`rlplug.config.RunConfig`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        config = self.config = RunConfig(**options)
+        self.rewards = RewardRunner(
+            config.rewards,
+            deadline_s=config.limits.reward_deadline_s,
+            max_error_share=config.limits.max_reward_error_share,
+            has_environment=config.environment is not None,
+        )
+        self.mismatch_gate = MismatchGate(
+            type(config.engine).__name__, config.limits.mismatch_gate, config.limits.gate_every_step
+        )
+        self.partial_rollout = None if config.partial_rollout is None else PartialRolloutState(config.partial_rollout)
+        """Groups that go on in the next step."""
+        self.models = Models()
+        self.timer = PhaseTimer(config.limits.stall_s)
+        self.stop_signal = StopSignal()
+
+        self.rollout_step = 0
+        """RL steps done; Lightning's ``global_step`` counts optimizer steps."""
+        self.step = 0
+        """Number of the step that runs, from 1: in metrics, samples, hooks and messages."""
+        self.policy_version = 0
+        self.step_metrics: dict[str, float] = {}
+        self.newest_metrics: dict[str, float] = {}
+        """Metrics of the last step that was logged, for the progress bar."""
+        self.newest_samples: list[tuple[str, int, Sequence[Sample]]] = []
+        """Kind (``train``, ``validate``, ``reward_errors``), step and samples, for whoever logs them."""
+        self.run_dir: Path | None = None
+        self._is_first_step = True
+        self._schedulers: list[Any] = []
+        self._plan: run_setup.RunPlan | None = None
+        self._run: run_setup.Run | None = None
+        self._policy_update: PolicyUpdate | None = None
+
+    # ---- the step -------------------------------------------------------------------------------------------------
 
     def training_step(self, tick: Any, batch_idx: int) -> None:
-        """One RL step: eight phases. The data loader only drives the loop; prompts come from the stream."""
+        """Take one RL step: eight phases. The data loader only drives the loop; prompts come from the stream."""
         self.step = self.rollout_step + 1
         with self.rollback_on_interrupt():
             rollout = Rollout()
             for refill in itertools.count():
                 with self.phase("prompts"):
-                    prompts = self.stream.take(self.num_prompts_wanted(rollout))
+                    prompts = self.stream.take(self.groups.num_prompts_wanted(rollout))
                 with self.phase("rollout"):
                     samples = self.generate(prompts, rollout)
                 with self.phase("rewards"):
                     samples = self.score(samples)
                 with self.phase("filter"):
                     rollout = self.filter_groups(rollout, samples, refill)
-                if not self.wants_refill(rollout, refill):
+                if not self.groups.wants_refill(rollout, refill):
                     break
             with self.phase("logprobs"):
                 batch = self.compute_logprobs(rollout)
@@ -60,26 +112,16 @@ class RLModule(RLModuleSetup):
                 self.update(batch)
             with self.phase("publish"):
                 self.publish()
-            self.validate_if_due()
+            self.step_metrics |= self.validate_if_due()
             self.log_step()
 
-    def num_prompts_wanted(self, rollout: Rollout) -> int:
-        """Return how many prompts to draw: for the groups that ``rollout`` lacks, with the algorithm's reserve."""
-        if self.in_flight is not None:
-            return self.in_flight.num_wanted(self.plan.prompts_per_step)
-        return math.ceil((self.plan.prompts_per_step - rollout.num_groups) * self.algorithm.over_sampling)
-
     def generate(self, prompts: list[Prompt], rollout: Rollout) -> list[Sample]:
-        """Return completions of this rank's share of ``prompts``, from an engine with the newest weights.
-
-        In a partial rollout: of those in flight, new and old, what is complete.
-        """
-        how = (self.plan.group_size, self.sampling, f"{self.seed}/{self.step}", self.policy_version)
-        if self.in_flight is None:
-            return self.player.generate(prompts, *how, first_group=rollout.num_drawn)
-        return self.player.resume(
-            self.in_flight, prompts, *how, num_wanted=self.plan.prompts_per_step - rollout.num_groups
-        )
+        """Return this rank's share of completions of ``prompts``, or of the groups that a partial rollout completes."""
+        config, key = self.config, f"{self.config.seed}/{self.step}"
+        request = RolloutRequest(prompts, config.batch.group_size, config.sampling, key, self.policy_version)
+        if self.partial_rollout is None:
+            return self.run.generator.generate(request, first_group=rollout.num_drawn)
+        return self.run.generator.resume(self.partial_rollout, request, self.groups.num_missing(rollout))
 
     def score(self, samples: list[Sample]) -> list[Sample]:
         """Score this rank's samples and return those of all ranks."""
@@ -90,60 +132,39 @@ class RLModule(RLModuleSetup):
         return samples
 
     def filter_groups(self, rollout: Rollout, samples: list[Sample], refill: int) -> Rollout:
-        """Add the samples that the algorithm wants to train on, from as many groups as a step takes."""
-        num_missing = self.plan.prompts_per_step - rollout.num_groups
-        for group in Rollout(tuple(samples)).groups():
-            if num_missing == 0:
-                rollout = rollout.with_surplus(group)
-                continue
-            chosen = self.algorithm.select(group)
-            rollout = rollout.with_group(group, chosen)
-            num_missing -= bool(chosen)
-        if not rollout.drawn:
-            return rollout
-        self.rewards.check(rollout.drawn)  # of all rounds: one error in a small refill is no large share of the step
-        self.step_metrics["filter/refills"] = float(refill)
-        self.step_metrics["filter/missing_groups"] = num_missing / self.plan.prompts_per_step
-        self.step_metrics |= rollout_metrics(rollout)
+        """Add the groups that the algorithm wants to train on; stop when too many samples have no reward."""
+        rollout = self.groups.add(rollout, samples)
+        if rollout.drawn:
+            self.rewards.check(rollout.drawn)  # of all rounds: one error in a small refill is no large share of a step
+            self.step_metrics["filter/refills"] = float(refill)
+            self.step_metrics["filter/missing_groups"] = self.groups.num_missing(rollout) / self.groups.prompts_per_step
+            self.step_metrics |= rollout_metrics(rollout)
         return rollout
-
-    def wants_refill(self, rollout: Rollout, refill: int) -> bool:
-        """Return whether to generate once more before the update; ``refill`` counts from 0."""
-        if rollout.num_groups == self.plan.prompts_per_step:
-            return False
-        if self.in_flight is not None and not rollout.drawn:
-            return True  # each round brings those in flight nearer to their end
-        return refill < self.algorithm.max_refills
 
     def compute_logprobs(self, rollout: Rollout) -> Batch:
         """Make the batch, with the logprobs that the update needs; at a run's first step, compare with the engine's."""
         if not rollout.samples:
+            algorithm = self.config.algorithm
             raise RunError(
-                f"step {self.step}: {type(self.algorithm).__name__} accepted none of the groups, after "
-                f"{self.algorithm.max_refills} refills: every prompt is solved or hopeless. Use other prompts."
+                f"step {self.step}: {type(algorithm).__name__} accepted none of the groups, after "
+                f"{algorithm.max_refills} refills: every prompt is solved or hopeless. Use other prompts."
             )
         self.newest_samples.append(("train", self.step, rollout.samples))
-        self.step_metrics |= self._observe("rlplug_after_rollout", rollout=rollout)
-        batch = Batch.from_samples(rollout.samples, self.spec.pad_token_id)
-        if self.in_flight is not None:
-            self.step_metrics |= self.in_flight.metrics(batch, self.policy_version)
-        learners, passes = self.learners, self.updater.passes
-        needs_old_logprobs = learners.needs_old_logprobs(self.step, self.plan.is_on_policy)
-        values: list[Tensor] = []
-        if self._is_first_step or needs_old_logprobs or learners.shares_trunk:
-            logprobs, sampled, *values = passes.forward_only(batch, learners.policy_pass)
-            self._compare_with_engine(batch, sampled)
-            batch = batch.replace(old_logprobs=logprobs if needs_old_logprobs else None)
-        if learners.reference is not None:
-            with self.offload.reference_on_device():
-                batch = batch.replace(ref_logprobs=passes.forward_only(batch, learners.reference_pass)[0])
-        if learners.critic is not None:
-            batch = batch.replace(values=(values or passes.forward_only(batch, learners.critic_pass))[0])
+        self.step_metrics |= plugins().observe("rlplug_after_rollout", step=self.step, rollout=rollout)
+        batch = Batch.from_samples(rollout.samples, self.inputs.spec.pad_token_id)
+        if self.partial_rollout is not None:
+            self.step_metrics |= self.partial_rollout.metrics(batch, self.policy_version)
+        update = self.policy_update
+        batch, tokens = compute_logprobs(
+            batch, update.models, update.runner, self.run.offload, self.step, always=self._is_first_step
+        )
+        if tokens is not None:
+            self._compare_with_engine(batch, tokens)
         return batch
 
     def compute_advantages(self, batch: Batch) -> Batch:
         """Let the algorithm turn rewards into advantages, and plugins edit the result."""
-        result = self.algorithm.advantages(batch)
+        result = self.config.algorithm.advantages(batch)
         self.step_metrics |= result.metrics
         mask = batch.response_mask if result.response_mask is None else result.response_mask
         batch = batch.replace(advantages=result.advantages, returns=result.returns, response_mask=mask)
@@ -152,79 +173,56 @@ class RLModule(RLModuleSetup):
 
     def update(self, batch: Batch) -> None:
         """Take the step's optimizer steps."""
-        self.offload.before_update()
+        self.run.offload.before_update()
+        inspection_file = (self.run_dir or Path(".")) / "nonfinite" / f"step-{self.step:08d}.safetensors"
         try:
-            result = self.updater.run(batch, self.learners.objectives(self.step), self.step)
+            result = self.policy_update.run(batch, self.step)
         except NonFiniteUpdate as problem:
-            self._save_for_inspection(batch)
+            save_for_inspection(batch, inspection_file, self.global_rank)
             raise RunError(
-                f"step {self.step}: {problem}. The batch is in {self._inspection_file}; the newest checkpoint "
-                "is from before. Lower the learning rate or max_grad_norm, or set model.on_nonfinite: skip."
+                f"step {self.step}: {problem}. The batch is in {inspection_file}; the newest checkpoint is from "
+                "before. Lower the learning rate or model.limits.max_grad_norm, or set model.limits.on_nonfinite: skip."
             ) from None
         if result.metrics["policy/skipped_updates"]:
-            self._save_for_inspection(batch)
-        if result.sampled_logprobs is not None:
-            self._compare_with_engine(batch, result.sampled_logprobs)
+            save_for_inspection(batch, inspection_file, self.global_rank)
+        if result.tokens is not None:
+            self._compare_with_engine(batch, result.tokens)
         self.step_metrics |= result.metrics
 
     def publish(self) -> None:
         """Make the new weights the ones that the next rollout must have."""
-        self.policy_version += self.learners.policy_trains(self.step)
+        self.policy_version += self.policy_update.models.policy_trains(self.step)
         self.rollout_step = self.step
         if self._is_first_step:
             freeze_gc()  # what was compiled
         self._is_first_step = False
-        for trainee in self.learners.trainees(self.step):
-            self.step_metrics[f"{trainee.name}/lr"] = trainee.optimizer.param_groups[0]["lr"]
-            if trainee.scheduler is not None:
-                trainee.scheduler.step()
+        self.step_metrics |= self.policy_update.end_step(self.step)
 
-    def validate_if_due(self) -> None:
-        """Score the held-out prompts, when ``validation`` says so."""
-        if self.validation.is_due(self.rollout_step) and self.val_prompts:
-            with self.phase("validate"):
-                self.step_metrics |= self._validate()
+    def validate_if_due(self) -> dict[str, float]:
+        """Score the held-out prompts, when ``validation`` says so, and return the metrics."""
+        if not (self.config.validation.is_due(self.rollout_step) and self.data.val_prompts):
+            return {}
+        with self.phase("validate"):
+            return self._validate()
 
     def log_step(self) -> None:
         """Hand the step's metrics to algorithm, plugins and loggers; end the run after its last step or Ctrl-C."""
-        metrics = {
-            **self.step_metrics,
-            **self.driver.pop_metrics(),
-            **self.player.pop_metrics(),
-            **self.offload.pop_metrics(),
-            **self.clock.drain(),
-        }
+        metrics = {**self.step_metrics, **self.run.pop_metrics(), **self.timer.pop_metrics()}
         metrics["throughput/tokens_per_s"] = metrics["completion/num_tokens"] / metrics["time/step"]
-        self.algorithm.after_step(metrics)
-        metrics |= self._observe("rlplug_after_update", metrics=MappingProxyType(metrics))
-        self._send_to_loggers(metrics)
+        self.config.algorithm.after_step(metrics)
+        metrics |= plugins().observe("rlplug_after_update", step=self.step, metrics=MappingProxyType(metrics))
+        self._log(metrics)
+        self.log_dict(metrics, logger=False)  # for callbacks such as EarlyStopping
         stop = self.strategy.any_rank(self.stop_signal.is_set)
-        self.trainer.should_stop = stop or self.rollout_step >= self.total_steps
+        self.trainer.should_stop = stop or self.rollout_step >= self.plan.total_steps
         self.newest_metrics, self.step_metrics = metrics, {}
-
-    def on_train_start(self) -> None:
-        super().on_train_start()
-        if self.rollout_step >= self.total_steps:
-            self.trainer.should_stop = True
-        elif self.rollout_step == 0 and self.validation.is_due(0) and self.val_prompts:
-            with self.clock.phase("validate"):
-                metrics = self._validate()
-            for logger in self.loggers:
-                logger.log_metrics(metrics, step=self.step)
-
-    def validation_step(self, tick: Any, batch_idx: int) -> None:
-        """``rlplug validate``: score all held-out prompts at once."""
-        metrics = self._validate()
-        for logger in self.loggers:
-            logger.log_metrics(metrics, step=self.step)
-        self.log_dict(metrics, logger=False, sync_dist=True)
 
     # ---- parts of phases ------------------------------------------------------------------------------------------
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time a phase; at its end, honour a Ctrl-C while nothing has changed yet."""
-        with self.clock.phase(name):
+        with self.timer.phase(name):
             yield
         if name in CHANGES_NOTHING and self.strategy.any_rank(self.stop_signal.is_set):
             raise StopRequested
@@ -232,69 +230,180 @@ class RLModule(RLModuleSetup):
     @contextmanager
     def rollback_on_interrupt(self) -> Iterator[None]:
         """End the run as if the step had not begun, when Ctrl-C comes before its update."""
-        stream, rng = self.stream.state_dict(), rng_state()
-        in_flight = [] if self.in_flight is None else self.in_flight.state_dict()
+        stream, rng, partial = self.stream.state_dict(), rng_state(), self._partial_rollout_state()
         try:
             yield
         except StopRequested:
             self.stream.load_state_dict(stream)
             set_rng_state(rng)
-            if self.in_flight is not None:
-                self.in_flight.load_state_dict(in_flight, self.stream.by_uid)
+            load_partial_rollout(self.partial_rollout, partial, self.stream.by_uid)
             self.trainer.should_stop = True
-        self.offload.after_step()
+        self.run.offload.after_step()
 
-    def _compare_with_engine(self, batch: Batch, sampled_logprobs: Tensor) -> None:
-        """Measure how far engine and trainer are apart; in a run's first step, or in every one, that is a gate."""
-        if not self.engine.capabilities.logprobs:
-            return
-        assert batch.policy_versions is not None
-        mask = batch.response_mask & (batch.policy_versions == self.policy_version)  # those of former ones may differ
-        if self.in_flight is not None and not mask.any():
-            return
-        self.step_metrics |= mismatch_metrics(batch.rollout_logprobs, sampled_logprobs, mask)
-        if self.mismatch_gate is None or not (self._is_first_step or self.gate_every_step):
-            return
-        mean, largest = self.step_metrics["mismatch/mean"], self.step_metrics["mismatch/max"]
-        if not mean <= self.mismatch_gate:
-            raise RunError(
-                f"step {self.step}: {type(self.engine).__name__} and the trainer disagree on the same tokens and "
-                f"weights: mean |difference of logprobs| {mean:.4f}, maximum {largest:.3f}, gate {self.mismatch_gate}. "
-                "Look for other weights, dtype, temperature or chat template in the engine; model.mismatch_gate sets "
-                "the limit."
+    def _compare_with_engine(self, batch: Batch, tokens: TokenLogprobs) -> None:
+        """Measure how far engine and trainer are apart; see :class:`MismatchGate`."""
+        if self.config.engine.capabilities.logprobs:
+            self.step_metrics |= self.mismatch_gate.compare(
+                batch, tokens.sampled_logprobs, self.policy_version, self.step, self._is_first_step
             )
 
     def _validate(self) -> dict[str, float]:
+        config, run = self.config, self.run
         # rollout/... and environment/... in the log are of the training rollout
-        self.step_metrics |= self.driver.pop_metrics() | self.player.pop_metrics()
-        sampling = self.validation.sampling(self.sampling.max_new_tokens)
-        key = f"validate/{self.seed}"
-        samples = self.score(
-            self.player.generate(self.val_prompts, self.validation.num_samples, sampling, key, self.policy_version)
-        )
+        self.step_metrics |= run.driver.pop_metrics() | run.generator.pop_metrics()
+        sampling = config.validation.sampling(config.sampling.max_new_tokens)
+        key = f"validate/{config.seed}"
+        num_samples = config.validation.num_samples
+        request = RolloutRequest(self.data.val_prompts, num_samples, sampling, key, self.policy_version)
+        samples = self.score(run.generator.generate(request))
         self.rewards.check(samples)
-        of_sync = {name: value for name, value in self.driver.pop_metrics().items() if name.startswith("sync/")}
+        of_sync = {name: value for name, value in run.driver.pop_metrics().items() if name.startswith("sync/")}
         self.step_metrics |= of_sync
-        self.player.pop_metrics()
+        run.generator.pop_metrics()
         self.newest_samples.append(("validate", self.step, samples))
-        return validation_metrics(samples, self.validation.pass_threshold)
+        return validation_metrics(samples, config.validation.pass_threshold)
 
-    def _observe(self, hook: str, **arguments: Any) -> dict[str, float]:
-        """Call an observation hook and return the metrics that plugins add."""
-        added = getattr(plugins().hook, hook)(step=self.step, **arguments)
-        return {name: value for extra in added for name, value in extra.items()}
-
-    def _send_to_loggers(self, metrics: dict[str, float]) -> None:
+    def _log(self, metrics: dict[str, float]) -> None:
         for logger in self.loggers:
             logger.log_metrics(metrics, step=self.step)
-        self.log_dict(metrics, logger=False)  # for callbacks such as EarlyStopping
+
+    # ---- the parts of the run, in the order in which Lightning asks for them ---------------------------------------
+
+    @cached_property
+    def inputs(self) -> run_setup.RunInputs:
+        """Tokenizer, policy specification and tools, read from files at the first use."""
+        return run_setup.read_inputs(self.config)
 
     @property
-    def _inspection_file(self) -> Path:
-        return (self.run_dir or Path(".")) / "nonfinite" / f"step-{self.step:08d}.safetensors"
+    def prompt_rules(self) -> PromptRules:
+        """Rules that prompts must keep; the data module asks for them in its ``setup``, before this one's."""
+        return self.inputs.prompt_rules(self.config.sampling.max_new_tokens)
 
-    def _save_for_inspection(self, batch: Batch) -> None:
-        """Write the step's batch, one tensor per field of :class:`Batch`."""
-        if self.global_rank == 0:
-            self._inspection_file.parent.mkdir(parents=True, exist_ok=True)
-            save_file(batch.tensors(), self._inspection_file)
+    def setup(self, stage: str) -> None:
+        """Check what can be checked before anything is loaded, and plan a training."""
+        self.timer.device = self.strategy.root_device
+        if stage != "fit":
+            run_setup.check_rollout(self.config, self.inputs)
+            return
+        gpu = run_setup.fullest_gpu(self.strategy)
+        self._plan = run_setup.plan_run(
+            self.config, self.inputs, self.data, self.strategy, self.trainer.world_size, gpu
+        )
+        if self._plan.memory is not None:
+            run_setup.refuse_shortfall(self.config, self._plan.memory)
+
+    def configure_model(self) -> None:
+        plan = self._plan if self.trainer.state.fn == "fit" else None
+        run_setup.build_models(self.models, self.config, self.inputs, plan, self.strategy)
+
+    def configure_optimizers(self) -> Any:
+        optimizers, self._schedulers = run_setup.make_optimizers(self.config, self.models)
+        return optimizers, [scheduler for scheduler in self._schedulers if scheduler is not None]
+
+    def on_train_start(self) -> None:
+        self._start_run()
+        optimizers: Any = self.optimizers()
+        optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
+        self._policy_update = run_setup.make_update(
+            self.config, self.plan, self.models, self.strategy, optimizers, self._schedulers, self.manual_backward
+        )
+        self.stop_signal.install()
+        limit_host_threads(self.strategy.root_device)
+        freeze_gc()
+        if self.rollout_step >= self.plan.total_steps:
+            self.trainer.should_stop = True
+        elif self.rollout_step == 0 and (metrics := self.validate_if_due()):
+            self._log(metrics)
+
+    def on_train_end(self) -> None:
+        self.stop_signal.uninstall()
+
+    def on_validation_start(self) -> None:
+        self._start_run()
+
+    def validation_step(self, tick: Any, batch_idx: int) -> None:
+        """``rlplug validate``: score all held-out prompts at once."""
+        metrics = self._validate()
+        self._log(metrics)
+        self.log_dict(metrics, logger=False, sync_dist=True)
+
+    def teardown(self, stage: str) -> None:
+        self.stop_signal.uninstall()
+        if self._run is not None:
+            self._run.generator.close()
+
+    def _start_run(self) -> None:
+        sleeps = self.config.memory.sleep_between_rollouts is True if self._plan is None else self._plan.sleeps
+        optimizers = self.trainer.optimizers
+        self._run = run_setup.start_run(
+            self.config, self.inputs, sleeps, self.models, self.data, self.strategy, optimizers
+        )
+        self.timer.asleep_bytes = self._run.driver.asleep_bytes
+
+    # ---- what is there by then -------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> run_setup.RunPlan:
+        assert self._plan is not None, "there is a plan after setup('fit')"
+        return self._plan
+
+    @property
+    def groups(self) -> GroupSelection:
+        """Selection of the step's groups by the algorithm."""
+        return GroupSelection(self.config.algorithm, self.plan.batch.prompts_per_step, self.partial_rollout)
+
+    @property
+    def run(self) -> run_setup.Run:
+        assert self._run is not None, "a run starts with training or validation"
+        return self._run
+
+    @property
+    def policy_update(self) -> PolicyUpdate:
+        assert self._policy_update is not None, "the update is there in training"
+        return self._policy_update
+
+    @property
+    def policy(self) -> nn.Module:
+        """The sharded policy."""
+        assert self.models.policy is not None, "models are there after configure_model"
+        return self.models.policy
+
+    @property
+    def data(self) -> PromptDataModule:
+        data: PromptDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
+        return data
+
+    @property
+    def stream(self) -> PromptStream:
+        return self.data.train_stream
+
+    @property
+    def strategy(self) -> RLFSDP2Strategy:
+        return require_strategy(self.trainer.strategy)
+
+    # ---- checkpoints ----------------------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["rlplug"] = {
+            "rollout_step": self.rollout_step,
+            "policy_version": self.policy_version,
+            "algorithm": self.config.algorithm.state_dict(),
+            "partial_rollout": self._partial_rollout_state(),
+            "stepped": [bool(optimizer.state) for optimizer in self.trainer.optimizers],
+            "rng": self.strategy.gather([rng_state()]),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        state = checkpoint["rlplug"]
+        self.rollout_step = self.step = state["rollout_step"]
+        self.policy_version = state["policy_version"]
+        self.config.algorithm.load_state_dict(state["algorithm"])
+        if self.trainer.state.fn == "fit":
+            load_partial_rollout(self.partial_rollout, state["partial_rollout"], self.stream.by_uid)
+        for optimizer, stepped in zip(self.trainer.optimizers, state["stepped"], strict=False):  # none to validate
+            if not stepped:
+                optimizer.state.clear()  # see RLFSDP2Strategy.optimizer_state
+        set_rng_state(state["rng"][self.global_rank % len(state["rng"])])
+
+    def _partial_rollout_state(self) -> list[dict[str, Any]]:
+        return [] if self.partial_rollout is None else self.partial_rollout.state_dict()

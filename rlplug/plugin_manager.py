@@ -63,6 +63,11 @@ class PluginManager:
         """Call a hook: ``manager.hook.rlplug_after_update(metrics=..., step=...)``."""
         return self._pluggy.hook
 
+    def observe(self, hook: str, **arguments: Any) -> dict[str, float]:
+        """Call an observation hook and return the metrics that plugins add."""
+        added = getattr(self.hook, hook)(**arguments)
+        return {name: value for extra in added for name, value in extra.items()}
+
     def _load(self) -> None:
         modules: Modules = {CORE: (builtin_plugin, _core_record())}
         self.records.append(modules[CORE][1])

@@ -1,261 +1,316 @@
-"""How Lightning sets an RL run up, and what its checkpoints hold; ``module.py`` has the loop."""
+"""From a configuration to the parts of a run: what its files say, its plan, its models, and what runs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
+from transformers import PreTrainedTokenizerBase
 
-from rlplug.config import RLModuleOptions
-from rlplug.config_checks import (
-    UNCORRECTED,
-    check_algorithm,
-    check_engine,
-    check_fp8,
-    check_max_grad_norm,
-    check_networks,
-    check_optimizations,
-    check_partial_rollout,
-    check_sampling,
-)
-from rlplug.distributed.host_tuning import freeze_gc, limit_host_threads
+from rlplug.config import RunConfig
+from rlplug.config_checks import UNCORRECTED, check_engine, check_optimizations, check_training
+from rlplug.data.datamodule import PromptDataModule, PromptRules
 from rlplug.distributed.mesh import MeshSizes
 from rlplug.distributed.offload import Offload
-from rlplug.distributed.rng import rng_state, set_rng_state
-from rlplug.errors import ConfigError
+from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.algorithm import RunInfo
-from rlplug.interfaces.optimization import Effect
-from rlplug.interfaces.rollout import Placement
+from rlplug.interfaces.optimization import Effect, Optimization
+from rlplug.interfaces.rollout import Placement, PolicySpec
 from rlplug.memory_inputs import PlannedRun
-from rlplug.models.build import build_critic, build_policy, build_reference
+from rlplug.models.build import Models, build_critic, build_policy, build_reference
+from rlplug.models.config import load_spec, load_tokenizer
 from rlplug.models.hf_files import read_config
 from rlplug.models.shape import attention_cost
-from rlplug.observability.phase_timer import PhaseTimer
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.generator import RolloutGenerator
 from rlplug.rollout.observation_tokens import ObservationTokens
-from rlplug.training.actor_critic import ActorCritic
+from rlplug.training.actor_critic import ActorCritic, TrainableModel
 from rlplug.training.batch_plan import BatchPlan
 from rlplug.training.forward_backward import MicroBatchRunner
-from rlplug.training.losses import TrainableModel
-from rlplug.training.memory_plan.decisions import shortfall
+from rlplug.training.memory_plan.decisions import Decisions, shortfall
 from rlplug.training.memory_plan.inputs import GPU, total_and_free
-from rlplug.training.update import Update
-from rlplug.weight_sync.fp8_layers import describe
+from rlplug.training.update import PolicyUpdate
+from rlplug.weight_sync.fp8_layers import choose_fp8_weights, describe
+from rlplug.weight_sync.manifest import meta_model
 
 
-class RLModuleSetup(RLModuleOptions):
-    """Checks, plans, builds and starts what the options name, in the order in which Lightning asks for it."""
+@dataclass(frozen=True)
+class RunInputs:
+    """Facts about policy and environment that are known before a weight is loaded."""
 
-    def setup(self, stage: str) -> None:
-        """Check what can be checked before anything is loaded."""
-        engines = plugins().registry.classes("rollouts").values()
-        check_engine(self.engine, self.algorithm, engines, self.sleep_between_rollouts, self.mismatch_gate)
-        if self.weight_sync.transform is not None:
-            check_fp8(self.engine, engines)
-        self.engine.check(self.spec)
-        check_optimizations(self.optimizations)
-        self.clock = PhaseTimer(self.strategy.root_device, self.stall_s)
-        if stage == "fit":
-            check_sampling(self.sampling, self.validation, bool(self.val_prompts))
-            check_max_grad_norm(self.max_grad_norm, "model.max_grad_norm")
-            if self.in_flight is not None:
-                check_partial_rollout(self.in_flight.options, self.sampling, self.algorithm, self.engine, engines)
-            mesh = self.strategy.mesh_sizes(self.trainer.world_size)
-            self.plan = self.make_batch_plan(mesh, self._longest)
-            check_algorithm(
-                self.algorithm, self.plan, self.critic_config, self.reference_config, num_steps=self.total_steps
-            )
-            trunk = None if self.critic_config is None else self.critic_config.trunk
-            networks = {"policy": self.policy_config, "reference": self.reference_config, "critic.trunk": trunk}
-            check_networks(networks, self.tokenizer, self._longest, self.strategy.sequence_size)
-            in_fp8 = self.weight_sync.transform is not None
-            self.algorithm.setup(
-                RunInfo(self.plan.num_completions, self.plan.group_size, self.sampling.max_new_tokens, in_fp8)
-            )
-            if in_fp8 and not self.algorithm.needs.rollout_logprobs:
-                rank_zero_warn(UNCORRECTED.format(name=type(self.algorithm).__name__))
-            if self.strategy.root_device.type == "cuda":
-                self._settle_memory(mesh)
+    tokenizer: PreTrainedTokenizerBase
+    spec: PolicySpec
+    tools: Sequence[Mapping[str, Any]]
+    """JSON schemas of what the policy may call in its environment."""
 
-    @property
-    def total_steps(self) -> int:
-        return self.num_steps or max(1, len(self.stream) // self.plan.prompts_per_step)
+    def prompt_rules(self, max_new_tokens: int) -> PromptRules:
+        """Return the rules that prompts must keep beside completions of up to ``max_new_tokens``."""
+        return PromptRules(self.tokenizer, self.tools, self.spec.max_context, max_new_tokens)
 
-    @property
-    def _longest(self) -> int:
-        """Tokens of the longest possible prompt and completion."""
-        return self.stream.longest_prompt + self.sampling.max_new_tokens
 
-    def make_batch_plan(self, mesh: MeshSizes, longest: int) -> BatchPlan:
-        """Resolve the sizes for the ranks of ``mesh`` and sequences of up to ``longest`` tokens."""
-        config = read_config(self.policy_config.path, "model.policy").get_text_config()
-        return BatchPlan(
-            self.batch_sizes,
-            mesh.world_size,
-            data_size=mesh.data_size,
-            sequence_size=mesh.sequence,
-            longest=longest,
-            quadratic_cost=attention_cost(config),
-        )
+@dataclass(frozen=True)
+class RunPlan:
+    """A training run as it will be, decided before a weight is loaded."""
 
-    def _settle_memory(self, mesh: MeshSizes) -> None:
-        """Plan for the fullest GPU of all ranks, so that they decide alike.
+    mesh: MeshSizes
+    longest: int
+    """Tokens of the longest possible prompt and completion."""
+    batch: BatchPlan
+    total_steps: int
+    optimizations: tuple[Optimization, ...]
+    """The configured ones, without those that the memory plan could leave out."""
+    sleeps: bool
+    """Whether the engine sleeps between rollouts."""
+    memory: Decisions | None = None
+    """The memory plan of a run on GPUs, and what it decided."""
 
-        Raises:
-            ConfigError: The plan does not fit.
-        """
-        gpus = [GPU(*numbers) for numbers in self.strategy.gather([total_and_free(self.strategy.root_device)])]
-        run = PlannedRun(self, self.strategy, mesh, self._longest)
-        self.memory = run.decide(min(gpus, key=lambda gpu: gpu.capacity))
-        self.sleeps, self.optimizations = self.memory.plan.facts.sleeps, list(self.memory.kept)
-        problem = shortfall(self.memory.plan)
-        if problem is not None and self.on_memory_shortfall == "stop":
-            raise problem
-        if problem is not None:
-            rank_zero_warn(str(problem))
 
-    def configure_model(self) -> None:
-        """Build what the stage needs and former stages, such as a validation, have not built."""
-        if not hasattr(self, "policy"):
-            self.policy, self.effects = build_policy(self.policy_config, self.optimizations, self.strategy)
-            self.effects += self.memory.left_out if self.memory is not None else ()
-            self.effects += [] if self.spec.fp8 is None else [Effect(describe(self.spec.fp8))]
-        if self.trainer.state.fn != "fit":
-            return
-        if self.algorithm.needs.reference_policy and not self._reference:
-            reference, effects = build_reference(
-                self.reference_config, self.policy_config, self.optimizations, self.strategy
-            )
-            self._reference = [reference]
-            self.effects += effects
-        if self.critic_config is not None and not hasattr(self, "critic"):
-            self.critic, effects = build_critic(
-                self.critic_config, self.policy, self.policy_config, self.optimizations, self.strategy
-            )
-            self.effects += effects
+@dataclass(frozen=True)
+class Run:
+    """The parts that run rollouts, in training and in validation."""
 
-    def configure_optimizers(self) -> Any:
-        optimizers = [self.make_optimizer(self.policy.named_parameters())]
-        make_schedulers = [self.make_lr_scheduler]
-        if self.critic_config is not None:
-            optimizers.append(self.critic_config.make_optimizer(self.critic.named_parameters()))
-            make_schedulers.append(self.critic_config.lr_scheduler)
-        pairs = zip(make_schedulers, optimizers, strict=True)
-        self._schedulers = [None if make is None else make(optimizer) for make, optimizer in pairs]
-        return optimizers, [scheduler for scheduler in self._schedulers if scheduler is not None]
+    offload: Offload
+    driver: EngineDriver
+    generator: RolloutGenerator
 
-    def on_train_start(self) -> None:
-        self._start_engine()
-        self.learners = self._make_learners()
-        self.updater = Update(
-            passes=MicroBatchRunner(self.plan, self.strategy),
-            backward=self.manual_backward,
-            skip_nonfinite=self.on_nonfinite == "skip",
-            seed=self.seed,
-        )
-        self.stop_signal.install()
-        limit_host_threads(self.strategy.root_device)
-        freeze_gc()
+    def pop_metrics(self) -> dict[str, float]:
+        """Return the metrics of engine, environments and offload since the last call."""
+        return self.driver.pop_metrics() | self.generator.pop_metrics() | self.offload.pop_metrics()
 
-    def _make_learners(self) -> ActorCritic:
-        optimizers: Any = self.optimizers()
-        optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
-        critic = None
-        if self.critic_config is not None:
-            critic = TrainableModel(
-                "critic", self.critic, optimizers[1], self._schedulers[1], self.critic_config.max_grad_norm
-            )
-        return ActorCritic(
-            policy=TrainableModel("policy", self.policy, optimizers[0], self._schedulers[0], self.max_grad_norm),
+
+def read_inputs(config: RunConfig) -> RunInputs:
+    """Read the policy's files, without its weights, and ask an environment for its tools.
+
+    Raises:
+        ConfigError: The files are missing or contradict each other.
+    """
+    tokenizer = load_tokenizer(config.policy, make=plugins().hook.rlplug_make_tokenizer)
+    spec = load_spec(config.policy, tokenizer)
+    if config.weight_sync.dtype is not None:
+        spec = replace(spec, fp8=choose_fp8_weights(meta_model(spec.path), config.weight_sync))
+    tools: Sequence[Mapping[str, Any]] = ()
+    if config.environment is not None:
+        environment = config.environment()
+        try:
+            tools = environment.tools()
+        finally:
+            environment.close()
+    return RunInputs(tokenizer, spec, tools)
+
+
+def check_rollout(config: RunConfig, inputs: RunInputs, engine_is_here: bool = True) -> None:
+    """Refuse an engine that cannot do what the run asks of it, and optimizations that do not go together.
+
+    Args:
+        config: The run's.
+        inputs: The run's.
+        engine_is_here: False for a run that is planned for another machine, whose engine may sleep where this one's
+            cannot.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    check_engine(config, plugins().registry.classes("rollouts").values(), engine_is_here)
+    config.engine.check(inputs.spec)
+    check_optimizations(config.optimizations)
+
+
+def plan_run(
+    config: RunConfig,
+    inputs: RunInputs,
+    data: PromptDataModule,
+    strategy: RLFSDP2Strategy,
+    world_size: int,
+    gpu: GPU | None,
+) -> RunPlan:
+    """Check all that can be checked before anything is loaded, and decide sizes and memory.
+
+    Args:
+        config: The run's.
+        inputs: What the run's files say.
+        data: With its prompts.
+        strategy: Only its options are read: it need not be set up.
+        world_size: Ranks of the run.
+        gpu: The fullest GPU of the run; ``None`` without GPUs, where memory is not planned.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    check_rollout(config, inputs, engine_is_here=gpu is None or gpu.is_here)
+    mesh = strategy.mesh_sizes(world_size)
+    longest = data.train_stream.longest_prompt + config.sampling.max_new_tokens
+    text_config = read_config(config.policy.path, "model.policy").get_text_config()
+    batch = BatchPlan(
+        config.batch,
+        mesh.world_size,
+        data_size=mesh.data_size,
+        sequence_size=mesh.sequence,
+        longest=longest,
+        quadratic_cost=attention_cost(text_config),
+    )
+    total_steps = config.num_steps or max(1, len(data.train_stream) // batch.prompts_per_step)
+    hook = plugins().hook.rlplug_make_tokenizer
+    check_training(config, batch, total_steps, longest, mesh.sequence, inputs.tokenizer, hook, bool(data.val_prompts))
+    in_fp8 = inputs.spec.fp8 is not None
+    algorithm = config.algorithm
+    algorithm.setup(RunInfo(batch.num_completions, batch.group_size, config.sampling.max_new_tokens, in_fp8))
+    if in_fp8 and not algorithm.needs.rollout_logprobs:
+        rank_zero_warn(UNCORRECTED.format(name=type(algorithm).__name__))
+    sleeps = config.memory.sleep_between_rollouts is True
+    plan = RunPlan(mesh, longest, batch, total_steps, tuple(config.optimizations), sleeps)
+    if gpu is None:
+        return plan
+    memory = PlannedRun(config, inputs.spec, batch, strategy, mesh, longest).decide(gpu)
+    return replace(plan, memory=memory, sleeps=memory.plan.facts.sleeps, optimizations=memory.kept)
+
+
+def fullest_gpu(strategy: RLFSDP2Strategy) -> GPU | None:
+    """Return the GPU with the least memory to plan with of all ranks, so that they decide alike; ``None`` on CPUs."""
+    if strategy.root_device.type != "cuda":
+        return None
+    gpus = [GPU(*numbers) for numbers in strategy.gather([total_and_free(strategy.root_device)])]
+    return min(gpus, key=lambda gpu: gpu.capacity)
+
+
+def plan_fit(
+    config: RunConfig, inputs: RunInputs, data: PromptDataModule, strategy: RLFSDP2Strategy, world_size: int
+) -> RunPlan:
+    """Plan a run on the ranks of ``strategy``, which is set up, and refuse or warn when it does not fit.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    plan = plan_run(config, inputs, data, strategy, world_size, fullest_gpu(strategy))
+    if plan.memory is not None:
+        refuse_shortfall(config, plan.memory)
+    return plan
+
+
+def refuse_shortfall(config: RunConfig, memory: Decisions) -> None:
+    """Stop before anything is loaded when the memory plan does not fit, or warn, as ``model.memory`` says."""
+    problem = shortfall(memory.plan)
+    if problem is not None and config.memory.on_shortfall == "stop":
+        raise problem
+    if problem is not None:
+        rank_zero_warn(str(problem))
+
+
+def build_models(
+    models: Models, config: RunConfig, inputs: RunInputs, plan: RunPlan | None, strategy: RLFSDP2Strategy
+) -> None:
+    """Build the models that are missing: those of training with ``plan``, the policy alone without.
+
+    A validation before the training has built the policy already.
+    """
+    optimizations = config.optimizations if plan is None else plan.optimizations
+    if models.policy is None:
+        models.policy, effects = build_policy(config.policy, optimizations, strategy)
+        models.effects += effects
+        models.effects += () if plan is None or plan.memory is None else plan.memory.left_out
+        models.effects += () if inputs.spec.fp8 is None else (Effect(describe(inputs.spec.fp8)),)
+    if plan is None:
+        return
+    if config.algorithm.needs.reference_policy and models.reference is None:
+        reference, effects = build_reference(config.reference, config.policy, optimizations, strategy)
+        models.set_reference(reference)
+        models.effects += effects
+    if config.critic is not None and models.critic is None:
+        models.critic, effects = build_critic(config.critic, models.policy, config.policy, optimizations, strategy)
+        models.effects += effects
+
+
+def start_run(
+    config: RunConfig,
+    inputs: RunInputs,
+    sleeps: bool,
+    models: Models,
+    data: PromptDataModule,
+    strategy: RLFSDP2Strategy,
+    optimizers: Sequence[Any],
+) -> Run:
+    """Start this rank's engine, and what generates with it."""
+    assert models.policy is not None
+    offload = Offload(
+        config.memory.offload,
+        strategy.root_device,
+        trained=[model for model in (models.policy, models.critic) if model is not None],
+        reference=[] if models.reference is None else [models.reference],
+        optimizers=optimizers,
+    )
+    placement = Placement(strategy.root_device, strategy.global_rank, strategy.world_size)
+    driver = EngineDriver(
+        engine=config.engine,
+        policy=models.policy,
+        spec=inputs.spec,
+        placement=placement,
+        hook=plugins().hook,
+        sleeps=sleeps,
+        bucket_bytes=config.weight_sync.bucket_mib << 20,
+        offload=offload,
+        any_rank=strategy.any_rank,
+        max_restarts=config.limits.max_engine_restarts,
+    )
+    generator = RolloutGenerator(
+        driver=driver,
+        spec=inputs.spec,
+        placement=placement,
+        tokenizer=inputs.tokenizer,
+        make_environment=config.environment,
+        options=config.turns,
+        observations=ObservationTokens(
+            inputs.tokenizer,
+            chat=data.renders_chat and config.environment is not None,
+            tools=data.template_tools,
+            has_tools=bool(inputs.tools),
+        ),
+        gather=strategy.gather,
+    )
+    return Run(offload, driver, generator)
+
+
+def make_optimizers(config: RunConfig, models: Models) -> tuple[list[Any], list[Any]]:
+    """Return the optimizers and their schedulers (``None`` for a constant rate): the policy's, then the critic's."""
+    assert models.policy is not None
+    optimizers = [config.optimizer(models.policy.named_parameters())]
+    make_schedulers = [config.lr_scheduler]
+    if config.critic is not None and models.critic is not None:
+        optimizers.append(config.critic.make_optimizer(models.critic.named_parameters()))
+        make_schedulers.append(config.critic.lr_scheduler)
+    pairs = zip(make_schedulers, optimizers, strict=True)
+    return optimizers, [None if make is None else make(optimizer) for make, optimizer in pairs]
+
+
+def make_update(
+    config: RunConfig,
+    plan: RunPlan,
+    models: Models,
+    strategy: RLFSDP2Strategy,
+    optimizers: Sequence[Any],
+    schedulers: Sequence[Any],
+    backward: Callable[[Any], None],
+) -> PolicyUpdate:
+    """Join models with their optimizers and schedulers, the policy's first, into what updates them."""
+    assert models.policy is not None
+    policy = TrainableModel("policy", models.policy, optimizers[0], schedulers[0], config.limits.max_grad_norm)
+    critic = None
+    if config.critic is not None:
+        assert models.critic is not None
+        critic = TrainableModel("critic", models.critic, optimizers[1], schedulers[1], config.critic.max_grad_norm)
+    return PolicyUpdate(
+        models=ActorCritic(
+            policy=policy,
             critic=critic,
-            critic_config=self.critic_config,
-            reference=self._reference[0] if self._reference else None,
-            algorithm=self.algorithm,
-            sampling=self.sampling,
+            critic_config=config.critic,
+            reference=models.reference,
+            algorithm=config.algorithm,
+            sampling=config.sampling,
             hook=plugins().hook,
-        )
-
-    def on_train_end(self) -> None:
-        self.stop_signal.uninstall()
-
-    def on_validation_start(self) -> None:
-        self._start_engine()
-
-    def teardown(self, stage: str) -> None:
-        self.stop_signal.uninstall()
-        if hasattr(self, "player"):
-            self.player.close()
-
-    def _start_engine(self) -> None:
-        self.offload = Offload(
-            self.offload_mode,
-            self.strategy.root_device,
-            trained=[self.policy, self.critic] if hasattr(self, "critic") else [self.policy],
-            reference=self._reference,
-            optimizers=self.trainer.optimizers,
-        )
-        placement = Placement(self.strategy.root_device, self.global_rank, self.trainer.world_size)
-        self.driver = EngineDriver(
-            engine=self.engine,
-            policy=self.policy,
-            spec=self.spec,
-            placement=placement,
-            hook=plugins().hook,
-            sleeps=self.sleeps,
-            bucket_bytes=self.sync_bucket_bytes,
-            offload=self.offload,
-            any_rank=self.strategy.any_rank,
-            max_restarts=self.max_engine_restarts,
-        )
-        self.clock.asleep_bytes = self.driver.asleep_bytes
-        data = self._datamodule
-        self.player = RolloutGenerator(
-            driver=self.driver,
-            spec=self.spec,
-            placement=placement,
-            tokenizer=self.tokenizer,
-            make_environment=self.make_environment,
-            options=self.turns,
-            observations=ObservationTokens(
-                self.tokenizer,
-                chat=data.renders_chat and self.make_environment is not None,
-                tools=data.template_tools,
-                has_tools=bool(self.tools),
-            ),
-            gather=self.strategy.gather,
-        )
-
-    # ---- checkpoints ----------------------------------------------------------------------------------------------
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["rlplug"] = {
-            "rollout_step": self.rollout_step,
-            "policy_version": self.policy_version,
-            "algorithm": self.algorithm.state_dict(),
-            "in_flight": [] if self.in_flight is None else self.in_flight.state_dict(),
-            "stepped": [bool(optimizer.state) for optimizer in self.trainer.optimizers],
-            "rng": self.strategy.gather([rng_state()]),
-        }
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        state = checkpoint["rlplug"]
-        self.rollout_step = self.step = state["rollout_step"]
-        self.policy_version = state["policy_version"]
-        self.algorithm.load_state_dict(state["algorithm"])
-        if self.trainer.state.fn == "fit":
-            self._load_in_flight(state["in_flight"])
-        for optimizer, stepped in zip(self.trainer.optimizers, state["stepped"], strict=False):  # none to validate
-            if not stepped:
-                optimizer.state.clear()  # see RLFSDP2Strategy.optimizer_state
-        set_rng_state(state["rng"][self.global_rank % len(state["rng"])])
-
-    def _load_in_flight(self, groups: list[dict[str, Any]]) -> None:
-        if self.in_flight is not None:
-            self.in_flight.load_state_dict(groups, self.stream.by_uid)
-        elif groups:
-            raise ConfigError(
-                f"The checkpoint has {len(groups)} groups in flight, and model.partial_rollout is not set: set it as "
-                "in the run that wrote the checkpoint."
-            )
+        ),
+        runner=MicroBatchRunner(plan.batch, strategy),
+        backward=backward,
+        skip_nonfinite=config.limits.on_nonfinite == "skip",
+        seed=config.seed,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,10 +9,9 @@ from rich.console import Console
 
 from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
 from rlplug.cli.run_folder import batch_table
-from rlplug.config_checks import check_optimizations
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
-from rlplug.memory_inputs import PlannedRun
+from rlplug.setup import plan_run
 from rlplug.training.memory_plan.decisions import shortfall
 from rlplug.training.memory_plan.inputs import GPU, total_and_free
 from rlplug.training.memory_plan.table import memory_notes, memory_table
@@ -36,23 +34,21 @@ def plan_command(arguments: list[str], gpu_gib: str | None) -> bool:
     strategy = options.strategy
     if not isinstance(strategy, RLFSDP2Strategy):
         raise ConfigError(
-            "trainer.strategy: rlplug plan needs rlplug.distributed.strategy.RLFSDP2Strategy, as rlplug fit does."
+            "trainer.strategy: rlplug plan needs rlplug.distributed.strategy.RLFSDP2Strategy, as fit does."
         )
-    mesh = strategy.mesh_sizes(options.num_nodes * num_devices(options.devices))
-    data.trainer = SimpleNamespace(lightning_module=module)
-    data.setup("fit")
-    longest = data.train_stream.longest_prompt + module.sampling.max_new_tokens
-    check_optimizations(module.optimizations)
-    module.engine.check(module.spec)
-    module.plan = module.make_batch_plan(mesh, longest)
-    decisions = PlannedRun(module, strategy, mesh, longest).decide(gpu)
+    data.load("fit", module.prompt_rules)
+    world_size = options.num_nodes * num_devices(options.devices)
+    plan = plan_run(module.config, module.inputs, data, strategy, world_size, gpu)
+    memory = plan.memory
+    assert memory is not None  # there is a GPU, here or elsewhere
 
     console = Console()
-    console.print(batch_table(module.plan.rows(module.on_policy_pass), f"batch plan, GPUs: {mesh.world_size}"))
-    console.print(memory_table(decisions.plan))
-    for line in [*memory_notes(decisions), *(effect.description for effect in decisions.left_out)]:
+    rows = plan.batch.table_rows(module.config.on_policy_pass)
+    console.print(batch_table(rows, f"batch plan, GPUs: {plan.mesh.world_size}"))
+    console.print(memory_table(memory.plan))
+    for line in [*memory_notes(memory), *(effect.description for effect in memory.left_out)]:
         console.print(line, highlight=False, soft_wrap=True)
-    problem = shortfall(decisions.plan)
+    problem = shortfall(memory.plan)
     if problem is not None:
         console.print(str(problem), highlight=False, soft_wrap=True)
     return problem is None

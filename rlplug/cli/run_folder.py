@@ -106,22 +106,24 @@ class RunFolder(Callback):
         self._began = time.monotonic()
         self._csv.drop_after(module.rollout_step)
         self._drop_samples_after(module.rollout_step)
-        batch_plan = self._record["batch_plan"] = module.plan.rows(module.on_policy_pass)
-        if module.memory is not None:
-            self._record["memory_plan"] = memory_rows(module.memory.plan)
-            self._record["memory_notes"] = memory_notes(module.memory)
-        self._record["effects"] = [effect.description for effect in module.effects]
+        batch_plan = self._record["batch_plan"] = module.plan.batch.table_rows(module.config.on_policy_pass)
+        memory = module.plan.memory
+        if memory is not None:
+            self._record["memory_plan"] = memory_rows(memory.plan)
+            self._record["memory_notes"] = memory_notes(memory)
+        self._record["effects"] = [effect.description for effect in module.models.effects]
         self._save_record()
-        title = f"batch plan, {module.total_steps} step{'s' * (module.total_steps > 1)}"
+        total = module.plan.total_steps
+        title = f"batch plan, {total} step{'s' * (total > 1)}"
         self._console.print(batch_table(batch_plan, title))
-        if module.memory is not None:
-            self._console.print(memory_table(module.memory.plan))
+        if memory is not None:
+            self._console.print(memory_table(memory.plan))
             for note in self._record["memory_notes"]:
                 self._console.print(note, highlight=False)
         for split, count in trainer.datamodule.num_filtered.items():  # type: ignore[attr-defined]
             if count:
                 self._console.print(f"data.{split}: {count} prompts are too long and were left out")
-        for effect in module.effects:
+        for effect in module.models.effects:
             self._console.print(f"took effect: {effect.description}")
         self._console.print(f"run folder: {self.path}")
 
@@ -181,12 +183,14 @@ class RunFolder(Callback):
             if trainer.is_global_zero:
                 self._finish("interrupted", f"stopped by Ctrl-C after step {module.rollout_step}")
                 self._console.print(
-                    f"\nStopped after step {module.rollout_step} of {module.total_steps}; saved as "
+                    f"\nStopped after step {module.rollout_step} of {module.plan.total_steps}; saved as "
                     f"{newest_checkpoint(self.path)}.\nGo on with: rlplug fit --resume {self.path}"
                 )
             return
         if self.export_policy:
-            export_policy(module.policy, module.tokenizer, module.spec.dtype, self.path / "policy", trainer.global_rank)
+            inputs = module.inputs
+            folder = self.path / "policy"
+            export_policy(module.policy, inputs.tokenizer, inputs.spec.dtype, folder, trainer.global_rank)
         if trainer.is_global_zero:
             self._finish("finished")
             self._print_summary(time.monotonic() - self._began)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jinja2
@@ -19,6 +20,19 @@ from rlplug.data.sources import PromptRow, PromptSource
 from rlplug.environments.tool_schema import tool_instructions
 from rlplug.errors import ConfigError
 from rlplug.types import Prompt
+
+
+@dataclass(frozen=True)
+class PromptRules:
+    """Rules of the policy that prompts must keep."""
+
+    tokenizer: PreTrainedTokenizerBase
+    tools: Sequence[Mapping[str, Any]]
+    """JSON schemas of the functions that the policy may call in its environment."""
+    max_context: int
+    """Longest sequence of the policy, in tokens."""
+    max_new_tokens: int
+    """Longest completion, in tokens."""
 
 
 class PromptDataModule(LightningDataModule):
@@ -65,8 +79,6 @@ class PromptDataModule(LightningDataModule):
         self.too_long = too_long
         self.shuffle = shuffle
         self.seed = seed
-        self.train_stream: PromptStream
-        """Where the RL loop takes its prompts; there after ``setup("fit")``, at the start."""
         self.val_prompts: list[Prompt] = []
         self.num_filtered: dict[str, int] = {}
         """Prompts left out because they were too long, by ``train`` and ``val``."""
@@ -75,13 +87,23 @@ class PromptDataModule(LightningDataModule):
         self.template_tools: Sequence[Mapping[str, Any]] = ()
         """The environment's tools, as far as the chat template takes them."""
         self._stage: str | None = None
+        self._train_stream: PromptStream | None = None
         self._early_state: Mapping[str, Any] = {}
 
-    def setup(self, stage: str) -> None:
-        """Read, render and tokenise the prompts that ``stage`` needs: all for fit, those of ``val`` for validate.
+    @property
+    def train_stream(self) -> PromptStream:
+        """The stream that the RL loop takes its prompts from; there after ``setup("fit")``."""
+        assert self._train_stream is not None, "there are training prompts after setup('fit')"
+        return self._train_stream
 
-        The trainer's module must have ``tokenizer``, ``tools``, ``max_context`` and ``sampling`` by then, which is
-        before its own ``setup``.
+    def setup(self, stage: str) -> None:
+        """Load the prompts of ``stage`` by the rules of the trainer's module, before that module's own ``setup``."""
+        assert self.trainer is not None
+        module: Any = self.trainer.lightning_module
+        self.load(stage, module.prompt_rules)
+
+    def load(self, stage: str, rules: PromptRules) -> None:
+        """Read, render and tokenise the prompts that ``stage`` needs: all for fit, those of ``val`` for validate.
 
         Raises:
             ConfigError: The prompts cannot be used as configured; the message names the key and the fix.
@@ -92,16 +114,16 @@ class PromptDataModule(LightningDataModule):
         elif stage == "validate":
             raise ConfigError("data.val is not set, and validate needs prompts: set it to a source, as in data.train.")
         rows = {split: _read(split, source) for split, source in sources.items()}
-        chat = self._wants_chat([row for part in rows.values() for row in part])
+        chat = self._wants_chat(rules, [row for part in rows.values() for row in part])
         self.renders_chat = chat
-        instructions = self._present_tools(chat)
-        prompts = {split: self._prompts(split, part, instructions) for split, part in rows.items()}
+        instructions = self._present_tools(rules, chat)
+        prompts = {split: self._prompts(rules, split, part, instructions) for split, part in rows.items()}
         self.val_prompts = prompts.get("val", [])
         if "train" in prompts:
             _warn_of_overlap(prompts["train"], self.val_prompts)
-            self.train_stream = PromptStream(prompts["train"], self.shuffle, self.seed)
+            self._train_stream = PromptStream(prompts["train"], self.shuffle, self.seed)
             if self._early_state:
-                self.train_stream.load_state_dict(self._early_state)
+                self._train_stream.load_state_dict(self._early_state)
         self._stage, self._early_state = stage, {}
 
     def train_dataloader(self) -> Ticks:
@@ -121,7 +143,7 @@ class PromptDataModule(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the training prompts; nothing when there are none, as in validate."""
-        return self.train_stream.state_dict() if hasattr(self, "train_stream") else {}
+        return {} if self._train_stream is None else self._train_stream.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go to a saved place in the training prompts, at once or as soon as ``setup`` has read them.
@@ -131,12 +153,12 @@ class PromptDataModule(LightningDataModule):
         Raises:
             ConfigError: The place was saved over other prompts or in another order.
         """
-        if hasattr(self, "train_stream"):
-            self.train_stream.load_state_dict(state_dict)
+        if self._train_stream is not None:
+            self._train_stream.load_state_dict(state_dict)
         elif self._stage is None:
             self._early_state = state_dict
 
-    def _wants_chat(self, rows: Sequence[PromptRow]) -> bool:
+    def _wants_chat(self, rules: PromptRules, rows: Sequence[PromptRow]) -> bool:
         """Return whether prompts are rendered with the chat template: as asked, or as the rows are."""
         messages = next((row for row in rows if not isinstance(row.prompt, str)), None)
         text = next((row for row in rows if isinstance(row.prompt, str)), None)
@@ -153,43 +175,43 @@ class PromptDataModule(LightningDataModule):
         chat = messages is not None if self.chat is None else self.chat
         if self.system_prompt is not None and not chat:
             raise ConfigError("data.system_prompt needs a chat template: set data.chat to true.")
-        if chat and self._tokenizer.chat_template is None:
+        if chat and rules.tokenizer.chat_template is None:
             asked = "data.chat is true" if self.chat else f"the prompt {rows[0].uid!r} is a list of messages"
             raise ConfigError(
-                f"{asked}, and the tokenizer of model.policy.path {self._tokenizer.name_or_path!r} has no chat "
+                f"{asked}, and the tokenizer of model.policy.path {rules.tokenizer.name_or_path!r} has no chat "
                 "template: set data.chat to false and give plain text, or name an instruction-tuned model."
             )
         return chat
 
-    def _present_tools(self, chat: bool) -> str:
+    def _present_tools(self, rules: PromptRules, chat: bool) -> str:
         """Let the chat template present the environment's tools; return what the system message must say instead."""
-        tools: Sequence[Mapping[str, Any]] = self._module.tools
+        tools = rules.tools
         if not tools:
             return ""
         if not chat:
             rank_zero_warn("data.chat is false: the prompts do not tell the policy of its environment's tools.")
-        elif takes_tools(self._tokenizer, tools):
+        elif takes_tools(rules.tokenizer, tools):
             self.template_tools = tools
         else:
             rank_zero_info("The chat template presents no tools: the system message does.")
             return tool_instructions(tools)
         return ""
 
-    def _prompts(self, split: str, rows: Sequence[PromptRow], instructions: str) -> list[Prompt]:
+    def _prompts(self, rules: PromptRules, split: str, rows: Sequence[PromptRow], instructions: str) -> list[Prompt]:
         """Render and tokenise ``rows``, and see to those that are too long."""
         chat, system_prompt = self.renders_chat, self.system_prompt
         texts = [
-            render(row, self._tokenizer, system_prompt, instructions, self.template_tools) if chat else str(row.prompt)
+            render(row, rules.tokenizer, system_prompt, instructions, self.template_tools) if chat else str(row.prompt)
             for row in rows
         ]
-        token_ids = tokenize(texts, self._tokenizer, leading_special_tokens=not chat)
+        token_ids = tokenize(texts, rules.tokenizer, leading_special_tokens=not chat)
         prompts = [
             Prompt(row.uid, ids, text, row.answer, row.metadata)
             for row, text, ids in zip(rows, texts, token_ids, strict=True)
         ]
         if empty := [prompt for prompt in prompts if not prompt.token_ids]:
             raise ConfigError(f"data.{split}: the prompt {empty[0].uid!r} has no tokens: give it text, or remove it.")
-        limit, reason = self._limit()
+        limit, reason = self._limit(rules)
         kept = [prompt for prompt in prompts if len(prompt.token_ids) <= limit]
         self.num_filtered[split] = len(prompts) - len(kept)
         if len(kept) == len(prompts):
@@ -204,9 +226,9 @@ class PromptDataModule(LightningDataModule):
         rank_zero_info(f"{count} and were left out")
         return kept
 
-    def _limit(self) -> tuple[int, str]:
+    def _limit(self, rules: PromptRules) -> tuple[int, str]:
         """Return the longest allowed prompt, in tokens, and where that comes from and how to change it."""
-        max_context, max_new_tokens = self._module.max_context, self._module.sampling.max_new_tokens
+        max_context, max_new_tokens = rules.max_context, rules.max_new_tokens
         room = max_context - max_new_tokens
         if room < 1:
             raise ConfigError(
@@ -219,16 +241,6 @@ class PromptDataModule(LightningDataModule):
             f"what the policy's context of {max_context} leaves beside model.sampling.max_new_tokens {max_new_tokens} "
             "(lower that to allow them)"
         )
-
-    @property
-    def _module(self) -> Any:
-        assert self.trainer is not None
-        return self.trainer.lightning_module
-
-    @property
-    def _tokenizer(self) -> PreTrainedTokenizerBase:
-        tokenizer: PreTrainedTokenizerBase = self._module.tokenizer
-        return tokenizer
 
 
 class Ticks:

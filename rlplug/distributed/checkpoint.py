@@ -61,7 +61,7 @@ class RLCheckpoint(Callback):
         module: Any = pl_module
         is_due = trainer.should_stop or module.rollout_step % self.every_n_steps == 0
         if is_due or self._background_is_done(trainer):
-            with module.clock.phase("checkpoint"):
+            with module.timer.phase("checkpoint"):
                 self._finish_background(trainer)
                 if is_due:
                     self._save(trainer, module)

@@ -24,6 +24,7 @@ from rlplug.distributed.clip_grad import scale_to_norm, total_norm
 from rlplug.distributed.fsdp_units import transformer_blocks, untied_embeddings
 from rlplug.distributed.mesh import MeshSizes, build_mesh, data_mesh, weights_mesh
 from rlplug.distributed.tensor_parallel import parallelize
+from rlplug.errors import ConfigError
 
 Item = TypeVar("Item")
 
@@ -230,3 +231,17 @@ def _reshard_without_gradients(model: nn.Module, inputs: Any, output: Any) -> No
     if not torch.is_grad_enabled():
         for unit in fsdp_units(model):
             unit.reshard()
+
+
+def require_strategy(strategy: Any) -> RLFSDP2Strategy:
+    """Return ``strategy``, the trainer's.
+
+    Raises:
+        ConfigError: It is another class.
+    """
+    if not isinstance(strategy, RLFSDP2Strategy):
+        raise ConfigError(
+            f"trainer.strategy is {type(strategy).__name__}: rlplug shards and synchronises the policy itself. Set "
+            "trainer.strategy to rlplug.distributed.strategy.RLFSDP2Strategy, on one device too."
+        )
+    return strategy

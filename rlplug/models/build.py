@@ -17,6 +17,27 @@ from rlplug.models.critic import CriticConfig, ValueHead, empty_critic
 from rlplug.models.loading import empty_model, load_weights, to_empty_on
 
 
+class Models(nn.Module):
+    """The sharded models of a run; its parameters are what a checkpoint holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy: nn.Module | None = None
+        self.critic: nn.Module | None = None
+        """A :class:`Critic`, or with a shared trunk a :class:`ValueHead`."""
+        self.effects: list[Effect] = []
+        """How weights came and what the optimizations changed."""
+        self._reference: list[nn.Module] = []  # in a list, so that it is not part of the checkpoint
+
+    @property
+    def reference(self) -> nn.Module | None:
+        """The frozen reference policy, where the algorithm needs one."""
+        return self._reference[0] if self._reference else None
+
+    def set_reference(self, model: nn.Module) -> None:
+        self._reference = [model]
+
+
 def build_policy(
     config: ModelConfig, optimizations: Sequence[Optimization], strategy: RLFSDP2Strategy
 ) -> tuple[nn.Module, list[Effect]]:

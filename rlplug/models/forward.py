@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rlplug.models.lm_head import EntropyMode, LogprobRequest, lm_head_of
+from rlplug.models.lm_head import EntropyMode, LogprobRequest, TokenLogprobs, lm_head_of
 from rlplug.models.packing import PackedMicroBatch
 from rlplug.types import SamplingParams
 
@@ -16,12 +16,10 @@ from rlplug.types import SamplingParams
 class PolicyOutput:
     """Results of the policy's forward pass; [B, T] tensors are 0 where ``response_mask`` is false."""
 
-    logprobs: Tensor
-    """float32 [B, T]: under the tempered distribution, which is what trains"""
+    tokens: TokenLogprobs
+    """float32 [B, T]"""
     entropy: Tensor
     """float32 [B, T], in nats; 0 when it was not asked for"""
-    sampled_logprobs: Tensor
-    """float32 [B, T], no gradient: under the distribution that was sampled, top-k and top-p included"""
     hidden: Tensor
     """[K, D], in the policy's dtype: hidden states from which the output layer predicts the K tokens that train"""
 
@@ -30,26 +28,25 @@ def policy_forward(
     model: nn.Module, micro_batch: PackedMicroBatch, sampling: SamplingParams, entropy_mode: EntropyMode
 ) -> PolicyOutput:
     """Run the policy on a micro-batch. Logits are computed only where the next token trains."""
-    tokens = micro_batch.tokens
-    request = LogprobRequest(tokens.targets, sampling, entropy_mode)
-    inputs = tokens.model_inputs() | {"logits_to_keep": tokens.predicting}
-    result, hidden = lm_head_of(model).run(model, request, **inputs)
-    return PolicyOutput(
-        tokens.unpack(result.logprobs), tokens.unpack(result.entropy), tokens.unpack(result.sampled_logprobs), hidden
-    )
+    packed = micro_batch.packed
+    request = LogprobRequest(packed.targets, sampling, entropy_mode)
+    inputs = packed.model_inputs() | {"logits_to_keep": packed.predicting}
+    output, hidden = lm_head_of(model).run(model, request, **inputs)
+    tokens = TokenLogprobs(packed.unpack(output.tokens.logprobs), packed.unpack(output.tokens.sampled_logprobs))
+    return PolicyOutput(tokens, packed.unpack(output.entropy), hidden)
 
 
 def critic_forward(critic: nn.Module, micro_batch: PackedMicroBatch) -> Tensor:
-    """Return the critic's values, float32 [B, T]: ``[b, t]`` is the value of the state before token ``t``.
+    """Return the values of a critic with a trunk of its own, float32 [B, T], aligned like logprobs.
 
-    Values are 0 where ``response_mask`` is false.
+    ``[b, t]`` is the value of the state before token ``t``; 0 where ``response_mask`` is false.
     """
-    tokens = micro_batch.tokens
-    values: Tensor = critic(tokens.predicting, tokens.model_inputs())
-    return tokens.unpack(values)
+    packed = micro_batch.packed
+    values: Tensor = critic(packed.predicting, packed.model_inputs())
+    return packed.unpack(values)
 
 
-def head_values(head: nn.Module, output: PolicyOutput, micro_batch: PackedMicroBatch) -> Tensor:
-    """Return the values of a value head on the policy's trunk, as :func:`critic_forward` does."""
+def value_head_forward(head: nn.Module, output: PolicyOutput, micro_batch: PackedMicroBatch) -> Tensor:
+    """Return the values of a head on the policy's trunk, as :func:`critic_forward` does."""
     values: Any = head(output.hidden)
-    return micro_batch.tokens.unpack(values)
+    return micro_batch.packed.unpack(values)

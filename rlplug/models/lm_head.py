@@ -42,20 +42,32 @@ class LogprobRequest:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Logprobs and entropies of K tokens."""
+    """Logprobs of tokens under the policy: float32 [K] from the LM head, or [B, T] in the rows of a batch."""
 
     logprobs: Tensor
-    """float32 [K]: under the tempered distribution, which is what trains"""
+    """Logprobs under the tempered distribution, which is what trains."""
+    sampled_logprobs: Tensor
+    """Logprobs under the distribution that was sampled, top-k and top-p included; no gradient."""
+
+    def detach(self) -> TokenLogprobs:
+        """Return the same logprobs without their graph."""
+        return TokenLogprobs(self.logprobs.detach(), self.sampled_logprobs)
+
+
+@dataclass(frozen=True)
+class LMHeadOutput:
+    """Output of the LM head for K tokens."""
+
+    tokens: TokenLogprobs
+    """float32 [K]"""
     entropy: Tensor
     """float32 [K], in nats; 0 when it was not asked for"""
-    sampled_logprobs: Tensor
-    """float32 [K], no gradient: under the distribution that was sampled, top-k and top-p included"""
 
 
 class FusedLMHead(Protocol):
     """Output layer that returns logprobs for hidden states without materialising [K, V] logits."""
 
-    def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, request: LogprobRequest) -> TokenLogprobs:
+    def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, request: LogprobRequest) -> LMHeadOutput:
         """Return logprobs and entropies.
 
         Args:
@@ -75,7 +87,7 @@ class LMHead:
     fused: FusedLMHead | None = None
     """Takes the place of the output layer; ``None`` materialises logits."""
 
-    def from_logits(self, logits: Tensor, request: LogprobRequest) -> TokenLogprobs:
+    def from_logits(self, logits: Tensor, request: LogprobRequest) -> LMHeadOutput:
         """Return logprobs and entropies from logits [K, V] of any float dtype."""
         logits = scaled_logits(logits, request.sampling.temperature)
         logprobs = token_logprobs(logits, request.targets)
@@ -88,9 +100,9 @@ class LMHead:
         if request.entropy_mode != "none":
             with torch.set_grad_enabled(request.entropy_mode == "gradient" and torch.is_grad_enabled()):
                 entropies = self.entropy(logits)
-        return TokenLogprobs(logprobs, entropies, sampled)
+        return LMHeadOutput(TokenLogprobs(logprobs, sampled), entropies)
 
-    def run(self, model: Any, request: LogprobRequest, **inputs: Any) -> tuple[TokenLogprobs, Tensor]:
+    def run(self, model: Any, request: LogprobRequest, **inputs: Any) -> tuple[LMHeadOutput, Tensor]:
         """Run ``model``; return logprobs and entropies, and the hidden states [K, D] that its output layer read.
 
         Args:
@@ -104,10 +116,10 @@ class LMHead:
         output_layer = model.get_output_embeddings()
         with _captured_input(output_layer) as captured:
             if self.fused is None:
-                result = self.from_logits(model(**inputs).logits[0], request)
+                output = self.from_logits(model(**inputs).logits[0], request)
             else:
-                result = _run_fused(model, output_layer, self.fused, request, inputs)
-        return result, captured[0][0]
+                output = _run_fused(model, output_layer, self.fused, request, inputs)
+        return output, captured[0][0]
 
 
 def lm_head_of(model: nn.Module) -> LMHead:
@@ -121,7 +133,7 @@ def lm_head_of(model: nn.Module) -> LMHead:
 
 def _run_fused(
     model: Any, output_layer: Any, fused: FusedLMHead, request: LogprobRequest, inputs: dict[str, Any]
-) -> TokenLogprobs:
+) -> LMHeadOutput:
     """Run ``model`` with an output layer that returns [1, K, 3] logprobs, entropies and sampled logprobs for logits.
 
     They leave the model as its output, where FSDP hooks into the backward pass.
@@ -129,8 +141,8 @@ def _run_fused(
     returned: list[Tensor] = []
 
     def forward(hidden: Tensor) -> Tensor:
-        result = fused(hidden[0], output_layer.weight, output_layer.bias, request)
-        columns = (result.logprobs, result.entropy, result.sampled_logprobs)
+        output = fused(hidden[0], output_layer.weight, output_layer.bias, request)
+        columns = (output.tokens.logprobs, output.entropy, output.tokens.sampled_logprobs)
         returned.append(torch.stack([column[None] for column in columns], dim=-1))  # FSDP wants no view
         return returned[0]
 
@@ -145,7 +157,7 @@ def _run_fused(
             f"{type(fused).__name__} leaves out: remove it from model.optimizations."
         )
     logprobs, entropies, sampled = logits[0].unbind(dim=-1)
-    return TokenLogprobs(logprobs, entropies, sampled.detach())
+    return LMHeadOutput(TokenLogprobs(logprobs, sampled.detach()), entropies)
 
 
 @contextmanager

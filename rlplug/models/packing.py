@@ -85,12 +85,12 @@ class PackedMicroBatch:
 
     batch: Batch
     """The padded micro-batch, [B, T]."""
-    tokens: PackedTokens
+    packed: PackedTokens
     """Its tokens without padding, for the models."""
 
     def to(self, device: torch.device | str) -> PackedMicroBatch:
         """Return a copy with all tensors on ``device``."""
-        return PackedMicroBatch(self.batch.map(lambda tensor: to_device(tensor, device)), self.tokens.to(device))
+        return PackedMicroBatch(self.batch.map(lambda tensor: to_device(tensor, device)), self.packed.to(device))
 
 
 def pack_batch(
@@ -100,10 +100,10 @@ def pack_batch(
     sequence_group: dist.ProcessGroup | None = None,
 ) -> PackedMicroBatch:
     """Return a batch on the CPU with its packed tokens; see :func:`pack` for the arguments."""
-    tokens = pack(
+    packed = pack(
         batch.input_ids, batch.attention_mask, batch.response_mask, sequence_rank, sequence_size, sequence_group
     )
-    return PackedMicroBatch(batch, tokens)
+    return PackedMicroBatch(batch, packed)
 
 
 def pack(

@@ -20,6 +20,8 @@ from rlplug.types import GIB
 PHASES: Final = ("prompts", "rollout", "rewards", "filter", "logprobs", "advantages", "update", "publish")
 """The eight phases of a step, in order. ``validate`` comes besides, when it is due."""
 
+CPU: Final = torch.device("cpu")
+
 
 class StopRequested(Exception):
     """Raised at the end of a phase after Ctrl-C, when the step can be given up without a loss."""
@@ -33,16 +35,16 @@ class PhaseTimer:
     at the phase's end.
 
     Args:
-        device: Where the phases run; a GPU is synchronised at the end of each, so that work is charged to its phase.
         stall_s: Past this, a phase's Python stacks are written to stderr, again and again, while it goes on.
+        device: Where the phases run; a GPU is synchronised at the end of each, so that work is charged to its phase.
     """
 
-    def __init__(self, device: torch.device, stall_s: float) -> None:
+    def __init__(self, stall_s: float, device: torch.device = CPU) -> None:
         self.on_enter: Callable[[str], Any] = lambda name: None
         """Told the name of each phase that begins; the progress bar listens."""
         self.asleep_bytes: Callable[[float], int] = lambda since: 0
         """Returns what the engine has given back and torch still counts, if it slept all the time since then."""
-        self._device = device
+        self.device = device
         self._stall_s = stall_s
         self._seconds: dict[str, float] = {}
         self._memory: dict[str, float] = {}
@@ -51,27 +53,27 @@ class PhaseTimer:
     def phase(self, name: str) -> Iterator[None]:
         """Measure what is inside as phase ``name``."""
         self.on_enter(name)
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
         faulthandler.dump_traceback_later(self._stall_s, repeat=True, file=sys.__stderr__ or sys.stderr)
         began = time.perf_counter()
         try:
             with trace_range(name):
                 yield
-                if self._device.type == "cuda":
-                    torch.cuda.synchronize(self._device)
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
         finally:
             faulthandler.cancel_dump_traceback_later()
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
             self._memory[name] = max(self._memory.get(name, 0.0), self._memory_now(began))
 
     def _memory_now(self, began: float) -> float:
-        if self._device.type == "cuda":
-            return (torch.cuda.max_memory_allocated(self._device) - self.asleep_bytes(began)) / GIB
+        if self.device.type == "cuda":
+            return (torch.cuda.max_memory_allocated(self.device) - self.asleep_bytes(began)) / GIB
         resident: int = psutil.Process().memory_info().rss
         return resident / GIB
 
-    def drain(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Return the metrics since the last call, and start anew."""
         metrics = {f"time/{name}": seconds for name, seconds in self._seconds.items()}
         metrics["time/step"] = sum(self._seconds.values())

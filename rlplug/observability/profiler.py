@@ -67,10 +67,10 @@ class StepProfiler(Callback):
         if self.steps is None:
             return
         first, last = self.steps
-        if last > module.total_steps:
+        if last > module.plan.total_steps:
             raise ConfigError(
-                f"profile.steps is {steps_label(first, last)!r}, and the run's last step is {module.total_steps}: give "
-                "steps up to that one, or raise model.num_steps."
+                f"profile.steps is {steps_label(first, last)!r}, and the run's last step is {module.plan.total_steps}: "
+                "give steps up to that one, or raise model.num_steps."
             )
         if last <= module.rollout_step:
             begins = f"the run goes on with step {module.rollout_step + 1}"

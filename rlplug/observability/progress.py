@@ -33,8 +33,10 @@ class RLProgressBar(ProgressBar):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module: Any = pl_module
         if self._enabled and sys.stderr.isatty():
-            self._bar = tqdm(total=module.total_steps, initial=module.rollout_step, unit="step", dynamic_ncols=True)
-            module.clock.on_enter = self._bar.set_description
+            self._bar = tqdm(
+                total=module.plan.total_steps, initial=module.rollout_step, unit="step", dynamic_ncols=True
+            )
+            module.timer.on_enter = self._bar.set_description
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -46,8 +48,8 @@ class RLProgressBar(ProgressBar):
         if self._bar is not None:
             self._bar.set_postfix_str(status, refresh=False)
             self._bar.update(module.rollout_step - self._bar.n)
-        elif module.rollout_step % max(1, module.total_steps // 10) == 0:
-            print(f"step {module.rollout_step}/{module.total_steps} | {status}", file=sys.stderr, flush=True)
+        elif module.rollout_step % max(1, module.plan.total_steps // 10) == 0:
+            print(f"step {module.rollout_step}/{module.plan.total_steps} | {status}", file=sys.stderr, flush=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._bar is not None:

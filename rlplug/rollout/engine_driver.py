@@ -116,7 +116,7 @@ class EngineDriver:
         if num_faults > self._max_restarts:
             raise RunError(
                 f"{name} failed again after {self._max_restarts} restarts in one rollout: {problem} Resume from "
-                "the newest checkpoint with rlplug fit --resume; model.max_engine_restarts allows more."
+                "the newest checkpoint with rlplug fit --resume; model.limits.max_engine_restarts allows more."
             ) from fault
         if fault is not None:
             warnings.warn(f"{name} restarts, and {num_missing} requests are sent again: {problem}", stacklevel=2)

@@ -134,7 +134,7 @@ class EngineStateMachine:
                 raise RunError(
                     f"{self._name} took {taken / GIB:.1f} GiB of the device, and gave {self.freed_bytes / GIB:.1f} GiB "
                     "back in its sleep, which leaves the update too little. Check for requests that are still running, "
-                    "or set model.sleep_between_rollouts to false and lower the engine's share of the memory."
+                    "or set model.memory.sleep_between_rollouts to false and lower the engine's share of the memory."
                 )
         else:
             self._taken_bytes += change

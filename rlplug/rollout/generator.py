@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -19,6 +20,20 @@ from rlplug.rollout.observation_tokens import ObservationTokens
 from rlplug.rollout.partial_rollout import PartialRolloutState
 from rlplug.rollout.trajectory import Trajectory, new_trajectories, to_samples
 from rlplug.types import Prompt, Sample, SamplingParams
+
+
+@dataclass(frozen=True)
+class RolloutRequest:
+    """Prompts to sample from, the same on all ranks, and how."""
+
+    prompts: Sequence[Prompt]
+    num_samples: int
+    """Samples per prompt."""
+    sampling: SamplingParams
+    key: str
+    """Name of run and step, from which the seeds are derived."""
+    policy_version: int
+    """Version of the weights that the engine must have."""
 
 
 class RolloutGenerator:
@@ -58,61 +73,37 @@ class RolloutGenerator:
             placement.rank, placement.world_size, driver.engine.ranks_per_engine, talks=make_environment is not None
         )
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        num_samples: int,
-        sampling: SamplingParams,
-        key: str,
-        version: int,
-        first_group: int = 0,
-    ) -> list[Sample]:
-        """Return ``num_samples`` samples for each of this rank's share of ``prompts``. Collective.
+    def generate(self, request: RolloutRequest, first_group: int = 0) -> list[Sample]:
+        """Return the samples of this rank's share of the prompts. Collective.
 
         Args:
-            prompts: The prompts of all ranks; every rank passes the same list.
-            num_samples: Samples per prompt.
-            sampling: How completions are drawn.
-            key: Name of run and step, from which the seeds are derived.
-            version: Version of the policy.
+            request: Prompts, and how they are sampled.
             first_group: Group number of the first prompt; later prompts count on from it.
         """
-        seats = self._seats
-        numbered = rank_share(list(enumerate(prompts, start=first_group)), seats.engine, seats.num_engines)
-        trajectories = new_trajectories([p for _, p in numbered], [group for group, _ in numbered], num_samples, key)
-        self._run_agent_loop(trajectories, sampling, version)
+        seats, num_samples = self._seats, request.num_samples
+        numbered = rank_share(list(enumerate(request.prompts, start=first_group)), seats.engine, seats.num_engines)
+        prompts, groups = [prompt for _, prompt in numbered], [group for group, _ in numbered]
+        trajectories = new_trajectories(prompts, groups, num_samples, request.key)
+        self._run_agent_loop(trajectories, request)
         # ranks that share an engine divide what it returns, whole groups each
         mine = rank_share(range(len(numbered)), seats.seat, seats.size)
         return self._samples([trajectories[index * num_samples + n] for index in mine for n in range(num_samples)])
 
-    def resume(
-        self,
-        state: PartialRolloutState,
-        prompts: Sequence[Prompt],
-        num_samples: int,
-        sampling: SamplingParams,
-        key: str,
-        version: int,
-        num_wanted: int,
-    ) -> list[Sample]:
+    def resume(self, state: PartialRolloutState, request: RolloutRequest, num_wanted: int) -> list[Sample]:
         """Resume the groups of a partial rollout, start new ones, and return this rank's share of complete ones.
 
         Collective.
 
         Args:
             state: The unfinished groups; new ones join them, and those that are returned leave.
-            prompts: Prompts of new groups; every rank passes the same list.
-            num_samples: Samples per prompt.
-            sampling: How completions are drawn.
-            key: Name of run and step, from which the seeds are derived.
-            version: Version of the policy.
+            request: Prompts of new groups, and how all groups are sampled.
             num_wanted: Most complete groups to return, over all ranks.
         """
         seats = self._seats
-        state.add(prompts, num_samples, key, seats.num_engines)
+        state.add(request.prompts, request.num_samples, request.key, seats.num_engines)
         groups = state.of_engine(seats.engine, seats.num_engines)
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        self._run_agent_loop(trajectories, sampling, version, state.options)
+        self._run_agent_loop(trajectories, request, state.options)
         released = state.release(groups, seats.is_first, num_wanted, self._gather)
         mine = rank_share(released, seats.seat, seats.size)
         return self._samples([trajectory for group in mine for trajectory in group.trajectories])
@@ -130,14 +121,13 @@ class RolloutGenerator:
     def _run_agent_loop(
         self,
         trajectories: Sequence[Trajectory],
-        sampling: SamplingParams,
-        version: int,
+        request: RolloutRequest,
         partial: PartialRollout | None = None,
     ) -> None:
         loop = AgentLoop(
-            trajectories, sampling, self._options, self._environments, self._observations, partial, self._seats
+            trajectories, request.sampling, self._options, self._environments, self._observations, partial, self._seats
         )
-        loop.run(self._driver, version)
+        loop.run(self._driver, request.policy_version)
 
     def _samples(self, trajectories: Sequence[Trajectory]) -> list[Sample]:
         return to_samples(trajectories, self._tokenizer, has_environment=self._environments is not None)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlplug.errors import ConfigError
 from rlplug.rollout.config import PartialRollout
 from rlplug.rollout.trajectory import Trajectory, new_trajectories
 from rlplug.types import Batch, Prompt
@@ -117,3 +118,20 @@ class PartialRolloutState:
             )
             for group in state
         ]
+
+
+def load_partial_rollout(
+    state: PartialRolloutState | None, groups: list[dict[str, Any]], by_uid: Mapping[str, Prompt]
+) -> None:
+    """Load the groups that a checkpoint has under way.
+
+    Raises:
+        ConfigError: There are some, and the run keeps none.
+    """
+    if state is not None:
+        state.load_state_dict(groups, by_uid)
+    elif groups:
+        raise ConfigError(
+            f"The checkpoint has {len(groups)} groups in flight, and model.partial_rollout is not set: set it as in "
+            "the run that wrote the checkpoint."
+        )

@@ -20,14 +20,14 @@ from rlplug.rollout.engine_states import EngineStateMachine
 from rlplug.testing.models import Family
 from rlplug.testing.reference import ReferencePolicy, Tolerances, compare, greedy_gap
 from rlplug.types import Completion, Request, SamplingParams
-from rlplug.weight_sync.config import WeightSyncOptions
+from rlplug.weight_sync.config import WeightSyncConfig
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights
 from rlplug.weight_sync.manifest import meta_model
 
 Variant: TypeAlias = Literal["first", "changed", "endless", "ending"]
 """The folder's weights; others; those that never, and those that soon sample an end token."""
 
-IN_FP8 = WeightSyncOptions(transform="fp8_block")
+IN_FP8 = WeightSyncConfig(dtype="fp8_block")
 FP8_FAMILIES = ("fp8", "fp8_experts")
 GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0)
 

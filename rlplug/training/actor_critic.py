@@ -1,31 +1,45 @@
-"""Who learns in a run: the policy, and with some algorithms a critic; and who only gives numbers."""
+"""The models of a run with their optimizers: the actor, with some algorithms a critic, and a frozen reference."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.models.critic import CriticConfig
-from rlplug.models.forward import critic_forward, head_values, policy_forward
+from rlplug.models.forward import critic_forward, policy_forward, value_head_forward
+from rlplug.models.lm_head import TokenLogprobs
 from rlplug.models.packing import PackedMicroBatch
-from rlplug.training.losses import (
-    CriticLoss,
-    Objective,
-    PolicyLoss,
-    SharedTrunkLoss,
-    TrainableModel,
-    ValueHeadLoss,
-)
 from rlplug.types import SamplingParams
 
 
 @dataclass(frozen=True)
+class TrainableModel:
+    """A sharded model with an optimizer of its own."""
+
+    name: Literal["policy", "critic"]
+    module: nn.Module
+    optimizer: Any
+    scheduler: Any
+    """Learning-rate scheduler, or ``None``."""
+    max_grad_norm: float | None
+
+
+@dataclass(frozen=True)
+class ForwardOutput:
+    """Results of a forward-only pass, float32 [B, T] each; ``None`` for what the pass does not compute."""
+
+    tokens: TokenLogprobs | None = None
+    """Of the policy."""
+    ref_logprobs: Tensor | None = None
+    values: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class ActorCritic:
-    """The networks of a run, what they compute for a batch, and what each step trains."""
+    """The models of a run, and their forward-only passes over a micro-batch."""
 
     policy: TrainableModel
     critic: TrainableModel | None
@@ -48,37 +62,20 @@ class ActorCritic:
         """Return whether the batch of ``step`` needs ``old_logprobs``, or its one update can take its own."""
         return not is_on_policy or self.algorithm.needs.old_logprobs or not self.policy_trains(step)
 
-    def objectives(self, step: int) -> list[Objective]:
-        """Return what ``step`` minimises, in order."""
-        policy = PolicyLoss(self.policy, self.algorithm, self.sampling, self.hook)
-        if self.critic is None:
-            return [policy]
-        assert self.critic_config is not None
-        if self.shares_trunk:
-            if self.policy_trains(step):
-                return [SharedTrunkLoss(policy, self.critic, self.critic_config.value_coefficient)]
-            return [ValueHeadLoss(policy, self.critic)]
-        critic = CriticLoss(self.critic, self.algorithm, self.critic_config.num_epochs)
-        return [policy, critic] if self.policy_trains(step) else [critic]
+    def forward_policy(self, micro_batch: PackedMicroBatch) -> ForwardOutput:
+        """Return the policy's logprobs, and with a shared trunk the values."""
+        output = policy_forward(self.policy.module, micro_batch, self.sampling, "none")
+        if self.critic is None or not self.shares_trunk:
+            return ForwardOutput(output.tokens)
+        return ForwardOutput(output.tokens, values=value_head_forward(self.critic.module, output, micro_batch))
 
-    def trainees(self, step: int) -> list[TrainableModel]:
-        """Return whose optimizers ``step`` moves."""
-        return [trainee for objective in self.objectives(step) for trainee in objective.trainees]
-
-    # ---- forward-only passes over a micro-batch -------------------------------------------------------------------
-
-    def policy_pass(self, rows: PackedMicroBatch) -> list[Tensor]:
-        """Return ``logprobs``, ``sampled_logprobs``, and with a shared trunk ``values``: [b, t] each."""
-        output = policy_forward(self.policy.module, rows, self.sampling, "none")
-        values = [head_values(self.critic.module, output, rows)] if self.critic and self.shares_trunk else []
-        return [output.logprobs, output.sampled_logprobs, *values]
-
-    def reference_pass(self, rows: PackedMicroBatch) -> Sequence[Tensor]:
-        """Return ``ref_logprobs`` [b, t]."""
+    def forward_reference(self, micro_batch: PackedMicroBatch) -> ForwardOutput:
+        """Return the reference policy's logprobs."""
         assert self.reference is not None
-        return [policy_forward(self.reference, rows, self.sampling, "none").logprobs]
+        output = policy_forward(self.reference, micro_batch, self.sampling, "none")
+        return ForwardOutput(ref_logprobs=output.tokens.logprobs)
 
-    def critic_pass(self, rows: PackedMicroBatch) -> Sequence[Tensor]:
-        """Return ``values`` [b, t] of a critic with a trunk of its own."""
+    def forward_critic(self, micro_batch: PackedMicroBatch) -> ForwardOutput:
+        """Return the values of a critic with a trunk of its own."""
         assert self.critic is not None
-        return [critic_forward(self.critic.module, rows)]
+        return ForwardOutput(values=critic_forward(self.critic.module, micro_batch))

@@ -194,7 +194,7 @@ class BatchPlan:
         filler = MicroBatch((min(rows, key=lengths.__getitem__),), is_filler=True)
         return [MicroBatch(tuple(rows[item] for item in parts[rank])) if parts[rank] else filler for parts in passes]
 
-    def rows(self, on_policy_pass: str | None = None) -> list[tuple[str, str, str]]:
+    def table_rows(self, on_policy_pass: str | None = None) -> list[tuple[str, str, str]]:
         """Return name, value and meaning of each resolved size, for the table that a run prints.
 
         Args:

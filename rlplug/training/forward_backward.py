@@ -1,4 +1,4 @@
-"""Passes over rows of a step's batch: which rank computes what, and how results meet again."""
+"""Forward and backward passes over a step's batch: which rank computes which rows, and how results are assembled."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from torch import Tensor
 
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.algorithm import Denominators
+from rlplug.models.lm_head import TokenLogprobs
 from rlplug.models.packing import PackedMicroBatch, pack_batch
+from rlplug.training.actor_critic import ForwardOutput
 from rlplug.training.batch_plan import BatchPlan, MicroBatch, PassKind
-from rlplug.training.losses import Objective, Share
+from rlplug.training.losses import TrainingLoss
 from rlplug.types import Batch
 
 
 @dataclass(frozen=True)
 class MiniBatchResult:
-    """What the passes over a mini-batch measured, on all ranks."""
+    """Measurements of the passes over a mini-batch, reduced over micro-batches and ranks."""
 
     metrics: dict[str, float]
     maxima: dict[str, float]
     minima: dict[str, float]
-    sampled_logprobs: Tensor | None
-    """float32 [B, T] on the CPU, 0 in rows outside the mini-batch; ``None`` when the policy did not run"""
+    tokens: TokenLogprobs | None
+    """float32 [B, T] on the CPU, of the policy before the update; ``None`` where one mini-batch is not the whole step,
+    or the policy did not run"""
 
 
 @dataclass(frozen=True)
@@ -37,54 +40,72 @@ class MicroBatchRunner:
     strategy: RLFSDP2Strategy
 
     @torch.no_grad()
-    def forward_only(self, batch: Batch, function: Callable[[PackedMicroBatch], Sequence[Tensor]]) -> list[Tensor]:
-        """Return what ``function`` makes of each micro-batch, float32 [B, T] on the CPU, on every rank.
-
-        Args:
-            function: Returns any number of [b, t] tensors for the micro-batch that it gets.
-        """
+    def forward_only(self, batch: Batch, forward: Callable[[PackedMicroBatch], ForwardOutput]) -> ForwardOutput:
+        """Return the outputs of ``forward``, assembled: float32 [B, T] on the CPU, on every rank."""
         micro_batches = self._micro_batches(range(batch.num_sequences), batch, "forward")
-        outputs = [function(self._load(batch, micro)) for micro in micro_batches]
-        return [self._assemble(batch, micro_batches, tensors) for tensors in zip(*outputs, strict=True)]
+        outputs = [forward(self._load(batch, micro_batch)) for micro_batch in micro_batches]
 
-    def accumulate(
-        self, batch: Batch, rows: Sequence[int], objective: Objective, backward: Callable[[Tensor], None]
-    ) -> MiniBatchResult:
-        """Run one mini-batch's forward and backward passes; gradients meet over ranks in the last one."""
-        denominators = mini_batch_denominators(batch, rows)
-        micro_batches = self._micro_batches(rows, batch, "update")
-        shares: list[Share] = []
-        for index, micro in enumerate(micro_batches):
-            for trainee in objective.trainees:
-                self.strategy.set_last_micro_batch(trainee.module, is_last=index == len(micro_batches) - 1)
-            share = objective.share(self._load(batch, micro), denominators)
-            backward(share.loss)
-            shares.append(share.detach())
-        sampled = [share.sampled_logprobs for share in shares if share.sampled_logprobs is not None]
-        return MiniBatchResult(
-            metrics=self._reduce([share.metrics for share in shares], torch.sum, dist.ReduceOp.SUM),
-            maxima=self._reduce([share.maxima for share in shares], torch.amax, dist.ReduceOp.MAX),
-            minima=self._reduce([share.minima for share in shares], torch.amin, dist.ReduceOp.MIN),
-            sampled_logprobs=self._assemble(batch, micro_batches, sampled) if sampled else None,
+        def assembled(parts: Sequence[Tensor | None]) -> Tensor | None:
+            present = [part for part in parts if part is not None]
+            return self._assemble(batch, micro_batches, present) if present else None
+
+        return ForwardOutput(
+            self._assemble_tokens(batch, micro_batches, [output.tokens for output in outputs]),
+            assembled([output.ref_logprobs for output in outputs]),
+            assembled([output.values for output in outputs]),
         )
 
-    def _micro_batches(self, rows: Sequence[int], batch: Batch, phase: PassKind) -> list[MicroBatch]:
-        return self.plan.micro_batches(rows, batch.lengths, self.strategy.data_rank, phase)
+    def forward_backward(
+        self, batch: Batch, row_indices: Sequence[int], loss: TrainingLoss, backward: Callable[[Tensor], None]
+    ) -> MiniBatchResult:
+        """Run one mini-batch's forward and backward passes; gradients are reduced over ranks in the last one."""
+        denominators = mini_batch_denominators(batch, row_indices)
+        micro_batches = self._micro_batches(row_indices, batch, "update")
+        metrics, maxima, minima, tokens = [], [], [], []
+        for index, micro_batch in enumerate(micro_batches):
+            for model in loss.models:
+                self.strategy.set_last_micro_batch(model.module, is_last=index == len(micro_batches) - 1)
+            share = loss.compute(self._load(batch, micro_batch), denominators)
+            backward(share.output.loss)
+            metrics.append(_detached(share.output.metrics))
+            maxima.append(_detached(share.output.maxima))
+            minima.append(_detached(share.output.minima))
+            tokens.append(share.tokens and share.tokens.detach())
+        return MiniBatchResult(
+            metrics=self._reduce(metrics, torch.sum, dist.ReduceOp.SUM),
+            maxima=self._reduce(maxima, torch.amax, dist.ReduceOp.MAX),
+            minima=self._reduce(minima, torch.amin, dist.ReduceOp.MIN),
+            tokens=self._assemble_tokens(batch, micro_batches, tokens) if self.plan.is_on_policy else None,
+        )
 
-    def _load(self, batch: Batch, micro: MicroBatch) -> PackedMicroBatch:
+    def _micro_batches(self, row_indices: Sequence[int], batch: Batch, kind: PassKind) -> list[MicroBatch]:
+        return self.plan.micro_batches(row_indices, batch.lengths, self.strategy.data_rank, kind)
+
+    def _load(self, batch: Batch, micro_batch: MicroBatch) -> PackedMicroBatch:
         """Pack the micro-batch's rows, this rank's part of them, and put them on the device."""
-        rows, strategy = batch.select(micro.indices), self.strategy
-        if micro.is_filler:
+        rows, strategy = batch.select(micro_batch.indices), self.strategy
+        if micro_batch.is_filler:
             rows = rows.replace(response_mask=torch.zeros_like(rows.response_mask))
         packed = pack_batch(rows, strategy.sequence_rank, strategy.sequence_size, strategy.sequence_group)
         return packed.to(strategy.root_device)
 
+    def _assemble_tokens(
+        self, batch: Batch, micro_batches: Sequence[MicroBatch], parts: Sequence[TokenLogprobs | None]
+    ) -> TokenLogprobs | None:
+        present = [part for part in parts if part is not None]
+        if not present:
+            return None
+        return TokenLogprobs(
+            self._assemble(batch, micro_batches, [part.logprobs for part in present]),
+            self._assemble(batch, micro_batches, [part.sampled_logprobs for part in present]),
+        )
+
     def _assemble(self, batch: Batch, micro_batches: Sequence[MicroBatch], tensors: Sequence[Tensor]) -> Tensor:
         """Put rows from all micro-batches and ranks back in their places: float32 [B, T] on the CPU."""
         whole = torch.zeros(batch.input_ids.shape, dtype=torch.float32, device=self.strategy.root_device)
-        for micro, tensor in zip(micro_batches, tensors, strict=True):
-            if not micro.is_filler:
-                whole[list(micro.indices), : tensor.shape[1]] = tensor.float()
+        for micro_batch, tensor in zip(micro_batches, tensors, strict=True):
+            if not micro_batch.is_filler:
+                whole[list(micro_batch.indices), : tensor.shape[1]] = tensor.float()
         if self.strategy.data_size > 1:
             dist.all_reduce(whole, group=self.strategy.data_group)
         return whole.cpu()
@@ -101,7 +122,11 @@ class MicroBatchRunner:
         return dict(zip(parts[0], values.tolist(), strict=True))
 
 
-def mini_batch_denominators(batch: Batch, rows: Sequence[int]) -> Denominators:
-    """Count what trains in ``rows`` of the step's batch; every rank holds the batch, so no rank need be asked."""
-    tokens = batch.response_mask[list(rows)].sum(dim=1)
+def mini_batch_denominators(batch: Batch, row_indices: Sequence[int]) -> Denominators:
+    """Count what trains in a mini-batch; every rank holds the step's batch, so no rank has to be asked."""
+    tokens = batch.response_mask[list(row_indices)].sum(dim=1)
     return Denominators(num_tokens=int(tokens.sum()), num_sequences=int((tokens > 0).sum()))
+
+
+def _detached(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach() for name, value in metrics.items()}

@@ -1,127 +1,119 @@
-"""What an optimizer step minimises: the policy's loss, the critic's, or both on one trunk."""
+"""The losses that optimizer steps minimise: the policy's, the critic's, or both on one trunk."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rlplug.interfaces.algorithm import Algorithm, Denominators, LossOutput
-from rlplug.models.forward import PolicyOutput, critic_forward, head_values, policy_forward
-from rlplug.models.lm_head import EntropyMode
+from rlplug.interfaces.algorithm import Denominators, LossOutput
+from rlplug.models.forward import PolicyOutput, critic_forward, policy_forward, value_head_forward
+from rlplug.models.lm_head import EntropyMode, TokenLogprobs
 from rlplug.models.packing import PackedMicroBatch
 from rlplug.ops import masked_sum
-from rlplug.types import SamplingParams
+from rlplug.training.actor_critic import ActorCritic, TrainableModel
 
 
 @dataclass(frozen=True)
-class TrainableModel:
-    """A sharded network with an optimizer of its own."""
+class MicroBatchLoss:
+    """A micro-batch's share of a loss."""
 
-    name: Literal["policy", "critic"]
-    module: nn.Module
-    optimizer: Any
-    scheduler: Any
-    """Learning-rate scheduler, or ``None``."""
-    max_grad_norm: float | None
+    output: LossOutput
+    """Metrics hold the losses by name."""
+    tokens: TokenLogprobs | None = None
+    """float32 [B, T], of the policy; ``None`` when it did not run"""
 
 
-@dataclass(frozen=True)
-class Share(LossOutput):
-    """A micro-batch's share of an objective."""
-
-    sampled_logprobs: Tensor | None = None
-    """float32 [B, T], no gradient: the policy's; ``None`` when it did not run"""
-
-    def detach(self) -> Share:
-        """Return the same without the graph."""
-
-        def detached(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {name: value.detach() for name, value in metrics.items()}
-
-        return replace(
-            self,
-            loss=self.loss.detach(),
-            metrics=detached(self.metrics),
-            maxima=detached(self.maxima),
-            minima=detached(self.minima),
-        )
-
-
-class Objective(Protocol):
-    """A loss and the networks that its gradient moves."""
+class TrainingLoss(Protocol):
+    """A loss, and the models that its gradient moves."""
 
     @property
-    def trainees(self) -> Sequence[TrainableModel]:
-        """Those whose optimizers step."""
+    def models(self) -> Sequence[TrainableModel]:
+        """Models whose optimizers step."""
 
     @property
     def num_epochs(self) -> int | None:
         """Passes over a step's batch; ``None`` for the batch plan's."""
 
-    def share(self, rows: PackedMicroBatch, denominators: Denominators) -> Share:
-        """Return the share of a micro-batch, on the device. Metrics hold the losses by name."""
+    def compute(self, micro_batch: PackedMicroBatch, denominators: Denominators) -> MicroBatchLoss:
+        """Return the share of a micro-batch, on the device."""
+
+
+def step_losses(models: ActorCritic, step: int) -> list[TrainingLoss]:
+    """Return the losses that ``step``, from 1, minimises, in order."""
+    policy = PolicyLoss(models)
+    if models.critic is None:
+        return [policy]
+    assert models.critic_config is not None
+    if models.shares_trunk:
+        if models.policy_trains(step):
+            return [SharedTrunkLoss(policy, models.critic, models.critic_config.value_coefficient)]
+        return [ValueHeadLoss(models, models.critic)]
+    critic = CriticLoss(models, models.critic, models.critic_config.num_epochs)
+    return [policy, critic] if models.policy_trains(step) else [critic]
 
 
 @dataclass(frozen=True)
 class PolicyLoss:
     """The algorithm's loss of the policy."""
 
-    policy: TrainableModel
-    algorithm: Algorithm
-    sampling: SamplingParams
-    hook: Any
+    actor_critic: ActorCritic
     num_epochs: int | None = None
 
     @property
-    def trainees(self) -> Sequence[TrainableModel]:
-        return (self.policy,)
+    def models(self) -> Sequence[TrainableModel]:
+        return (self.actor_critic.policy,)
 
-    def share(self, rows: PackedMicroBatch, denominators: Denominators) -> Share:
-        return self.share_of(rows, self.forward(rows), denominators)
+    def compute(self, micro_batch: PackedMicroBatch, denominators: Denominators) -> MicroBatchLoss:
+        return self.loss_of(micro_batch, self.forward(micro_batch), denominators)
 
-    def forward(self, rows: PackedMicroBatch) -> PolicyOutput:
-        entropy: EntropyMode = "gradient" if self.algorithm.needs.entropy_gradient else "value"
-        return policy_forward(self.policy.module, rows, self.sampling, entropy)
+    def forward(self, micro_batch: PackedMicroBatch) -> PolicyOutput:
+        run = self.actor_critic
+        entropy: EntropyMode = "gradient" if run.algorithm.needs.entropy_gradient else "value"
+        return policy_forward(run.policy.module, micro_batch, run.sampling, entropy)
 
-    def share_of(self, rows: PackedMicroBatch, output: PolicyOutput, denominators: Denominators) -> Share:
-        batch = rows.batch
-        if batch.old_logprobs is None:
-            batch = batch.replace(old_logprobs=output.logprobs.detach())
-        result: LossOutput = self.hook.rlplug_compute_loss(
-            algorithm=self.algorithm,
+    def loss_of(
+        self, micro_batch: PackedMicroBatch, output: PolicyOutput, denominators: Denominators
+    ) -> MicroBatchLoss:
+        """Return the share of a micro-batch from what the policy computed for it."""
+        batch = micro_batch.batch
+        if batch.old_logprobs is None:  # exactly on-policy: the current logprobs are the old ones
+            batch = batch.replace(old_logprobs=output.tokens.logprobs.detach())
+        result: LossOutput = self.actor_critic.hook.rlplug_compute_loss(  # Algorithm.loss, unless a plugin wraps it
+            algorithm=self.actor_critic.algorithm,
             micro_batch=batch,
-            logprobs=output.logprobs,
+            logprobs=output.tokens.logprobs,
             entropy=output.entropy,
             denominators=denominators,
         )
         entropy = masked_sum(output.entropy.detach(), batch.response_mask) / max(denominators.num_tokens, 1)
         metrics = {"loss": result.loss, "policy/entropy": entropy, **result.metrics}
-        return Share(result.loss, metrics, result.maxima, result.minima, output.sampled_logprobs)
+        return MicroBatchLoss(LossOutput(result.loss, metrics, result.maxima, result.minima), output.tokens)
 
 
 @dataclass(frozen=True)
 class CriticLoss:
     """The algorithm's loss of a critic with a trunk of its own."""
 
+    actor_critic: ActorCritic
     critic: TrainableModel
-    algorithm: Algorithm
     num_epochs: int | None
 
     @property
-    def trainees(self) -> Sequence[TrainableModel]:
+    def models(self) -> Sequence[TrainableModel]:
         return (self.critic,)
 
-    def share(self, rows: PackedMicroBatch, denominators: Denominators) -> Share:
-        return value_share(self.algorithm, rows, critic_forward(self.critic.module, rows), denominators)
+    def compute(self, micro_batch: PackedMicroBatch, denominators: Denominators) -> MicroBatchLoss:
+        values = critic_forward(self.critic.module, micro_batch)
+        return MicroBatchLoss(value_loss(self.actor_critic, micro_batch, values, denominators))
 
 
 @dataclass(frozen=True)
 class SharedTrunkLoss:
-    """Both losses in one pass: the policy's and, times a coefficient, that of a value head on its trunk."""
+    """Both losses in one pass: the policy's plus a coefficient times that of a value head on its trunk."""
 
     policy: PolicyLoss
     head: TrainableModel
@@ -129,42 +121,46 @@ class SharedTrunkLoss:
     num_epochs: int | None = None
 
     @property
-    def trainees(self) -> Sequence[TrainableModel]:
-        return (self.policy.policy, self.head)
+    def models(self) -> Sequence[TrainableModel]:
+        return (*self.policy.models, self.head)
 
-    def share(self, rows: PackedMicroBatch, denominators: Denominators) -> Share:
-        output = self.policy.forward(rows)
-        policy = self.policy.share_of(rows, output, denominators)
-        values = head_values(self.head.module, output, rows)
-        value = value_share(self.policy.algorithm, rows, values, denominators)
-        return replace(
-            policy,
+    def compute(self, micro_batch: PackedMicroBatch, denominators: Denominators) -> MicroBatchLoss:
+        forward = self.policy.forward(micro_batch)
+        policy = self.policy.loss_of(micro_batch, forward, denominators).output
+        values = value_head_forward(self.head.module, forward, micro_batch)
+        value = value_loss(self.policy.actor_critic, micro_batch, values, denominators)
+        both = LossOutput(
             loss=policy.loss + self.value_coefficient * value.loss,
             metrics=policy.metrics | value.metrics,
             maxima=policy.maxima | value.maxima,
             minima=policy.minima | value.minima,
         )
+        return MicroBatchLoss(both, forward.tokens)
 
 
 @dataclass(frozen=True)
 class ValueHeadLoss:
-    """The value head alone, on the policy's trunk as it is: the warm-up of a critic that shares it."""
+    """The value head's loss on the policy's trunk as it is: the warm-up of a critic that shares the trunk."""
 
-    policy: PolicyLoss
+    actor_critic: ActorCritic
     head: TrainableModel
     num_epochs: int | None = None
 
     @property
-    def trainees(self) -> Sequence[TrainableModel]:
+    def models(self) -> Sequence[TrainableModel]:
         return (self.head,)
 
-    def share(self, rows: PackedMicroBatch, denominators: Denominators) -> Share:
+    def compute(self, micro_batch: PackedMicroBatch, denominators: Denominators) -> MicroBatchLoss:
+        run = self.actor_critic
         with torch.no_grad():
-            output = policy_forward(self.policy.policy.module, rows, self.policy.sampling, "none")
-        return value_share(self.policy.algorithm, rows, head_values(self.head.module, output, rows), denominators)
+            output = policy_forward(run.policy.module, micro_batch, run.sampling, "none")
+        values = value_head_forward(self.head.module, output, micro_batch)
+        return MicroBatchLoss(value_loss(run, micro_batch, values, denominators))
 
 
-def value_share(algorithm: Algorithm, rows: PackedMicroBatch, values: Tensor, denominators: Denominators) -> Share:
-    """Return the share of the critic's loss."""
-    result = algorithm.value_loss(rows.batch, values, denominators)
-    return Share(result.loss, {"critic/loss": result.loss, **result.metrics}, result.maxima, result.minima)
+def value_loss(
+    actor_critic: ActorCritic, micro_batch: PackedMicroBatch, values: Tensor, denominators: Denominators
+) -> LossOutput:
+    """Return the share of the critic's loss, with the loss among its metrics."""
+    result = actor_critic.algorithm.value_loss(micro_batch.batch, values, denominators)
+    return LossOutput(result.loss, {"critic/loss": result.loss, **result.metrics}, result.maxima, result.minima)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
+from rlplug.models.lm_head import TokenLogprobs
+from rlplug.training.actor_critic import ActorCritic
 from rlplug.training.forward_backward import MicroBatchRunner, MiniBatchResult
-from rlplug.training.losses import Objective
+from rlplug.training.losses import TrainingLoss, step_losses
 from rlplug.types import Batch
 
 
@@ -22,72 +26,89 @@ class NonFiniteUpdate(Exception):
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What :meth:`Update.run` returns."""
+    """Result of :meth:`PolicyUpdate.run`."""
 
     metrics: dict[str, float]
     """Means over the step's optimizer steps, and extremes over all of them."""
-    sampled_logprobs: Tensor | None
-    """float32 [B, T] on the CPU, of the policy before the update, when one optimizer step was all."""
+    tokens: TokenLogprobs | None
+    """float32 [B, T] on the CPU, of the policy before the update; ``None`` when that took several optimizer steps"""
 
 
 @dataclass(frozen=True)
-class Update:
-    """Takes the optimizer steps of an RL step.
+class PolicyUpdate:
+    """Takes the optimizer steps of an RL step, of the critic too where there is one.
 
     Args:
-        passes: How rows are computed.
+        models: Policy and critic with their optimizers.
+        runner: Runs them over micro-batches.
         backward: Runs the backward pass of a loss.
         skip_nonfinite: Skip an optimizer step whose loss or gradient is not finite, rather than raise.
-        seed: Of the order of mini-batches from the second epoch on.
+        seed: Seeds the order of mini-batches from the second epoch on.
     """
 
-    passes: MicroBatchRunner
+    models: ActorCritic
+    runner: MicroBatchRunner
     backward: Callable[[Tensor], None]
     skip_nonfinite: bool
     seed: int
 
-    def run(self, batch: Batch, objectives: Sequence[Objective], step: int) -> UpdateResult:
-        """Go through the batch of ``step`` for each objective in turn, with an optimizer step for each mini-batch.
+    def run(self, batch: Batch, step: int) -> UpdateResult:
+        """Go through the batch of ``step`` for each of its losses, with an optimizer step for each mini-batch.
 
         Raises:
             NonFiniteUpdate: A loss or gradient is not finite, unless such optimizer steps are to be skipped.
         """
-        plan, taken, sampled_logprobs = self.passes.plan, StepMetrics(), None
-        for objective in objectives:
-            for epoch in range(objective.num_epochs or plan.num_epochs):
-                for rows in plan.mini_batches(batch.num_sequences, epoch, self.seed + step):
-                    result = self.passes.accumulate(batch, rows, objective, self.backward)
-                    if self._step(objective, result.metrics):
+        plan, taken, tokens = self.runner.plan, StepMetrics(), None
+        for loss in step_losses(self.models, step):
+            for epoch in range(loss.num_epochs or plan.num_epochs):
+                for row_indices in plan.mini_batches(batch.num_sequences, epoch, self.seed + step):
+                    result = self.runner.forward_backward(batch, row_indices, loss, self.backward)
+                    if self._optimizer_step(loss, result.metrics):
                         taken.add(result)
                     else:
                         taken.num_skipped += 1
-                    if plan.is_on_policy and result.sampled_logprobs is not None:
-                        sampled_logprobs = result.sampled_logprobs
-        return UpdateResult(taken.summary(), sampled_logprobs)
+                    tokens = result.tokens or tokens
+        return UpdateResult(taken.summary(), tokens)
 
-    def _step(self, objective: Objective, metrics: dict[str, float]) -> bool:
-        """Clip, note gradient norms in ``metrics``, step; return False for a step that had to be skipped."""
-        for trainee in objective.trainees:
-            norm = self.passes.strategy.clip_grad_norm(trainee.module, trainee.max_grad_norm)
-            metrics[f"{trainee.name}/grad_norm"] = norm
+    def end_step(self, step: int) -> dict[str, float]:
+        """Step the learning-rate schedulers of the models that ``step`` trained; return the rates that it used."""
+        rates: dict[str, float] = {}
+        for model in (model for loss in step_losses(self.models, step) for model in loss.models):
+            rates[f"{model.name}/lr"] = model.optimizer.param_groups[0]["lr"]
+            if model.scheduler is not None:
+                model.scheduler.step()
+        return rates
+
+    def _optimizer_step(self, loss: TrainingLoss, metrics: dict[str, float]) -> bool:
+        """Clip, write gradient norms into ``metrics``, step; return False for a step that had to be skipped."""
+        for model in loss.models:
+            norm = self.runner.strategy.clip_grad_norm(model.module, model.max_grad_norm)
+            metrics[f"{model.name}/grad_norm"] = norm
         watched = {name: value for name, value in metrics.items() if name.endswith(("loss", "grad_norm"))}
         is_finite = all(math.isfinite(value) for value in watched.values())
         if not is_finite and not self.skip_nonfinite:
             raise NonFiniteUpdate(", ".join(f"{name} {value}" for name, value in watched.items()))
-        for trainee in objective.trainees:
+        for model in loss.models:
             if is_finite:
-                with separate_memory_pool(trainee.optimizer):
-                    trainee.optimizer.step()
-            trainee.optimizer.zero_grad()
+                with separate_memory_pool(model.optimizer):
+                    model.optimizer.step()
+            model.optimizer.zero_grad()
         return is_finite
+
+
+def save_for_inspection(batch: Batch, file: Path, rank: int) -> None:
+    """Write a step's batch from rank 0, one tensor per field of :class:`Batch`."""
+    if rank == 0:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_file(batch.tensors(), file)
 
 
 @contextmanager
 def separate_memory_pool(optimizer: Any) -> Iterator[None]:
-    """Let an optimizer's first step, which makes its state, take memory of its own on a GPU.
+    """Allocate optimizer state, which the first step creates, in its own CUDA memory pool.
 
-    Else the state, which stays, would lie in what activations have left between other tensors, and for one megabyte of
-    it torch could not give a block of hundreds back to the device, where the engine wants it.
+    Otherwise this long-lived state fragments blocks freed by activations, and they cannot be returned to the device
+    for the engine.
     """
     if optimizer.state or not torch.cuda.is_available():
         yield
@@ -97,7 +118,7 @@ def separate_memory_pool(optimizer: Any) -> Iterator[None]:
 
 
 class StepMetrics:
-    """Collects what the optimizer steps of an RL step measured."""
+    """Metrics of an RL step, collected from its optimizer steps."""
 
     def __init__(self) -> None:
         self.num_skipped = 0

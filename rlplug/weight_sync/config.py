@@ -9,11 +9,11 @@ from rlplug.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class WeightSyncOptions:
+class WeightSyncConfig:
     """Format in which weights are sent to the engine.
 
     Args:
-        transform: ``fp8_block`` sends the linear layers of attention and MLP in FP8 (e4m3), with a float32 scale for
+        dtype: ``fp8_block`` sends the linear layers of attention and MLP in FP8 (e4m3), with a float32 scale for
             each block of 128 x 128; the engine calculates with them in FP8, and the trainer goes on in its own dtype.
             ``null`` sends all weights in ``model.policy.dtype``.
         keep: Patterns (of ``fnmatch``) of names of linear layers that stay in ``model.policy.dtype``, such as
@@ -21,21 +21,25 @@ class WeightSyncOptions:
         keep_first_layers: Number of blocks at the start whose linear layers all stay in ``model.policy.dtype``.
         keep_last_layers: Number of such blocks at the end.
         power_of_two_scales: Round scales up to powers of two, for kernels that support no others.
+        bucket_mib: Largest size of a bucket in which weights are sent, in MiB.
     """
 
-    transform: Literal["fp8_block"] | None = None
+    dtype: Literal["fp8_block"] | None = None
     keep: list[str] = field(default_factory=list)
     keep_first_layers: int = 0
     keep_last_layers: int = 0
     power_of_two_scales: bool = False
+    bucket_mib: int = 1024
 
     def __post_init__(self) -> None:
         for key in ("keep_first_layers", "keep_last_layers"):
             if getattr(self, key) < 0:
                 raise ConfigError(f"model.weight_sync.{key} is {getattr(self, key)}: give 0 or more.")
         others = (self.keep, self.keep_first_layers, self.keep_last_layers, self.power_of_two_scales)
-        if self.transform is None and any(others):
+        if self.dtype is None and any(others):
             raise ConfigError(
-                "model.weight_sync says which layers are kept or how scales are rounded, and its transform is null: "
-                "set it to fp8_block, or remove the rest."
+                "model.weight_sync says which layers are kept or how scales are rounded, and its dtype is null: set "
+                "model.weight_sync.dtype to fp8_block, or remove the rest."
             )
+        if self.bucket_mib < 1:
+            raise ConfigError(f"model.weight_sync.bucket_mib is {self.bucket_mib}: give at least 1.")

@@ -45,5 +45,5 @@ def check_finite(model: nn.Module, dtype: torch.dtype, fp8: FP8Weights) -> None:
         others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise RunError(
             f"Weight sync aborted before sending: {bad[0]}{others} contains NaN or inf, which FP8 cannot represent. "
-            "The last optimizer step diverged; see model.on_nonfinite."
+            "The last optimizer step diverged; see model.limits.on_nonfinite."
         )

@@ -13,14 +13,14 @@ from torch import nn
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.weight_sync import FP8Weights
-from rlplug.weight_sync.config import WeightSyncOptions
+from rlplug.weight_sync.config import WeightSyncConfig
 from rlplug.weight_sync.hf_names import HFWeight, hf_weights
 
 EXPERTS: Final = "experts"
 """Name of the experts' module in transformers, in every model that has experts."""
 
 
-def choose_fp8_weights(model: Any, options: WeightSyncOptions) -> FP8Weights:
+def choose_fp8_weights(model: Any, options: WeightSyncConfig) -> FP8Weights:
     """Return the weights to send in FP8: those of the linear layers inside the model's blocks.
 
     Each expert has linear layers of its own. Embeddings, norms and the output layer are kept in the policy's dtype, and
@@ -104,7 +104,7 @@ def _matrices_of_experts(name: str, experts: nn.Module, weights: Mapping[str, Se
         for weight in weights[own_name] if parameter.dim() > 2 else ():
             if len(weight.shape) > 2:
                 raise ConfigError(
-                    f"model.weight_sync.transform fp8_block cannot take {own_name} {list(parameter.shape)}: "
+                    f"model.weight_sync.dtype fp8_block cannot take {own_name} {list(parameter.shape)}: "
                     "checkpoints of this model have all experts in one tensor, and engines know no FP8 blocks of it. "
                     "Set it to null."
                 )

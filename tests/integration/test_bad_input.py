@@ -40,8 +40,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     small_vocabulary = model_with(folder / "small-vocabulary", vocab_size=9)
     chat = ["--data.chat", "true"]
     corrected = ["--model.algorithm.correction", "{level: token, mode: mask}"]
-    stale = ["--model.rollout", "parts.TakesWeightsOnce", "--model.gate_every_step", "true"]
-    stale += ["--model.mismatch_gate", "0.001", "--model.optimizer.init_args.lr", "0.1"]
+    stale = ["--model.rollout", "parts.TakesWeightsOnce", "--model.limits.gate_every_step", "true"]
+    stale += ["--model.limits.mismatch_gate", "0.001", "--model.optimizer.init_args.lr", "0.1"]
     wrong = {
         "command": ["train"],
         "key": [*SMALL, "--model.num_stepz", "3"],
@@ -58,14 +58,14 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         "long": [*SMALL, *prompts(folder / "long.jsonl", json.dumps({"prompt": "1" * 40 + ">"}) + "\n")],
         "mini": [*SMALL, "--model.batch.mini_batch_size", "5"],
         "budget": [*SMALL, "--model.batch.max_tokens_per_gpu", "5"],
-        "no-gradient": [*SMALL, "--model.max_grad_norm", "0"],
+        "no-gradient": [*SMALL, "--model.limits.max_grad_norm", "0"],
         "greedy": [*SMALL, "--model.sampling.temperature", "0"],
         "no-critic": [*SMALL, "--model.algorithm", "PPO"],
         "idle-critic": [*SMALL, "--model.critic", "{}"],
         "idle-reference": [*SMALL, "--model.reference.path", "tests/model"],
         "one-completion": [*SMALL, "--model.algorithm", "DAPO", "--model.batch.group_size", "1"],
         "long-buffer": [*SMALL, "--model.algorithm", "DAPO", "--model.algorithm.overlong_buffer", "4"],
-        "no-logprobs": [*SMALL, "--model.rollout", "parts.Silent", *corrected, "--model.mismatch_gate", "null"],
+        "no-logprobs": [*SMALL, "--model.rollout", "parts.Silent", *corrected, "--model.limits.mismatch_gate", "null"],
         "no-gate": [*SMALL, "--model.rollout", "parts.Silent"],
         "stale": [*SMALL, *stale],
         "strategy": [*SMALL, "--trainer.strategy", "auto"],
@@ -73,12 +73,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         "no-gpu": [*SMALL, "--trainer.accelerator", "gpu"],
         "resume": ["fit", "--resume", str(folder)],
         "raises": [*SMALL, *reward("parts.raises")],
-        "hangs": [*SMALL, *reward("parts.hangs"), "--model.reward_deadline_s", "0.5"],
+        "hangs": [*SMALL, *reward("parts.hangs"), "--model.limits.reward_deadline_s", "0.5"],
         "nan-reward": [*SMALL, *reward("parts.not_a_number")],
         "nan-loss": [*SMALL, "--model.algorithm", "parts.SecondLossIsNaN"],
         "nan-loss-skipped": [
             *(*SMALL, "--model.algorithm", "parts.SecondLossIsNaN"),
-            *("--model.on_nonfinite", "skip", "--model.num_steps", "3"),
+            *("--model.limits.on_nonfinite", "skip", "--model.num_steps", "3"),
         ],
         "debug": ["--debug", *SMALL, "--model.num_stepz", "3"],
     }
@@ -112,7 +112,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         ("long", ["data.train", "long.jsonl:1", "41", "data.too_long"]),
         ("mini", ["model.batch.mini_batch_size is 5", "Nearest that do: 4 and 8"]),
         ("budget", ["model.batch.max_tokens_per_gpu is 5", "give at least 8"]),
-        ("no-gradient", ["model.max_grad_norm is 0", "give a positive number, or null"]),
+        ("no-gradient", ["model.limits.max_grad_norm is 0", "give a positive number, or null"]),
         ("greedy", ["model.sampling.temperature is 0"]),
         ("no-critic", ["PPO needs a critic: set model.critic", "critic: {}"]),
         ("idle-critic", ["GRPO uses no critic", "remove model.critic"]),
@@ -120,16 +120,19 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         ("one-completion", ["DAPO compares", "model.batch.group_size is 1", "at least 2"]),
         ("long-buffer", ["DAPO", "overlong_buffer is 4", "max_new_tokens"]),
         ("no-logprobs", ["correction (GRPO)", "'logprobs'", "Silent", "Engines here that can: HFRollout"]),
-        ("no-gate", ["Silent returns no logprobs", "model.mismatch_gate to null"]),
-        ("stale", ["TakesWeightsOnce and the trainer disagree", "step 2", "gate 0.001", "model.mismatch_gate"]),
+        ("no-gate", ["Silent returns no logprobs", "model.limits.mismatch_gate to null"]),
+        ("stale", ["TakesWeightsOnce and the trainer disagree", "step 2", "gate 0.001", "model.limits.mismatch_gate"]),
         ("strategy", ["trainer.strategy", "rlplug.distributed.strategy.RLFSDP2Strategy"]),
         ("no-held-out", ["model.validation", "data.val is not set"]),
         pytest.param("no-gpu", ["trainer: No supported gpu backend found"], marks=WITHOUT_GPU),
         ("resume", ["--resume", "not the folder of a run"]),
-        ("raises", ["16 of 16 samples (100%) have no reward", "'raises'", "KeyError", "model.max_reward_error_share"]),
-        ("hangs", ["'hangs'", "took longer than 0.5 s", "model.reward_deadline_s"]),
+        (
+            "raises",
+            ["16 of 16 samples (100%) have no reward", "'raises'", "KeyError", "model.limits.max_reward_error_share"],
+        ),
+        ("hangs", ["'hangs'", "took longer than 0.5 s", "model.limits.reward_deadline_s"]),
         ("nan-reward", ["'not_a_number'", "nan", "model.rewards"]),
-        ("nan-loss", ["step 2: loss nan", "step-00000002.safetensors", "model.on_nonfinite: skip"]),
+        ("nan-loss", ["step 2: loss nan", "step-00000002.safetensors", "model.limits.on_nonfinite: skip"]),
         ("disk-full", ["could not be written", "step-00000001 is complete", "rlplug fit --resume"]),
     ],
 )

@@ -19,7 +19,7 @@ JOBS = {
     "troubled": Job(
         [
             *(*SMALL, "--model.environment", "parts.TroubledDigit", "--model.turns.step_deadline_s", "2"),
-            *("--model.max_reward_error_share", "0.9"),
+            *("--model.limits.max_reward_error_share", "0.9"),
         ]
     ),
     "too troubled": Job([*SMALL, "--model.environment", "parts.TroubledDigit", "--model.turns.step_deadline_s", "2"]),

@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(folder: Path) -> dict[str, Result]:
     model = ["--model.policy.path", str(folder / "model"), "--model.policy.init", "pretrained"]
     lines = {"one rank": [], "two ranks": ["--trainer.devices", "2"]}
-    lines["fp8"] = [*lines["two ranks"], "--model.weight_sync.transform", "fp8_block"]
+    lines["fp8"] = [*lines["two ranks"], "--model.weight_sync.dtype", "fp8_block"]
     base = [*SMALL, *model, "--model.num_steps", "2"]
     return run_jobs({n: Job([*base, *line, "--run.dir", str(folder / n)]) for n, line in lines.items()}, folder)
 

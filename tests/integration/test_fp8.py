@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import SMALL, Job, Result, run_jobs
 
-FP8 = ["--model.weight_sync.transform", "fp8_block", "--model.num_steps", "2"]
+FP8 = ["--model.weight_sync.dtype", "fp8_block", "--model.num_steps", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def results(folder: Path) -> dict[str, Result]:
         "uncorrected": [*FP8, "--model.algorithm.correction", "null"],
         "misspelled": [*FP8, "--model.weight_sync.keep", '["*.attention.*"]'],
         "no transform": ["--model.weight_sync.keep_first_layers", "1"],
-        "unable": [*FP8, "--model.rollout", "parts.Silent", "--model.mismatch_gate", "null"],
+        "unable": [*FP8, "--model.rollout", "parts.Silent", "--model.limits.mismatch_gate", "null"],
     }
     return run_jobs({n: Job([*SMALL, *line, "--run.dir", str(folder / n)]) for n, line in lines.items()}, folder)
 
@@ -80,7 +80,7 @@ def test_a_run_without_correction_says_so(folder: Path, results: dict[str, Resul
         ("no transform", "its transform is null: set it to fp8_block, or remove the rest"),
         (
             "unable",
-            "model.weight_sync.transform needs an engine with 'fp8_refit', which Silent lacks. Engines here that",
+            "model.weight_sync.dtype needs an engine with 'fp8_refit', which Silent lacks. Engines here that",
         ),
     ],
 )

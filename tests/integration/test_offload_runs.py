@@ -23,7 +23,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("offload")
 
     def arguments(name: str, mode: str) -> list[str]:
-        return [*RUN, "--model.offload", mode, "--run.dir", str(folder / name)]
+        return [*RUN, "--model.memory.offload", mode, "--run.dir", str(folder / name)]
 
     jobs = {f"one-{mode}": job(arguments(f"one-{mode}", mode), 1) for mode in ("none", *MODES)}
     jobs |= {f"two-{mode}": job(arguments(f"two-{mode}", mode), 2) for mode in ("none", MODES[1])}

@@ -59,7 +59,7 @@ def test_vllm_is_planned_without_a_gpu_and_without_vllm(results: dict[str, Resul
     message = results["vllm"].message
     assert "engine stays awake" in message
     assert "recommended: model.rollout.init_args.gpu_memory_utilization" in message
-    assert "model.offload: none is enough" in message
+    assert "model.memory.offload: none is enough" in message
 
 
 def test_a_run_that_does_not_fit_exits_with_1_and_a_remedy(results: dict[str, Result]) -> None:

@@ -89,7 +89,7 @@ def results(environment: Any, folder: Path) -> Results:
         "everything": (*fit, "-c", "everything.yaml"),
         "validated": (*fit, "-c", "everything.yaml", *VALIDATED, "--run.dir", "runs/validated"),
         "no effect": (*fit, "--model.optimizations+=NoEffect", "--run.dir", "runs/no_effect"),
-        "sleepless": (*fit, "--model.sleep_between_rollouts", "true", "--run.dir", "runs/sleepless"),
+        "sleepless": (*fit, "--model.memory.sleep_between_rollouts", "true", "--run.dir", "runs/sleepless"),
         "without algos": (*fit, "--block", "algos"),
         "plugins": ("plugins", "--json"),
         "plugins without probe": ("plugins", "--json", "--block", "probe"),
@@ -266,7 +266,7 @@ def test_optimization_without_effect_stops_the_run(folder, results):
 def test_sleep_asked_of_an_engine_that_cannot_names_one_that_can(results):
     assert results["sleepless"].returncode == 2
     (message,) = [line for line in results["sleepless"].stderr.splitlines() if line.startswith("rlplug: ")]
-    assert "model.sleep_between_rollouts" in message
+    assert "model.memory.sleep_between_rollouts" in message
     assert "HFRollout lacks" in message
     assert message.endswith("Engines here that can: SGLangRollout, SleepyRollout, TRTLLMRollout.")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rlplug.config import Limits, MemoryConfig, RunConfig
 from rlplug.config_checks import check_algorithm, check_engine, check_optimizations
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Algorithm, Effect, EngineCapabilities, Needs, Optimization
@@ -86,10 +87,21 @@ def test_what_does_not_fit_names_key_and_fix(run, words):
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
+def config_of(engine, needs, sleeps, gate, **options):
+    return RunConfig(
+        policy=ModelConfig(path="x"),
+        algorithm=Probe(**needs),
+        rollout=engine,
+        memory=MemoryConfig(sleep_between_rollouts=sleeps),
+        limits=Limits(mismatch_gate=gate),
+        **options,
+    )
+
+
 @pytest.mark.parametrize(
     ("engine", "needs", "sleeps", "gate", "words"),
     [
-        (HFRollout(), {}, True, None, ["model.sleep_between_rollouts", "HFRollout", "that can: Sleeper"]),
+        (HFRollout(), {}, True, None, ["model.memory.sleep_between_rollouts", "HFRollout", "that can: Sleeper"]),
         (
             Silent(),
             {"rollout_logprobs": True},
@@ -97,18 +109,19 @@ def test_what_does_not_fit_names_key_and_fix(run, words):
             None,
             ["model.algorithm.init_args.correction (Probe)", "'logprobs'", "Silent", "HFRollout"],
         ),
-        (Silent(), {}, False, 0.1, ["Silent returns no logprobs", "model.mismatch_gate to null"]),
+        (Silent(), {}, False, 0.1, ["Silent returns no logprobs", "model.limits.mismatch_gate to null"]),
     ],
 )
 def test_an_engine_that_cannot(engine, needs, sleeps, gate, words):
     with pytest.raises(ConfigError) as error:
-        check_engine(engine, Probe(**needs), [HFRollout, Silent, Sleeper], sleeps, gate)
+        check_engine(config_of(engine, needs, sleeps, gate), [HFRollout, Silent, Sleeper])
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
 def test_an_engine_that_can():
-    check_engine(Sleeper(), Probe(rollout_logprobs=True), [], True, 0.1)
-    check_engine(Silent(), Probe(), [], False, None)
+    check_engine(config_of(Sleeper(), {"rollout_logprobs": True}, True, 0.1), [])
+    check_engine(config_of(Silent(), {}, False, None), [])
+    check_engine(config_of(HFRollout(), {}, True, 0.1), [], is_here=False)  # elsewhere it may be able to sleep
 
 
 class Plain(Optimization):

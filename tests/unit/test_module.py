@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rlplug_algos.dapo import DAPO
 
+from rlplug.config import Limits
 from rlplug.errors import RunError
+from rlplug.models.config import ModelConfig
 from rlplug.module import RLModule
-from rlplug.rewards import ExactMatch, RewardRunner
+from rlplug.rewards import ExactMatch
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
 from rlplug.types import Prompt, RewardError, Rollout, Sample
 
@@ -36,15 +39,17 @@ def group(number: int, *rewards: float) -> list[Sample]:
 
 def test_reward_errors_are_a_share_of_the_step_and_not_of_a_refill() -> None:
     """1 of 20 samples failed, in a refill of 4; the limit is 10 %."""
-    parts = SimpleNamespace(
-        plan=BatchPlan(BatchSizes(prompts_per_step=4, group_size=4), world_size=1),
+    module: Any = RLModule(
+        policy=ModelConfig("x"),
         algorithm=DAPO(),
-        rewards=RewardRunner([ExactMatch()], max_error_share=0.1),
-        step_metrics={},
+        rewards=[ExactMatch()],
+        batch=BatchSizes(prompts_per_step=4, group_size=4),
+        limits=Limits(max_reward_error_share=0.1),
     )
+    module._plan = SimpleNamespace(batch=BatchPlan(module.config.batch, world_size=1))
     first = [sample for number in range(3) for sample in group(number, 0.0, 0.0, 1.0, 1.0)] + group(3, 0, 0, 0, 0)
-    rollout = RLModule.filter_groups(parts, Rollout(), first, refill=0)  # type: ignore[arg-type]
-    rollout = RLModule.filter_groups(parts, rollout, group(4, 0.0, 1.0, 1.0, math.nan), refill=1)  # type: ignore[arg-type]
+    rollout = module.filter_groups(Rollout(), first, refill=0)
+    rollout = module.filter_groups(rollout, group(4, 0.0, 1.0, 1.0, math.nan), refill=1)
     assert rollout.num_groups == 4
     with pytest.raises(RunError, match="4 of 24 samples"):
-        RLModule.filter_groups(parts, rollout, group(5, 0.0, math.nan, math.nan, math.nan), refill=2)  # type: ignore[arg-type]
+        module.filter_groups(rollout, group(5, 0.0, math.nan, math.nan, math.nan), refill=2)

@@ -113,7 +113,7 @@ class Worker(LightningModule):
         mask = torch.zeros_like(batch.response_mask)
         mask[list(mine)] = batch.response_mask[list(mine)]
         output = policy_forward(model, pack_batch(batch.replace(response_mask=mask)), SAMPLING, "gradient")
-        loss = weighted(output.logprobs, output.entropy)
+        loss = weighted(output.tokens.logprobs, output.entropy)
         loss.backward()
         return loss.detach()
 

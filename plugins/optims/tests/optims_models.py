@@ -92,7 +92,7 @@ def optimized_results(model: nn.Module, batch: Batch) -> Results:
     """Return what the product computes."""
     device = next(model.parameters()).device
     output: PolicyOutput = policy_forward(model, pack_batch(batch).to(device), SAMPLING, "gradient")
-    loss = weighted(output.logprobs.cpu(), output.entropy.cpu())
+    loss = weighted(output.tokens.logprobs.cpu(), output.entropy.cpu())
     model.zero_grad()
     loss.backward()
     return Results(loss.detach(), gradients(model))

@@ -55,12 +55,14 @@ def test_values_and_gradients_are_those_of_torch(names, sampling):
     kept = kept_by_sampling(distribution.probs.detach(), sampling) | chosen
     mass = (distribution.probs.detach() * kept).sum(-1).log()
     expected = (distribution.log_prob(targets), distribution.entropy(), distribution.log_prob(targets).detach() - mass)
-    for values, wanted in zip((result.logprobs, result.entropy, result.sampled_logprobs), expected, strict=True):
+    for values, wanted in zip(
+        (result.tokens.logprobs, result.entropy, result.tokens.sampled_logprobs), expected, strict=True
+    ):
         torch.testing.assert_close(values.double(), wanted, rtol=1e-5, atol=1e-5)
     places = torch.arange(ROWS)
     losses = [
         (logprobs * places.sin() + entropies * places.cos()).sum()
-        for logprobs, entropies in ((result.logprobs, result.entropy), expected[:2])
+        for logprobs, entropies in ((result.tokens.logprobs, result.entropy), expected[:2])
     ]
     found, wanted = (torch.autograd.grad(loss, logits)[0] for loss in losses)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
@@ -93,7 +95,7 @@ def peak_of(names, entropy_mode):
     with Peak() as peak, torch.set_grad_enabled(entropy_mode != "none"):
         result = lm_head.from_logits(source * 1, request)
         if entropy_mode != "none":
-            loss = result.logprobs.sum() + (result.entropy.sum() if result.entropy.requires_grad else 0)
+            loss = result.tokens.logprobs.sum() + (result.entropy.sum() if result.entropy.requires_grad else 0)
             loss.backward()
     return peak.bytes / (ROWS * VOCABULARY * 4)
 

@@ -59,12 +59,12 @@ def assert_equals_plain(
     leaves, targets = inputs(num_rows, vocabulary, dtype, bias)
     result = layer(*leaves, LogprobRequest(targets, sampling, entropy_mode))
     expected = plain_logprobs(*leaves, targets, sampling, entropy_mode)
-    actual = (result.logprobs, result.entropy, result.sampled_logprobs)
+    actual = (result.tokens.logprobs, result.entropy, result.tokens.sampled_logprobs)
     scale = max(1.0, float(expected[0].detach().abs().max()))
     for values, reference in zip(actual, expected, strict=True):
         assert values.dtype == torch.float32
         torch.testing.assert_close(values.double(), reference, rtol=rtol, atol=rtol * scale)
-    found = gradients_of(result.logprobs, result.entropy, entropy_mode, leaves)
+    found = gradients_of(result.tokens.logprobs, result.entropy, entropy_mode, leaves)
     wanted = gradients_of(*expected[:2], entropy_mode, leaves)
     for gradient, reference in zip(found, wanted, strict=True):
         assert gradient.dtype == dtype
@@ -109,7 +109,7 @@ def test_bfloat16_logits_are_rounded_and_nothing_else():
     request = LogprobRequest(targets, SamplingParams(), "gradient")
     result = ChunkedLMHead(8, is_compiled=False)(*leaves, request)
     expected = -torch.nn.functional.cross_entropy(logits, targets, reduction="none")
-    torch.testing.assert_close(result.logprobs, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result.tokens.logprobs, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_weight_gradient_is_summed_in_float32():
@@ -118,7 +118,7 @@ def test_the_weight_gradient_is_summed_in_float32():
     request = LogprobRequest(targets, SamplingParams(), "none")
     for chunk_size in (1, 512):
         result = ChunkedLMHead(chunk_size, is_compiled=False)(*leaves, request)
-        (found,) = torch.autograd.grad(result.logprobs.sum(), [leaves[1]])
+        (found,) = torch.autograd.grad(result.tokens.logprobs.sum(), [leaves[1]])
         logprobs, *_ = plain_logprobs(*leaves, targets, SamplingParams(), "none")
         (expected,) = torch.autograd.grad(logprobs.sum(), [leaves[1]])
         assert float((found - expected).norm() / expected.norm()) < 2**-8
@@ -131,7 +131,7 @@ def test_the_others_gradients_do_not_need_a_frozen_one(frozen):
     result = ChunkedLMHead(8, is_compiled=False)(*leaves, LogprobRequest(targets, SamplingParams(), "gradient"))
     expected, entropies, _ = plain_logprobs(*leaves, targets, SamplingParams(), "gradient")
     others = [leaf for leaf in leaves if leaf.requires_grad]
-    found = gradients_of(result.logprobs, result.entropy, "gradient", others)
+    found = gradients_of(result.tokens.logprobs, result.entropy, "gradient", others)
     for gradient, reference in zip(found, gradients_of(expected, entropies, "gradient", others), strict=True):
         torch.testing.assert_close(gradient, reference, rtol=1e-4, atol=1e-5, check_dtype=False)
 
@@ -141,7 +141,7 @@ def test_entropy_without_gradient_takes_none(entropy_mode):
     leaves, targets = inputs(9, 100)
     result = ChunkedLMHead(8, is_compiled=False)(*leaves, LogprobRequest(targets, SamplingParams(), entropy_mode))
     assert not result.entropy.requires_grad
-    assert not result.sampled_logprobs.requires_grad
+    assert not result.tokens.sampled_logprobs.requires_grad
     assert bool(result.entropy.any()) == (entropy_mode == "value")
 
 
@@ -163,7 +163,7 @@ class Largest(TorchDispatchMode):
 def largest_of(layer, leaves, request):
     with Largest() as mode:
         result = layer(*leaves, request)
-        (result.logprobs.sum() + result.entropy.sum()).backward()
+        (result.tokens.logprobs.sum() + result.entropy.sum()).backward()
     return mode.num_elements
 
 

@@ -39,7 +39,7 @@ def decide(
 
     Args:
         optimizations: The run's.
-        sleep: ``model.sleep_between_rollouts``.
+        sleep: ``model.memory.sleep_between_rollouts``.
         facts_with: Returns the run with some of them, and an engine that stays awake.
     """
     optional = [optimization for optimization in optimizations if optimization.only_if_needed]
@@ -67,7 +67,7 @@ def _with_sleep(facts: MemoryInputs, sleep: SleepSetting) -> tuple[MemoryPlan, s
         return (MemoryPlan(replace(facts, sleeps=True)) if sleep is True else awake), ""
     if sleep != "auto":
         state = "sleeps between rollouts" if sleep else "stays awake"
-        return MemoryPlan(replace(facts, sleeps=sleep)), f"engine {state}: model.sleep_between_rollouts is set"
+        return MemoryPlan(replace(facts, sleeps=sleep)), f"engine {state}: model.memory.sleep_between_rollouts is set"
     phase = min((phase for phase in PHASES if phase != "rollout"), key=awake.headroom)
     items = awake.phases[phase]
     engine = sum(item.num_bytes for name, item in items.items() if name.startswith(ENGINE))
@@ -94,5 +94,5 @@ def shortfall(plan: MemoryPlan) -> ConfigError | None:
     return ConfigError(
         f"the run does not fit into GPU memory: its phase {phase} needs {plan.need(phase) / GIB:.1f} GiB, and "
         f"{gpu.capacity / GIB:.1f} of {gpu.total / GIB:.1f} can be planned with. Largest: {largest}. {remedy} "
-        "model.on_memory_shortfall: warn lets it run as it is."
+        "model.memory.on_shortfall: warn lets it run as it is."
     )

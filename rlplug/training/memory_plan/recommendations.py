@@ -76,4 +76,4 @@ def _offload(facts: MemoryInputs) -> str | None:
     mode = next((mode for mode in OFFLOADS if MemoryPlan(replace(facts, offload=mode)).fits), None)
     if mode is None:
         return None
-    return f"model.offload: {mode}" + (" is enough" if mode != facts.offload else "")
+    return f"model.memory.offload: {mode}" + (" is enough" if mode != facts.offload else "")

@@ -75,12 +75,12 @@ def _applied(facts: MemoryInputs, remedies: Sequence[Remedy]) -> list[str] | Non
 
 def sleep(facts: MemoryInputs) -> Iterator[Change]:
     if facts.engine_can_sleep and not facts.sleeps:
-        yield Change("model.sleep_between_rollouts: true", replace(facts, sleeps=True))
+        yield Change("model.memory.sleep_between_rollouts: true", replace(facts, sleeps=True))
 
 
 def offload(facts: MemoryInputs) -> Iterator[Change]:
     for mode in OFFLOADS[OFFLOADS.index(facts.offload) + 1 :]:
-        yield Change(f"model.offload: {mode}", replace(facts, offload=mode))
+        yield Change(f"model.memory.offload: {mode}", replace(facts, offload=mode))
 
 
 def fused_logprobs(facts: MemoryInputs) -> Iterator[Change]:

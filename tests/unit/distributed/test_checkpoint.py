@@ -32,7 +32,7 @@ class Run(LightningModule):
         super().__init__()
         self.run_dir, self.num_steps, self.watch = run_dir, num_steps, watch
         self.rollout_step = 0
-        self.clock = PhaseTimer(torch.device("cpu"), stall_s=60)
+        self.timer = PhaseTimer(stall_s=60)
         self.weights: dict[int, torch.Tensor] = {}
 
     def configure_model(self):

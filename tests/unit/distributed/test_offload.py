@@ -19,6 +19,7 @@ from rlplug.interfaces.rollout import EngineCapabilities, Placement
 from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.engine_driver import EngineDriver
+from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.types import GIB, Prompt, SamplingParams
 
@@ -266,7 +267,9 @@ def test_the_order_of_engine_and_trainer(make_sharded, model_folder, sleeps):
     def complete():
         engine.calls.clear()
         prompts = [Prompt(uid="a", token_ids=(3, 4), text="")]
-        (sample,) = generator_of(driver).generate(prompts, 1, SamplingParams(max_new_tokens=3), "0/1", version=1)
+        (sample,) = generator_of(driver).generate(
+            RolloutRequest(prompts, 1, SamplingParams(max_new_tokens=3), "0/1", policy_version=1)
+        )
         engine.note("after")
         return sample
 

@@ -39,11 +39,11 @@ def compute(folder: Path) -> dict[str, torch.Tensor]:
     policy, critic = load_model(config), load_critic(CriticConfig(seed=3), config)
     output = policy_forward(policy, batch, SamplingParams(temperature=0.8, top_k=9), "gradient")
     values = critic_forward(critic, batch)
-    ((output.logprobs + 0.3 * output.entropy + values) * weights).sum().backward()
+    ((output.tokens.logprobs + 0.3 * output.entropy + values) * weights).sum().backward()
     results = {
-        "logprobs": output.logprobs.detach(),
+        "logprobs": output.tokens.logprobs.detach(),
         "entropy": output.entropy.detach(),
-        "sampled": output.sampled_logprobs,
+        "sampled": output.tokens.sampled_logprobs,
         "values": values.detach(),
     }
     for name, module in (("policy", policy), ("critic", critic)):

@@ -42,11 +42,11 @@ def test_forward_equals_that_of_each_row_alone(family, temperature, model_folder
     weights = torch.randn(batch.input_ids.shape, generator=torch.Generator().manual_seed(7))
     expected, expected_entropy = reference(policy, batch, temperature)
     output = policy_forward(policy, pack_batch(batch), SamplingParams(temperature=temperature), "gradient")
-    torch.testing.assert_close(output.logprobs, expected, rtol=0, atol=ROUND_OFF)
+    torch.testing.assert_close(output.tokens.logprobs, expected, rtol=0, atol=ROUND_OFF)
     torch.testing.assert_close(output.entropy, expected_entropy, rtol=0, atol=ROUND_OFF)
-    assert torch.equal(output.sampled_logprobs, output.logprobs)
-    assert not output.sampled_logprobs.requires_grad
-    for ours, theirs in ((output.logprobs, expected), (output.entropy, expected_entropy)):
+    assert torch.equal(output.tokens.sampled_logprobs, output.tokens.logprobs)
+    assert not output.tokens.sampled_logprobs.requires_grad
+    for ours, theirs in ((output.tokens.logprobs, expected), (output.entropy, expected_entropy)):
         gradients = gradients_of(policy, (ours * weights).sum())
         for name, gradient in gradients_of(policy, (theirs * weights).sum()).items():
             round_off = 3e-5 * gradient.abs().max().item()
@@ -57,8 +57,12 @@ def test_what_the_padding_holds_changes_nothing(model_folder, load_policy, make_
     policy, batch = load_policy(model_folder("llama")), make_batch(RAGGED)
     other = batch.replace(input_ids=batch.input_ids.masked_fill(~batch.attention_mask, 17))
     outputs = [policy_forward(policy, pack_batch(rows), SamplingParams(), "value") for rows in (batch, other)]
-    assert torch.equal(outputs[0].logprobs, outputs[1].logprobs)
+    assert torch.equal(outputs[0].tokens.logprobs, outputs[1].tokens.logprobs)
     assert torch.equal(outputs[0].entropy, outputs[1].entropy)
+
+
+def sampled_logprobs(output):
+    return output.tokens.sampled_logprobs
 
 
 @pytest.mark.parametrize("rows", [[0], [1], [2], [3, 1], [5, 2], [0, 1, 2, 3, 4, 5]])
@@ -68,12 +72,12 @@ def test_untrained_positions_are_zero_however_rows_are_cut(rows, model_folder, l
     whole = policy_forward(policy, pack_batch(batch), SamplingParams(top_p=0.9), "value")
     batch = batch.select(rows)
     part = policy_forward(policy, pack_batch(batch), SamplingParams(top_p=0.9), "value")
-    for name in ("logprobs", "entropy", "sampled_logprobs"):
-        values = getattr(part, name)
+    for tensors in (lambda output: output.tokens.logprobs, lambda output: output.entropy, sampled_logprobs):
+        values = tensors(part)
         assert values.shape == batch.input_ids.shape
         assert values.dtype == torch.float32
         assert not values[~batch.response_mask].any()
-        expected = getattr(whole, name)[rows, : values.shape[1]]
+        expected = tensors(whole)[rows, : values.shape[1]]
         torch.testing.assert_close(values, expected, rtol=0, atol=ROUND_OFF)
         assert values[batch.response_mask].ne(0).all()
 
@@ -83,7 +87,7 @@ def test_nothing_to_train_still_reaches_every_weight(model_folder, load_policy, 
     policy = load_policy(model_folder("llama"))
     for lengths in ([(4, 0), (1, 0)], [(1, 0)]):
         output = policy_forward(policy, pack_batch(make_batch(lengths)), SamplingParams(), "value")
-        gradients = gradients_of(policy, output.logprobs.sum())
+        gradients = gradients_of(policy, output.tokens.logprobs.sum())
         assert not any(gradient.any() for gradient in gradients.values())
 
 
@@ -111,5 +115,5 @@ def test_sampled_logprobs_are_of_the_truncated_distribution(model_folder, load_p
             logits = policy(torch.tensor([tokens[:position]])).logits[0, -1] / 0.7
         kept = {*logits.topk(5).indices.tolist(), tokens[position]}
         expected = logits[tokens[position]] - logits[sorted(kept)].logsumexp(dim=0)
-        assert output.sampled_logprobs[row, position].item() == pytest.approx(expected.item(), abs=ROUND_OFF)
-    assert (output.sampled_logprobs > output.logprobs)[batch.response_mask].all()
+        assert output.tokens.sampled_logprobs[row, position].item() == pytest.approx(expected.item(), abs=ROUND_OFF)
+    assert (output.tokens.sampled_logprobs > output.tokens.logprobs)[batch.response_mask].all()

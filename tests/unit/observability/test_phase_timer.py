@@ -19,11 +19,11 @@ CPU = torch.device("cpu")
 
 
 def test_times_add_up_over_the_step():
-    clock = PhaseTimer(CPU, stall_s=60)
+    clock = PhaseTimer(stall_s=60)
     for name, seconds in (("rollout", 0.1), ("update", 0.05), ("rollout", 0.1)):
         with clock.phase(name):
             time.sleep(seconds)
-    metrics = clock.drain()
+    metrics = clock.pop_metrics()
     assert 0.2 <= metrics["time/rollout"] < 0.4
     assert 0.05 <= metrics["time/update"] < 0.2
     assert metrics["time/step"] == pytest.approx(metrics["time/rollout"] + metrics["time/update"])
@@ -31,22 +31,22 @@ def test_times_add_up_over_the_step():
 
 
 def test_drain_starts_anew():
-    clock = PhaseTimer(CPU, stall_s=60)
+    clock = PhaseTimer(stall_s=60)
     with clock.phase("rollout"):
         pass
-    clock.drain()
-    assert clock.drain() == {"time/step": 0}
+    clock.pop_metrics()
+    assert clock.pop_metrics() == {"time/step": 0}
 
 
 def test_memory_is_the_largest_of_the_phase_s_ends():
-    clock = PhaseTimer(CPU, stall_s=60)
+    clock = PhaseTimer(stall_s=60)
     with clock.phase("update"):
         held = torch.ones(64 << 20, dtype=torch.uint8)
         at_end = psutil.Process().memory_info().rss / GIB
     del held
     with clock.phase("update"):
         pass
-    assert clock.drain()["memory/update"] == pytest.approx(at_end, abs=0.03)  # half of what was held
+    assert clock.pop_metrics()["memory/update"] == pytest.approx(at_end, abs=0.03)  # half of what was held
 
 
 @pytest.mark.parametrize("slept", [True, False], ids=["asleep", "woke"])
@@ -55,16 +55,16 @@ def test_memory_leaves_out_what_slept_all_the_time(monkeypatch, slept):
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: int(61.5 * GIB))
-    clock = PhaseTimer(torch.device("cuda", 0), stall_s=60)
+    clock = PhaseTimer(stall_s=60, device=torch.device("cuda", 0))
     before = time.perf_counter()
     clock.asleep_bytes = lambda since: 54 * GIB if slept and since >= before else 0
     with clock.phase("update"):
         pass
-    assert clock.drain()["memory/update"] == (7.5 if slept else 61.5)
+    assert clock.pop_metrics()["memory/update"] == (7.5 if slept else 61.5)
 
 
 def test_a_failed_phase_counts_and_raises():
-    clock, entered = PhaseTimer(CPU, stall_s=60), []
+    clock, entered = PhaseTimer(stall_s=60), []
     clock.on_enter = entered.append
 
     def fail():
@@ -73,7 +73,7 @@ def test_a_failed_phase_counts_and_raises():
 
     with pytest.raises(ValueError, match="broken"), clock.phase("rewards"):
         fail()
-    assert clock.drain()["time/rewards"] >= 0.05
+    assert clock.pop_metrics()["time/rewards"] >= 0.05
     assert entered == ["rewards"]
 
 
@@ -84,7 +84,7 @@ from rlplug.observability.phase_timer import PhaseTimer
 def waits_for_the_engine():
     time.sleep(1.0)
 
-clock = PhaseTimer(torch.device("cpu"), stall_s=0.4)
+clock = PhaseTimer(stall_s=0.4)
 for _ in range(4):
     with clock.phase("fast"):
         time.sleep(0.15)

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 def generate_within_a_phase() -> None:
     life = EngineStateMachine("engine", CPU)
-    with PhaseTimer(CPU, stall_s=60).phase("rollout"):
+    with PhaseTimer(stall_s=60).phase("rollout"):
         for call in ("start", "update_weights", "generate"):
             with life.calls(call):
                 torch.zeros(1)

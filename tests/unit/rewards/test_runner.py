@@ -295,7 +295,7 @@ def test_check_stops_the_run_above_the_share(make_sample):
     message = str(raised.value)
     assert "3 of 9 samples (33%)" in message
     assert "reward 'fail' on prompt 'train.jsonl:6': ValueError: no such judge" in message
-    for key in ("model.rewards", "model.max_reward_error_share", "model.reward_deadline_s"):
+    for key in ("model.rewards", "model.limits.max_reward_error_share", "model.limits.reward_deadline_s"):
         assert key in message
 
 
@@ -313,8 +313,8 @@ def test_a_share_of_zero_stops_at_the_first_error_and_one_never(make_sample):
         ([ExactMatch(), ExactMatch()], {}, "model.rewards has 2 rewards named 'exactmatch'.*init_args.name"),
         ([ExactMatch(name="mean")], {}, "named 'mean'"),
         ([Batched([], batch_size=0)], {}, "'batched' has batch_size 0"),
-        ([ExactMatch()], {"deadline_s": 0}, "model.reward_deadline_s is 0"),
-        ([ExactMatch()], {"max_error_share": 1.5}, "model.max_reward_error_share is 1.5"),
+        ([ExactMatch()], {"deadline_s": 0}, "model.limits.reward_deadline_s is 0"),
+        ([ExactMatch()], {"max_error_share": 1.5}, "model.limits.max_reward_error_share is 1.5"),
         ([ExactMatch()], {"max_concurrency": 0}, "max_concurrency is 0"),
     ],
 )

@@ -19,6 +19,7 @@ from rlplug.models.packing import pack_batch
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
+from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.rollout.partial_rollout import PartialRolloutState
 from rlplug.types import Batch, Prompt, SamplingParams
@@ -82,7 +83,9 @@ def make_generator(model_folder):
 
 
 def generate(generator, max_new_tokens=20, prompts=PROMPTS, num_samples=2):
-    return generator.generate(prompts, num_samples, SamplingParams(max_new_tokens), "0/1", version=1)
+    return generator.generate(
+        RolloutRequest(prompts, num_samples, SamplingParams(max_new_tokens), "0/1", policy_version=1)
+    )
 
 
 def tokens_of(samples):
@@ -97,7 +100,7 @@ def test_the_trainer_has_the_engines_logprobs_over_five_turns(engine, make_gener
     assert [sample.reward for sample in samples] == [5.0] * 6
     batch = Batch.from_samples(samples, pad_token_id=0)
     assert (~batch.response_mask & batch.attention_mask).sum() == 6 * (2 + 4)  # prompts, and four observations each
-    trainer = policy_forward(generator.policy, pack_batch(batch), SamplingParams(20), "none").sampled_logprobs
+    trainer = policy_forward(generator.policy, pack_batch(batch), SamplingParams(20), "none").tokens.sampled_logprobs
     torch.testing.assert_close(
         trainer[batch.response_mask], batch.rollout_logprobs[batch.response_mask], rtol=0, atol=1e-4
     )
@@ -191,7 +194,7 @@ def partial_run(generator, options, num_steps, max_new_tokens=12, state=None):
     for step in range(1, num_steps + 1):
         prompts = PROMPTS[: state.num_wanted(prompts_per_step=3)]
         how = (2, SamplingParams(max_new_tokens), f"0/{step}", step)
-        steps.append(generator.resume(state, prompts, *how, num_wanted=3))
+        steps.append(generator.resume(state, RolloutRequest(prompts, *how), num_wanted=3))
     return steps, state
 
 
@@ -219,7 +222,7 @@ def test_a_partial_rollout_has_every_token_once(engine, environment, make_genera
             assert len(sample.token_ids) - 2 <= 12
     assert max(len({s.policy_version for s in sample.segments}) for sample in samples) == 3
     batch = Batch.from_samples(samples, pad_token_id=0)
-    trainer = policy_forward(generator.policy, pack_batch(batch), SamplingParams(12), "none").sampled_logprobs
+    trainer = policy_forward(generator.policy, pack_batch(batch), SamplingParams(12), "none").tokens.sampled_logprobs
     torch.testing.assert_close(
         trainer[batch.response_mask], batch.rollout_logprobs[batch.response_mask], rtol=0, atol=1e-4
     )
@@ -239,7 +242,9 @@ def test_a_partial_rollout_resumes_exactly(environment, make_generator):
     rest = []
     for step in (3, 4, 5):
         prompts = PROMPTS[: resumed.num_wanted(prompts_per_step=3)]
-        rest.append(generator.resume(resumed, prompts, 2, SamplingParams(12), f"0/{step}", step, num_wanted=3))
+        rest.append(
+            generator.resume(resumed, RolloutRequest(prompts, 2, SamplingParams(12), f"0/{step}", step), num_wanted=3)
+        )
     found = [[(s.token_ids, s.segments, s.reward) for s in step] for step in [*first, *rest]]
     assert found == [[(s.token_ids, s.segments, s.reward) for s in step] for step in whole]
     assert any(len({s.policy_version for s in sample.segments}) > 1 for step in rest for sample in step)
@@ -256,7 +261,7 @@ def test_generation_is_broken_off_after_its_time(make_generator):
     generator = make_generator(Slow())
     options = PartialRollout(max_seconds_per_step=1.0)
     state = PartialRolloutState(options)
-    samples = generator.resume(state, PROMPTS, 1, SamplingParams(8), "0/1", 1, num_wanted=3)
+    samples = generator.resume(state, RolloutRequest(PROMPTS, 1, SamplingParams(8), "0/1", 1), num_wanted=3)
     assert sorted(sample.prompt.uid for sample in samples) == ["0", "1"]
     assert [group.trajectories[0].prompt.uid for group in state.groups] == ["2"]
 
@@ -264,9 +269,9 @@ def test_generation_is_broken_off_after_its_time(make_generator):
 def test_the_oldest_complete_groups_train_first(make_generator):
     generator = make_generator(HFRollout())
     state = PartialRolloutState(PartialRollout(max_tokens_per_step=100, groups_in_flight=3))
-    samples = generator.resume(state, PROMPTS, 1, SamplingParams(4), "0/1", 1, num_wanted=1)
+    samples = generator.resume(state, RolloutRequest(PROMPTS, 1, SamplingParams(4), "0/1", 1), num_wanted=1)
     assert [sample.prompt.uid for sample in samples] == ["0"]
-    samples = generator.resume(state, [PROMPTS[0]], 1, SamplingParams(4), "0/2", 2, num_wanted=2)
+    samples = generator.resume(state, RolloutRequest([PROMPTS[0]], 1, SamplingParams(4), "0/2", 2), num_wanted=2)
     assert [(sample.prompt.uid, sample.policy_version, sample.group) for sample in samples] == [
         ("1", 1, 0),
         ("2", 1, 1),

@@ -18,9 +18,10 @@ from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.plugin_manager import plugins
 from rlplug.rollout import engine_driver as driver_module
 from rlplug.rollout.engine_driver import EngineDriver
+from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.types import Prompt, SamplingParams
-from rlplug.weight_sync.config import WeightSyncOptions
+from rlplug.weight_sync.config import WeightSyncConfig
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights
 
 CPU = torch.device("cpu")
@@ -101,13 +102,15 @@ def make_driver(model_folder):
 
 def generate(driver, version=1):
     """Return what identifies the samples; their logprobs depend on the batch in the last bit."""
-    samples = generator_of(driver).generate(PROMPTS, 2, SamplingParams(max_new_tokens=3), "0/1", version)
+    samples = generator_of(driver).generate(
+        RolloutRequest(PROMPTS, 2, SamplingParams(max_new_tokens=3), "0/1", version)
+    )
     return [(sample.group, sample.token_ids, sample.policy_version) for sample in samples]
 
 
 def test_weights_that_fp8_cannot_hold_leave_the_engine_with_its_former_ones(make_driver):
     """Nothing of the sync was sent: the engine still has the weights of the last one, and says so."""
-    fp8 = choose_fp8_weights(make_driver.policy, WeightSyncOptions(transform="fp8_block"))
+    fp8 = choose_fp8_weights(make_driver.policy, WeightSyncConfig(dtype="fp8_block"))
     engine = FaultyRollout()
     driver = make_driver(engine, fp8=fp8)
     former = generate(driver, version=1)

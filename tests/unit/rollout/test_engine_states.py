@@ -195,7 +195,7 @@ def test_the_first_sleep_gives_too_little(device):
     with pytest.raises(RunError) as error:
         device.calls("sleep", -4.5)
     assert "MyEngine took 10.0 GiB of the device, and gave 4.5 GiB back in its sleep" in str(error.value)
-    assert "model.sleep_between_rollouts to false" in str(error.value)
+    assert "model.memory.sleep_between_rollouts to false" in str(error.value)
     assert not isinstance(error.value, EngineFault)
     assert device.life.state == "broken"
 

@@ -50,7 +50,7 @@ def test_logprobs_are_those_of_the_trainer(family, sampling, model_folder, load_
     requests = requests_of(PROMPTS, num_samples=6)
     samples = samples_of(trajectories_of(PROMPTS, 6), engine.generate(requests, sampling))
     batch = Batch.from_samples(samples, pad_token_id=0)
-    trainer = policy_forward(policy.train(), pack_batch(batch), sampling, "none").sampled_logprobs
+    trainer = policy_forward(policy.train(), pack_batch(batch), sampling, "none").tokens.sampled_logprobs
     assert batch.response_mask.sum() > 100
     assert trainer[batch.response_mask].std() > 0.1  # not all the same
     torch.testing.assert_close(trainer, batch.rollout_logprobs, rtol=0, atol=1e-4)

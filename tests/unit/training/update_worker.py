@@ -25,11 +25,11 @@ from rlplug.models.critic import CriticConfig, ValueHead, load_critic
 from rlplug.models.export import export_policy
 from rlplug.models.loading import load_model
 from rlplug.plugin_manager import plugins
-from rlplug.training.actor_critic import ActorCritic
+from rlplug.training.actor_critic import ActorCritic, TrainableModel
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
 from rlplug.training.forward_backward import MicroBatchRunner
-from rlplug.training.losses import PolicyLoss, TrainableModel
-from rlplug.training.update import NonFiniteUpdate, Update
+from rlplug.training.losses import PolicyLoss, step_losses
+from rlplug.training.update import NonFiniteUpdate, PolicyUpdate
 from rlplug.types import Batch, SamplingParams
 from rlplug.weight_sync.buckets import weight_buckets
 
@@ -87,16 +87,17 @@ class Worker(LightningModule):
         self.results["strategy"] = self.strategy_parts()
         for loss in ("token", "sequence", "entropy"):
             for split, limits in SPLITS.items():
-                self.results[f"{loss}/{split}"] = self.accumulate(self.policy_objective(LOSSES[loss]), limits)
+                self.results[f"{loss}/{split}"] = self.accumulate(self.policy_loss(LOSSES[loss]), limits)
         for name, rows in ROWS.items():
-            self.results[f"rows/{name}"] = self.accumulate(self.policy_objective(), SPLITS["1"], rows)
+            self.results[f"rows/{name}"] = self.accumulate(self.policy_loss(), SPLITS["1"], rows)
         for split, limits in SPLITS.items():
-            learners = self.learners(LOSSES["token"], share_trunk=True)
-            self.results[f"forward/{split}"] = self.passes(limits).forward_only(self.batch, learners.policy_pass)
-            for objective in ("critic", "shared", "head"):
-                self.results[f"{objective}/{split}"] = self.accumulate(self.value_objective(objective), limits)
-        learners = self.learners(LOSSES["value"])
-        self.results["values"] = self.passes(SPLITS["3"]).forward_only(self.batch, learners.critic_pass)
+            models = self.models(LOSSES["token"], share_trunk=True)
+            output = self.runner(limits).forward_only(self.batch, models.forward_policy)
+            self.results[f"forward/{split}"] = [output.tokens.logprobs, output.tokens.sampled_logprobs, output.values]
+            for kind in ("critic", "shared", "head"):
+                self.results[f"{kind}/{split}"] = self.accumulate(self.value_loss(kind), limits)
+        models = self.models(LOSSES["value"])
+        self.results["values"] = [self.runner(SPLITS["3"]).forward_only(self.batch, models.forward_critic).values]
         self.results["clip"] = {max_norm: self.clip(max_norm) for max_norm in (None, 1e-3, 1e6)}
         self.results["nonfinite"] = self.nonfinite()
         self.results["on_policy"] = self.run(BatchSizes(**self.sizes()), self.batch.replace(old_logprobs=None))
@@ -109,7 +110,7 @@ class Worker(LightningModule):
     def sizes(self) -> dict[str, int]:
         return {"prompts_per_step": 4, "group_size": 3}
 
-    def learners(self, algorithm, share_trunk=False) -> ActorCritic:
+    def models(self, algorithm, share_trunk=False) -> ActorCritic:
         policy, critic, head = self.optimizers()
         has_critic = share_trunk or algorithm is LOSSES["value"]
         learner = TrainableModel(
@@ -125,23 +126,23 @@ class Worker(LightningModule):
             hook=plugins().hook,
         )
 
-    def policy_objective(self, algorithm=LOSSES["token"]):
-        (objective,) = self.learners(algorithm).objectives(step=1)
-        return objective
+    def policy_loss(self, algorithm=LOSSES["token"]):
+        (loss,) = step_losses(self.models(algorithm), step=1)
+        return loss
 
-    def value_objective(self, name):
-        learners = self.learners(LOSSES["value"], share_trunk=name != "critic")
-        return learners.objectives(step=2 if name == "shared" else 1)[-1]
+    def value_loss(self, name):
+        models = self.models(LOSSES["value"], share_trunk=name != "critic")
+        return step_losses(models, step=2 if name == "shared" else 1)[-1]
 
-    def passes(self, limits) -> MicroBatchRunner:
+    def runner(self, limits) -> MicroBatchRunner:
         sizes = limits if isinstance(limits, BatchSizes) else BatchSizes(**self.sizes(), **limits)
         return MicroBatchRunner(BatchPlan(sizes, self.trainer.world_size), self.trainer.strategy)
 
-    def accumulate(self, objective, limits, rows=range(11)):
+    def accumulate(self, loss_fn, limits, rows=range(11)):
         """Accumulate gradients; note after each backward pass what was reduced and whether gradients are there."""
         self.zero_grad()
         backward_passes = []
-        watches = isinstance(objective, PolicyLoss) and objective.algorithm is LOSSES["token"]
+        watches = isinstance(loss_fn, PolicyLoss) and loss_fn.actor_critic.algorithm is LOSSES["token"]
 
         def backward(loss):
             with CommDebugMode() if watches else nullcontext() as communication:
@@ -150,9 +151,9 @@ class Worker(LightningModule):
             reduced = sum(number for name, number in counts.items() if "reduce_scatter" in str(name))
             backward_passes.append((reduced, any(p.grad is not None for p in self.policy.parameters())))
 
-        passes = self.passes(limits)
-        result = passes.accumulate(self.batch, rows, objective, backward)
-        micro_batches = passes.plan.micro_batches(rows, self.batch.lengths, self.global_rank)
+        runner = self.runner(limits)
+        result = runner.forward_backward(self.batch, rows, loss_fn, backward)
+        micro_batches = runner.plan.micro_batches(rows, self.batch.lengths, self.global_rank)
         return {
             "metrics": result.metrics | result.maxima | result.minima,
             "gradients": self.gradients(),
@@ -171,7 +172,7 @@ class Worker(LightningModule):
         return {name: p.detach().full_tensor().clone() for name, p in named}
 
     def clip(self, max_norm):
-        self.accumulate(self.policy_objective(), SPLITS["3"])
+        self.accumulate(self.policy_loss(), SPLITS["3"])
         before = self.gradients()
         norm = self.trainer.strategy.clip_grad_norm(self.policy, max_norm)
         return {"before": before, "norm": norm, "after": self.gradients()}
@@ -179,10 +180,10 @@ class Worker(LightningModule):
     def run(self, sizes, batch, algorithm=LOSSES["token"], skip_nonfinite=False):
         self.zero_grad()
         before = self.weights()
-        updater = Update(self.passes(sizes), self.manual_backward, skip_nonfinite, seed=3)
+        update = PolicyUpdate(self.models(algorithm), self.runner(sizes), self.manual_backward, skip_nonfinite, seed=3)
         try:
-            result = updater.run(batch, self.learners(algorithm).objectives(step=2), step=2)
-            metrics, sampled = result.metrics, result.sampled_logprobs
+            result = update.run(batch, step=2)
+            metrics, sampled = result.metrics, result.tokens and result.tokens.sampled_logprobs
         except NonFiniteUpdate as problem:
             metrics, sampled = str(problem), None
         return {"before": before, "metrics": metrics, "sampled": sampled, "after": self.weights()}

@@ -18,7 +18,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, Qwen3MoeConfig, Qwen
 from rlplug.errors import RunError
 from rlplug.interfaces import FP8Weights
 from rlplug.weight_sync import buckets
-from rlplug.weight_sync.config import WeightSyncOptions
+from rlplug.weight_sync.config import WeightSyncConfig
 from rlplug.weight_sync.fp8_finite_check import check_finite
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights
 from rlplug.weight_sync.fp8_quantize import quantize_blocks
@@ -104,7 +104,7 @@ def check_experts(num_experts: int, width: int, keep: list[str] | None, size: in
         fully_shard(module, mesh=dist.init_device_mesh("cpu", (size,)))
     fp8 = None
     if keep is not None:
-        fp8 = choose_fp8_weights(whole, WeightSyncOptions(transform="fp8_block", keep=keep))
+        fp8 = choose_fp8_weights(whole, WeightSyncConfig(dtype="fp8_block", keep=keep))
         check_finite(model, torch.bfloat16, fp8)
     expected, walk = whole_weights(whole, fp8), buckets.weight_buckets(model, torch.bfloat16, 1, fp8)
     with bytes_gathered() as sent:

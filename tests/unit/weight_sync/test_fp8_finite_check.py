@@ -9,7 +9,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from rlplug.errors import RunError
 from rlplug.interfaces import FP8Weights
-from rlplug.weight_sync.config import WeightSyncOptions
+from rlplug.weight_sync.config import WeightSyncConfig
 from rlplug.weight_sync.fp8_finite_check import check_finite
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights
 
@@ -48,7 +48,7 @@ def test_what_travels_as_it_is_is_not_looked_at(model):
 def test_one_of_the_experts_is_enough():
     sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_local_experts": 3}
     model = MixtralForCausalLM(MixtralConfig(**sizes, num_attention_heads=2, num_key_value_heads=1))
-    fp8 = choose_fp8_weights(model, WeightSyncOptions(transform="fp8_block", keep_first_layers=1))
+    fp8 = choose_fp8_weights(model, WeightSyncConfig(dtype="fp8_block", keep_first_layers=1))
     model.model.layers[0].mlp.experts.down_proj.data[1, 2, 3] = torch.nan  # it is kept
     check_finite(model, torch.bfloat16, fp8)
     model.model.layers[1].mlp.experts.down_proj.data[1, 2, 3] = torch.nan

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Mixtra
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import FP8Weights, PolicySpec
-from rlplug.weight_sync.config import WeightSyncOptions
+from rlplug.weight_sync.config import WeightSyncConfig
 from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights, describe
 
@@ -35,7 +35,7 @@ def mixtral(**sizes):
 
 
 def options(**values):
-    return WeightSyncOptions(transform="fp8_block", **values)
+    return WeightSyncConfig(dtype="fp8_block", **values)
 
 
 def test_linear_layers_of_the_blocks_and_no_others():
@@ -97,7 +97,7 @@ def test_options_that_leave_nothing_are_refused(values, message):
 )
 def test_options_that_mean_nothing_are_refused(values, message):
     with pytest.raises(ConfigError, match=message):
-        WeightSyncOptions(**values)
+        WeightSyncConfig(**values)
 
 
 def test_output_layer_is_kept_also_when_it_is_tied():

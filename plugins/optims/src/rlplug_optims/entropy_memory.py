@@ -12,27 +12,27 @@ from torch.utils.checkpoint import checkpoint
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Effect, Optimization
-from rlplug.models.lm_head import LogprobRequest, TokenLogprobs, lm_head_of
+from rlplug.models.lm_head import LMHeadOutput, LogprobRequest, TokenLogprobs, lm_head_of
 
 
 @dataclass(frozen=True)
 class ChunkedLogprobs:
     """Runs ``function`` on a chunk of logits at a time, and joins the results."""
 
-    function: Callable[[Tensor, LogprobRequest], TokenLogprobs]
+    function: Callable[[Tensor, LogprobRequest], LMHeadOutput]
     """Computes logprobs and entropies from logits [K, V] of any float dtype."""
     chunk_size: int
     """Tokens of a chunk."""
 
-    def __call__(self, logits: Tensor, request: LogprobRequest) -> TokenLogprobs:
+    def __call__(self, logits: Tensor, request: LogprobRequest) -> LMHeadOutput:
         # the gradient of torch.split is one concatenation; that of each slice would be a [K, V] tensor of zeros
         chunks = zip(torch.split(logits, self.chunk_size), torch.split(request.targets, self.chunk_size), strict=True)
-        results = [self.function(chunk, replace(request, targets=targets)) for chunk, targets in chunks]
-        return TokenLogprobs(
-            torch.cat([result.logprobs for result in results]),
-            torch.cat([result.entropy for result in results]),
-            torch.cat([result.sampled_logprobs for result in results]),
+        outputs = [self.function(chunk, replace(request, targets=targets)) for chunk, targets in chunks]
+        tokens = TokenLogprobs(
+            torch.cat([output.tokens.logprobs for output in outputs]),
+            torch.cat([output.tokens.sampled_logprobs for output in outputs]),
         )
+        return LMHeadOutput(tokens, torch.cat([output.entropy for output in outputs]))
 
 
 @dataclass(frozen=True)

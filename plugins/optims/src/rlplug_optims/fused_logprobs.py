@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ActivationTraits, Effect, Optimization
-from rlplug.models.lm_head import LogprobRequest, TokenLogprobs, lm_head_of
+from rlplug.models.lm_head import LMHeadOutput, LogprobRequest, TokenLogprobs, lm_head_of
 from rlplug_optims.chunk_logprobs import chunk_logprobs, logits_gradient, truncated_logprobs
 from rlplug_optims.compiler import stop_when_not_compiled
 
@@ -82,9 +82,10 @@ class ChunkedLMHead:
             self.logprobs = torch.compile(chunk_logprobs, dynamic=False)
             self.gradient = torch.compile(logits_gradient, dynamic=False)
 
-    def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, request: LogprobRequest) -> TokenLogprobs:
+    def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, request: LogprobRequest) -> LMHeadOutput:
         logprobs, entropies, sampled = _FusedLogprobs.apply(hidden, weight, bias, request, self)  # type: ignore[no-untyped-call]
-        return TokenLogprobs(logprobs, entropies, sampled if request.needs_truncation else logprobs.detach())
+        tokens = TokenLogprobs(logprobs, sampled if request.needs_truncation else logprobs.detach())
+        return LMHeadOutput(tokens, entropies)
 
     def chunks(self, num_tokens: int) -> Iterator[slice]:
         """Yield the slice of the tokens that each chunk takes."""

@@ -1,0 +1,58 @@
+"""The mismatch of engine and trainer: measured on the sampled tokens, and a gate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rlplug.errors import RunError
+from rlplug.ops import mismatch_metrics
+from rlplug.types import Batch
+
+
+@dataclass(frozen=True)
+class MismatchGate:
+    """Compares the logprobs of engine and trainer, for the same tokens and the same weights.
+
+    Args:
+        engine: Name of the engine, for messages.
+        limit: Largest mean absolute difference of logprobs, in nats; ``None`` only measures.
+        every_step: Hold every step to the limit, and not the first one of a run alone.
+    """
+
+    engine: str
+    limit: float | None
+    every_step: bool
+
+    def compare(
+        self, batch: Batch, sampled_logprobs: Tensor, policy_version: int, step: int, is_first_step: bool
+    ) -> dict[str, float]:
+        """Return ``mismatch/...`` metrics over the tokens of ``policy_version``; none where there are no such tokens.
+
+        Args:
+            batch: Of the step, with ``rollout_logprobs`` and ``policy_versions``.
+            sampled_logprobs: float32 [B, T], the trainer's.
+            policy_version: Of the trainer's weights. Tokens of former versions, which a partial rollout has, may
+                differ.
+            step: For the message.
+            is_first_step: Whether it is the first step of this process.
+
+        Raises:
+            RunError: The mismatch is above the limit.
+        """
+        assert batch.policy_versions is not None
+        mask = batch.response_mask & (batch.policy_versions == policy_version)
+        if batch.response_mask.any() and not mask.any():
+            return {}
+        metrics = mismatch_metrics(batch.rollout_logprobs, sampled_logprobs, mask)
+        if self.limit is None or not (is_first_step or self.every_step):
+            return metrics
+        mean, largest = metrics["mismatch/mean"], metrics["mismatch/max"]
+        if not mean <= self.limit:
+            raise RunError(
+                f"step {step}: {self.engine} and the trainer disagree on the same tokens and weights: mean |difference "
+                f"of logprobs| {mean:.4f}, maximum {largest:.3f}, gate {self.limit}. Look for other weights, dtype, "
+                "temperature or chat template in the engine; model.limits.mismatch_gate sets the limit."
+            )
+        return metrics
