@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 
 from rlplug.distributed.offload import OffloadMode
@@ -80,13 +79,13 @@ class RunConfig:
     Args:
         policy: The model.
         algorithm: Advantages and loss, by name: ``GRPO``.
+        optimizer: Called with the policy's parameters.
         rewards: Their weighted sum trains, with what the environment gives, if there is one.
         rollout: The engine; ``HFRollout``, transformers' own ``generate``, by default.
         critic: The value function, for an algorithm that needs one, such as PPO; ``{}`` takes every default.
         reference: The frozen model that a KL penalty holds the policy near; by default the policy's initial model.
         environment: What answers the policy after each turn, by name; every trajectory gets one of its own. By default
             a completion is one turn.
-        optimizer: Called with the policy's parameters.
         lr_scheduler: Called with the optimizer; steps once per RL step.
         optimizations: Applied in order, before and after sharding; one without an effect stops the run.
         num_steps: RL steps to take; by default one pass over the training prompts.
@@ -103,12 +102,12 @@ class RunConfig:
 
     policy: ModelConfig
     algorithm: Algorithm
+    optimizer: OptimizerCallable
     rewards: list[Reward] = field(default_factory=list)
     rollout: RolloutEngine | None = None
     critic: CriticConfig | None = None
     reference: ModelConfig | None = None
     environment: Callable[[], Environment] | None = None
-    optimizer: OptimizerCallable = lambda parameters: torch.optim.AdamW(parameters, lr=1e-6, fused=True)
     lr_scheduler: LRSchedulerCallable | None = None
     optimizations: list[Optimization] = field(default_factory=list)
 

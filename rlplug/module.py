@@ -11,22 +11,23 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
 from rlplug import setup as run_setup
 from rlplug.config import RunConfig
 from rlplug.data.datamodule import PromptDataModule, PromptRules
-from rlplug.data.prompt_stream import PromptStream
 from rlplug.distributed.host_tuning import freeze_gc, limit_host_threads
 from rlplug.distributed.rng import rng_state, set_rng_state
 from rlplug.distributed.strategy import RLFSDP2Strategy, require_strategy
 from rlplug.errors import RunError
 from rlplug.models.build import Models
 from rlplug.models.lm_head import TokenLogprobs
-from rlplug.observability.phase_timer import PhaseTimer, StopRequested, StopSignal
+from rlplug.observability.phase_timer import PHASES_BEFORE_UPDATE, PhaseTimer, StopRequested, StopSignal
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.partial_rollout import PartialRolloutState, load_partial_rollout
@@ -38,21 +39,24 @@ from rlplug.training.update import NonFiniteUpdate, PolicyUpdate, save_for_inspe
 from rlplug.training.validation import validation_metrics
 from rlplug.types import Batch, Prompt, Rollout, Sample
 
-CHANGES_NOTHING: Final = ("prompts", "rollout", "rewards", "filter", "logprobs", "advantages")
-"""Phases after which Ctrl-C can give the step up: no weight has changed."""
-
 
 class RLModule(LightningModule):
     """Trains a policy on rewards.
 
     Args:
-        options: Fields of :class:`rlplug.config.RunConfig`.
+        optimizer: Called with the policy's parameters.
+        options: The other fields of :class:`rlplug.config.RunConfig`.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(
+        self,
+        # jsonargparse reads the default's source, so that --model.optimizer.init_args.lr alone works
+        optimizer: OptimizerCallable = lambda parameters: torch.optim.AdamW(parameters, lr=1e-6, fused=True),
+        **options: Any,
+    ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        config = self.config = RunConfig(**options)
+        config = self.config = RunConfig(optimizer=optimizer, **options)
         self.rewards = run_setup.make_rewards(config)
         gate, every_step = config.limits.mismatch_gate, config.limits.gate_every_step
         self.mismatch_gate = MismatchGate(type(config.engine).__name__, gate, every_step)
@@ -88,7 +92,7 @@ class RLModule(LightningModule):
             rollout = Rollout()
             for refill in itertools.count():
                 with self.phase("prompts"):
-                    prompts = self.stream.take(self.groups.num_prompts_wanted(rollout))
+                    prompts = self.data.train_stream.take(self.groups.num_prompts_wanted(rollout))
                 with self.phase("rollout"):
                     samples = self.generate(prompts, rollout)
                 with self.phase("rewards"):
@@ -217,19 +221,19 @@ class RLModule(LightningModule):
         """Time a phase; at its end, honour a Ctrl-C while nothing has changed yet."""
         with self.timer.phase(name):
             yield
-        if name in CHANGES_NOTHING and self.strategy.any_rank(self.stop_signal.is_set):
+        if name in PHASES_BEFORE_UPDATE and self.strategy.any_rank(self.stop_signal.is_set):
             raise StopRequested
 
     @contextmanager
     def rollback_on_interrupt(self) -> Iterator[None]:
         """End the run as if the step had not begun, when Ctrl-C comes before its update."""
-        stream, rng, partial = self.stream.state_dict(), rng_state(), self._partial_rollout_state()
+        stream, rng, partial = self.data.state_dict(), rng_state(), self._partial_rollout_state()
         try:
             yield
         except StopRequested:
-            self.stream.load_state_dict(stream)
+            self.data.load_state_dict(stream)
             set_rng_state(rng)
-            load_partial_rollout(self.partial_rollout, partial, self.stream.by_uid)
+            load_partial_rollout(self.partial_rollout, partial, self.data.train_stream.by_uid)
             self.trainer.should_stop = True
         self.run.offload.after_step()
 
@@ -363,10 +367,6 @@ class RLModule(LightningModule):
         return data
 
     @property
-    def stream(self) -> PromptStream:
-        return self.data.train_stream
-
-    @property
     def strategy(self) -> RLFSDP2Strategy:
         return require_strategy(self.trainer.strategy)
 
@@ -388,7 +388,7 @@ class RLModule(LightningModule):
         self.policy_version = state["policy_version"]
         self.config.algorithm.load_state_dict(state["algorithm"])
         if self.trainer.state.fn == "fit":
-            load_partial_rollout(self.partial_rollout, state["partial_rollout"], self.stream.by_uid)
+            load_partial_rollout(self.partial_rollout, state["partial_rollout"], self.data.train_stream.by_uid)
         for optimizer, stepped in zip(self.trainer.optimizers, state["stepped"], strict=False):  # none to validate
             if not stepped:
                 optimizer.state.clear()  # see RLFSDP2Strategy.optimizer_state

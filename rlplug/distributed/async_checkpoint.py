@@ -1,4 +1,4 @@
-"""Writes a checkpoint in the background: training waits for a copy in host memory, and not for the disk."""
+"""Asynchronous checkpoints: training waits for a copy in host memory, and not for the disk."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
 
 METADATA: Final = "meta.pt"
-"""Where Lightning's ``ModelParallelStrategy`` reads what is no tensor of the model or of an optimizer."""
+"""File name from which Lightning's ``ModelParallelStrategy`` reads all but the tensors of model and optimizers."""
 
 
 class _Stager(AsyncStager):
-    """Copies to host memory, pinned for a GPU, that is kept for the next save: torch 2.11's ``DefaultStager`` frees it.
+    """Copies to host memory, pinned for a GPU, and keeps that memory for the next save.
 
-    To pin it again would take longer than the copy.
+    torch 2.11's ``DefaultStager`` frees it, and pinning it again would take longer than the copy.
     """
 
     _synchronize_after_execute = False
@@ -39,25 +39,25 @@ class _Stager(AsyncStager):
         return copied
 
     def synchronize_staging(self) -> None:
-        """:meth:`stage` has waited."""
+        """Do nothing: :meth:`stage` has waited for its copies."""
 
     def close(self) -> None:
         self._copier.close()  # type: ignore[no-untyped-call]
 
 
 class BackgroundWriter:
-    """Writes one checkpoint at a time, in the format that Lightning's ``ModelParallelStrategy`` loads.
+    """Writer of one checkpoint at a time, in the format that Lightning's ``ModelParallelStrategy`` loads.
 
     Every rank must make one, and begin the same checkpoints in the same order. The host memory of the copy is kept
-    for the next one.
+    for the next checkpoint.
 
     Args:
-        device: Where the tensors are.
-        timeout: Of the writers' own collectives.
+        device: Device of the tensors.
+        timeout: Timeout of the writers' own collectives.
     """
 
     def __init__(self, device: torch.device, timeout: timedelta) -> None:
-        # its collectives come from a thread: among those of the loop they would meet in another order on each rank
+        # collectives of a thread need a group of their own: in the loop's group their order would differ among ranks
         self._group = dist.new_group(backend="gloo", timeout=timeout)
         self._stager = _Stager(device)
         self._written: Future[None] | None = None
@@ -65,7 +65,7 @@ class BackgroundWriter:
 
     @property
     def is_done(self) -> bool:
-        """Whether :meth:`wait` would return at once. On rank 0 this is true only after all ranks have written."""
+        """Whether :meth:`wait` would return at once; on rank 0 only after all ranks have written."""
         return self._written is not None and self._written.done()
 
     def begin(self, checkpoint: dict[str, Any], folder: Path) -> None:
@@ -81,11 +81,11 @@ class BackgroundWriter:
                 file.flush()
                 os.fsync(file.fileno())
         written = async_save(tensors, checkpoint_id=folder, process_group=self._group, async_stager=self._stager)
-        assert not isinstance(written, AsyncSaveResponse)  # that is for asynchronous staging
+        assert not isinstance(written, AsyncSaveResponse)  # which only asynchronous staging returns
         self._written = written
 
     def wait(self) -> float:
-        """Wait for the end of the write, and return the seconds since its beginning.
+        """Wait for the end of the write, and return the seconds since :meth:`begin`.
 
         Raises:
             OSError | RuntimeError | CheckpointException: Writing failed, here or on another rank.
@@ -96,6 +96,6 @@ class BackgroundWriter:
         return time.monotonic() - self._began
 
     def close(self) -> None:
-        """Free the host memory."""
+        """Free the host memory of the copy."""
         assert self._written is None
         self._stager.close()

@@ -25,16 +25,16 @@ _NAME: Final = re.compile(r"step-(\d{8})")
 
 
 class RLCheckpoint(Callback):
-    """Saves weights, optimizer, scheduler, random generators, prompt position and policy version.
+    """Callback that saves weights, optimizer, scheduler, random generators, prompt position and policy version.
 
     A checkpoint is written beside its final name and renamed when it is complete, and only then are older ones
-    removed: a save that is killed or finds the disk full leaves the former checkpoint as it was.
+    removed: a save that is killed, or finds the disk full, leaves the previous checkpoint intact.
 
     Args:
-        every_n_steps: Save after every so many RL steps, besides the end of the run and Ctrl-C.
-        keep: Newest checkpoints to keep.
-        asynchronous: Copy to host memory, which takes as much as the checkpoint does, and write to the disk while
-            training goes on. At most one write is under way: the next save waits for it. The last save of a run is
+        every_n_steps: RL steps between two saves; a run also saves at its end and on Ctrl-C.
+        keep: Number of newest checkpoints to keep.
+        asynchronous: Copy to host memory, which takes as much of it as the checkpoint does, and write to the disk while
+            training continues. At most one write runs at a time: the next save waits for it. The last save of a run is
             written before the run ends.
     """
 
@@ -47,8 +47,8 @@ class RLCheckpoint(Callback):
         self.keep = keep
         self.asynchronous = asynchronous
         self._writer: BackgroundWriter | None = None
-        self._in_flight: Path | None = None
-        """The folder that the checkpoint in the background is to become, on every rank."""
+        self._unpublished: Path | None = None
+        """Final folder of the checkpoint that is written in the background, on every rank; ``None`` if none is."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.asynchronous:
@@ -72,11 +72,11 @@ class RLCheckpoint(Callback):
             self._writer.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Complete what is being written. Not collective: other ranks may be anywhere."""
-        if self._in_flight is None:
+        """Complete the checkpoint that is being written. Not collective: other ranks may be anywhere."""
+        if self._unpublished is None:
             return
         assert self._writer is not None
-        final, self._in_flight = self._in_flight, None
+        final, self._unpublished = self._unpublished, None
         try:
             self._writer.wait()
         except WRITE_ERRORS as error:  # the run has failed for another reason, which is the one to report
@@ -85,10 +85,10 @@ class RLCheckpoint(Callback):
             self._publish(trainer, final)
 
     def _save(self, trainer: Trainer, module: Any) -> None:
-        """Write the checkpoint of ``module.rollout_step`` unless it is there, or begin to. Collective.
+        """Write the checkpoint of ``module.rollout_step``, or begin to, unless it exists. Collective.
 
         Raises:
-            RunError: Writing failed. The former checkpoints are whole.
+            RunError: Writing failed. The previous checkpoints are complete.
         """
         assert module.run_dir is not None
         final: Path = module.run_dir / FOLDER / f"step-{module.rollout_step:08d}"
@@ -107,30 +107,30 @@ class RLCheckpoint(Callback):
             shutil.rmtree(_partial(final), ignore_errors=True)
             raise RunError(_failure(final, error)) from error
         if in_background:
-            self._in_flight = final
+            self._unpublished = final
             return
         trainer.strategy.barrier()
         self._publish(trainer, final)
         trainer.strategy.barrier()
 
     def _background_is_done(self, trainer: Trainer) -> bool:
-        """Return whether rank 0 has seen the end of the write, the same on every rank."""
-        if self._in_flight is None:
+        """Return whether the write has ended as rank 0 sees it, the same on every rank."""
+        if self._unpublished is None:
             return False
         assert self._writer is not None
         is_done: bool = trainer.strategy.broadcast(self._writer.is_done)
         return is_done
 
     def _finish_background(self, trainer: Trainer) -> None:
-        """Wait for the checkpoint that is being written, if there is one, and give it its name. Collective.
+        """Wait for the checkpoint that is being written, if there is one, and rename it. Collective.
 
         Raises:
-            RunError: Writing failed. The former checkpoints are whole.
+            RunError: Writing failed. The previous checkpoints are complete.
         """
-        if self._in_flight is None:
+        if self._unpublished is None:
             return
         assert self._writer is not None
-        final, self._in_flight = self._in_flight, None
+        final, self._unpublished = self._unpublished, None
         try:
             seconds = self._writer.wait()
         except WRITE_ERRORS as error:
@@ -141,7 +141,7 @@ class RLCheckpoint(Callback):
         _say(trainer, f"checkpoint {final.name} was written in the background, {seconds:.1f} s after its step")
 
     def _publish(self, trainer: Trainer, final: Path) -> None:
-        """Give the complete checkpoint its name; remove the oldest, and what killed saves have left."""
+        """Rename a complete checkpoint to its final name; remove the oldest ones and the remains of killed saves."""
         if not trainer.is_global_zero:
             return
         os.replace(_partial(final), final)
@@ -164,7 +164,7 @@ def newest_checkpoint(run_dir: Path) -> Path:
         raise ConfigError(f"--resume {run_dir}: this is not the folder of a run (it has no config.yaml).")
     if not (found := list_checkpoints(run_dir)):
         raise ConfigError(
-            f"--resume {run_dir}: the run has no checkpoint yet. Start it anew, and lower checkpoint.every_n_steps."
+            f"--resume {run_dir}: the run has no checkpoint yet. Start a new run with a lower checkpoint.every_n_steps."
         )
     return found[-1]
 
@@ -177,7 +177,7 @@ def run_dir_of(checkpoint: str | Path) -> Path | None:
 
 
 def _partial(final: Path) -> Path:
-    """Return where a checkpoint lies while it is written."""
+    """Return the folder of a checkpoint while it is written."""
     return final.with_suffix(".partial")
 
 
@@ -191,8 +191,8 @@ def _failure(final: Path, error: BaseException) -> str:
     left = list_checkpoints(run_dir)
     reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
     free = shutil.disk_usage(run_dir).free / (1 << 30)
-    resume = f"The former checkpoint {left[-1].name} is whole" if left else "There is no former checkpoint"
+    resume = f"The previous checkpoint {left[-1].name} is complete" if left else "There is no previous checkpoint"
     return (
-        f"checkpoint {final} could not be written: {reason} ({free:.1f} GiB are free). {resume}; make room, then go "
-        f"on with: rlplug fit --resume {run_dir}"
+        f"checkpoint {final} could not be written: {reason} ({free:.1f} GiB are free). {resume}; free some "
+        f"space, then continue with: rlplug fit --resume {run_dir}"
     )

@@ -1,4 +1,4 @@
-"""The norm of gradients that are sharded over several meshes."""
+"""Norm and clipping of gradients that are sharded over several meshes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch.distributed.tensor import DTensor
 from rlplug.distributed.mesh import split_axes
 
 ShardedOver = tuple[DeviceMesh, tuple[int, ...]]
-"""A mesh, and those of its axes that split a tensor; on the others every rank holds the same."""
+"""A mesh, and the axes of it that shard a tensor; along the other axes every rank holds the same."""
 
 
 @torch.no_grad()
 def total_norm(gradients: Iterable[DTensor]) -> Tensor:
     """Return the 2-norm of all gradients together, a float64 scalar that is equal on all ranks. Collective.
 
-    Each rank takes the squares of its own part; those of gradients that are split alike are summed over the axes that
-    split them. So one number travels per kind of sharding, and no axis that only repeats a gradient counts it twice.
+    Each rank squares its own shards. The sums of squares of gradients that are sharded alike are reduced over the axes
+    that shard them: one number per kind of sharding, and an axis that only replicates a gradient adds nothing.
     """
     parts: dict[ShardedOver, list[Tensor]] = defaultdict(list)
     for gradient in gradients:

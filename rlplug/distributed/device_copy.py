@@ -1,4 +1,4 @@
-"""Copies from the host to a GPU that neither wait for it nor hold it up."""
+"""Asynchronous copies from the host to a GPU."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Return ``tensor`` on ``device``.
 
-    A copy from pageable memory makes the host wait for all that the GPU was given before; one from pinned memory, which
-    torch keeps and uses again, does not.
+    A copy from pageable memory makes the host wait for all work that the GPU has queued. A copy from pinned memory,
+    which torch caches and reuses, does not.
     """
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)

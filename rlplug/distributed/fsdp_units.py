@@ -1,4 +1,4 @@
-"""The parts of a Hugging Face model that sharding and optimisations work on."""
+"""Parts of a Hugging Face model that become FSDP units, and that optimisations wrap."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 
 def pretrained_part(model: nn.Module) -> PreTrainedModel | None:
-    """Return the model of transformers that ``model`` is, or that is the trunk of a critic; a value head has none."""
+    """Return the transformers model that ``model`` is or contains, as a critic does; ``None`` for a value head."""
     return next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
 
 
@@ -20,7 +20,7 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
 def untied_embeddings(model: nn.Module) -> list[nn.Module]:
     """Return the input embeddings and the output layer of the Hugging Face model in ``model``, if it has them.
 
-    Tied ones are none: FSDP wants a parameter in one unit, and both ends of the model read this one.
+    Tied ones are left out: FSDP needs each parameter in one unit, and both ends of the model read this one.
     """
     inner = pretrained_part(model)
     if inner is None:

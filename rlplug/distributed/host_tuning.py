@@ -1,4 +1,4 @@
-"""What the loop asks of its process: one host thread beside a GPU, and a garbage collector with little to walk."""
+"""Tuning of the host process: one thread beside a GPU, and a garbage collector with few objects to scan."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import torch
 
 
 def limit_host_threads(device: torch.device) -> None:
-    """Let torch's operations on the host run in one thread beside a GPU.
+    """Run torch's operations on the host in one thread, when the trainer's device is a GPU.
 
-    Those that are left for the host are small, and take many times as long when threads must be woken for each: a sum
-    over a step's tokens 16 ms on a machine of 32 cores. Lightning gives a single process all of them.
+    The operations that are left for the host are small, and waking threads for each takes many times as long: a sum
+    over a step's tokens took 16 ms on a machine of 32 cores. Lightning gives a single process all of the cores.
     """
     if device.type == "cuda":
         torch.set_num_threads(1)
 
 
 def freeze_gc() -> None:
-    """Take all objects that exist out of the garbage collector's sight: what a start and compilers leave stays anyway.
+    """Freeze live objects (``gc.freeze``), so that later collections skip what start-up and compilation allocated.
 
-    A step makes many small objects, and each full collection would walk millions of others between two of them.
+    A step makes many small objects, and each full collection would scan millions of others.
     """
     gc.collect()
     gc.freeze()

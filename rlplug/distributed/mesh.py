@@ -1,4 +1,4 @@
-"""The device mesh: which ranks hold which weights, which rows of a batch, and which parts of a sequence."""
+"""Device mesh: maps ranks to shards of weights, to rows of a batch, and to parts of a sequence."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class MeshSizes:
 
     @property
     def data_size(self) -> int:
-        """Parts that rows are spread over."""
+        """Number of parts into which the rows of a batch are divided."""
         return self.replicate * self.shard
 
     @classmethod
     def from_world(cls, world_size: int, replicate: int, sequence: int, tensor: int) -> MeshSizes:
-        """Return the sizes for ``world_size`` ranks: the shard axis takes what the others leave.
+        """Return the sizes for ``world_size`` ranks: the shard axis takes the factor that the other axes leave.
 
         Raises:
             ConfigError: A size is below 1, or does not divide the ranks that are left.
@@ -55,15 +55,15 @@ class MeshSizes:
 
 
 def build_mesh(device_type: str, sizes: MeshSizes) -> DeviceMesh:
-    """Return the four-axis mesh over all ranks; those of the tensor axis, which talk most, are neighbours."""
+    """Return the four-axis mesh over all ranks; ranks of the tensor axis, which communicate most, are neighbours."""
     shape = (sizes.replicate, sizes.shard, sizes.sequence, sizes.tensor)
     return init_device_mesh(device_type, shape, mesh_dim_names=AXES)
 
 
 def weights_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the mesh that FSDP shards weights over: [weights], or [replicate, weights] for HSDP.
+    """Return the mesh over which FSDP shards weights: [weights], or [replicate, weights] for HSDP.
 
-    Sequence ranks see parts of the same rows with the same weights, so they share the shards as well.
+    Sequence ranks use the same weights for parts of the same rows, so weights are sharded over them as well.
     """
     weights = mesh["shard", "sequence"]._flatten("weights")
     if mesh["replicate"].size() == 1:
@@ -73,21 +73,21 @@ def weights_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the one-axis mesh of the ranks that hold other rows than this one."""
+    """Return the one-axis mesh over which the rows of a batch are divided."""
     return mesh["replicate", "shard"]._flatten("data")
 
 
 def split_axes(tensor: DTensor) -> dict[int, int]:
-    """Return the axes of the mesh that split ``tensor``, and the tensor's dimension that each splits."""
+    """Return the mesh axes that shard ``tensor``, each with the dimension of the tensor that it shards."""
     dims = {axis: getattr(placement, "dim", None) for axis, placement in enumerate(tensor.placements)}
     return {axis: dim for axis, dim in dims.items() if dim is not None}
 
 
 def local_slices(tensor: Tensor) -> tuple[slice, ...]:
-    """Return where this rank's part of a DTensor lies in the whole; a plain tensor is the whole.
+    """Return the slices of the full tensor that are this rank's shard; a plain tensor is all of it.
 
-    Inner axes of the mesh split first: FSDP shards what tensor parallelism has left to a rank. Torch splits as
-    ``torch.chunk`` does: parts of equal size, and the last may be shorter or empty.
+    Inner axes of the mesh shard first: FSDP shards what tensor parallelism has left to a rank. Torch shards as
+    ``torch.chunk`` does: shards have equal size, and the last may be shorter or empty.
     """
     slices = [slice(0, size) for size in tensor.shape]
     if isinstance(tensor, DTensor):
@@ -99,7 +99,7 @@ def local_slices(tensor: Tensor) -> tuple[slice, ...]:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of ``tensor``, as a plain tensor that shares its memory."""
+    """Return this rank's shard of ``tensor``, as a plain tensor that shares its memory."""
     local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.detach()
 
@@ -110,5 +110,5 @@ def _chunk(whole: slice, num_parts: int, index: int) -> slice:
 
 
 def rank_share(items: Sequence[Item], rank: int, world_size: int) -> Sequence[Item]:
-    """Return the contiguous share of ``rank`` in a list that every rank holds; shares differ by one item at most."""
+    """Return the contiguous share of ``rank`` in a list that every rank holds; shares differ by at most one item."""
     return items[len(items) * rank // world_size : len(items) * (rank + 1) // world_size]

@@ -1,7 +1,7 @@
-"""Offload: what the trainer does not need while the engine generates waits in pinned host memory.
+"""Offload: the trainer's state waits in pinned host memory while the engine generates.
 
-An offloaded tensor keeps its identity: only its storage is emptied, and filled again later. What refers to it, such as
-FSDP's padded shards behind the parameters and the optimizer's state, is not affected.
+An offloaded tensor keeps its identity: only its storage is emptied, and filled again later. Objects that refer to it,
+such as FSDP's padded shards behind the parameters and the optimizer's state, are not affected.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from rlplug.types import GIB
 OffloadMode: TypeAlias = Literal["none", "optimizer", "optimizer_and_weights"]
 
 CHUNK_BYTES: Final = 1 << 26
+"""Size of one pinned allocation, in bytes: a power of two."""
 
 
 class HostMemory:
-    """Bytes of host memory, pinned for a GPU, that are allocated once and kept.
+    """Host memory, pinned for a GPU, that is allocated once and kept.
 
-    They lie in chunks whose size is a power of two: torch rounds every pinned allocation up to one.
+    It is allocated in chunks whose size is a power of two, because torch rounds every pinned allocation up to one.
     """
 
     def __init__(self, pinned: bool, chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -37,7 +38,7 @@ class HostMemory:
         self._chunks: list[Tensor] = []
 
     def pieces(self, start: int, num_bytes: int) -> Iterator[Tensor]:
-        """Yield uint8 views that together are the bytes from ``start`` on, allocating what is missing."""
+        """Yield uint8 views that together cover ``num_bytes`` from ``start`` on, allocating chunks as needed."""
         while num_bytes:
             index, offset = divmod(start, self._chunk_bytes)
             while len(self._chunks) <= index:
@@ -48,14 +49,14 @@ class HostMemory:
 
 
 class OffloadedTensors:
-    """Tensors that leave the device together, and come back together.
+    """Tensors that are offloaded together and restored together.
 
     Args:
         find: Returns the tensors, in lists and dicts of any depth. Called at each offload, because an optimizer has no
             state before its first step.
-        device: Where they live. What lies elsewhere stays there.
-        is_frozen: Their values never change: they are copied to the host only once.
-        chunk_bytes: See :class:`HostMemory`.
+        device: Device of the tensors. Tensors on other devices are left alone.
+        is_frozen: Whether their values never change, so that they are copied to the host only once.
+        chunk_bytes: Chunk size of the host memory, in bytes; see :class:`HostMemory`.
     """
 
     def __init__(
@@ -71,17 +72,17 @@ class OffloadedTensors:
         self._host = HostMemory(pinned=device.type == "cuda", chunk_bytes=chunk_bytes)
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._storages: list[tuple[torch.UntypedStorage, int]] = []
-        """Those whose values are on the host, with their sizes on the device in bytes."""
+        """Storages whose values are on the host, each with its size on the device in bytes."""
         self.is_offloaded = False
-        self._is_coming_back = False
+        self._is_restoring = False
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes that are off the device."""
+        """Bytes that are off the device now."""
         return sum(size for _, size in self._storages) if self.is_offloaded else 0
 
     def offload(self) -> None:
-        """Copy to the host and free on the device; does nothing when they are offloaded already."""
+        """Copy the tensors to the host and free their device memory; do nothing when they are offloaded already."""
         self.finish_restore()
         if self.is_offloaded:
             return
@@ -89,35 +90,35 @@ class OffloadedTensors:
             self._storages = distinct_storages(self._find(), self._device)
             self._copy(to_host=True)
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # whatever stream reads them has finished
+            torch.cuda.synchronize(self._device)  # every stream that reads them has finished
         for storage, _ in self._storages:
             storage.resize_(0)
         self.is_offloaded = True
 
     def start_restore(self) -> None:
-        """Start to copy back; the tensors must not be used before :meth:`finish_restore`."""
+        """Start to copy the tensors back; they must not be used before :meth:`finish_restore`."""
         if not self.is_offloaded:
             return
         for storage, size in self._storages:
             storage.resize_(size)
         self._copy(to_host=False)
-        self.is_offloaded, self._is_coming_back = False, True
+        self.is_offloaded, self._is_restoring = False, True
 
     def finish_restore(self) -> None:
-        """Wait for what :meth:`start_restore` started."""
-        if not self._is_coming_back:
+        """Wait for the copies that :meth:`start_restore` started."""
+        if not self._is_restoring:
             return
         if self._stream is not None:
             self._stream.synchronize()
         if not self._is_frozen:
-            self._storages = []  # who dropped a tensor meanwhile gets its memory back
-        self._is_coming_back = False
+            self._storages = []  # a tensor that was dropped meanwhile frees its memory
+        self._is_restoring = False
 
     def _copy(self, to_host: bool) -> None:
         if self._stream is None:
             self._copy_bytes(to_host)
             return
-        # new memory on the device may have been used by work that still runs
+        # device memory that is allocated anew may still be in use by work that was queued before
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             self._copy_bytes(to_host)
@@ -136,18 +137,18 @@ class OffloadedTensors:
 
 
 class Offload:
-    """What leaves the device while the engine generates, and when it comes back.
+    """Schedule of offloading: the state that leaves the device while the engine generates, and its return.
 
-    The optimizers' state is gone from before the engine wakes until the first optimizer step, and its way back
-    overlaps with the forward and backward passes before that. Weights go when the engine has them, and return when it
-    has generated. The reference policy is on the device in its own forward-only pass alone.
+    The optimizers' state is offloaded from before the engine wakes until the first optimizer step, and copying it back
+    overlaps with the forward and backward passes before that step. Weights are offloaded once the engine has them, and
+    restored when it has generated. The reference policy is on the device only for its own forward-only pass.
 
     Args:
-        mode: What leaves.
-        device: The trainer's.
-        trained: Sharded networks that learn.
-        reference: Sharded networks that do not.
-        optimizers: Of ``trained``; empty in a validation.
+        mode: The state to offload.
+        device: The trainer's device.
+        trained: Sharded networks that are trained.
+        reference: Sharded networks that are frozen.
+        optimizers: Optimizers of ``trained``; empty in a validation.
     """
 
     def __init__(
@@ -175,36 +176,36 @@ class Offload:
         self._largest = 0
 
     def before_engine_wakes(self) -> None:
-        """Park all but the weights, which the sync reads."""
+        """Offload all but the weights, which the sync reads."""
         self._timed(self._reference.offload, self._optimizers.offload)
         self._release()
 
     def before_generation(self) -> None:
-        """Park the weights, which the engine holds; its cache has not yet taken memory."""
+        """Offload the weights once the engine has them, before its KV cache takes memory."""
         self._timed(self._weights.offload)
         self._release()
 
     def after_generation(self) -> None:
-        """Bring the weights back."""
+        """Restore the weights."""
         self._timed(self._weights.start_restore, self._weights.finish_restore)
 
     def before_update(self) -> None:
-        """Start to bring the optimizers' state back; the first optimizer step waits for its arrival."""
+        """Start to restore the optimizers' state; the first optimizer step waits for it."""
         self._timed(self._optimizers.start_restore)
 
     def after_step(self) -> None:
-        """Restore all that a checkpoint holds; an interrupted or validating step leaves some of it offloaded."""
+        """Restore all state that a checkpoint saves: an interrupted or validating step leaves some of it offloaded."""
         self._timed(self._optimizers.start_restore, self._optimizers.finish_restore)
 
     @contextmanager
     def reference_on_device(self) -> Iterator[None]:
-        """Have the reference policy for its forward-only pass."""
+        """Keep the reference policy on the device inside the context, for its forward-only pass."""
         self._timed(self._reference.start_restore, self._reference.finish_restore)
         yield
         self._timed(self._reference.offload)
 
     def pop_metrics(self) -> dict[str, float]:
-        """Return ``offload/...`` since the last call; nothing when nothing is to leave."""
+        """Return ``offload/...`` since the last call; empty when the mode is ``none``."""
         if self._mode == "none":
             return {}
         metrics = {"offload/seconds": self._seconds, "offload/gib": self._largest / GIB}
@@ -212,14 +213,14 @@ class Offload:
         return metrics
 
     def _release(self) -> None:
-        """Give freed memory back to the device, for an engine has an allocator of its own."""
-        lots = (self._optimizers, self._weights, self._reference)
-        self._largest = max(self._largest, sum(lot.num_bytes for lot in lots))
+        """Return freed memory to the device, because an engine has an allocator of its own."""
+        offloaded = (self._optimizers, self._weights, self._reference)
+        self._largest = max(self._largest, sum(tensors.num_bytes for tensors in offloaded))
         if self._mode != "none" and self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _timed(self, *actions: Callable[[], None]) -> None:
-        """Count the time in which the loop stands still."""
+        """Run ``actions`` and count their seconds, in which the training loop waits."""
         began = time.perf_counter()
         for action in actions:
             action()
@@ -227,7 +228,7 @@ class Offload:
 
 
 def distinct_storages(tree: Any, device: torch.device) -> list[tuple[torch.UntypedStorage, int]]:
-    """Return the storages behind the tensors of a tree on ``device``, each once, with sizes in bytes."""
+    """Return the distinct storages of the tensors of a tree that are on ``device``, with their sizes in bytes."""
     found: dict[int, tuple[torch.UntypedStorage, int]] = {}
     for leaf in tree_leaves(tree):
         for tensor in _plain_tensors(leaf):
@@ -244,7 +245,7 @@ def _shards(networks: Sequence[nn.Module]) -> list[nn.Parameter]:
 
 
 def _plain_tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors that a DTensor or a quantised tensor is made of, or a plain one itself."""
+    """Yield the plain tensors inside a DTensor or a quantised tensor, or a plain tensor itself."""
     if isinstance(value, Tensor) and is_traceable_wrapper_subclass(value):
         for name in value.__tensor_flatten__()[0]:  # torch 2.13 names the mesh too
             yield from _plain_tensors(getattr(value, name))

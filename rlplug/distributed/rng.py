@@ -1,4 +1,4 @@
-"""The state of every random generator that a step may use."""
+"""State of the random generators that a step may use: Python's, NumPy's and torch's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def preserved_rng() -> Iterator[None]:
-    """Leave every generator as it was, whatever runs inside."""
+    """Restore the state of every generator when the context ends."""
     state = rng_state()
     try:
         yield

@@ -1,8 +1,7 @@
-"""``RLFSDP2Strategy``: Lightning's model-parallel strategy with what RL adds to it.
+"""``RLFSDP2Strategy``: Lightning's model-parallel strategy, with sharding and collectives for RL.
 
-On one process or many, on CPU (gloo) or GPU (NCCL), it is the same code path: parameters are FSDP2 shards. Upstream's
-strategy leaves sharding, gradient synchronisation and mixed-mesh clipping to the module, so they live here, beside the
-mesh.
+One process or many, CPU (gloo) or GPU (NCCL) run the same code: parameters are FSDP2 shards. Upstream's strategy leaves
+sharding, gradient synchronisation and clipping over several meshes to the module; they are here, beside the mesh.
 """
 
 from __future__ import annotations
@@ -33,11 +32,12 @@ Item = TypeVar("Item")
 class RLFSDP2Strategy(ModelParallelStrategy):
     """FSDP2 over a mesh of four axes: replicate, shard, sequence and tensor.
 
-    Ranks of the shard axis, which is what the other sizes leave of all ranks, each keep a part of every weight.
+    Every rank of the shard axis keeps a part of every weight. Its size is the factor of all ranks that the other axes
+    leave.
 
     Args:
-        replicate: Groups of ranks that each hold a whole copy of the weights (HSDP). Gathering stays inside a group,
-            such as a host, and only gradients cross; 1 shards over all ranks.
+        replicate: Groups of ranks that each hold a whole copy of the weights (HSDP). All-gathers stay inside a group,
+            such as a host, and only gradients are reduced across groups; 1 shards over all ranks.
         sequence: Ranks that share the tokens of a row (Ulysses), for long sequences.
         tensor: Ranks that share each matrix of a block (tensor parallelism), for blocks too large for one device.
         reshard_after_forward: Free a block's gathered parameters after its forward pass and gather them again for
@@ -47,8 +47,8 @@ class RLFSDP2Strategy(ModelParallelStrategy):
             ``reshard_after_forward: false`` a mini-batch gathers once.
         sync_every_micro_batch: Reduce gradients in each micro-batch rather than only in a mini-batch's last: more
             communication, and no gradients of whole parameters are kept in between.
-        timeout_s: Deadline of every collective; past it the run stops rather than hang.
-        process_group_backend: ``nccl`` or ``gloo``; by default what fits the accelerator.
+        timeout_s: Timeout of every collective, in seconds; after it the run stops rather than hang.
+        process_group_backend: ``nccl`` or ``gloo``; by default the one for the accelerator.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         self.sync_every_micro_batch = sync_every_micro_batch
 
     def setup_environment(self) -> None:
-        """Join the processes and lay the mesh over them; upstream's has two axes.
+        """Join the processes and build the mesh of four axes; upstream's has two.
 
         Raises:
             ConfigError: The sizes of the axes do not divide the processes.
@@ -79,7 +79,7 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         self._device_mesh = build_mesh(self.root_device.type, sizes)
         self._weights_mesh = weights_mesh(self._device_mesh)
         self._data_mesh = data_mesh(self._device_mesh)
-        self._ranks = {  # asking a mesh takes a while, and each micro-batch asks
+        self._ranks = {  # kept, because asking a mesh is slow and each micro-batch does
             "data": self._data_mesh.get_local_rank(),
             "sequence": self._device_mesh["sequence"].get_local_rank(),
         }
@@ -87,7 +87,7 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         self.lightning_module._device_mesh = self._device_mesh
 
     def mesh_sizes(self, world_size: int) -> MeshSizes:
-        """Return the sizes of the mesh over ``world_size`` ranks, before there are any.
+        """Return the sizes of the mesh over ``world_size`` ranks, which need not have started.
 
         Raises:
             ConfigError: The sizes of the axes do not divide them.
@@ -98,42 +98,42 @@ class RLFSDP2Strategy(ModelParallelStrategy):
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The mesh over all ranks, with the axes replicate, shard, sequence and tensor."""
+        """Device mesh over all ranks, with the axes replicate, shard, sequence and tensor."""
         return self.device_mesh
 
     @property
     def data_size(self) -> int:
-        """Number of parts that rows are spread over: ranks of the replicate and shard axes."""
+        """Number of parts into which the rows of a batch are divided: ranks of the replicate and shard axes."""
         return self._data_mesh.size()
 
     @property
     def data_rank(self) -> int:
-        """Which of ``data_size`` parts this rank computes; ranks of one sequence or tensor group compute the same."""
+        """Index of the part, of ``data_size``, that this rank and those of its sequence and tensor groups compute."""
         return self._ranks["data"]
 
     @property
     def data_group(self) -> dist.ProcessGroup:
-        """Ranks that compute other rows, at this rank's place on the sequence and tensor axes."""
+        """Process group over which rows are divided, at this rank's index on the sequence and tensor axes."""
         return self._data_mesh.get_group()
 
     @property
     def sequence_size(self) -> int:
-        """Ranks that share the tokens of a row."""
+        """Number of ranks that share the tokens of a row."""
         return self.mesh["sequence"].size()
 
     @property
     def sequence_rank(self) -> int:
-        """Which part of each row is this rank's."""
+        """Index of this rank's part of each row."""
         return self._ranks["sequence"]
 
     @property
     def sequence_group(self) -> dist.ProcessGroup | None:
-        """Ranks that share the tokens of this rank's rows; ``None`` when it has them to itself."""
+        """Process group of the ranks that share the tokens of this rank's rows; ``None`` without sharing."""
         return self.mesh["sequence"].get_group() if self.sequence_size > 1 else None
 
     @property
     def tensor_size(self) -> int:
-        """Ranks that share each matrix of a block."""
+        """Number of ranks that share each matrix of a block."""
         return self.mesh["tensor"].size()
 
     @property
@@ -167,10 +167,10 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         model.register_forward_hook(_reshard_without_gradients)
 
     def set_last_micro_batch(self, model: nn.Module, is_last: bool) -> None:
-        """Say whether the backward pass to come is a mini-batch's last, in which gradients meet over ranks."""
+        """Set whether the next backward pass is a mini-batch's last, in which gradients are reduced over ranks."""
         assert isinstance(model, FSDPModule)
         model.set_requires_gradient_sync(is_last or self.sync_every_micro_batch)
-        model.set_requires_all_reduce(is_last)  # between replicas: their part of the sum may wait
+        model.set_requires_all_reduce(is_last)  # between replicas, which can wait for the last one
         model.set_reshard_after_backward(is_last or self.reshard_after_backward)
 
     def clip_grad_norm(self, model: nn.Module, max_norm: float | None) -> float:
@@ -182,22 +182,22 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         return float(norm)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the shards where they are: upstream's copies on the host would lie beside those of the writer."""
+        """Return the shards without a copy; upstream copies them to the host, as the checkpoint's writer does again."""
         assert self.model is not None
         return get_model_state_dict(self.model)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
-        """Write a checkpoint, or let a :class:`BackgroundWriter`, given as ``storage_options``, begin to write it."""
+        """Write a checkpoint, or begin to with the :class:`BackgroundWriter` that ``storage_options`` may be."""
         if isinstance(storage_options, BackgroundWriter):
             storage_options.begin(checkpoint, Path(filepath))
         else:
             super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return what a checkpoint keeps, and leave an optimizer that has not stepped as it is.
+        """Return the optimizer's state for a checkpoint, without changing an optimizer that has not stepped.
 
-        To learn the layout, torch's ``get_optimizer_state_dict`` lets a fresh one step with zero gradients, and Adam
-        would count that step.
+        Torch's ``get_optimizer_state_dict`` steps a fresh optimizer with zero gradients to learn the layout of its
+        state, and Adam would count that step.
         """
         is_fresh = not optimizer.state
         assert self.model is not None
@@ -222,12 +222,12 @@ class RLFSDP2Strategy(ModelParallelStrategy):
 
 
 def fsdp_units(model: nn.Module) -> list[FSDPModule]:
-    """Return the modules of a sharded model that gather their parameters by themselves."""
+    """Return the FSDP units of a sharded model: modules that gather their own parameters."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 def _reshard_without_gradients(model: nn.Module, inputs: Any, output: Any) -> None:
-    """Leave nothing gathered by a forward-only pass: no backward pass would free it, and who reads shards is next."""
+    """Free the parameters that a forward-only pass gathered; otherwise no backward pass would reshard them."""
     if not torch.is_grad_enabled():
         for unit in fsdp_units(model):
             unit.reshard()

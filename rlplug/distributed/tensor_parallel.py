@@ -1,4 +1,4 @@
-"""Tensor parallelism: each matrix of a block is split over ranks, by the plan that transformers has for the model.
+"""Tensor parallelism: splits each matrix of a block over ranks, by the plan that transformers has for the model.
 
 Embeddings, the output layer and the norms of the hidden states stay whole on every rank of the tensor axis.
 """
@@ -27,19 +27,20 @@ STYLES: Final[dict[str, ParallelStyle]] = {
     "rowwise": RowwiseParallel(),
     "colwise_gather_output": ColwiseParallel(output_layouts=Replicate()),
     "rowwise_split_input": RowwiseParallel(input_layouts=Replicate()),
-    # norms of queries and keys, [B, T, heads, head_dim]: a rank has some heads, and the weight's gradient is their sum
+    # norms of queries and keys, [B, T, heads, head_dim]: a rank has some heads; the weight's gradient sums over all
     "replicated_with_grad_allreduce": SequenceParallel(sequence_dim=2, use_local_output=True),
 }
-"""Torch's styles by transformers' names."""
+"""Torch's parallel styles, by transformers' names."""
 SPLIT_SIZES: Final = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+"""Sizes of a model's configuration that the tensor axis must divide."""
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
     """Split the blocks of the Hugging Face model in ``model``, if there is one, over the one-axis ``mesh``, in place.
 
     Raises:
-        ConfigError: Transformers has no plan for this model, or one that is not understood, or the heads or inner
-            states of a block do not divide.
+        ConfigError: Transformers has no plan for this model, or one with an unknown style, or the ranks do not divide
+            the heads or the MLP width of a block.
     """
     inner = pretrained_part(model)
     if inner is None:
@@ -50,7 +51,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _plan(base: Any, size: int) -> dict[str, str]:
-    """Return transformers' plan for the modules of blocks: style by pattern."""
+    """Return transformers' plan for the modules of blocks: the style of each name pattern."""
     name, config = type(base).__name__, base.config
     plan: dict[str, str] | None = config.base_model_tp_plan
     if not plan:

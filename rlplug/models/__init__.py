@@ -1,1 +1,1 @@
-"""Models: configuration, construction, loading, export, packed rows and the LM head."""
+"""Models: configuration, construction, loading, export, packing and the LM head."""

@@ -1,8 +1,8 @@
-"""Attention inside the sequences of a packed row, registered with transformers under the name ``packed``.
+"""Attention within the sequences of a packed row, registered with transformers under the name ``packed``.
 
 On CUDA in half precision it is torch's variable-length flash attention, or cuDNN's for one long sequence; elsewhere
-sequences are padded inside this one call. With sequence parallelism (DeepSpeed-Ulysses, arXiv 2309.14509) ranks
-exchange their parts of the row for heads of the whole row before, and back after.
+sequences are padded inside this one call. With sequence parallelism (DeepSpeed-Ulysses, arXiv 2309.14509), ranks
+exchange their parts of the row for heads of the whole row before attention, and back after it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rlplug.errors import ConfigError
 from rlplug.models.packing import LONG
 
 NAME: Final = "packed"
+"""Value of ``attn_implementation`` that selects this attention."""
 
 
 def packed_attention(
@@ -38,31 +39,35 @@ def packed_attention(
     sequence_group: dist.ProcessGroup | None = None,
     **unused: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention; the signature is that of transformers' attention functions.
+    """Compute causal attention; the signature is that of transformers' attention functions.
 
     Args:
         module: The attention layer.
         query: [1, H, n, head_dim].
         key: [1, H_kv, n, head_dim]; H is a multiple of H_kv.
-        value: The same.
-        attention_mask: None: borders say it all.
-        scaling: Of the products; 1 / sqrt(head_dim) by default.
-        sliding_window: Keys that a query sees, its own position included.
-        softcap: ``c`` in ``c tanh(x / c)`` of the products.
-        cu_seq_lens_q: int32 [S + 1]: borders in the row of all ranks. Without them each row is one sequence.
+        value: [1, H_kv, n, head_dim].
+        attention_mask: Ignored, since ``cu_seq_lens_q`` separates the sequences.
+        scaling: Factor of the query-key products; 1 / sqrt(head_dim) by default.
+        sliding_window: Number of keys that a query attends to, its own position included.
+        softcap: ``c`` in ``c tanh(x / c)`` of the query-key products.
+        cu_seq_lens_q: int32 [S + 1]: cumulative lengths of the sequences in the row of all ranks. Without them each row
+            is one sequence.
         max_length_q: Tokens of the longest sequence.
-        sequence_group: Ranks that hold the other parts of the row.
-        unused: What transformers passes besides.
+        sequence_group: Process group of the ranks that hold the parts of the row.
+        unused: Other arguments of transformers.
 
     Returns:
-        [1, n, H, head_dim], and no weights.
+        [1, n, H, head_dim], and None for attention weights.
+
+    Raises:
+        ConfigError: The layer has attention sinks or is not causal.
     """
     if unused.get("s_aux") is not None or not getattr(module, "is_causal", True):
         raise ConfigError(
-            f"{type(module).__name__} has attention sinks or is not causal, which packed attention lacks: take another "
-            "model, or set its attn_implementation to one of transformers' flash attentions that has them."
+            f"{type(module).__name__} has attention sinks or is not causal, which packed attention does not support: "
+            "use another model, or set its attn_implementation to a flash attention of transformers that does."
         )
-    assert key.shape[2] == query.shape[2], "packed attention takes whole sequences, and no cache"
+    assert key.shape[2] == query.shape[2], "packed attention takes whole sequences, without a KV cache"
     batch_size, _, length, _ = query.shape
     if cu_seq_lens_q is None or max_length_q is None:
         cu_seq_lens_q = torch.arange(batch_size + 1, device=query.device, dtype=torch.int32) * length
@@ -84,22 +89,22 @@ def packed_attention(
 
 AttentionInterface.register(NAME, packed_attention)
 
-# torch 2.11 takes fewer key-value than query heads without being told
+# torch 2.11 has grouped-query attention without this argument
 GROUPED: Final[dict[str, Any]] = (
     {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 )
 
 
 def uses_flash(query: Tensor, value: Tensor, softcap: float | None) -> bool:
-    """Return whether torch's variable-length flash attention can compute this."""
+    """Return whether torch's variable-length flash attention supports these inputs."""
     fits = query.shape[-1] == value.shape[-1] <= 256 and query.shape[-1] % 8 == 0
     return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and softcap is None and fits
 
 
 def uses_cudnn(query: Tensor, value: Tensor, borders: Tensor, window: int | None, softcap: float | None) -> bool:
-    """Return whether cuDNN's attention computes this: one long sequence, on Hopper or newer.
+    """Return whether to use cuDNN's attention: for one long sequence, on Hopper or newer.
 
-    There it is 1.6 times as fast as the variable-length kernel (``benchmarks/results/2026-11-21-update-on-h200``).
+    It is then 1.6 times as fast as the variable-length kernel (``benchmarks/results/2026-11-21-update-on-h200``).
     """
     if not uses_flash(query, value, softcap) or window is not None or query.shape[-1] > 128:
         return False
@@ -107,7 +112,7 @@ def uses_cudnn(query: Tensor, value: Tensor, borders: Tensor, window: int | None
 
 
 def _one_sequence(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-    """[heads, N, head_dim] each."""
+    """Return cuDNN's attention of one sequence; all tensors are [heads, N, head_dim]."""
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
         output = nn.functional.scaled_dot_product_attention(
             query[None], key[None], value[None], is_causal=True, scale=scale, enable_gqa=True
@@ -118,7 +123,7 @@ def _one_sequence(query: Tensor, key: Tensor, value: Tensor, scale: float | None
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, borders: Tensor, longest: int, scale: float | None, window: int | None
 ) -> Tensor:
-    """[heads, N, head_dim] each."""
+    """Return variable-length flash attention; all tensors are [heads, N, head_dim]."""
     output: Any = varlen_attn(
         query.transpose(0, 1),
         key.transpose(0, 1),
@@ -144,11 +149,11 @@ def _padded(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """[heads, N, head_dim] each: pad sequences to ``longest``, attend, and take the padding out again."""
+    """Return attention of sequences padded to ``longest``; all tensors are [heads, N, head_dim], without padding."""
     num_tokens = query.shape[1]
     steps = torch.arange(longest, device=query.device)
-    places = (borders[:-1, None] + steps).clamp(max=num_tokens - 1)  # [S, longest]; causality hides what is too much
-    query, key, value = (states[:, places].transpose(0, 1) for states in (query, key, value))
+    positions = (borders[:-1, None] + steps).clamp(max=num_tokens - 1)  # [S, longest]; causality hides the padding
+    query, key, value = (states[:, positions].transpose(0, 1) for states in (query, key, value))
     distance = steps[:, None] - steps
     seen = (distance >= 0) & (distance < (window or longest))
     if softcap is not None:
@@ -162,7 +167,7 @@ def _padded(
 
 
 def _softcapped(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float | None, softcap: float) -> Tensor:
-    """Gemma 2's attention (arXiv 2408.00118, section 2), which no kernel of torch computes."""
+    """Return attention with a soft cap, as in Gemma 2 (arXiv 2408.00118, section 2); no kernel of torch has it."""
     groups = query.shape[1] // key.shape[1]
     key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
     products = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
@@ -183,7 +188,7 @@ def sequences_to_heads(
     if query.shape[0] % size or (key.shape[0] % size and size % key.shape[0]):
         raise ConfigError(
             f"trainer.strategy.init_args.sequence is {size}, and the model has {query.shape[0]} attention heads and "
-            f"{key.shape[0]} key-value heads on a rank: take a size that divides the first, and divides the second or "
+            f"{key.shape[0]} key-value heads on a rank: give a size that divides the first, and divides the second or "
             "is a multiple of it."
         )
     repeats = max(1, size // key.shape[0])
@@ -202,7 +207,7 @@ def heads_to_sequences(output: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _all_to_all(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Send ``parts[r]`` to rank ``r`` of the group and return what the ranks sent, in their order."""
+    """Send ``parts[r]`` to rank ``r`` of the group, and return the parts that the ranks sent, in rank order."""
     sizes = [1] * group.size()
     received: Tensor = all_to_all_single_autograd(parts.contiguous(), sizes, sizes, group)
     return received

@@ -1,4 +1,4 @@
-"""The networks of a run: each is built without memory, edited, sharded, and then filled with its weights."""
+"""Builds the models of a run: on the meta device first, then edited, sharded, and loaded with weights."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Models(nn.Module):
 def build_policy(
     config: ModelConfig, optimizations: Sequence[Optimization], strategy: RLFSDP2Strategy
 ) -> tuple[nn.Module, list[Effect]]:
-    """Return the sharded policy; how its weights came and what the optimizations changed.
+    """Return the sharded policy, and effects: how its weights were loaded and what the optimizations changed.
 
     Raises:
-        ConfigError: The model cannot be loaded or split, or an optimization took no effect.
+        ConfigError: The model cannot be loaded or sharded, or an optimization took no effect.
     """
     policy = empty_model(config)
     effects = _edit_and_shard("policy", policy, config, optimizations, strategy)
@@ -75,11 +75,11 @@ def build_critic(
     """Return the critic, or with a shared trunk its head, and its effects. A head is a float32 FSDP unit of its own.
 
     Args:
-        config: The critic's.
-        policy: The model that a shared trunk belongs to.
-        policy_config: Names the trunk when ``config`` does not.
-        optimizations: Edit a trunk that is the critic's own.
-        strategy: Shards.
+        config: Configuration of the critic.
+        policy: The policy, whose trunk may be shared.
+        policy_config: Configuration of the policy, and of a trunk that ``config`` does not name.
+        optimizations: Optimizations of the critic's own trunk.
+        strategy: The strategy that shards.
     """
     if config.share_trunk:
         head = ValueHead(policy.config.get_text_config().hidden_size, config.seed)
@@ -100,7 +100,7 @@ def _edit_and_shard(
     optimizations: Sequence[Optimization],
     strategy: RLFSDP2Strategy,
 ) -> list[Effect]:
-    """Shard an empty model between the edits of the optimizations that apply to it, and give it memory."""
+    """Edit an empty model with the optimizations that apply to it, shard it, and allocate its memory."""
     chosen = [copy.deepcopy(optimization) for optimization in optimizations if network in optimization.applies_to]
     for optimization in chosen:
         optimization.before_shard(model)

@@ -1,4 +1,4 @@
-"""The policy: its configuration, its tokenizer, and what else is known of it without its weights."""
+"""Configuration of a model, its tokenizer, and the policy's properties that need no weights."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ MakeTokenizer: TypeAlias = Callable[..., PreTrainedTokenizerBase]
 
 @dataclass
 class ModelConfig:
-    """The model that is trained.
+    """Configuration of a Hugging Face model: the policy, the reference, or a critic's trunk.
 
     Args:
-        path: Hugging Face folder or hub name, with configuration, tokenizer and (for ``pretrained``) safetensors.
+        path: Folder or Hugging Face Hub name, with configuration, tokenizer and (for ``pretrained``) safetensors.
         init: ``pretrained`` loads the weights; ``random`` draws new ones from the configuration, seeded by ``seed``.
-        dtype: Of the weights in forward and backward passes and in the engine. The optimizer always works on
+        dtype: Dtype of the weights in forward and backward passes and in the engine. The optimizer always works on
             float32 weights, and gradients are reduced in float32.
-        attn_implementation: ``packed``, rlplug's own, or ``flash_attention_2`` or ``_3`` of transformers.
-        seed: For ``init: random``.
+        attn_implementation: Attention to use: ``packed``, rlplug's own, or ``flash_attention_2`` or ``_3`` of
+            transformers.
+        seed: Seed of the weights with ``init: random``.
     """
 
     path: str
@@ -43,7 +44,7 @@ class ModelConfig:
 
 
 def auto_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a Hugging Face folder or hub name with transformers' ``AutoTokenizer``."""
+    """Load the tokenizer of a folder or Hugging Face Hub name with transformers' ``AutoTokenizer``."""
     tokenizer: Any = AutoTokenizer.from_pretrained(path)
     return tokenizer  # type: ignore[no-any-return]
 
@@ -51,12 +52,12 @@ def auto_tokenizer(path: str) -> PreTrainedTokenizerBase:
 def load_tokenizer(
     config: ModelConfig, key: str = "model.policy", make: MakeTokenizer = auto_tokenizer
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer; padding, which masks always hide, uses the end token when the tokenizer has none.
+    """Load the tokenizer. Without a padding token it pads with the end token, which masks always hide.
 
     Args:
-        config: The model.
-        key: Where the configuration names it, for messages.
-        make: Called with ``path``; a run hands in the hook ``rlplug_make_tokenizer``.
+        config: Configuration of the model.
+        key: Key of the model in the run's configuration, for messages.
+        make: Makes the tokenizer, called with ``path``; a run passes the hook ``rlplug_make_tokenizer``.
     """
     check_folder(config.path, key)
     tokenizer: PreTrainedTokenizerBase = read(config.path, key, "tokenizer", make, path=config.path)
@@ -68,20 +69,20 @@ def load_tokenizer(
 def require_same_tokens(
     config: ModelConfig, key: str, tokenizer: PreTrainedTokenizerBase, make: MakeTokenizer = auto_tokenizer
 ) -> None:
-    """Refuse a model beside the policy that reads token ids otherwise.
+    """Raise an error unless a model has the vocabulary of the policy's ``tokenizer``.
 
     Raises:
-        ConfigError: Its tokenizer maps text to other ids than ``tokenizer``, the policy's.
+        ConfigError: The model's tokenizer maps text to other ids.
     """
     if load_tokenizer(config, key, make).get_vocab() != tokenizer.get_vocab():
         raise ConfigError(
-            f"{key}.path {config.path!r} has another tokenizer than model.policy.path, and would read the policy's "
-            "tokens as other text: use a model of the same family."
+            f"{key}.path {config.path!r} has another tokenizer than model.policy.path, so the policy's token ids would "
+            "mean other text: use a model of the same family."
         )
 
 
 def load_spec(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PolicySpec:
-    """Read what engine and data need to know of the policy, without its weights.
+    """Return the policy's properties that engine and data need, read without its weights.
 
     Raises:
         ConfigError: The model has fewer embeddings than the tokenizer has ids, or neither names an end token.
@@ -92,7 +93,7 @@ def load_spec(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Policy
     if largest >= text_config.vocab_size:
         raise ConfigError(
             f"model.policy.path {config.path!r}: the tokenizer has ids up to {largest}, and the model embeds only "
-            f"{text_config.vocab_size}. They are from different models: use the tokenizer files of this one."
+            f"{text_config.vocab_size}. They belong to different models: use the tokenizer files of this one."
         )
     named: list[Any] = [tokenizer.eos_token_id]
     for owner in (text_config, read_generation_config(config.path)):

@@ -1,4 +1,4 @@
-"""The critic: what each state is worth, from a trunk of its own or from the policy's."""
+"""The critic: a value head on a trunk of its own, or on the policy's."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from rlplug.models.loading import empty_model, load_weights, to_empty_on
 
 @dataclass
 class CriticConfig:
-    """The value function of an algorithm that needs one, such as PPO. ``{}`` takes every default.
+    """Configuration of the critic, for algorithms that need one, such as PPO. ``{}`` takes every default.
 
     Args:
         trunk: Model of the critic's own trunk; by default a second copy of the policy's initial model.
         share_trunk: Put the value head on the policy's trunk instead: no second model, and the value loss trains the
             trunk as well.
         value_coefficient: With ``share_trunk``, the weight of the value loss beside the policy's.
-        optimizer: Called with the critic's parameters; with ``share_trunk`` with those of the value head, while the
-            policy's optimizer keeps the trunk. By default AdamW with a learning rate of 1e-5.
-        lr_scheduler: Called with that optimizer; steps once per RL step.
+        optimizer: Optimizer, called with the critic's parameters; with ``share_trunk`` with those of the value head,
+            while the policy's optimizer keeps the trunk. By default AdamW with a learning rate of 1e-5.
+        lr_scheduler: Scheduler, called with that optimizer; steps once per RL step.
         max_grad_norm: Clip the critic's gradients to this global norm; ``null`` only measures it.
         num_epochs: Passes of the critic over a step's completions; by default ``model.batch.num_epochs``. Only for a
             trunk of its own.
         warmup_steps: RL steps at the start that train the critic alone. The policy stays as it is.
-        seed: Of the value head's initial weights.
+        seed: Seed of the value head's initial weights.
     """
 
     trunk: ModelConfig | None = None
@@ -72,6 +72,7 @@ class CriticConfig:
         return (policy, "model.policy") if self.trunk is None else (self.trunk, "model.critic.trunk")
 
     def make_optimizer(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
+        """Return the configured optimizer of ``parameters``, or the default one."""
         # no lambda as the field's default: jsonargparse cannot write one into the resolved configuration
         return (
             torch.optim.AdamW(parameters, lr=1e-5, fused=True) if self.optimizer is None else self.optimizer(parameters)
@@ -79,7 +80,7 @@ class CriticConfig:
 
 
 class ValueHead(nn.Module):
-    """One number per hidden state, computed in float32 whatever the trunk's dtype: bf16 would round values to 1%."""
+    """Linear layer from hidden states to values, always in float32: bf16 would round values to 1%."""
 
     def __init__(self, hidden_size: int, seed: int) -> None:
         super().__init__()
@@ -105,32 +106,32 @@ class Critic(nn.Module):
 
     @property
     def trunk_prefix(self) -> str:
-        """What names in the trunk's checkpoint have before those in the trunk."""
+        """Prefix of the trunk's weights in its checkpoint, such as ``model.``."""
         trunk: Any = self.trunk
         return f"{trunk.base_model_prefix}."
 
     def forward(self, positions: Tensor, inputs: dict[str, Any]) -> Tensor:
-        """Return float32 [K]: the values of the states at ``positions``, int64 [K], of one row of tokens.
+        """Return the values of the states at ``positions`` of one row of tokens, float32 [K].
 
         Args:
-            positions: Where the values are wanted.
-            inputs: Of the trunk's forward method.
+            positions: int64 [K].
+            inputs: Arguments of the trunk's forward method.
         """
         values: Tensor = self.head(self.trunk(**inputs).last_hidden_state[0, positions])
         return values
 
 
 def empty_critic(config: CriticConfig, policy: ModelConfig) -> Critic:
-    """Build the critic with a trunk of its own, on the meta device: a causal language model without its output layer.
+    """Build a critic with a trunk of its own: a causal language model without its output layer, on the meta device.
 
-    The head has its values.
+    The head is on the CPU, with its initial weights.
     """
     causal: Any = empty_model(*config.trunk_source(policy))
     return Critic(causal.base_model, ValueHead(causal.config.get_text_config().hidden_size, config.seed))
 
 
 def load_critic(config: CriticConfig, policy: ModelConfig) -> Critic:
-    """Build and fill the same on the CPU, unsharded."""
+    """Build a critic with a trunk of its own on the CPU, unsharded, with its weights."""
     critic = empty_critic(config, policy)
     to_empty_on(critic, torch.device("cpu"))
     load_weights(critic.trunk, *config.trunk_source(policy), prefix=critic.trunk_prefix)

@@ -1,4 +1,4 @@
-"""The policy leaves as a plain Hugging Face folder."""
+"""Export of the policy as a plain Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from rlplug.weight_sync.buckets import weight_buckets
 
 MAX_FILE_BYTES: Final = 1 << 30
+"""Largest safetensors file, unless a single tensor is larger."""
 
 
 def export_policy(
@@ -31,11 +32,11 @@ def export_policy(
     Weights are gathered and written one file after another, so that no rank ever holds the whole model.
 
     Args:
-        model: Sharded or not.
-        tokenizer: Is saved beside it.
-        dtype: Of the weights in the files.
-        folder: Made if it is not there.
-        rank: This process's.
+        model: The policy, sharded or not.
+        tokenizer: Tokenizer to save in the folder.
+        dtype: Dtype of the weights in the files.
+        folder: Folder to write, made if it does not exist.
+        rank: Rank of this process.
         max_bytes: Largest file, unless a single tensor is larger.
     """
     if rank == 0:
@@ -67,7 +68,7 @@ def _saved_buffers(model: Any) -> dict[str, Tensor]:
 
 
 def _finish(folder: Path, files: list[dict[str, Tensor]]) -> None:
-    """Give the files the names that transformers expects of so many, and write their index."""
+    """Rename the files as transformers expects, and write their index where there are several."""
     if len(files) == 1:
         (folder / _file_name(1)).rename(folder / "model.safetensors")
         return
@@ -82,5 +83,5 @@ def _finish(folder: Path, files: list[dict[str, Tensor]]) -> None:
 
 
 def _file_name(number: int) -> str:
-    """Return the name of a file before it is known of how many."""
+    """Return the name of a file while the number of files is unknown."""
     return f"part-{number:05d}.safetensors"

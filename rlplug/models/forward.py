@@ -1,4 +1,4 @@
-"""Forward passes over a micro-batch: packed rows go in, [B, T] results come out."""
+"""Forward passes of policy and critic over a packed micro-batch, with results as padded [B, T] tensors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rlplug.types import SamplingParams
 
 @dataclass(frozen=True)
 class PolicyOutput:
-    """Output of one forward pass of the policy; 0 where ``response_mask`` is false."""
+    """Results of the policy's forward pass; [B, T] tensors are 0 where ``response_mask`` is false."""
 
     tokens: TokenLogprobs
     """float32 [B, T]"""
     entropy: Tensor
     """float32 [B, T], in nats; 0 when it was not asked for"""
     hidden: Tensor
-    """[K, D], in the policy's dtype: what the output layer read to predict the K tokens that train"""
+    """[K, D], in the policy's dtype: hidden states from which the output layer predicts the K tokens that train"""
 
 
 def policy_forward(

@@ -1,4 +1,4 @@
-"""The files of a Hugging Face folder or hub repository, and errors that say which one a run lacks."""
+"""Files of a Hugging Face folder or Hub repository, with errors that name the one that is missing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rlplug.errors import ConfigError
 
 
 def check_folder(path: str, key: str) -> None:
-    """Refuse a missing folder at once, rather than ask the hub for a model of that name.
+    """Raise an error for a folder that does not exist, instead of asking the Hugging Face Hub for its name.
 
     Args:
-        path: Folder or hub name.
-        key: Where the configuration names it, for messages.
+        path: Folder or Hugging Face Hub name.
+        key: Key of the model in the run's configuration, for messages.
     """
     is_hub_name = path.count("/") <= 1 and not path.startswith((".", "/", "~"))
     if not Path(path).is_dir() and not is_hub_name:
@@ -28,12 +28,12 @@ def check_folder(path: str, key: str) -> None:
 
 
 def read(path: str, key: str, what: str, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
-    """Call ``function``, and turn what transformers raises over unusable files or options into a ConfigError."""
+    """Call ``function``; raise a ConfigError for what transformers raises about unusable files or options."""
     try:
         return function(*args, **options)
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError, StrictDataclassError) as error:
         reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
-        place = "the folder" if Path(path).is_dir() else "no folder has that name, and as a hub name it"
+        place = "the folder" if Path(path).is_dir() else "no folder has that name, and as a Hugging Face Hub name it"
         raise ConfigError(f"{key}.path {path!r}: {place} gives no {what}: {reason}") from error
 
 
@@ -52,7 +52,7 @@ def read_generation_config(path: str) -> GenerationConfig | None:
 
 
 def weight_files(path: str) -> dict[str, str]:
-    """Return the safetensors file of each weight, by name; those of the hub are downloaded.
+    """Return the safetensors file of each weight, by name; downloads the files of a Hub repository.
 
     Raises:
         OSError: There is neither an index nor a single file.

@@ -1,7 +1,8 @@
-"""From hidden states to logprobs and entropies: how a model's output layer is read, and where optimisations step in.
+"""Logprobs and entropies from a model's hidden states: the LM head, and where optimisations replace a part of it.
 
-By default the layer's logits [K, V] are materialised. An optimisation can exchange how scores or entropies come from
-logits, or replace the layer by a function that goes from hidden states to scores without ever holding the logits.
+By default the output layer's logits [K, V] are materialised. An optimisation can replace how logprobs or entropies are
+computed from logits, or replace the output layer with a function that goes from hidden states to logprobs and never
+holds all logits.
 """
 
 from __future__ import annotations
@@ -19,21 +20,23 @@ from rlplug.ops import entropy, scaled_logits, token_logprobs, truncate_logits
 from rlplug.types import SamplingParams
 
 EntropyMode: TypeAlias = Literal["none", "value", "gradient"]
-"""What a forward pass computes of the entropy."""
+"""Whether a forward pass computes entropies, and with gradients."""
 
 
 @dataclass(frozen=True)
 class LogprobRequest:
-    """What is asked about K next tokens."""
+    """The K next tokens to evaluate, and what to compute for each."""
 
     targets: Tensor
-    """int64 [K]: the tokens"""
+    """int64 [K]: ids of the tokens"""
     sampling: SamplingParams
+    """How the tokens were drawn."""
     entropy_mode: EntropyMode
+    """Whether entropies are computed, and with gradients."""
 
     @property
     def needs_truncation(self) -> bool:
-        """Whether the distribution that was sampled is another than the tempered one."""
+        """Whether tokens were drawn from a truncated distribution (top-k, top-p) rather than the tempered one."""
         return self.sampling.is_truncated and not self.sampling.is_greedy
 
 
@@ -42,12 +45,12 @@ class TokenLogprobs:
     """Logprobs of tokens under the policy: float32 [K] from the LM head, or [B, T] in the rows of a batch."""
 
     logprobs: Tensor
-    """Under the tempered distribution, which is what trains."""
+    """Logprobs under the tempered distribution, which is what trains."""
     sampled_logprobs: Tensor
-    """Under the distribution that was sampled, top-k and top-p included; no gradient."""
+    """Logprobs under the distribution that was sampled, top-k and top-p included; no gradient."""
 
     def detach(self) -> TokenLogprobs:
-        """Return the same without the graph."""
+        """Return the same logprobs without their graph."""
         return TokenLogprobs(self.logprobs.detach(), self.sampled_logprobs)
 
 
@@ -62,29 +65,30 @@ class LMHeadOutput:
 
 
 class FusedLMHead(Protocol):
-    """Computes scores from hidden states and the output layer's weight, without materialising [K, V] logits."""
+    """Output layer that returns logprobs for hidden states without materialising [K, V] logits."""
 
     def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, request: LogprobRequest) -> LMHeadOutput:
-        """Return the scores.
+        """Return logprobs and entropies.
 
         Args:
             hidden: [K, D], in the pass's dtype, as are ``weight`` [V, D] and ``bias`` [V].
-            weight: Of the output layer; gathered only while this call and its backward pass run.
-            bias: Of the output layer, if it has one.
-            request: What is asked.
+            weight: The output layer's weight; gathered only while this call and its backward pass run.
+            bias: The output layer's bias, if it has one.
+            request: The tokens, and what to compute for each.
         """
 
 
 @dataclass
 class LMHead:
-    """How a model's hidden states become scores; optimisations exchange its parts."""
+    """Computes logprobs and entropies of a model's next tokens; optimisations replace its parts."""
 
     entropy: Callable[[Tensor], Tensor] = entropy
-    """Entropies [K] in nats of float32 logits [K, V]."""
+    """Computes entropies [K] in nats from float32 logits [K, V]."""
     fused: FusedLMHead | None = None
+    """Takes the place of the output layer; ``None`` materialises logits."""
 
     def from_logits(self, logits: Tensor, request: LogprobRequest) -> LMHeadOutput:
-        """Return the scores from logits [K, V] of any float dtype."""
+        """Return logprobs and entropies from logits [K, V] of any float dtype."""
         logits = scaled_logits(logits, request.sampling.temperature)
         logprobs = token_logprobs(logits, request.targets)
         sampled = logprobs.detach()
@@ -99,64 +103,69 @@ class LMHead:
         return LMHeadOutput(TokenLogprobs(logprobs, sampled), entropies)
 
     def run(self, model: Any, request: LogprobRequest, **inputs: Any) -> tuple[LMHeadOutput, Tensor]:
-        """Run ``model`` and return the scores, and the hidden states [K, D] that its output layer read.
+        """Run ``model``; return logprobs and entropies, and the hidden states [K, D] that its output layer read.
 
         Args:
             model: A causal language model of transformers.
-            request: What is asked of the positions that ``inputs["logits_to_keep"]``, int64 [K], names.
-            inputs: Of the model's forward method, for one row of tokens.
+            request: The tokens that follow the positions ``inputs["logits_to_keep"]``, int64 [K].
+            inputs: Arguments of the model's forward method, for one row of tokens.
 
         Raises:
-            ConfigError: The model edits its logits after the output layer, and the scores are fused.
+            ConfigError: The model edits its logits after the output layer, and the LM head is fused.
         """
-        layer = model.get_output_embeddings()
-        with _input_of(layer) as hidden:
+        output_layer = model.get_output_embeddings()
+        with _captured_input(output_layer) as captured:
             if self.fused is None:
-                scores = self.from_logits(model(**inputs).logits[0], request)
+                output = self.from_logits(model(**inputs).logits[0], request)
             else:
-                scores = self._run_fused(model, layer, self.fused, request, inputs)
-        return scores, hidden[0][0]
-
-    def _run_fused(
-        self, model: Any, layer: Any, fused: FusedLMHead, request: LogprobRequest, inputs: dict[str, Any]
-    ) -> LMHeadOutput:
-        """Let the output layer return scores in place of logits, so that FSDP's hooks see them leave the model."""
-        returned: list[Tensor] = []
-
-        def score(hidden: Tensor) -> Tensor:
-            scores = fused(hidden[0], layer.weight, layer.bias, request)
-            columns = (scores.tokens.logprobs, scores.entropy, scores.tokens.sampled_logprobs)
-            returned.append(torch.stack([column[None] for column in columns], dim=-1))  # FSDP wants no view
-            return returned[0]
-
-        layer.forward = score  # of this one module, inside its hooks
-        try:
-            output = model(**inputs).logits
-        finally:
-            del layer.forward
-        if output is not returned[0]:
-            raise ConfigError(
-                f"{type(model).__name__} edits its logits after the output layer (a soft cap or scale), which "
-                f"{type(fused).__name__} leaves out: remove it from model.optimizations."
-            )
-        logprobs, entropies, sampled = output[0].unbind(dim=-1)
-        return LMHeadOutput(TokenLogprobs(logprobs, sampled.detach()), entropies)
+                output = _run_fused(model, output_layer, self.fused, request, inputs)
+        return output, captured[0][0]
 
 
 def lm_head_of(model: nn.Module) -> LMHead:
-    """Return the scorer of ``model``, which optimisations may edit."""
-    if "rlplug_lm_head" not in vars(model):
-        vars(model)["rlplug_lm_head"] = LMHead()  # a plain attribute: neither parameter nor part of a checkpoint
-    scorer: LMHead = vars(model)["rlplug_lm_head"]
-    return scorer
+    """Return the LM head of ``model``, made on the first call; optimisations edit it."""
+    attributes = vars(model)  # a plain attribute: nn.Module would make it a part of the state dict
+    if "rlplug_lm_head" not in attributes:
+        attributes["rlplug_lm_head"] = LMHead()
+    lm_head: LMHead = attributes["rlplug_lm_head"]
+    return lm_head
+
+
+def _run_fused(
+    model: Any, output_layer: Any, fused: FusedLMHead, request: LogprobRequest, inputs: dict[str, Any]
+) -> LMHeadOutput:
+    """Run ``model`` with an output layer that returns [1, K, 3] logprobs, entropies and sampled logprobs for logits.
+
+    They leave the model as its output, where FSDP hooks into the backward pass.
+    """
+    returned: list[Tensor] = []
+
+    def forward(hidden: Tensor) -> Tensor:
+        output = fused(hidden[0], output_layer.weight, output_layer.bias, request)
+        columns = (output.tokens.logprobs, output.entropy, output.tokens.sampled_logprobs)
+        returned.append(torch.stack([column[None] for column in columns], dim=-1))  # FSDP wants no view
+        return returned[0]
+
+    output_layer.forward = forward  # on the instance: the layer's own hooks, such as FSDP's, still run around it
+    try:
+        logits = model(**inputs).logits
+    finally:
+        del output_layer.forward
+    if logits is not returned[0]:
+        raise ConfigError(
+            f"{type(model).__name__} edits its logits after the output layer (a soft cap or scale), which "
+            f"{type(fused).__name__} leaves out: remove it from model.optimizations."
+        )
+    logprobs, entropies, sampled = logits[0].unbind(dim=-1)
+    return LMHeadOutput(TokenLogprobs(logprobs, sampled.detach()), entropies)
 
 
 @contextmanager
-def _input_of(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the hidden states that the output layer is given; keeping those of every layer would cost memory."""
-    hidden: list[Tensor] = []
-    handle = layer.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0]))
+def _captured_input(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect the inputs of ``layer``; ``output_hidden_states`` would keep those of every layer in memory."""
+    captured: list[Tensor] = []
+    handle = layer.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0]))
     try:
-        yield hidden
+        yield captured
     finally:
         handle.remove()

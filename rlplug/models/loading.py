@@ -1,7 +1,7 @@
-"""Weights into shards: a model is built without memory, sharded, and then filled part by part.
+"""Loading of weights into a model that was built on the meta device and sharded.
 
-No rank holds the whole model: it reads its own part of each tensor of the safetensors files, or draws one transformer
-block at a time and keeps its part.
+No rank holds the whole model: it reads its own shard of each tensor of the safetensors files, or draws one transformer
+block at a time and keeps its shard.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from rlplug.models.hf_files import read, read_config, read_generation_config, we
 from rlplug.models.packing_checks import check_attention, check_layers
 
 PLAIN_DTYPES: Final = ("F64", "F32", "F16", "BF16")
+"""Dtypes of safetensors files that are read without dequantisation."""
 
 
 def empty_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedModel:
@@ -33,16 +34,16 @@ def empty_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedMod
     Dropout would make the trainer's logprobs differ from the engine's on the same weights.
 
     Args:
-        config: The model.
-        key: Where the configuration names it, for messages.
+        config: Configuration of the model.
+        key: Key of the model in the run's configuration, for messages.
 
     Raises:
-        ConfigError: There is no such configuration, transformers cannot build it, or its sequences cannot be packed.
+        ConfigError: The model has no readable configuration, transformers cannot build it, or packing would break it.
     """
     model_config = read_config(config.path, key)
     if getattr(model_config, "quantization_config", None) is not None:
         raise ConfigError(
-            f"{key}.path {config.path!r} holds quantised weights, which cannot be trained: name the folder of the "
+            f"{key}.path {config.path!r} holds quantised weights, which cannot be trained: give the folder of the "
             "unquantised model."
         )
     for owner in (model_config, model_config.get_text_config()):
@@ -61,47 +62,47 @@ def empty_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedMod
 
 
 def load_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedModel:
-    """Build and fill a model on the CPU, unsharded; see :func:`empty_model` and :func:`load_weights`."""
+    """Build a model on the CPU, unsharded, with its weights; see :func:`empty_model` and :func:`load_weights`."""
     model = empty_model(config, key)
     to_empty_on(model, torch.device("cpu"))
-    model.tie_weights()  # new memory for a plain tensor is a new parameter
+    model.tie_weights()  # to_empty_on made a new parameter of each, so the tie was lost
     load_weights(model, config, key)
     return model
 
 
 def to_empty_on(model: nn.Module, device: torch.device) -> None:
-    """Give what is on the meta device memory on ``device``, with undefined values, and move the rest there."""
+    """Allocate tensors of the meta device on ``device``, with undefined values, and move all others there."""
     move: Any = model._apply  # as ``to_empty`` and ``to`` do
     move(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
 
 
 @torch.no_grad()
 def load_weights(model: nn.Module, config: ModelConfig, key: str = "model.policy", prefix: str = "") -> Effect:
-    """Give every parameter and buffer its value: each rank its own parts, as float32.
+    """Load every parameter and buffer, as float32; each rank loads its own shards.
 
     Args:
-        model: As :func:`empty_model` built it or a submodule of that, sharded or not, with memory.
-        config: Says where weights come from.
-        key: Where the configuration names it, for messages.
-        prefix: What names in the whole model have before those in ``model``.
+        model: A model of :func:`empty_model` or a submodule of one, sharded or not, with memory.
+        config: Configuration of the model, which says where weights come from.
+        key: Key of the model in the run's configuration, for messages.
+        prefix: Prefix of the names in the whole model before those in ``model``, such as ``model.``.
 
     Returns:
-        How the weights came.
+        An effect that says how the weights were loaded.
 
     Raises:
         ConfigError: The weights cannot be read, have other shapes, or leave part of the model without a value.
     """
-    twin = empty_model(config, key)
+    template = empty_model(config, key)
     saved = model.state_dict(keep_vars=True)
     buffers = {prefix + name: buffer for name, buffer in model.named_buffers() if name not in saved}
     weights: dict[str, Tensor] = {prefix + name: parameter for name, parameter in model.named_parameters()}
     weights |= {prefix + name: buffer for name, buffer in model.named_buffers() if name in saved}
-    _copy_all(buffers, _rebuilt_buffers(twin, buffers))
+    _copy_all(buffers, _rebuilt_buffers(template, buffers))
     if config.init == "random":
-        _copy_all(weights, _drawn_weights(twin, _device_of(weights), config.seed))
+        _copy_all(weights, _drawn_weights(template, _device_of(weights), config.seed))
         return Effect(f"weights drawn with seed {config.seed}, block by block")
     files = read(config.path, key, "weights", weight_files, config.path)
-    if weights.keys() <= files.keys() and not get_model_conversion_mapping(twin, add_legacy=False):
+    if weights.keys() <= files.keys() and not get_model_conversion_mapping(template, add_legacy=False):
         read(config.path, key, "weights", _stream, weights, files)
         count = len(set(files.values()))
         return Effect(f"weights streamed from {count} safetensors file{'s' * (count > 1)}")
@@ -110,12 +111,12 @@ def load_weights(model: nn.Module, config: ModelConfig, key: str = "model.policy
 
 
 def copy_part(target: Tensor, whole: Tensor) -> None:
-    """Copy this rank's part of ``whole`` into ``target``."""
+    """Copy this rank's shard of ``whole`` into ``target``."""
     local_part(target).copy_(whole[local_slices(target)])
 
 
 def _copy_all(targets: Mapping[str, Tensor], values: Iterable[tuple[str, Tensor]]) -> None:
-    """Copy what ``targets`` names out of ``values``, which may have more: weights that are tied, or of the head."""
+    """Copy the values that ``targets`` names; ``values`` may have more, such as tied weights or those of the head."""
     missing = set(targets)
     for name, value in values:
         if name in missing:
@@ -128,10 +129,10 @@ def _copy_all(targets: Mapping[str, Tensor], values: Iterable[tuple[str, Tensor]
 
 
 def _stream(weights: Mapping[str, Tensor], files: Mapping[str, str]) -> None:
-    """Read this rank's part of each tensor, one at a time.
+    """Read this rank's shard of each tensor, one tensor at a time.
 
-    Upstream's ``HuggingFaceStorageReader`` reads the same parts, but only in a collective load whose errors come
-    wrapped from all ranks, and casts whatever it finds, such as float8 without its scales.
+    Upstream's ``HuggingFaceStorageReader`` reads the same shards, but only in a collective load whose errors come
+    wrapped from all ranks, and casts any dtype, such as float8 without its scales.
     """
     with ExitStack() as stack:
         opened = {
@@ -150,7 +151,7 @@ def _stream(weights: Mapping[str, Tensor], files: Mapping[str, str]) -> None:
 
 
 def _whole_weights(config: ModelConfig, key: str, wanted: Iterable[str]) -> dict[str, Tensor]:
-    """Let transformers load the checkpoint, under the names that it gives the weights of its model."""
+    """Return the checkpoint's weights as transformers loads them, under the names of its model."""
     options: dict[str, Any] = {"dtype": "auto", "use_safetensors": True, "output_loading_info": True}
     whole, info = read(config.path, key, "weights", AutoModelForCausalLM.from_pretrained, config.path, **options)
     if missing := sorted({*wanted} & {*info["missing_keys"]}):
@@ -165,22 +166,22 @@ def _whole_weights(config: ModelConfig, key: str, wanted: Iterable[str]) -> dict
 # ---- random ---------------------------------------------------------------------------------------------------------
 
 
-def _drawn_weights(twin: PreTrainedModel, device: torch.device, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Draw weights as transformers initialises the model, one transformer block or other module at a time.
+def _drawn_weights(template: PreTrainedModel, device: torch.device, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield random weights as transformers initialises the model, one transformer block or other module at a time.
 
-    Every rank draws all of them, so values depend neither on the number of ranks nor on the mesh; they do depend on
+    Every rank draws all of them, so values depend neither on the number of ranks nor on the mesh. They do depend on
     the kind of device, since a GPU has a generator of its own.
     """
-    blocks = set(transformer_blocks(twin))
+    blocks = set(transformer_blocks(template))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would move the generators of all GPUs
         if device.type == "cuda":
             torch.cuda.default_generators[device.index].manual_seed(seed)
-        for name, module in _children_first(twin, stop_at=blocks):
+        for name, module in _children_first(template, stop_at=blocks):
             is_block = module in blocks
             module.to_empty(device=device, recurse=is_block)
             for inner_name, inner in _children_first(module, name) if is_block else [(name, module)]:
-                _owner(twin, inner_name)._init_weights(inner)
+                _owner(template, inner_name)._init_weights(inner)
             yield from [*module.named_parameters(name, is_block), *module.named_buffers(name, is_block)]
             module.to_empty(device="meta", recurse=is_block)
 
@@ -188,7 +189,7 @@ def _drawn_weights(twin: PreTrainedModel, device: torch.device, seed: int) -> It
 def _children_first(
     module: nn.Module, name: str = "", stop_at: Iterable[nn.Module] = ()
 ) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules with their names in the order in which transformers initialises them, not entering ``stop_at``."""
+    """Yield modules with their names in transformers' order of initialisation, without the children of ``stop_at``."""
     if module not in stop_at:
         for child_name, child in module.named_children():
             yield from _children_first(child, f"{name}.{child_name}".lstrip("."), stop_at)
@@ -198,24 +199,24 @@ def _children_first(
 # ---- buffers --------------------------------------------------------------------------------------------------------
 
 
-def _rebuilt_buffers(twin: PreTrainedModel, buffers: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Compute buffers that no checkpoint holds, such as RoPE's frequencies, as ``from_pretrained`` does."""
+def _rebuilt_buffers(template: PreTrainedModel, buffers: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield buffers that no checkpoint holds, such as RoPE's frequencies, computed as ``from_pretrained`` does."""
     for owner_name in dict.fromkeys(name.rpartition(".")[0] for name in buffers):
-        module = twin.get_submodule(owner_name)
+        module = template.get_submodule(owner_name)
         own = [name for name in buffers if name.rpartition(".")[0] == owner_name]
         for name in own:
             memory = torch.empty_like(buffers[name], device="cpu")
             module.register_buffer(name.rpartition(".")[2], memory, persistent=False)
-        _owner(twin, owner_name)._init_weights(module)
-        yield from ((name, twin.get_buffer(name)) for name in own)
+        _owner(template, owner_name)._init_weights(module)
+        yield from ((name, template.get_buffer(name)) for name in own)
 
 
-def _owner(twin: PreTrainedModel, name: str) -> PreTrainedModel:
-    """Return the innermost model around a module: it knows how to initialise it."""
-    module: Any = twin.get_submodule(name)
+def _owner(template: PreTrainedModel, name: str) -> PreTrainedModel:
+    """Return the innermost transformers model around a module, whose ``_init_weights`` initialises it."""
+    module: Any = template.get_submodule(name)
     while not isinstance(module, PreTrainedModel):
         name = name.rpartition(".")[0]
-        module = twin.get_submodule(name)
+        module = template.get_submodule(name)
     return module
 
 

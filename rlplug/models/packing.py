@@ -1,10 +1,10 @@
-"""Rows of a micro-batch laid end to end in one row, without padding.
+"""Packing: the sequences of a micro-batch end to end in one row, without padding.
 
 Shape legend, besides that of ``types.py``:
-    N  tokens of all rows
+    N  tokens of all sequences
     n  tokens of this rank's part of the packed row: N, or with sequence parallelism N / sequence_size, rounded up
     S  sequences in the packed row
-    K  tokens that train, among those that this rank predicts
+    K  trainable tokens among those that this rank predicts
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from rlplug.distributed.device_copy import to_device
 from rlplug.types import Batch
 
 LONG: Final = 4096
-"""Tokens from which a sequence that has the row to itself gets the attention kernel for long ones."""
+"""Smallest length of a lone sequence, in tokens, at which cuDNN's attention kernel is used."""
 STEP: Final = 256
-"""Such rows have a multiple of this many tokens, because that kernel is planned anew for each length."""
+"""Lengths of such rows are multiples of this, because cuDNN plans its kernel anew for each length."""
 
 
 @dataclass(frozen=True)
 class PackedTokens:
-    """A packed row, and where its predictions belong in the [B, T] rows that it was made of."""
+    """Packed row of a micro-batch, and the positions of its predictions in the padded [B, T] batch."""
 
     input_ids: Tensor
-    """int64 [1, n]"""
+    """int64 [1, n]: token ids"""
     position_ids: Tensor
-    """int64 [1, n]: each sequence counts from 0; 0 in what fills the row"""
+    """int64 [1, n]: positions within each sequence, from 0; 0 in the filling at the end of the row"""
     cu_seqlens: Tensor
-    """int32 [S + 1]: where sequences begin and end in the whole row of N tokens"""
+    """int32 [S + 1]: cumulative lengths of the sequences in the whole row of N tokens"""
     max_length: int
     """Tokens of the longest sequence."""
     predicting: Tensor
-    """int64 [K]: the positions, of n, whose next token trains; never empty"""
+    """int64 [K]: positions, below n, whose next token trains; never empty"""
     targets: Tensor
-    """int64 [K]: those next tokens"""
+    """int64 [K]: ids of those next tokens"""
     slots: Tensor
-    """int64 [K]: ``b * T + t`` of each in the rows; ``B * T`` for one that belongs nowhere"""
+    """int64 [K]: index ``b * T + t`` of each in the padded batch; ``B * T`` for a dummy token"""
     shape: tuple[int, int]
-    """B, T"""
+    """B and T of the padded batch."""
     sequence_group: dist.ProcessGroup | None = None
-    """The ranks that hold the other parts of the row."""
+    """Process group of the ranks that hold the parts of the row; ``None`` when this rank has all of it."""
 
     def model_inputs(self) -> dict[str, Any]:
-        """Return what a transformers model is called with, attention's keyword arguments included."""
+        """Return the arguments of a transformers model's forward method, those of packed attention included."""
         inputs: dict[str, Any] = {
             "input_ids": self.input_ids,
             "position_ids": self.position_ids,
@@ -64,7 +64,7 @@ class PackedTokens:
         return inputs if self.sequence_group is None else inputs | {"sequence_group": self.sequence_group}
 
     def unpack(self, values: Tensor) -> Tensor:
-        """Return float [B, T] with ``values`` [K] in their places and 0 elsewhere, the same on all sequence ranks."""
+        """Return ``values`` [K] as float [B, T], with 0 where nothing trains, the same on all sequence ranks."""
         num_slots = self.shape[0] * self.shape[1]
         grid = values.new_zeros(num_slots + 1).scatter(0, self.slots, values)[:num_slots].view(self.shape)
         if self.sequence_group is None:
@@ -73,7 +73,7 @@ class PackedTokens:
         return whole
 
     def to(self, device: torch.device | str) -> PackedTokens:
-        """Return the same on ``device``."""
+        """Return a copy with all tensors on ``device``."""
         named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         moved: Any = {name: to_device(t, device) for name, t in named.items() if isinstance(t, Tensor)}
         return dataclasses.replace(self, **moved)
@@ -81,14 +81,15 @@ class PackedTokens:
 
 @dataclass(frozen=True)
 class PackedMicroBatch:
-    """Rows of a step's batch, and the same tokens without padding, for the models."""
+    """Micro-batch of a step's batch, padded and packed."""
 
     batch: Batch
-    """The padded rows, [B, T]."""
+    """The padded micro-batch, [B, T]."""
     packed: PackedTokens
+    """Its tokens without padding, for the models."""
 
     def to(self, device: torch.device | str) -> PackedMicroBatch:
-        """Return the same on ``device``."""
+        """Return a copy with all tensors on ``device``."""
         return PackedMicroBatch(self.batch.map(lambda tensor: to_device(tensor, device)), self.packed.to(device))
 
 
@@ -98,7 +99,7 @@ def pack_batch(
     sequence_size: int = 1,
     sequence_group: dist.ProcessGroup | None = None,
 ) -> PackedMicroBatch:
-    """Pack a batch, which is on the CPU; see :func:`pack` for the arguments."""
+    """Return a batch on the CPU with its packed tokens; see :func:`pack` for the arguments."""
     packed = pack(
         batch.input_ids, batch.attention_mask, batch.response_mask, sequence_rank, sequence_size, sequence_group
     )
@@ -113,21 +114,21 @@ def pack(
     sequence_size: int = 1,
     sequence_group: dist.ProcessGroup | None = None,
 ) -> PackedTokens:
-    """Pack right-padded rows.
-
-    Args:
-        input_ids: int64 [B, T], on the CPU: lengths are read.
-        attention_mask: bool [B, T]: real tokens.
-        response_mask: bool [B, T]: tokens that train. The first token of a row is predicted by none.
-        sequence_rank: Which part of the row this rank gets.
-        sequence_size: How many ranks share it.
-        sequence_group: Those ranks.
+    """Pack right-padded sequences into one row.
 
     The row is filled up to a multiple of ``sequence_size``, and one long sequence to a multiple of ``STEP`` as well.
-    What fills it continues the last sequence: attention is causal, so nothing before it changes. Its positions do not
-    continue, because a model may have none beyond those of a sequence.
+    The filling belongs to the last sequence: attention is causal, so no token before it changes. Its positions are 0,
+    because a model may have none beyond those of a sequence.
+
+    Args:
+        input_ids: int64 [B, T], on the CPU, since lengths are read.
+        attention_mask: bool [B, T]: real tokens.
+        response_mask: bool [B, T]: tokens that train. Nothing predicts the first token of a sequence.
+        sequence_rank: Index of the part of the row that this rank gets.
+        sequence_size: Number of ranks that share the row.
+        sequence_group: Process group of those ranks.
     """
-    # in numpy: with many host threads, torch takes longer to wake them than the operations last
+    # in numpy, because waking torch's host threads takes longer than these operations
     ids, real = input_ids.numpy(), attention_mask.numpy()
     trained = response_mask.numpy() & real
     lengths = real.sum(axis=1)
@@ -141,12 +142,12 @@ def pack(
 
     size = len(row_ids) // sequence_size
     first = sequence_rank * size
-    rows, columns = trained[:, 1:].nonzero()
-    predicting = starts[rows] + columns - first  # token columns + 1 is predicted where token columns is read
+    row_indices, columns = trained[:, 1:].nonzero()
+    predicting = starts[row_indices] + columns - first  # the token at columns predicts the one at columns + 1
     mine = (predicting >= 0) & (predicting < size)
-    rows, columns, predicting = rows[mine], columns[mine] + 1, predicting[mine]
-    slots, targets = rows * ids.shape[1] + columns, ids[rows, columns]
-    if not len(predicting):  # a pass must still run, for the collectives in it
+    row_indices, columns, predicting = row_indices[mine], columns[mine] + 1, predicting[mine]
+    slots, targets = row_indices * ids.shape[1] + columns, ids[row_indices, columns]
+    if not len(predicting):  # a dummy token: the pass must still run, for the collectives in it
         predicting, targets, slots = np.zeros(1, dtype=np.int64), row_ids[:1], np.array([ids.size])
     return PackedTokens(
         input_ids=torch.from_numpy(row_ids[None, first : first + size]),
@@ -162,9 +163,9 @@ def pack(
 
 
 class _SumOfParts(torch.autograd.Function):
-    """Adds up what the ranks of a group hold; each rank's part gets the gradient of the sum as it is.
+    """All-reduce whose gradient passes to each rank's part unchanged.
 
-    Every rank goes on to compute the same loss from the sum, so the gradient is whole on each already.
+    Every rank computes the same loss from the sum, so each already has the whole gradient.
     """
 
     @staticmethod

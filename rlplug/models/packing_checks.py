@@ -1,4 +1,4 @@
-"""Which models can run on packed rows, and with which attention: what would go wrong is refused before it is loaded."""
+"""Checks that a model keeps packed sequences apart, made before its weights are loaded."""
 
 from __future__ import annotations
 
@@ -8,67 +8,67 @@ from rlplug.errors import ConfigError
 from rlplug.models import attention
 
 IMPLEMENTATIONS: Final = (attention.NAME, "flash_attention_2", "flash_attention_3")
-"""Those that heed the borders of sequences in every model; others see them in some alone."""
+"""Attention implementations that respect sequence boundaries in every model; others do in some models only."""
 KNOWN_LAYERS: Final = ("full_attention", "sliding_attention")
-"""Of transformers' types of layers, those that keep inside the sequences of a packed row."""
+"""Layer types of transformers that keep the sequences of a packed row apart."""
 
 
 def check_attention(model_class: Any, implementation: str, key: str) -> None:
-    """Refuse attention that would see a packed row as one sequence.
+    """Raise an error for attention that would treat a packed row as one sequence.
 
     Args:
-        model_class: Of transformers.
+        model_class: Model class of transformers.
         implementation: Its ``attn_implementation``.
-        key: Where the configuration names the model, for messages.
+        key: Key of the model in the run's configuration, for messages.
 
     Raises:
-        ConfigError: The implementation is none of ``IMPLEMENTATIONS``, or the model takes no heed of it, or not in the
-            way of transformers' interface.
+        ConfigError: The implementation is not in ``IMPLEMENTATIONS``, or the model does not support transformers'
+            AttentionInterface.
     """
     if implementation not in IMPLEMENTATIONS:
         raise ConfigError(
-            f"{key}.attn_implementation is {implementation!r}, which can let a sequence reach into the one that is "
-            f"packed behind it: take one of {', '.join(IMPLEMENTATIONS)}."
+            f"{key}.attn_implementation is {implementation!r}, with which packed sequences can attend to each other: "
+            f"give one of {', '.join(IMPLEMENTATIONS)}."
         )
     if not model_class._supports_attention_backend:
         raise ConfigError(
-            f"{key}.path: {model_class.__name__} does not mix tokens through transformers' attention interface, and a "
-            "sequence would reach into the one that is packed behind it. Take another model."
+            f"{key}.path: {model_class.__name__} does not support transformers' AttentionInterface, so packed "
+            "sequences would attend to each other. Use a model that does."
         )
 
 
 def check_layers(model: Any, key: str) -> None:
-    """Refuse a model in which one sequence of a packed row would reach into the next.
+    """Raise an error for a model whose layers would leak one packed sequence into the next.
 
     Args:
-        model: Of transformers.
-        key: Where the configuration names it, for messages.
+        model: A model of transformers.
+        key: Key of the model in the run's configuration, for messages.
 
     Raises:
-        ConfigError: It has a recurrent state, or layers of a type that is not known to keep sequences apart.
+        ConfigError: The model has a recurrent state, or layers of a type that is not known to keep sequences apart.
     """
     types = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - set(KNOWN_LAYERS)
     if types or getattr(model, "_is_stateful", False):
         raise ConfigError(
-            f"{key}.path: {type(model).__name__} has {', '.join(sorted(types)) or 'recurrent'} layers, in which a "
-            "sequence would reach into the one that is packed behind it. Take a model of attention layers alone."
+            f"{key}.path: {type(model).__name__} has {', '.join(sorted(types)) or 'recurrent'} layers, which "
+            "would leak each packed sequence into the next. Use a model with attention layers only."
         )
 
 
 def check_long_sequences(config: Any, implementation: str, key: str, longest: int, sequence_size: int) -> None:
-    """Refuse what would silently go wrong with long sequences.
+    """Raise an error for settings that would silently give wrong results with long sequences.
 
     Args:
-        config: Of a text model of transformers.
+        config: Configuration of a text model of transformers.
         implementation: Its ``attn_implementation``.
-        key: Where the configuration names the model, for messages.
+        key: Key of the model in the run's configuration, for messages.
         longest: Tokens of the longest possible sequence.
-        sequence_size: Ranks that share a row.
+        sequence_size: Number of ranks that share a row.
 
     Raises:
-        ConfigError: Ranks share rows and attention is not rlplug's own, which alone exchanges their parts; or
-            sequences are longer than those for which LongRoPE (arXiv 2402.13753) has its short factors: transformers
-            then takes the long ones for all that is packed beside them as well.
+        ConfigError: Ranks share rows and attention is not rlplug's own, the only one that exchanges their parts; or
+            sequences can be too long for the short factors of LongRoPE (arXiv 2402.13753), and transformers would then
+            use the long ones for all sequences that are packed with such a one.
     """
     if sequence_size > 1 and implementation != attention.NAME:
         raise ConfigError(
@@ -79,6 +79,6 @@ def check_long_sequences(config: Any, implementation: str, key: str, longest: in
     if rope.get("rope_type") == "longrope" and longest > rope["original_max_position_embeddings"]:
         raise ConfigError(
             f"{key}: one sequence can have {longest} tokens (longest prompt and sampling.max_new_tokens), and past "
-            f"{rope['original_max_position_embeddings']} this model turns to other rotary frequencies, for all "
+            f"{rope['original_max_position_embeddings']} this model uses other rotary frequencies, for all "
             "sequences of a pass: lower sampling.max_new_tokens or data.max_prompt_tokens."
         )

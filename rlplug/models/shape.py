@@ -1,4 +1,4 @@
-"""The sizes of a model that decide on its memory, from its configuration and an empty copy of it."""
+"""Sizes of a model that determine its memory, from its configuration and an empty copy of it."""
 
 from __future__ import annotations
 
@@ -13,35 +13,39 @@ from rlplug.distributed.fsdp_units import pretrained_part, transformer_blocks
 
 
 class Widths(NamedTuple):
-    """Widths of a block, in elements a token."""
+    """Widths of a transformer block, in elements per token."""
 
     query: int
-    """Heads times their size; 0 without attention."""
+    """Width of the queries: heads times head size; 0 without attention."""
     key: int
-    """The same of keys, and of values."""
+    """Width of the keys, and of the values."""
     mlp: int
-    """Inside the MLP, or in all experts that a token visits."""
+    """Inner width of the MLP, or of all experts that a token visits."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A model in the shape of Llama: gated MLPs or experts, two norms a block. Others are estimates."""
+    """Sizes of a model like Llama: gated MLPs or experts, two norms per block. For other models they are estimates."""
 
     parameters: int
+    """Number of all parameters."""
     block_parameters: int
-    """Of the largest block."""
+    """Parameters of the largest block."""
     end_parameters: int
-    """Of the larger of input embeddings and output layer; of both where they are tied."""
+    """Parameters of the larger of input embeddings and output layer; of both where they are tied."""
     num_blocks: int
+    """Number of transformer blocks."""
     hidden: int
+    """Hidden size D."""
     widths: Widths
     vocab: int
+    """Vocabulary size V."""
     has_qk_norms: bool
-    """Queries and keys are normalised, as in Qwen3."""
+    """Whether queries and keys are normalised, as in Qwen3."""
 
     @classmethod
     def of(cls, model: nn.Module) -> ModelShape:
-        """Measure a model of transformers or a critic around one, which may lie on the meta device."""
+        """Return the shape of a transformers model, or of a critic around one; the meta device is enough."""
         inner: Any = pretrained_part(model)
         config = inner.config.get_text_config()
         blocks = transformer_blocks(model)
@@ -58,7 +62,7 @@ class ModelShape:
         )
 
     def split(self, tensor_size: int) -> ModelShape:
-        """Return what a rank of the tensor axis has: its part of each block, about, and embeddings as they are."""
+        """Return the shape on one rank of the tensor axis: about its part of each block, and whole embeddings."""
         if tensor_size == 1:
             return self
         outside = self.parameters - self.num_blocks * self.block_parameters
@@ -68,7 +72,7 @@ class ModelShape:
 
     @property
     def kv_elements(self) -> int:
-        """Keys and values of a token in all blocks."""
+        """Elements of the keys and values of one token in all blocks."""
         return 2 * self.num_blocks * self.widths.key
 
 
@@ -83,15 +87,15 @@ def widths_of(config: Any) -> Widths:
 
 
 def attention_cost(config: PretrainedConfig) -> float:
-    """Return what a token of context costs attention, as a share of what a token costs the matrices of the blocks.
+    """Return the cost of attention to one token of context, relative to the cost of a token in a block's matrices.
 
     A forward pass over n tokens takes ``2 P n`` FLOPs in matrices with P parameters, and ``2 L H d n**2`` in the causal
     attention of L layers with H heads of d dimensions: n / 2 keys a query on average, two products, two FLOPs each. The
     share is ``L H d / P``; the backward pass takes about twice as much of both. Layers with a window or a recurrence
-    count in P alone. An estimate that only decides how even the load of ranks is.
+    count in P alone. It is an estimate, used only to balance the load of ranks.
 
     Args:
-        config: Of a text model in the shape of Llama, with a gated MLP or experts; without attention it costs nothing.
+        config: Configuration of a text model like Llama, with a gated MLP or experts; without attention the cost is 0.
     """
     query, key, mlp = widths_of(config)
     if not query:

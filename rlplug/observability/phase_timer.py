@@ -20,6 +20,9 @@ from rlplug.types import GIB
 PHASES: Final = ("prompts", "rollout", "rewards", "filter", "logprobs", "advantages", "update", "publish")
 """Names of the eight phases of a step, in order. ``validate`` is one more, in steps that validate."""
 
+PHASES_BEFORE_UPDATE: Final = PHASES[: PHASES.index("update")]
+"""Names of the phases after which Ctrl-C can discard the step: no weight has changed."""
+
 CPU: Final = torch.device("cpu")
 
 

@@ -1,1 +1,1 @@
-"""The engine that ships with the core, and the buckets in which weights travel to any engine."""
+"""Rollouts: engine driver and states, agent loop, generator, partial rollouts, and the built-in HF engine."""

@@ -1,4 +1,4 @@
-"""How trajectories of several turns run, and how much of one a step waits for."""
+"""Options of multi-turn trajectories and of partial rollouts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rlplug.errors import ConfigError
 
 @dataclass(frozen=True)
 class TurnOptions:
-    """Limits of a trajectory with an environment, beside ``sampling.max_new_tokens`` for turns and observations.
+    """Limits of a trajectory with an environment; ``sampling.max_new_tokens`` bounds turns and observations together.
 
     Args:
-        max_turns: Turns of the policy; after the last one the trajectory counts as cut.
+        max_turns: Most turns of the policy; after the last one the trajectory counts as truncated.
         max_tokens_per_turn: Longest turn, in tokens; by default what the trajectory has left.
-        step_deadline_s: Longest time for one call of an environment; a longer one costs its trajectory.
+        step_deadline_s: Longest time of one call of an environment, in seconds; a longer call fails its trajectory.
         max_concurrency: Environments that are called at a time, per engine.
     """
 
@@ -37,16 +37,16 @@ class TurnOptions:
 
 @dataclass(frozen=True)
 class PartialRollout:
-    """How much of a trajectory a step waits for; what is unfinished then goes on in the next step.
+    """Limits on how much of a trajectory one step generates; unfinished trajectories resume in the next step.
 
-    A step trains on the groups that are complete, oldest first. After Kimi Team, "Kimi k1.5: Scaling Reinforcement
-    Learning with LLMs", arXiv:2501.12599, section 2.6.2.
+    A step trains on the groups that are complete, oldest first. The method is that of Kimi Team, "Kimi k1.5: Scaling
+    Reinforcement Learning with LLMs", arXiv:2501.12599, section 2.6.2.
 
     Args:
-        max_tokens_per_step: Tokens that one trajectory gets in one step.
-        max_seconds_per_step: Generation of a step is broken off after this; needs an engine that streams. Which tokens
-            a step has depends on the machine's speed then, so that a resumed run is no exact repetition.
-        groups_in_flight: Groups that are worked on at once, those that wait to train included; by default
+        max_tokens_per_step: Most tokens that one trajectory gets in one step.
+        max_seconds_per_step: Time after which a step stops to generate, in seconds; needs an engine that streams. The
+            tokens of a step then depend on the machine's speed, so a resumed run is no exact repetition.
+        groups_in_flight: Groups that are generated at once, those that wait to train included; by default
             ``batch.prompts_per_step``.
     """
 

@@ -110,16 +110,16 @@ class EngineDriver:
         name, problem = type(self.engine).__name__, fault or "the engine of another rank failed"
         if not self.engine.capabilities.restart:
             raise RunError(
-                f"{name} failed, and cannot start again in this process: {problem} Go on from the newest checkpoint "
+                f"{name} failed, and cannot start again in this process: {problem} Resume from the newest checkpoint "
                 "with rlplug fit --resume."
             ) from fault
         if num_faults > self._max_restarts:
             raise RunError(
-                f"{name} failed again after {self._max_restarts} restarts in one rollout: {problem} The newest "
-                "checkpoint is from before; model.limits.max_engine_restarts allows more."
+                f"{name} failed again after {self._max_restarts} restarts in one rollout: {problem} Resume from "
+                "the newest checkpoint with rlplug fit --resume; model.limits.max_engine_restarts allows more."
             ) from fault
         if fault is not None:
-            warnings.warn(f"{name} starts anew, and {num_missing} requests follow again: {problem}", stacklevel=2)
+            warnings.warn(f"{name} restarts, and {num_missing} requests are sent again: {problem}", stacklevel=2)
         self._num_restarts += 1
         self._version = NO_VERSION
         self.close()

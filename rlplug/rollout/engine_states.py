@@ -1,4 +1,4 @@
-"""The life of an engine: which call may follow which, the same for every engine, and what each does to memory.
+"""States of an engine: the calls that each state allows, and a check of the memory that calls take and free.
 
 ::
 
@@ -10,8 +10,8 @@
                                     | update_weights
                                   synced --wake_kv_cache--> ready
 
-The KV cache wakes after the sync, so that it is never on the device beside the sync's buckets. ``close`` may come at
-any time, and ``start`` again after it.
+The KV cache wakes after the sync, so that it is never on the device beside the sync's buckets. ``close`` is legal in
+every state, and ``start`` again after it.
 """
 
 from __future__ import annotations
@@ -40,44 +40,46 @@ NEXT_STATES: Final[dict[Call, dict[State, State]]] = {
     "wake_kv_cache": {"synced": "ready"},
     "close": dict.fromkeys(("new", "stale", "ready", "asleep", "loading", "synced", "broken", "closed"), "closed"),
 }
-"""For each call: the states in which it is legal, and the state that it leads to."""
+"""States in which each call is legal, and the state that follows."""
 
 STATES_AFTER_ERROR: Final[dict[Call, dict[State, State]]] = {
     "update_weights": {"stale": "stale", "ready": "stale", "loading": "loading"},
     "generate": {"ready": "ready"},
 }
-"""After a call that refused what it was given; any other error, and every ``EngineFault``, leaves a broken engine."""
+"""State after a call that raised an error other than ``EngineFault``; where none is given, and after every
+``EngineFault``, the engine is broken."""
 
 MEANINGS: Final[dict[State, str]] = {
-    "new": "was not started",
-    "stale": "has no weights, or only a part of new ones: update_weights comes first",
-    "ready": "is ready to generate",
-    "asleep": "sleeps: wake its weights first",
-    "loading": "waits for update_weights: weights that slept are lost",
-    "synced": "has new weights, and a KV cache that sleeps",
-    "broken": "is unusable since a call failed: close it and start it again",
-    "closed": "is closed",
+    "new": "it was not started: call start first",
+    "stale": "it has no weights, or only some of the new ones: call update_weights first",
+    "ready": "it is ready to generate",
+    "asleep": "it sleeps: wake its weights first",
+    "loading": "its weights were discarded by sleep(): call update_weights first",
+    "synced": "it has new weights, and its KV cache still sleeps: wake the KV cache first",
+    "broken": "a call of it failed: close it and start it again",
+    "closed": "it is closed: start it again first",
 }
+"""Why a call is not legal in each state, and what to do."""
 
 MEASURED: Final = frozenset({"start", "wake_weights", "wake_kv_cache", "sleep"})
-"""Calls around which device memory is read; it costs a synchronisation."""
+"""Calls around which device memory is measured, at the cost of a synchronisation."""
 
 FREED_SHARE: Final = 0.9
-"""What sleep must give back of what the engine took when it woke."""
+"""Least share of the memory that the engine took when it woke, which sleep must free."""
 
 SLACK_BYTES: Final = 256 << 20
-"""Other programs use the device too."""
+"""Tolerance of that check, in bytes, since other programs use the device too."""
 
 FREED_SHARE_AFTER_START: Final = 0.5
-"""The same for its first sleep: CUDA graphs, communicators and libraries stay."""
+"""Least share at the engine's first sleep: CUDA graphs, communicators and libraries stay."""
 
 
 class EngineStateMachine:
-    """Follows one engine through its calls.
+    """State of one engine, which every call of the engine checks and advances.
 
     Args:
-        name: The engine's, for messages.
-        device: Where it runs; memory is checked on a GPU only.
+        name: Name of the engine, for messages.
+        device: Device of the engine; memory is checked on a GPU only.
     """
 
     def __init__(self, name: str, device: torch.device) -> None:
@@ -87,22 +89,22 @@ class EngineStateMachine:
         self._freed_share = FREED_SHARE
         self.state: State = "new"
         self.seconds: dict[Call, float] = {}
-        """How long the newest call of each kind took."""
+        """Seconds that the newest call of each kind took."""
         self.freed_bytes = 0
-        """What the newest sleep gave back."""
+        """Device bytes that the newest sleep freed."""
         self.slept_at = 0.0
-        """When it ended, on the clock of ``time.perf_counter``."""
+        """End of the newest sleep call, in seconds of ``time.perf_counter``."""
 
     @contextmanager
     def calls(self, call: Call) -> Iterator[None]:
-        """Surround a call of the engine.
+        """Check that ``call`` is legal, time it, and advance the state; the context makes the call.
 
         Raises:
-            RunError: The call is not legal now, or sleep gave too little memory back.
+            RunError: The call is not legal in this state, or sleep freed too little memory.
         """
         state = self.state
         if state not in NEXT_STATES[call]:
-            raise RunError(f"{self._name} cannot {call.replace('_', ' ', 1)} now: it {MEANINGS[state]}.")
+            raise RunError(f"{self._name} cannot {call.replace('_', ' ', 1)} now: {MEANINGS[state]}.")
         self.state = "broken"
         before, began = self._bytes_in_use(call), time.perf_counter()
         try:
@@ -118,7 +120,7 @@ class EngineStateMachine:
         self.state = NEXT_STATES[call][state]
 
     def _bytes_in_use(self, call: Call) -> int:
-        """Return the memory that is taken, or 0 where it is not looked at."""
+        """Return the device bytes in use, or 0 for calls and devices that are not measured."""
         return device_bytes_in_use(self._device) if self._device.type == "cuda" and call in MEASURED else 0
 
     def _check_memory(self, call: Call, change: int) -> None:
@@ -131,7 +133,7 @@ class EngineStateMachine:
             if self.freed_bytes < needed:
                 raise RunError(
                     f"{self._name} took {taken / GIB:.1f} GiB of the device, and gave {self.freed_bytes / GIB:.1f} GiB "
-                    "back when it went to sleep: the update would have too little. Look for requests that still run, "
+                    "back in its sleep, which leaves the update too little. Check for requests that are still running, "
                     "or set model.memory.sleep_between_rollouts to false and lower the engine's share of the memory."
                 )
         else:
@@ -139,7 +141,7 @@ class EngineStateMachine:
 
 
 def device_bytes_in_use(device: torch.device) -> int:
-    """Return the memory that is taken on a GPU, by any process, without what torch keeps for later."""
+    """Return the bytes in use on a GPU by all processes, after torch's cache of free blocks is emptied."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)

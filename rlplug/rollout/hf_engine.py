@@ -1,4 +1,4 @@
-"""``HFRollout``: transformers' own ``generate`` as a rollout engine. Slow beside vLLM, and runs everywhere."""
+"""``HFRollout``: rollout engine on transformers' ``generate``, which is slower than vLLM and runs everywhere."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from rlplug.weight_sync.manifest import expected_tensors
 from rlplug.weight_sync.receive_checks import WeightSyncValidator
 
 SAMPLER_BYTES: Final = 20
-"""Bytes a logit: float32 scores, tempered, as probabilities, their running sum, and what leaves one finite."""
+"""Bytes per logit while sampling: five float32 copies (raw, tempered, probabilities, cumulative sum, masked)."""
 
 
 class HFRollout(RolloutEngine):
-    """Generates with a copy of the policy in the trainer's process, one copy per rank.
+    """Rollout engine that generates with a copy of the policy in the trainer's process, one copy per rank.
 
-    Each request draws from its own seed, so a completion does not depend on which other requests share its batch or
-    on the number of ranks, up to round-off. Weights that come in FP8 are rounded so, and it calculates with them in the
-    policy's dtype.
+    Each request draws from its own seed, so a completion depends neither on the other requests in its batch nor on the
+    number of ranks, up to round-off. Weights that come in FP8 are dequantised, and computation stays in the policy's
+    dtype.
 
     Args:
-        max_batch_size: Requests that are generated at once; more are done one batch after another.
+        max_batch_size: Most requests in one batch; more run one batch after another.
     """
 
     capabilities: EngineCapabilities = EngineCapabilities(colocated=True, fp8_refit=True)
@@ -56,10 +56,10 @@ class HFRollout(RolloutEngine):
         self._policy = policy
         self._device = placement.device
         config = AutoConfig.from_pretrained(policy.path)
-        with torch.random.fork_rng(devices=[]):  # the random first weights must not move the run's generator
+        with torch.random.fork_rng(devices=[]):  # drawing initial weights must not advance the run's generator
             model: Any = AutoModelForCausalLM.from_config(config, dtype=policy.dtype)
         self._model = model.to(self._device).eval()
-        # what a checkpoint's generation_config.json asks for (temperature, top_k, ...) must not reach the sampler
+        # settings of a checkpoint's generation_config.json (temperature, top_k, ...) must not reach the sampler
         self._model.generation_config = GenerationConfig()
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
@@ -103,7 +103,7 @@ class HFRollout(RolloutEngine):
             attention_mask=attention_mask,
             logits_processor=LogitsProcessorList([sampler]),
             generation_config=GenerationConfig(
-                do_sample=False,  # the processor has sampled: it leaves one finite logit
+                do_sample=False,  # the logits processor samples: it leaves one finite logit
                 max_new_tokens=num_new,
                 eos_token_id=list(self._policy.eos_token_ids),
                 pad_token_id=self._policy.pad_token_id,
@@ -112,12 +112,12 @@ class HFRollout(RolloutEngine):
         token_ids = generated[:, prompt_ids.shape[1] :].tolist()
         logprobs = torch.stack(sampler.logprobs, dim=1).tolist()
         return [
-            self._completion(request, row[: request.limit(sampling)], row_logprobs)
-            for request, row, row_logprobs in zip(requests, token_ids, logprobs, strict=True)
+            self._completion(request, generated_ids[: request.limit(sampling)], its_logprobs)
+            for request, generated_ids, its_logprobs in zip(requests, token_ids, logprobs, strict=True)
         ]
 
     def _left_pad(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Return prompt ids and attention mask, int64 [B, T]: generation continues at the right edge."""
+        """Return prompt ids and attention mask, int64 [B, T], padded on the left: generation appends on the right."""
         longest = max(len(prompt) for prompt in prompts)
         prompt_ids = torch.full((len(prompts), longest), self._policy.pad_token_id)
         attention_mask = torch.zeros_like(prompt_ids)
@@ -126,14 +126,14 @@ class HFRollout(RolloutEngine):
             attention_mask[row, longest - len(prompt) :] = 1
         return prompt_ids.to(self._device), attention_mask.to(self._device)
 
-    def _completion(self, request: Request, row: list[int], logprobs: list[float]) -> Completion:
-        """Cut what ``generate`` appended to ``row`` after the end token."""
+    def _completion(self, request: Request, token_ids: list[int], logprobs: list[float]) -> Completion:
+        """Return the completion without the padding that ``generate`` appends after the end token."""
         assert self._version is not None
-        ends = [index for index, token in enumerate(row) if token in self._policy.eos_token_ids]
-        length = ends[0] + 1 if ends else len(row)
+        ends = [index for index, token in enumerate(token_ids) if token in self._policy.eos_token_ids]
+        length = ends[0] + 1 if ends else len(token_ids)
         return Completion(
             request_id=request.request_id,
-            token_ids=tuple(row[:length]),
+            token_ids=tuple(token_ids[:length]),
             logprobs=tuple(logprobs[:length]),
             finish_reason="stop" if ends else "length",
             policy_version=self._version,
@@ -153,7 +153,7 @@ class HFRollout(RolloutEngine):
         return validator.report(version)
 
     def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
-        """Return its copy of the policy, and while it generates the cache and the sampler's tensors of one batch."""
+        """Return the bytes of its copy of the policy, and of KV cache and sampler for one batch while it generates."""
         num_rows, weights = min(self.max_batch_size, needs.completions), needs.parameters * policy.dtype.itemsize
         return EngineMemory(
             weights=weights,
@@ -174,15 +174,15 @@ class HFRollout(RolloutEngine):
 
 
 class _SeededSampler(LogitsProcessor):
-    """Draws every row's next token from that row's own seed and leaves only it.
+    """Logits processor that samples each sequence's next token with its own seed, and masks all other tokens.
 
-    Row ``b`` at step ``i`` inverts the cumulative distribution at ``uniforms[b, i]``, drawn in advance from a
-    generator seeded for the row. ``logprobs[i]``, float32 [B], is of the distribution that was sampled.
+    Sequence ``b`` at step ``i`` inverts the cumulative distribution at ``uniforms[b, i]``, drawn in advance from a
+    generator with the sequence's seed. ``logprobs[i]``, float32 [B], is under the distribution that was sampled.
     """
 
     def __init__(self, seeds: Sequence[int], sampling: SamplingParams, num_steps: int, device: torch.device) -> None:
-        rows = [torch.rand(num_steps, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-        self._uniforms = torch.stack(rows).to(device)
+        uniforms = [torch.rand(num_steps, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        self._uniforms = torch.stack(uniforms).to(device)
         self._sampling = sampling
         self.logprobs: list[Tensor] = []
 

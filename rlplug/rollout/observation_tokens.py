@@ -1,4 +1,4 @@
-"""From an environment's answer to the tokens that the policy sees next, without tokenising anything a second time."""
+"""Converts an environment's observation to the tokens that follow a turn, without tokenising a turn again."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces.environment import Message
 
 TURN: Final = "rlplug:turn"
-"""Stands for what the policy said, in a conversation of which only what follows it is used."""
+"""Placeholder for the policy's turn, in a rendered conversation of which only the text after it is used."""
 
 
 class ObservationTokens:
-    """Appends observations to token ids.
+    """Converter of observations to token ids.
 
-    With a chat template these are the template's own pieces: what it writes between the end of an assistant's message
-    and the point where the assistant speaks again. Without one, an observation is its text. What an observation spells
-    is text: a control token such as ``<|im_end|>`` in it is broken up by a space.
+    With a chat template, an observation becomes the text that the template writes between the end of an assistant's
+    message and the start of the next one. Without a template, it is its own text. Control tokens in an observation,
+    such as ``<|im_end|>``, are broken up by a space, so that they stay text.
 
     Args:
-        tokenizer: The policy's.
+        tokenizer: The policy's tokenizer.
         chat: Whether prompts were rendered with its chat template.
-        tools: What the template presents, as for the prompts.
+        tools: Tool schemas that the template presents, the same as for the prompts.
         has_tools: Whether observations may be results of tools. A template that refuses the role ``tool`` gets them as
             user messages, in ``<tool_response>`` tags.
 
@@ -46,36 +46,40 @@ class ObservationTokens:
         self._takes_tool_role = True
         if chat and has_tools:
             try:
-                self._piece([{"role": "tool", "name": "probe", "content": "1"}])
+                self._rendered([{"role": "tool", "name": "probe", "content": "1"}])
             except ConfigError:
                 self._takes_tool_role = False
         if chat:
-            self._piece([{"role": "user", "content": "1"}])
+            self._rendered([{"role": "user", "content": "1"}])
 
     def after(self, last_token: int, observation: str | Sequence[Message]) -> list[int]:
         """Return the tokens that follow a turn.
 
         Args:
-            last_token: Of the turn. A chat template's piece begins with the token that ends a message; when the policy
-                has sampled it, it is there already.
+            last_token: Id of the turn's last token. A chat template's text begins with the token that ends a message,
+                which is left out if the policy has sampled it already.
             observation: Text or messages.
 
         Raises:
-            ConfigError: The chat template cannot render them.
+            ConfigError: The chat template cannot render the messages.
         """
         text = observation if isinstance(observation, str) else None
         messages = [{"role": "user", "content": text}] if text is not None else [dict(each) for each in observation]  # type: ignore[arg-type]
-        messages = [message | {"content": self._harmless(str(message["content"]))} for message in messages]
-        piece = self._piece(messages) if self._chat else "\n".join(str(message["content"]) for message in messages)
+        messages = [
+            message | {"content": self._without_control_tokens(str(message["content"]))} for message in messages
+        ]
+        piece = self._rendered(messages) if self._chat else "\n".join(str(message["content"]) for message in messages)
         token_ids: list[int] = self._tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
         return token_ids[1:] if self._chat and token_ids[:1] == [last_token] else token_ids
 
-    def _harmless(self, text: str) -> str:
+    def _without_control_tokens(self, text: str) -> str:
+        """Return ``text`` with a space inside each of the tokenizer's special tokens."""
         for token in self._tokenizer.all_special_tokens:
             text = text.replace(token, f"{token[0]} {token[1:]}")
         return text
 
-    def _piece(self, messages: Sequence[Message]) -> str:
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        """Return the template's text between a turn and the next one, with ``messages`` in it."""
         if not self._takes_tool_role:
             messages = [_as_user(message) for message in messages]
         begin = [{"role": "user", "content": "?"}, {"role": "assistant", "content": TURN}]

@@ -1,4 +1,4 @@
-"""What a partial rollout keeps between steps: groups that are unfinished, or complete and waiting to train."""
+"""State of a partial rollout between steps: groups that are unfinished, or complete and waiting to train."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ class Group:
     """The trajectories of one prompt."""
 
     engine: int
-    """Number of the engine that works on it, whose ranks have its environments."""
+    """Index of the engine that generates it, whose ranks have its environments."""
     trajectories: list[Trajectory]
 
     @property
     def number(self) -> int:
+        """Number of the group within the step."""
         return self.trajectories[0].group
 
     @property
     def is_complete(self) -> bool:
+        """Whether all of its trajectories are finished."""
         return all(trajectory.finish_reason is not None for trajectory in self.trajectories)
 
 
 @dataclass
 class PartialRolloutState:
-    """The groups under way, oldest first; between steps the same list on every rank.
+    """Groups that have started and not trained yet, oldest first; between steps the same list on every rank.
 
     Args:
-        options: How many there may be.
+        options: Limits of the partial rollout.
+        groups: The groups.
     """
 
     options: PartialRollout
@@ -43,12 +46,12 @@ class PartialRolloutState:
     _next_number: int = 0
 
     def num_wanted(self, prompts_per_step: int) -> int:
-        """Return how many new prompts there is room for."""
+        """Return the number of new prompts that may start now."""
         return max(0, (self.options.groups_in_flight or prompts_per_step) - len(self.groups))
 
     def add(self, prompts: Sequence[Prompt], num_samples: int, key: str, num_engines: int) -> None:
-        """Begin a group for each prompt, on the engine that works on the fewest; ``key`` names run and step."""
-        if key != self._key:  # a step numbers its groups, those from former steps first
+        """Start a group for each prompt, on the engine that has the fewest; ``key`` names run and step."""
+        if key != self._key:  # each step numbers its groups, those of former steps first
             self._key, self._next_number = key, len(self.groups)
             for number, group in enumerate(self.groups):
                 for trajectory in group.trajectories:
@@ -61,29 +64,31 @@ class PartialRolloutState:
             self._next_number += 1
 
     def of_engine(self, engine: int, num_engines: int) -> list[Group]:
-        """Return the groups that an engine works on."""
+        """Return the groups that an engine generates."""
         return [group for group in self.groups if group.engine % num_engines == engine]
 
     def release(self, mine: Sequence[Group], is_first: bool, wanted: int, gather: Callable[[Any], Any]) -> list[Group]:
-        """Take the oldest complete groups off the list, at most ``wanted`` of all ranks, and return this rank's.
+        """Remove the oldest complete groups, at most ``wanted`` over all ranks, and return those of this rank's engine.
 
-        Collective: every rank learns how those of the others have grown.
+        Collective: every rank gets the remaining groups of all engines.
 
         Args:
-            mine: Those of this rank's engine.
-            is_first: Whether this rank speaks for the engine.
+            mine: Groups of this rank's engine, as it has generated them.
+            is_first: Whether this rank is the first of its engine, which sends the engine's groups.
+            wanted: Most groups to remove.
+            gather: Returns the concatenation of all ranks' lists; collective.
         """
         complete = gather([group.number for group in mine if is_first and group.is_complete])
         chosen = set(sorted(complete)[:wanted])
         rest: list[Group] = gather([group for group in mine if is_first and group.number not in chosen])
         released = [group for group in mine if group.number in chosen]
-        # this rank goes on with its own objects
+        # this rank keeps its own objects of its engine's groups
         own = {group.number: group for group in mine}
         self.groups = sorted((own.get(group.number, group) for group in rest), key=lambda group: group.number)
         return released
 
     def metrics(self, batch: Batch, version: int) -> dict[str, float]:
-        """Return what stays in flight, and how old the tokens of a step's batch are, in versions of the policy."""
+        """Return ``partial/...``: the number of kept groups, and the age of a batch's tokens in policy versions."""
         assert batch.policy_versions is not None
         ages = (version - batch.policy_versions)[batch.response_mask].float()
         return {
@@ -97,14 +102,14 @@ class PartialRolloutState:
     # ---- in a checkpoint ------------------------------------------------------------------------------------------
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Return plain data that later steps do not change."""
+        """Return the groups as plain data, which later steps do not change."""
         return [
             {"engine": group.engine, "trajectories": [trajectory.state_dict() for trajectory in group.trajectories]}
             for group in self.groups
         ]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]], prompts: Mapping[str, Prompt]) -> None:
-        """Go on from a :meth:`state_dict`; ``prompts`` has the training prompts by ``uid``."""
+        """Restore a :meth:`state_dict`; ``prompts`` has the training prompts by ``uid``."""
         self._key = ""
         self.groups = [
             Group(

@@ -1,4 +1,4 @@
-"""A trajectory: one growing list of token ids, from a prompt to what trains."""
+"""Trajectories: token ids that grow from a prompt by turns and observations, and become samples to train on."""
 
 from __future__ import annotations
 
@@ -16,44 +16,51 @@ from rlplug.types import ENVIRONMENT, Completion, FinishReason, Prompt, Request,
 
 @dataclass
 class Trajectory:
-    """What is known of one sample while it grows. What the engine produced stays as it is; observations follow it.
+    """One sample while it grows. The engine's tokens are never changed; observations are appended to them.
 
-    A trajectory that ran out of one step's budget goes on in the next step from its tokens, with newer weights.
+    A trajectory that used up its budget of one step resumes in the next step from its tokens, with newer weights.
     """
 
     key: str
-    """Names run, step of its begin, group and number; its seeds follow from it."""
+    """Name of run, first step, group and sample, from which its seeds are derived."""
     group: int
+    """Number of its group within the step."""
     prompt: Prompt
     token_ids: list[int]
+    """Ids of all tokens, those of the prompt included."""
     response_mask: list[bool]
+    """Whether the policy produced each token."""
     logprobs: list[float]
+    """The engine's logprob of each token; 0 where the policy did not produce it."""
     segments: list[Segment] = field(default_factory=list)
+    """Spans of tokens that single requests produced."""
     reward: float = 0.0
-    """The environment's so far."""
+    """Sum of the environment's rewards so far."""
     error: str = ""
-    """Why the environment gave it up."""
+    """Why the environment failed; empty if it did not."""
     turn_was_cut: bool = False
-    """Whether the newest turn ended where the trajectory's room does."""
+    """Whether the newest turn was cut by the trajectory's token limit."""
     finish_reason: FinishReason | None = None
-    """``None`` while it is unfinished."""
+    """``None`` while the trajectory is unfinished."""
 
     @property
     def request_id(self) -> str:
+        """Id of its next request, unique in the run."""
         return f"{self.key}/{len(self.segments)}" if self.segments else self.key
 
     @property
     def num_after_prompt(self) -> int:
-        """Tokens of turns and observations."""
+        """Number of tokens of turns and observations."""
         return len(self.token_ids) - len(self.prompt.token_ids)
 
     @property
     def num_turns(self) -> int:
+        """Number of turns that have ended."""
         return sum(segment.ends_turn for segment in self.segments)
 
     @property
     def num_in_turn(self) -> int:
-        """Tokens of the turn that has not ended, if there is one."""
+        """Number of tokens of the turn that has not ended; 0 without one."""
         num_tokens = 0
         for segment in reversed(self.segments):
             if segment.ends_turn:
@@ -62,13 +69,13 @@ class Trajectory:
         return num_tokens
 
     def request(self, max_new_tokens: int | None) -> Request:
-        """Ask for the next tokens. The same request, on whichever rank and after a restart, has the same seed."""
+        """Return the request for the next tokens; its seed is the same on every rank and after a restart."""
         return Request(
             self.request_id, tuple(self.token_ids), random.Random(self.request_id).getrandbits(63), max_new_tokens
         )
 
     def add_completion(self, completion: Completion, ends_turn: bool) -> None:
-        """Append what an engine returned for :meth:`request`."""
+        """Append the engine's completion of :meth:`request`."""
         start = len(self.token_ids)
         self.token_ids += completion.token_ids
         self.response_mask += [True] * len(completion.token_ids)
@@ -95,7 +102,7 @@ class Trajectory:
     # ---- in a checkpoint ------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy as plain data, with the prompt's name in its place."""
+        """Return a copy as plain data, with the prompt's ``uid`` in place of the prompt."""
         state = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         copies = {name: list(value) for name, value in state.items() if isinstance(value, list)}
         segments = [dataclasses.astuple(segment) for segment in self.segments]
@@ -103,17 +110,20 @@ class Trajectory:
 
     @staticmethod
     def from_state(state: dict[str, Any], prompt: Prompt) -> Trajectory:
-        """Return the trajectory whose :meth:`state_dict` this is."""
+        """Return the trajectory of a :meth:`state_dict`."""
         copies = {name: list(value) for name, value in state.items() if isinstance(value, list)}
         segments = [Segment(*values) for values in state["segments"]]
         return Trajectory(**state | copies | {"prompt": prompt, "segments": segments})
 
 
 def new_trajectories(prompts: Sequence[Prompt], groups: Sequence[int], num_samples: int, key: str) -> list[Trajectory]:
-    """Return ``num_samples`` trajectories of each prompt, at their begin.
+    """Return ``num_samples`` new trajectories of each prompt.
 
     Args:
-        key: Names run and step.
+        prompts: The prompts.
+        groups: Group number of each prompt.
+        num_samples: Trajectories per prompt.
+        key: Name of run and step.
     """
     return [
         Trajectory(
@@ -132,7 +142,7 @@ def new_trajectories(prompts: Sequence[Prompt], groups: Sequence[int], num_sampl
 def to_samples(
     trajectories: Sequence[Trajectory], tokenizer: PreTrainedTokenizerBase, has_environment: bool
 ) -> list[Sample]:
-    """Return finished trajectories as samples, with text for rewards and logs."""
+    """Return finished trajectories as samples, with decoded text for rewards and logs."""
     after_prompts = [trajectory.token_ids[len(trajectory.prompt.token_ids) :] for trajectory in trajectories]
     texts = tokenizer.batch_decode(after_prompts, skip_special_tokens=True) if trajectories else []
     last_turns = texts
@@ -158,7 +168,7 @@ def to_samples(
 
 
 def _with_reward(sample: Sample, trajectory: Trajectory) -> Sample:
-    """Return the sample with the environment's reward, or why there is none."""
+    """Return the sample with the environment's reward, or with its error."""
     value = RewardError(trajectory.error) if trajectory.error else trajectory.reward
     reward = math.nan if trajectory.error else trajectory.reward
     return dataclasses.replace(sample, rewards={ENVIRONMENT: value}, reward=reward)

@@ -1,1 +1,1 @@
-"""Weights in FP8 for the rollout engine: which they are, how they are rounded, and what engines cannot take."""
+"""Weight sync to the rollout engine: buckets, checkpoint names, FP8 quantisation, and checks on both sides."""

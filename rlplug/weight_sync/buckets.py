@@ -1,4 +1,4 @@
-"""Walks a sharded model and yields its full weights in buckets of bounded size."""
+"""Buckets of bounded size with the full weights of a sharded model, for the weight sync and for export."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from rlplug.weight_sync.fp8_quantize import quantize_blocks
 from rlplug.weight_sync.hf_names import HFWeight, hf_weights
 
 ALIGNMENT: Final = 16
-"""Bytes to a multiple of which each tensor of a gather begins, so that it can be read in its own dtype."""
+"""Alignment of each tensor in an all-gather, in bytes, so that it can be viewed in its own dtype."""
 
 
 @torch.no_grad()
 def weight_buckets(
     model: nn.Module, dtype: torch.dtype, max_bytes: int = 1 << 30, fp8: FP8Weights | None = None
 ) -> Iterator[Bucket]:
-    """Yield every weight of ``model`` in ``dtype``, unsharded, under the name that it has in a checkpoint of the hub.
+    """Yield every weight of ``model`` in ``dtype``, unsharded, under its name in Hugging Face checkpoints.
 
     Collective: every rank must exhaust the iterator, since sharded parameters are gathered when their turn comes. Tied
-    parameters travel once, under the name that comes first. A bucket holds at most ``max_bytes``, unless it is a single
-    parameter; while it is made, its bytes are there twice.
+    parameters are sent once, under the name that comes first. A bucket holds at most ``max_bytes``, unless it is a
+    single parameter; making it takes its bytes twice.
 
     Args:
-        model: Sharded in any way, or not.
-        dtype: Of the weights that are not quantised.
-        max_bytes: As they travel.
-        fp8: Which travel as two tensors, values and their scales, side by side. Shards of whole blocks are quantised
-            where they are, before they are gathered; the result does not depend on that.
+        model: The model, sharded in any way or not.
+        dtype: Dtype of the weights that are not quantised.
+        max_bytes: Largest size of a bucket as it is sent, in bytes.
+        fp8: The weights that are sent in FP8, each as two tensors, values and scales, side by side. Shards of whole
+            blocks are quantised before they are gathered; the result does not depend on that.
     """
     in_fp8 = frozenset(fp8.quantized) if fp8 is not None else frozenset()
     gatherer = _WeightGatherer(hf_weights(model), dtype, in_fp8, fp8 is not None and fp8.power_of_two_scales)
@@ -62,37 +62,42 @@ def drain(buckets: Iterator[Bucket]) -> None:
 
 @dataclass(frozen=True)
 class _Part:
-    """What a rank has of a tensor whose rows are distributed.
+    """This rank's part of a tensor whose rows are sharded.
 
-    Rank r holds rows r * c to (r + 1) * c of it, as far as it has them, with c rounded up: behind each other, and cut
-    at the end, the ranks' parts are the tensor.
+    Rank r holds rows r * c to (r + 1) * c, as far as the tensor has them, with c rounded up: the ranks' parts one after
+    another, cut at the end, are the tensor.
     """
 
     local: Tensor
+    """This rank's rows, in any floating dtype."""
     shape: torch.Size
-    """Of the tensor."""
-    rows: int
-    """c"""
+    """Shape of the whole tensor."""
+    num_rows: int
+    """c, the number of rows of each rank, padding of the last ranks included."""
     dtype: torch.dtype
-    """In which it travels."""
+    """Dtype in which the part is sent."""
 
     @property
     def span(self) -> int:
-        """Bytes of each rank's part, those that are missing at the end included."""
-        return self.rows * self.shape[1:].numel() * self.dtype.itemsize
+        """Bytes of each rank's part, padding included."""
+        return self.num_rows * self.shape[1:].numel() * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class _WeightGatherer:
-    """How the weights of one sync travel."""
+    """Gathers, casts and quantises the weights of one sync."""
 
     weights: Mapping[str, Sequence[HFWeight]]
-    """What travels of each parameter."""
+    """Weights of a checkpoint that each parameter becomes, by the parameter's name."""
     dtype: torch.dtype
+    """Dtype of weights that are not quantised."""
     in_fp8: frozenset[str]
+    """Checkpoint names of the weights that are sent in FP8."""
     power_of_two_scales: bool
+    """Whether scales are rounded up to powers of two."""
 
     def num_bytes(self, name: str) -> int:
+        """Return the bytes of a parameter as it is sent."""
         return sum(
             weight.shape.numel() + FP8Weights.scale_shape(weight.shape).numel() * torch.float32.itemsize
             if weight.name in self.in_fp8
@@ -101,7 +106,7 @@ class _WeightGatherer:
         )
 
     def gather(self, named: Sequence[tuple[str, Tensor]]) -> Bucket:
-        """Return full tensors; those that FSDP shards cross the links together, once for each process group."""
+        """Return full tensors; the shards of all are gathered in one collective for each process group."""
         full: dict[str, Tensor] = {}
         together: dict[dist.ProcessGroup, dict[str, _Part]] = {}
         for name, tensor in named:
@@ -109,37 +114,37 @@ class _WeightGatherer:
                 full[name] = tensor
             elif tensor.device_mesh.size() == 1:
                 full[name] = tensor.to_local()
-            elif (axis := _rows_axis(tensor)) is not None:
+            elif (axis := _axis_of_rows(tensor)) is not None:
                 group = tensor.device_mesh.get_group(axis)
                 together.setdefault(group, {}).update(self._parts(name, tensor, dist.get_world_size(group)))
             else:
-                narrow: Any = tensor.to(self.dtype)  # first: half the bytes travel
+                narrow: Any = tensor.to(self.dtype)  # cast before the gather: half the bytes are sent
                 full[name] = narrow.full_tensor()
         for group, parts in together.items():
             full |= _gather_rows(parts, group)
-        return [pair for name, _ in named for pair in self._finished(name, full)]
+        return [pair for name, _ in named for pair in self._checkpoint_weights(name, full)]
 
     def _parts(self, name: str, tensor: DTensor, num_ranks: int) -> dict[str, _Part]:
-        local, rows = tensor.to_local(), -(-tensor.shape[0] // num_ranks)
-        matrix_rows = rows * tensor.shape[1:-1].numel()  # with the matrices of all its experts below each other
+        local, num_rows = tensor.to_local(), -(-tensor.shape[0] // num_ranks)
+        matrix_rows = num_rows * tensor.shape[1:-1].numel()  # with the matrices of all its experts stacked
         if matrix_rows % FP8Weights.BLOCK or not self._is_quantised_whole(name):
-            return {name: _Part(local, tensor.shape, rows, self.dtype)}
+            return {name: _Part(local, tensor.shape, num_rows, self.dtype)}
         values, scales = quantize_blocks(local.flatten(0, -2), self.dtype, self.power_of_two_scales)
         scale_shape = FP8Weights.scale_shape(torch.Size((tensor.shape[:-1].numel(), tensor.shape[-1])))
         return {
-            name: _Part(values.view(local.shape), tensor.shape, rows, values.dtype),
+            name: _Part(values.view(local.shape), tensor.shape, num_rows, values.dtype),
             FP8Weights.scale_name(name): _Part(scales, scale_shape, matrix_rows // FP8Weights.BLOCK, scales.dtype),
         }
 
     def _is_quantised_whole(self, name: str) -> bool:
-        """Whether all of a parameter travels in FP8, and no block of it is of two weights."""
+        """Return whether all of a parameter is sent in FP8, and none of its blocks spans two weights."""
         return all(
             weight.name in self.in_fp8 and (weight.first_row is None or weight.num_rows % FP8Weights.BLOCK == 0)
             for weight in self.weights[name]
         )
 
-    def _finished(self, name: str, full: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield what travels of a parameter: quantised now, where it could not be before."""
+    def _checkpoint_weights(self, name: str, full: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the checkpoint weights of a full parameter, quantised now unless its shards were."""
         scales_of_all = full.get(FP8Weights.scale_name(name))
         for weight in self.weights[name]:
             tensor = weight.of(full[name])
@@ -154,8 +159,8 @@ class _WeightGatherer:
             yield FP8Weights.scale_name(weight.name), scales
 
 
-def _rows_axis(tensor: DTensor) -> int | None:
-    """Return the axis of the mesh over which rows are sharded, if that is all that is done to the tensor."""
+def _axis_of_rows(tensor: DTensor) -> int | None:
+    """Return the mesh axis that shards the rows of ``tensor``, or ``None`` if it is sharded in another way."""
     sharded = [axis for axis, placement in enumerate(tensor.placements) if type(placement) is not Replicate]
     if len(sharded) != 1:
         return None
@@ -165,7 +170,7 @@ def _rows_axis(tensor: DTensor) -> int | None:
 
 
 def _gather_rows(parts: Mapping[str, _Part], group: dist.ProcessGroup) -> dict[str, Tensor]:
-    """All-gather tensors whose rows are distributed over ``group``, in one collective operation."""
+    """All-gather tensors whose rows are sharded over ``group``, in one collective operation."""
     size = dist.get_world_size(group)
     spans = [-(-part.span // ALIGNMENT) * ALIGNMENT for part in parts.values()]
     device = next(iter(parts.values())).local.device
@@ -182,6 +187,6 @@ def _gather_rows(parts: Mapping[str, _Part], group: dist.ProcessGroup) -> dict[s
 
 
 def _joined(column: Tensor, part: _Part) -> Tensor:
-    """Return the tensor of which each row of ``column``, uint8 [ranks, bytes], is one rank's part."""
+    """Return the full tensor from ``column``, uint8 [ranks, bytes], whose rows are the ranks' parts."""
     num_bytes = part.shape.numel() * part.dtype.itemsize
     return column.reshape(-1)[:num_bytes].view(part.dtype).view(part.shape)

@@ -10,18 +10,18 @@ from rlplug.errors import ConfigError
 
 @dataclass(frozen=True)
 class WeightSyncConfig:
-    """How weights travel to the engine.
+    """Format in which weights are sent to the engine.
 
     Args:
         dtype: ``fp8_block`` sends the linear layers of attention and MLP in FP8 (e4m3), with a float32 scale for
             each block of 128 x 128; the engine calculates with them in FP8, and the trainer goes on in its own dtype.
             ``null`` sends all weights in ``model.policy.dtype``.
         keep: Patterns (of ``fnmatch``) of names of linear layers that stay in ``model.policy.dtype``, such as
-            ``*.self_attn.*``. One that matches none stops the run.
-        keep_first_layers: The same for all linear layers of as many blocks at the start.
-        keep_last_layers: Of as many at the end.
-        power_of_two_scales: Round scales up to powers of two, for kernels that read no others.
-        bucket_mib: Weights travel in buckets of at most this size.
+            ``*.self_attn.*``. A pattern that matches none stops the run.
+        keep_first_layers: Number of blocks at the start whose linear layers all stay in ``model.policy.dtype``.
+        keep_last_layers: Number of such blocks at the end.
+        power_of_two_scales: Round scales up to powers of two, for kernels that support no others.
+        bucket_mib: Largest size of a bucket in which weights are sent, in MiB.
     """
 
     dtype: Literal["fp8_block"] | None = None

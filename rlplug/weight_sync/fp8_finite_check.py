@@ -1,4 +1,4 @@
-"""Weights that FP8 cannot hold are found before any of a sync is sent."""
+"""Check for NaN and infinite weights before a weight sync in FP8."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rlplug.weight_sync.hf_names import hf_weights
 
 @torch.no_grad()
 def check_finite(model: nn.Module, dtype: torch.dtype, fp8: FP8Weights) -> None:
-    """Stop the run if a weight that travels in FP8 is NaN or infinite: it would spoil its whole block.
+    """Raise an error if a weight to be sent in FP8 is NaN or infinite, which would spoil the scale of its whole block.
 
     Collective: every rank reads its own shards, and all raise alike. Nothing was sent, so an engine that holds weights
     keeps them, and their version.
 
     Args:
         model: The policy.
-        dtype: In which its weights would travel otherwise.
-        fp8: Which travel in FP8.
+        dtype: Dtype of the policy, to which weights are rounded first.
+        fp8: The weights that are sent in FP8.
 
     Raises:
-        RunError: It names the weights.
+        RunError: The message names the first such weight, and counts the others.
     """
     in_fp8, checkpoint_weights = frozenset(fp8.quantized), hf_weights(model)
     weights = {
@@ -44,6 +44,6 @@ def check_finite(model: nn.Module, dtype: torch.dtype, fp8: FP8Weights) -> None:
     if bad:
         others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise RunError(
-            f"{bad[0]}{others} has NaN or infinite values, which FP8 cannot hold: no weight of this sync was sent. The "
-            "update before it has gone wrong; model.limits.on_nonfinite says what happens there."
+            f"Weight sync aborted before sending: {bad[0]}{others} contains NaN or inf, which FP8 cannot represent. "
+            "The last optimizer step diverged; see model.limits.on_nonfinite."
         )

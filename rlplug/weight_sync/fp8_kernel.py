@@ -1,4 +1,4 @@
-"""Triton kernel of :mod:`rlplug.weight_sync.fp8_quantize`: one pass over the weight, one program a block."""
+"""Triton kernel of :mod:`rlplug.weight_sync.fp8_quantize`: one pass over the weight, one program per block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.f
 
 
 def quantize_on_gpu(weight: Tensor, dtype: torch.dtype, power_of_two: bool) -> tuple[Tensor, Tensor]:
-    """Return what ``quantize_blocks`` does, bit for bit but for subnormal numbers."""
+    """Return the same as ``quantize_blocks``, bit for bit except for subnormal numbers."""
     rows, columns = weight.shape
     assert weight.stride(1) == 1 or columns == 1
     values = torch.empty(weight.shape, dtype=FP8Weights.DTYPE, device=weight.device)

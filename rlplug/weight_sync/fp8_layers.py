@@ -1,4 +1,4 @@
-"""Which weights of a policy travel in FP8: decided by what a module is and where, not by what it is called."""
+"""Selection of the weights that are sent in FP8, by the type and position of their modules, not by their names."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from rlplug.weight_sync.config import WeightSyncConfig
 from rlplug.weight_sync.hf_names import HFWeight, hf_weights
 
 EXPERTS: Final = "experts"
-"""What transformers calls the experts of a block, in every model that has some."""
+"""Name of the experts' module in transformers, in every model that has experts."""
 
 
 def choose_fp8_weights(model: Any, options: WeightSyncConfig) -> FP8Weights:
-    """Return which weights travel in FP8: those of the linear layers inside the model's blocks.
+    """Return the weights to send in FP8: those of the linear layers inside the model's blocks.
 
-    Each expert has linear layers of its own. The output layer stays as it is, with embeddings and norms; and so does
-    what a module has beside its experts, which is a router or a gate.
+    Each expert has linear layers of its own. Embeddings, norms and the output layer are kept in the policy's dtype, and
+    so are the layers beside experts in the same module, which are routers or gates.
 
     Args:
-        model: The policy as transformers builds it; on the meta device is enough.
-        options: Which are kept besides.
+        model: The policy as transformers builds it; the meta device is enough.
+        options: Further layers to keep.
 
     Raises:
-        ConfigError: A pattern matches no layer, nothing is left, or a checkpoint has all experts in one tensor.
+        ConfigError: A pattern matches no layer, no layer is left, or a checkpoint has all experts in one tensor.
     """
     layers, num_blocks = list(_linear_layers(model)), model.config.get_text_config().num_hidden_layers
     names = [layer.name for layer in layers]
     for pattern in options.keep:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(
-                f"model.weight_sync.keep has {pattern!r}, which matches no linear layer: they are called such as "
-                f"{names[0]!r} and {names[-1]!r}."
+                f"model.weight_sync.keep has {pattern!r}, which matches no linear layer: give a pattern of names "
+                f"such as {names[0]!r} and {names[-1]!r}."
             )
     blocks = range(options.keep_first_layers, num_blocks - options.keep_last_layers)
     quantized = [
@@ -49,8 +49,8 @@ def choose_fp8_weights(model: Any, options: WeightSyncConfig) -> FP8Weights:
     ]
     if not quantized:
         raise ConfigError(
-            f"model.weight_sync keeps all {len(names)} linear layers, and none would travel in FP8: keep fewer, or set "
-            "transform to null."
+            f"model.weight_sync keeps all {len(names)} linear layers, and none would be sent in FP8: keep fewer, or "
+            "set transform to null."
         )
     return FP8Weights(
         quantized=tuple(f"{name}.weight" for name in quantized),
@@ -60,7 +60,7 @@ def choose_fp8_weights(model: Any, options: WeightSyncConfig) -> FP8Weights:
 
 
 def describe(fp8: FP8Weights) -> str:
-    """Return what is quantised and what is kept, in words that a user can check."""
+    """Return a summary, for users, of the layers that are quantised and kept."""
     kept = Counter(re.sub(r"\.\d+\.", ".*.", name.removesuffix(".weight")) for name in fp8.kept)
     names = ", ".join(name if count == 1 else f"{name} ({count})" for name, count in kept.items())
     scales = "power-of-two" if fp8.power_of_two_scales else "float32"
@@ -72,10 +72,12 @@ def describe(fp8: FP8Weights) -> str:
 
 @dataclass(frozen=True)
 class _Linear:
+    """Linear layer of a model."""
+
     name: str
-    """In a checkpoint, without ``.weight``."""
+    """Name in a checkpoint, without ``.weight``."""
     block: int | None
-    """Number of the model's block that it is a part of; ``None`` for the output layer, and for routers and gates."""
+    """Index of the block that has the layer; ``None`` for the output layer, and for routers and gates."""
 
 
 def _linear_layers(model: Any) -> Iterator[_Linear]:
@@ -91,7 +93,7 @@ def _linear_layers(model: Any) -> Iterator[_Linear]:
         elif weight in weights and (is_gate or isinstance(module, nn.Linear)):
             found = [weights[weight][0].name]
         else:
-            found = [weight] if isinstance(module, nn.Linear) else []  # it travels under another name: it is tied
+            found = [weight] if isinstance(module, nn.Linear) else []  # a tied weight is sent under another name
         stack = None if is_gate else next((stack for stack in stacks if name.startswith(f"{stack}.")), None)
         block = int(name.removeprefix(f"{stack}.").partition(".")[0]) if stack is not None else None
         yield from (_Linear(layer.removesuffix(".weight"), block) for layer in found)

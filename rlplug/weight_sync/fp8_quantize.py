@@ -1,4 +1,4 @@
-"""Rounding a weight to FP8 with a scale for each block of 128 x 128, and back."""
+"""Quantisation of weights to FP8 (e4m3) with a scale for each block of 128 x 128, and dequantisation."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ from torch import Tensor, nn
 from rlplug.interfaces.weight_sync import FP8Weights
 
 BLOCK: Final = FP8Weights.BLOCK
+"""Rows, and columns, of a block."""
 
 LARGEST: Final = torch.finfo(FP8Weights.DTYPE).max
-"""448, of e4m3."""
+"""Largest value of e4m3, 448."""
 
 LEAST_SCALE: Final = torch.finfo(torch.float32).tiny
-"""The least normal number, 2^-126: dividing by less would overflow. A block that small rounds to a few values."""
+"""Smallest normal float32, 2^-126: dividing by less would overflow. A block that small rounds to a few values."""
 
 
 @torch.no_grad()
 def quantize_blocks(weight: Tensor, dtype: torch.dtype, power_of_two: bool = False) -> tuple[Tensor, Tensor]:
-    """Round a weight to FP8, block by block.
+    """Quantise a weight to FP8, block by block.
 
-    A block's scale is its largest absolute value over 448, or the next power of two; 1 where all values are 0. A
-    weight is rounded to ``dtype`` first, in which it would travel otherwise: so the result does not depend on the
-    dtype in which an optimizer keeps it.
+    A block's scale is its largest absolute value over 448, or the next power of two; 1 where all values are 0. The
+    weight is rounded to ``dtype`` first, so that the result does not depend on the dtype in which an optimizer keeps
+    it.
 
     Args:
-        weight: Floating point [O, I], finite; contiguous rows.
-        dtype: Of the policy.
+        weight: Floating point [O, I], finite, with contiguous rows.
+        dtype: Dtype of the policy.
         power_of_two: Round scales up to powers of two.
 
     Returns:
-        float8_e4m3fn [O, I], and scales, float32 [ceil(O / 128), ceil(I / 128)]: values times scale are the weight.
+        Values, float8_e4m3fn [O, I], and scales, float32 [ceil(O / 128), ceil(I / 128)]; the weight is about values
+        times their block's scale.
     """
     if weight.is_cuda:
         from rlplug.weight_sync.fp8_kernel import quantize_on_gpu
@@ -42,7 +44,7 @@ def quantize_blocks(weight: Tensor, dtype: torch.dtype, power_of_two: bool = Fal
 
 
 def quantize_by_torch(weight: Tensor, dtype: torch.dtype, power_of_two: bool = False) -> tuple[Tensor, Tensor]:
-    """Return what :func:`quantize_blocks` does, on any device, with a copy of the weight in float32."""
+    """Return the same as :func:`quantize_blocks`, on any device, with a copy of the weight in float32."""
     blocks = _blocks_of(weight.to(dtype).float())
     largest = blocks.abs().amax(dim=(1, 3))
     scales = (largest / LARGEST).clamp(min=LEAST_SCALE)
@@ -56,20 +58,20 @@ def quantize_by_torch(weight: Tensor, dtype: torch.dtype, power_of_two: bool = F
 
 
 def next_power_of_two(numbers: Tensor) -> Tensor:
-    """Return the least powers of two that are not below ``numbers``, float32, positive and normal: by their bits."""
+    """Return ``numbers``, positive normal float32, rounded up to powers of two by arithmetic on their bits."""
     return ((numbers.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
 
 
 @torch.no_grad()
 def dequantize_blocks(values: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the weight [O, I] in ``dtype`` that :func:`quantize_blocks` rounded: values times their block's scale."""
+    """Return the weight [O, I] in ``dtype`` from quantised values and scales: values times their block's scale."""
     rows, columns = values.shape
     weight = _blocks_of(values.float()) * scales[:, None, :, None]
     return weight.flatten(2).flatten(0, 1)[:rows, :columns].to(dtype)
 
 
 def _blocks_of(weight: Tensor) -> Tensor:
-    """Return float32 [O', 128, I', 128], with zeros behind the ends."""
+    """Return ``weight`` [O, I] as blocks [O', 128, I', 128], padded with zeros."""
     rows, columns = weight.shape
     padded = nn.functional.pad(weight, (0, -columns % BLOCK, 0, -rows % BLOCK))
     return padded.view(-(-rows // BLOCK), BLOCK, -(-columns // BLOCK), BLOCK)

@@ -1,4 +1,4 @@
-"""A model's weights as checkpoints hold them: what transformers keeps in one tensor for all experts is many there."""
+"""Names and slices of a model's weights in Hugging Face checkpoints, where each expert has weights of its own."""
 
 from __future__ import annotations
 
@@ -19,46 +19,49 @@ from rlplug.errors import ConfigError
 
 @dataclass(frozen=True)
 class HFWeight:
-    """A tensor of a checkpoint: a parameter, or some of its rows, such as one expert's matrix of a parameter [E, O, I].
+    """A weight of a checkpoint: a parameter, or some of its rows, such as one expert's matrix of a parameter [E, O, I].
 
-    Rows are all but the last dimension, counted through.
+    Rows are counted over all dimensions but the last.
     """
 
     name: str
+    """Name in the checkpoint."""
     shape: torch.Size
+    """Shape in the checkpoint."""
     first_row: int | None = None
-    """In the parameter; ``None`` for all of it."""
+    """Index of its first row in the parameter; ``None`` for all of the parameter."""
 
     @property
     def num_rows(self) -> int:
+        """Number of its rows."""
         return self.shape[:-1].numel()
 
     def of(self, parameter: Tensor) -> Tensor:
-        """Return it as a view of the parameter, unsharded."""
+        """Return the weight as a view of ``parameter``, which must be unsharded."""
         if self.first_row is None:
             return parameter
         rows = parameter.flatten(0, -2)[self.first_row : self.first_row + self.num_rows]
         return rows.view(*self.shape[:-1], -1)
 
     def scales_of(self, scales: Tensor, block: int) -> Tensor:
-        """Return its part of the parameter's scales, one for each ``block`` rows."""
+        """Return the weight's part of the parameter's scales, which have one row for each ``block`` rows."""
         if self.first_row is None:
             return scales
         return scales[self.first_row // block : (self.first_row + self.num_rows) // block]
 
 
 _known: WeakKeyDictionary[nn.Module, dict[str, tuple[HFWeight, ...]]] = WeakKeyDictionary()
-"""What was found of a model: each sync asks for it."""
+"""Weights of each model, kept because every sync asks for them."""
 
 
 def hf_weights(model: nn.Module) -> Mapping[str, tuple[HFWeight, ...]]:
-    """Return what each parameter of ``model`` is in a checkpoint of the hub, by the parameter's name.
+    """Return the weights that each parameter of ``model`` becomes in a Hugging Face checkpoint, by parameter name.
 
-    That is what engines load: ``experts.gate_up_proj`` [E, 2 O, I] of Qwen3-MoE is ``experts.0.gate_proj.weight``
-    [O, I] and 2 E - 1 more. transformers knows how it converted the names of a checkpoint, and back.
+    Engines load these: ``experts.gate_up_proj`` [E, 2 O, I] of Qwen3-MoE becomes ``experts.0.gate_proj.weight``
+    [O, I] and 2 E - 1 more. transformers converts the names of a checkpoint, and knows the way back.
 
     Args:
-        model: Of transformers, or any module, whose names are then kept; sharded or not, or on the meta device.
+        model: A transformers model, or any module, whose names are then kept; sharded or not, or on the meta device.
 
     Raises:
         ConfigError: transformers converts a weight in a way that is neither a new name nor a stack of matrices.
@@ -69,7 +72,7 @@ def hf_weights(model: nn.Module) -> Mapping[str, tuple[HFWeight, ...]]:
 
 
 def hf_views(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights of an unsharded model by their names in a checkpoint, as views of its parameters."""
+    """Return the weights of an unsharded model by their checkpoint names, as views of its parameters."""
     weights = hf_weights(model)
     return {
         weight.name: weight.of(parameter.detach())
@@ -93,7 +96,7 @@ def _found(model: nn.Module) -> Iterator[tuple[str, tuple[HFWeight, ...]]]:
 
 
 def _unsharded(model: Any) -> nn.Module:
-    """Return a model of the class from which FSDP made this one's: transformers looks for some conversions by name."""
+    """Return a model of the class before FSDP changed it: transformers looks up some conversions by class name."""
     if not (isinstance(model, PreTrainedModel) and isinstance(model, FSDPModule)):
         return model  # type: ignore[no-any-return]
     own_class: Any = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))
@@ -102,7 +105,10 @@ def _unsharded(model: Any) -> nn.Module:
 
 
 def _of_parameter(model: Any, name: str, shape: torch.Size) -> Iterator[HFWeight]:
-    """Have transformers convert the shape alone, and then the numbers of the rows, twice: 1 is squeezed."""
+    """Yield the checkpoint weights of a parameter, found by converting its shape and its row numbers to a checkpoint.
+
+    Row numbers are repeated in two columns, because transformers squeezes a dimension of 1.
+    """
     whole = torch.empty(shape, device="meta")
     numbers = torch.arange(shape[:-1].numel()).view(*shape[:-1], 1).expand(*shape[:-1], 2)
     shapes = {hf_name: part.shape for hf_name, part in revert_weight_conversion(model, {name: whole}).items()}
@@ -122,5 +128,6 @@ def _of_parameter(model: Any, name: str, shape: torch.Size) -> Iterator[HFWeight
 def _unknown(name: str, shape: torch.Size) -> ConfigError:
     return ConfigError(
         f"model.policy: transformers makes {name} {list(shape)} of a checkpoint's weights in a way that rlplug cannot "
-        "undo, so neither an engine nor a checkpoint can have it. It knows rows one behind the other, such as experts'."
+        "undo, so neither an engine nor a checkpoint could get it: use a model without such a weight. rlplug can undo "
+        "renaming and the stacking of rows, such as experts'."
     )

@@ -1,4 +1,4 @@
-"""What a weight sync brings, known before it begins."""
+"""Manifest of a weight sync: names, shapes and dtypes of the tensors that it sends."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from rlplug.weight_sync.hf_names import hf_weights
 
 
 def policy_weights(policy: PolicySpec) -> dict[str, TensorInfo]:
-    """Return the tensors that a sync brings, under the names of the policy's checkpoint."""
+    """Return shape and dtype of each tensor that a sync of the policy sends, by checkpoint name."""
     return expected_tensors(meta_model(policy.path), policy)
 
 
 def num_fp8_parameters(policy: PolicySpec) -> int:
-    """Return how many numbers travel in FP8."""
+    """Return the number of the policy's parameters that are sent in FP8."""
     weights = policy_weights(policy).values()
     return sum(weight.shape.numel() for weight in weights if weight.dtype == FP8Weights.DTYPE)
 
 
 def meta_model(path: str) -> Any:
-    """Return the policy's model in transformers, without memory for its weights."""
+    """Return the transformers model of a folder or Hub name on the meta device, without memory for its weights."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
 
 
 def expected_tensors(model: nn.Module, policy: PolicySpec) -> dict[str, TensorInfo]:
-    """Return the tensors that a sync brings of a model; in FP8, two of a weight."""
+    """Return shape and dtype of each tensor that a sync of ``model`` sends; a weight in FP8 has two."""
     in_fp8 = frozenset(policy.fp8.quantized) if policy.fp8 is not None else frozenset()
     weights: dict[str, TensorInfo] = {}
     for weight in chain.from_iterable(hf_weights(model).values()):

@@ -1,4 +1,4 @@
-"""What an engine notes of a weight sync: every tensor came, as it should be, and none that it does not know."""
+"""Checks of a weight sync on the engine's side: every expected tensor comes with its shape and dtype, and no other."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport, Tensor
 
 
 class WeightSyncValidator:
-    """Counts one weight sync, from when it is made.
+    """Validates and measures one weight sync, timed from the constructor on.
 
     Args:
-        engine: Its name, for messages.
-        expected: All tensors that must come, by name: :func:`rlplug.weight_sync.manifest.policy_weights`.
+        engine: Name of the engine, for messages.
+        expected: All tensors that must be received, by name: :func:`rlplug.weight_sync.manifest.policy_weights`.
     """
 
     def __init__(self, engine: str, expected: Mapping[str, TensorInfo]) -> None:
@@ -27,10 +27,10 @@ class WeightSyncValidator:
         self._num_buckets = self._num_bytes = 0
 
     def count(self, buckets: Iterable[Bucket]) -> Iterator[Bucket]:
-        """Yield the buckets.
+        """Yield the buckets, each checked and counted.
 
         Raises:
-            RunError: A name is unknown, a tensor has another shape or dtype, or an FP8 weight came without its scales.
+            RunError: A name is unknown, a tensor has another shape or dtype, or an FP8 weight lacks its scales.
         """
         for bucket in buckets:
             self._num_buckets += 1
@@ -50,17 +50,17 @@ class WeightSyncValidator:
             raise RunError(f"{self._engine} needs {name!r} as {_words(expected)}, and it came as {_words(found)}.")
 
     def _check_scales(self, bucket: Bucket) -> None:
-        """Values and scales of two syncs would be weights that nobody trained."""
+        """Raise an error unless FP8 values and scales are in the same bucket, so that they are from the same sync."""
         names = {name for name, _ in bucket}
         for name, tensor in bucket:
             if tensor.dtype == FP8Weights.DTYPE and FP8Weights.scale_name(name) not in names:
                 raise RunError(f"weight {name!r} came to {self._engine} in FP8 without its scales in the same bucket.")
 
     def report(self, version: int) -> SyncReport:
-        """Return what came, when all buckets have been taken.
+        """Return the report of the sync, after all buckets.
 
         Raises:
-            RunError: A weight did not come.
+            RunError: An expected weight was not received.
         """
         if missing := sorted(set(self._expected) - self._received):
             raise RunError(f"the weight sync left out {len(missing)} weights of {self._engine}, first {missing[0]!r}.")

@@ -133,7 +133,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         ("hangs", ["'hangs'", "took longer than 0.5 s", "model.limits.reward_deadline_s"]),
         ("nan-reward", ["'not_a_number'", "nan", "model.rewards"]),
         ("nan-loss", ["step 2: loss nan", "step-00000002.safetensors", "model.limits.on_nonfinite: skip"]),
-        ("disk-full", ["could not be written", "step-00000001 is whole", "rlplug fit --resume"]),
+        ("disk-full", ["could not be written", "step-00000001 is complete", "rlplug fit --resume"]),
     ],
 )
 def test_a_mistake_ends_in_one_message(results: dict[str, Result], name: str, parts: list[str]) -> None:

@@ -121,7 +121,7 @@ def test_ctrl_c_with_checkpoints_in_the_background(finished: Path) -> None:
 def test_a_full_disk_is_told_when_the_write_in_the_background_fails(finished: Path) -> None:
     log = " ".join((finished / "disk-full.log").read_text().split())
     assert "step-00000002 could not be written" in log
-    assert "There is no former checkpoint; make room, then go on with: rlplug fit --resume" in log
+    assert "There is no previous checkpoint; free some space, then continue with: rlplug fit --resume" in log
     assert not list((finished / "disk-full" / "001" / "checkpoints").iterdir())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from rlplug.config import Limits, MemoryConfig, RunConfig
 from rlplug.config_checks import check_algorithm, check_engine, check_optimizations
@@ -91,6 +92,7 @@ def config_of(engine, needs, sleeps, gate, **options):
     return RunConfig(
         policy=ModelConfig(path="x"),
         algorithm=Probe(**needs),
+        optimizer=torch.optim.AdamW,
         rollout=engine,
         memory=MemoryConfig(sleep_between_rollouts=sleeps),
         limits=Limits(mismatch_gate=gate),

@@ -41,7 +41,7 @@ def settle(*free_gib: float) -> Decisions:
 
 
 def config_of(on_shortfall: Literal["stop", "warn"]) -> RunConfig:
-    return RunConfig(ModelConfig("x"), GRPO(), memory=MemoryConfig(on_shortfall=on_shortfall))
+    return RunConfig(ModelConfig("x"), GRPO(), torch.optim.AdamW, memory=MemoryConfig(on_shortfall=on_shortfall))
 
 
 def test_the_fullest_gpu_decides() -> None:

@@ -17,7 +17,7 @@ from rlplug_optims import (
     SelectiveCheckpointing,
 )
 from rlplug_optims.activation_offload import offload_blocks
-from rlplug_optims.block_forward import Place, wrap_forward
+from rlplug_optims.block_forward import WrapOrder, wrap_forward
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlplug.distributed.fsdp_units import transformer_blocks
@@ -96,15 +96,15 @@ def test_bfloat16_is_as_far_from_float32_as_plain_bfloat16_is(names, expected):
     assert distance(actual) < 1.5 * distance(plain) < 0.3  # eager attention rounds elsewhere than the fused one
 
 
-@pytest.mark.parametrize("places", itertools.permutations(Place))
-def test_wrappers_nest_in_one_order(places):
+@pytest.mark.parametrize("orders", itertools.permutations(WrapOrder))
+def test_wrappers_nest_in_one_order(orders):
     ran, block = [], torch.nn.Identity()
 
-    def noting(place):
-        return lambda forward: lambda value: (ran.append(place.name), forward(value))[1]
+    def noting(order):
+        return lambda forward: lambda value: (ran.append(order.name), forward(value))[1]
 
-    for place in places:
-        wrap_forward(block, place, noting(place))
+    for order in orders:
+        wrap_forward(block, order, noting(order))
     assert block(3) == 3
     assert ran == ["OFFLOAD", "COMPILE", "CHECKPOINT"]
 
@@ -117,13 +117,13 @@ def test_what_others_wrap_is_not_lost():
         return lambda forward: lambda value: (ran.append(name), forward(value))[1]
 
     block.forward = noting("first")(block.forward)
-    for place in (Place.COMPILE, Place.CHECKPOINT):
-        wrap_forward(block, place, noting(place.name))
+    for order in (WrapOrder.COMPILE, WrapOrder.CHECKPOINT):
+        wrap_forward(block, order, noting(order.name))
     block.forward = noting("last")(block.forward)
     assert block(3) == 3
     assert ran == ["last", "COMPILE", "CHECKPOINT", "first"]
     with pytest.raises(ConfigError, match=r"Identity.*before or after"):
-        wrap_forward(block, Place.OFFLOAD, noting("OFFLOAD"))
+        wrap_forward(block, WrapOrder.OFFLOAD, noting("OFFLOAD"))
 
 
 class MatrixProducts(TorchDispatchMode):

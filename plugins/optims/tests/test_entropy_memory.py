@@ -1,4 +1,4 @@
-"""Logits scored in chunks and entropies with recomputation: the same numbers, and a lower peak."""
+"""Logprobs in chunks and entropies with recomputation: the same numbers, and a lower peak."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHOICES = [[], *itertools.permutations(SWITCHES, 1), *itertools.permutations(SWI
 SAMPLINGS = {"all": SamplingParams(temperature=0.7), "some": SamplingParams(temperature=0.7, top_k=9, top_p=0.8)}
 
 
-def scorer_with(names):
+def lm_head_with(names):
     model = tiny_model()
     for name in names:
         SWITCHES[name]().before_shard(model)
@@ -49,20 +49,20 @@ def kept_by_sampling(probabilities, sampling):
 def test_values_and_gradients_are_those_of_torch(names, sampling):
     logits, targets = inputs()
     sampling = SAMPLINGS[sampling]
-    scores = scorer_with(names).from_logits(logits, LogprobRequest(targets, sampling, "gradient"))
+    result = lm_head_with(names).from_logits(logits, LogprobRequest(targets, sampling, "gradient"))
     distribution = torch.distributions.Categorical(logits=logits.double() / sampling.temperature)
     chosen = torch.nn.functional.one_hot(targets, VOCABULARY).bool()
     kept = kept_by_sampling(distribution.probs.detach(), sampling) | chosen
     mass = (distribution.probs.detach() * kept).sum(-1).log()
     expected = (distribution.log_prob(targets), distribution.entropy(), distribution.log_prob(targets).detach() - mass)
     for values, wanted in zip(
-        (scores.tokens.logprobs, scores.entropy, scores.tokens.sampled_logprobs), expected, strict=True
+        (result.tokens.logprobs, result.entropy, result.tokens.sampled_logprobs), expected, strict=True
     ):
         torch.testing.assert_close(values.double(), wanted, rtol=1e-5, atol=1e-5)
     places = torch.arange(ROWS)
     losses = [
         (logprobs * places.sin() + entropies * places.cos()).sum()
-        for logprobs, entropies in ((scores.tokens.logprobs, scores.entropy), expected[:2])
+        for logprobs, entropies in ((result.tokens.logprobs, result.entropy), expected[:2])
     ]
     found, wanted = (torch.autograd.grad(loss, logits)[0] for loss in losses)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
@@ -91,11 +91,11 @@ def peak_of(names, entropy_mode):
     Logits are in bfloat16, 0.5 of that, and come from a product, as a model's do.
     """
     source, targets = inputs(torch.bfloat16)
-    scorer, request = scorer_with(names), LogprobRequest(targets, SAMPLINGS["all"], entropy_mode)
+    lm_head, request = lm_head_with(names), LogprobRequest(targets, SAMPLINGS["all"], entropy_mode)
     with Peak() as peak, torch.set_grad_enabled(entropy_mode != "none"):
-        scores = scorer.from_logits(source * 1, request)
+        result = lm_head.from_logits(source * 1, request)
         if entropy_mode != "none":
-            loss = scores.tokens.logprobs.sum() + (scores.entropy.sum() if scores.entropy.requires_grad else 0)
+            loss = result.tokens.logprobs.sum() + (result.entropy.sum() if result.entropy.requires_grad else 0)
             loss.backward()
     return peak.bytes / (ROWS * VOCABULARY * 4)
 
@@ -116,11 +116,11 @@ def test_recomputation_lowers_the_peak_of_an_entropy_with_gradients():
 
 def test_nothing_to_recompute_is_refused():
     logits, targets = inputs()
-    scorer = scorer_with(["recomputed"])
+    lm_head = lm_head_with(["recomputed"])
     with pytest.raises(ConfigError, match="loss has no entropy"):
-        scorer.from_logits(logits, LogprobRequest(targets, SamplingParams(), "value"))
+        lm_head.from_logits(logits, LogprobRequest(targets, SamplingParams(), "value"))
     with torch.no_grad():
-        scorer.from_logits(logits.detach(), LogprobRequest(targets, SamplingParams(), "value"))
+        lm_head.from_logits(logits.detach(), LogprobRequest(targets, SamplingParams(), "value"))
 
 
 def test_effects_say_what_is_set():
@@ -128,7 +128,7 @@ def test_effects_say_what_is_set():
     assert chunks.effects() == recomputed.effects() == []
     chunks.before_shard(model)
     recomputed.before_shard(model)
-    assert [effect.description for effect in chunks.effects()] == ["logits scored 8 tokens at a time"]
+    assert [effect.description for effect in chunks.effects()] == ["logprobs computed from logits 8 tokens at a time"]
     assert [effect.description for effect in recomputed.effects()] == ["entropies recomputed in the backward pass"]
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optims_models import VOCABULARY, assert_same, optimized_results, plain_results, tiny_batch, tiny_model
 from rlplug_optims import FusedLogprobs
-from rlplug_optims.fused_logprobs import ChunkedOutputLayer
+from rlplug_optims.fused_logprobs import ChunkedLMHead
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlplug.errors import ConfigError
@@ -29,7 +29,7 @@ def inputs(num_rows, vocabulary, dtype=torch.float32, bias=False, seed=0):
     return [*leaves, *[None] * (3 - len(leaves))], targets
 
 
-def plain_scores(hidden, weight, bias, targets, sampling, entropy_mode):
+def plain_logprobs(hidden, weight, bias, targets, sampling, entropy_mode):
     """Return logprobs, entropies and sampled logprobs in float64: torch.distributions and a loop over rows."""
     logits = hidden.double() @ weight.double().T + (0 if bias is None else bias.double())
     distribution = torch.distributions.Categorical(logits=logits / (sampling.temperature or 1.0))
@@ -57,14 +57,14 @@ def assert_equals_plain(
 ):
     """Compare with the oracle, to ``rtol`` of the largest value: entropies and gradients are differences."""
     leaves, targets = inputs(num_rows, vocabulary, dtype, bias)
-    scores = layer(*leaves, LogprobRequest(targets, sampling, entropy_mode))
-    expected = plain_scores(*leaves, targets, sampling, entropy_mode)
-    actual = (scores.tokens.logprobs, scores.entropy, scores.tokens.sampled_logprobs)
+    result = layer(*leaves, LogprobRequest(targets, sampling, entropy_mode))
+    expected = plain_logprobs(*leaves, targets, sampling, entropy_mode)
+    actual = (result.tokens.logprobs, result.entropy, result.tokens.sampled_logprobs)
     scale = max(1.0, float(expected[0].detach().abs().max()))
     for values, reference in zip(actual, expected, strict=True):
         assert values.dtype == torch.float32
         torch.testing.assert_close(values.double(), reference, rtol=rtol, atol=rtol * scale)
-    found = gradients_of(scores.tokens.logprobs, scores.entropy, entropy_mode, leaves)
+    found = gradients_of(result.tokens.logprobs, result.entropy, entropy_mode, leaves)
     wanted = gradients_of(*expected[:2], entropy_mode, leaves)
     for gradient, reference in zip(found, wanted, strict=True):
         assert gradient.dtype == dtype
@@ -84,13 +84,13 @@ def assert_equals_plain(
 )
 def test_equals_plain_torch(num_rows, vocabulary, temperature, top_k, top_p, entropy_mode, bias):
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
-    assert_equals_plain(ChunkedOutputLayer(8, is_compiled=False), num_rows, vocabulary, sampling, entropy_mode, bias)
+    assert_equals_plain(ChunkedLMHead(8, is_compiled=False), num_rows, vocabulary, sampling, entropy_mode, bias)
 
 
 def test_compiled_for_one_size_whatever_comes():
     """Two functions are compiled once: later batches have other numbers of rows, and a rest to fill up."""
     torch._dynamo.reset()
-    layer = ChunkedOutputLayer(8, is_compiled=True)
+    layer = ChunkedLMHead(8, is_compiled=True)
     sampling = SamplingParams(temperature=0.7, top_k=9)
     assert_equals_plain(layer, 20, 100, sampling, "gradient", bias=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -101,15 +101,15 @@ def test_compiled_for_one_size_whatever_comes():
 def test_bfloat16_logits_are_rounded_and_nothing_else():
     """bfloat16 logits are off by 2^-9 of their size (here up to 10); float32 from there on."""
     assert_equals_plain(
-        ChunkedOutputLayer(8, is_compiled=False), 20, 100, SamplingParams(temperature=0.7), "gradient", True, 0.02,
+        ChunkedLMHead(8, is_compiled=False), 20, 100, SamplingParams(temperature=0.7), "gradient", True, 0.02,
         torch.bfloat16,
     )  # fmt: skip
     leaves, targets = inputs(20, 100, torch.bfloat16)
     logits = torch.nn.functional.linear(leaves[0], leaves[1]).float()
     request = LogprobRequest(targets, SamplingParams(), "gradient")
-    scores = ChunkedOutputLayer(8, is_compiled=False)(*leaves, request)
+    result = ChunkedLMHead(8, is_compiled=False)(*leaves, request)
     expected = -torch.nn.functional.cross_entropy(logits, targets, reduction="none")
-    torch.testing.assert_close(scores.tokens.logprobs, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result.tokens.logprobs, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_weight_gradient_is_summed_in_float32():
@@ -117,9 +117,9 @@ def test_the_weight_gradient_is_summed_in_float32():
     leaves, targets = inputs(512, 5, torch.bfloat16)
     request = LogprobRequest(targets, SamplingParams(), "none")
     for chunk_size in (1, 512):
-        scores = ChunkedOutputLayer(chunk_size, is_compiled=False)(*leaves, request)
-        (found,) = torch.autograd.grad(scores.tokens.logprobs.sum(), [leaves[1]])
-        logprobs, *_ = plain_scores(*leaves, targets, SamplingParams(), "none")
+        result = ChunkedLMHead(chunk_size, is_compiled=False)(*leaves, request)
+        (found,) = torch.autograd.grad(result.tokens.logprobs.sum(), [leaves[1]])
+        logprobs, *_ = plain_logprobs(*leaves, targets, SamplingParams(), "none")
         (expected,) = torch.autograd.grad(logprobs.sum(), [leaves[1]])
         assert float((found - expected).norm() / expected.norm()) < 2**-8
 
@@ -128,10 +128,10 @@ def test_the_weight_gradient_is_summed_in_float32():
 def test_the_others_gradients_do_not_need_a_frozen_one(frozen):
     leaves, targets = inputs(20, 100, bias=True)
     leaves[frozen].requires_grad_(False)
-    scores = ChunkedOutputLayer(8, is_compiled=False)(*leaves, LogprobRequest(targets, SamplingParams(), "gradient"))
-    expected, entropies, _ = plain_scores(*leaves, targets, SamplingParams(), "gradient")
+    result = ChunkedLMHead(8, is_compiled=False)(*leaves, LogprobRequest(targets, SamplingParams(), "gradient"))
+    expected, entropies, _ = plain_logprobs(*leaves, targets, SamplingParams(), "gradient")
     others = [leaf for leaf in leaves if leaf.requires_grad]
-    found = gradients_of(scores.tokens.logprobs, scores.entropy, "gradient", others)
+    found = gradients_of(result.tokens.logprobs, result.entropy, "gradient", others)
     for gradient, reference in zip(found, gradients_of(expected, entropies, "gradient", others), strict=True):
         torch.testing.assert_close(gradient, reference, rtol=1e-4, atol=1e-5, check_dtype=False)
 
@@ -139,10 +139,10 @@ def test_the_others_gradients_do_not_need_a_frozen_one(frozen):
 @pytest.mark.parametrize("entropy_mode", ["none", "value"])
 def test_entropy_without_gradient_takes_none(entropy_mode):
     leaves, targets = inputs(9, 100)
-    scores = ChunkedOutputLayer(8, is_compiled=False)(*leaves, LogprobRequest(targets, SamplingParams(), entropy_mode))
-    assert not scores.entropy.requires_grad
-    assert not scores.tokens.sampled_logprobs.requires_grad
-    assert bool(scores.entropy.any()) == (entropy_mode == "value")
+    result = ChunkedLMHead(8, is_compiled=False)(*leaves, LogprobRequest(targets, SamplingParams(), entropy_mode))
+    assert not result.entropy.requires_grad
+    assert not result.tokens.sampled_logprobs.requires_grad
+    assert bool(result.entropy.any()) == (entropy_mode == "value")
 
 
 class Largest(TorchDispatchMode):
@@ -162,8 +162,8 @@ class Largest(TorchDispatchMode):
 
 def largest_of(layer, leaves, request):
     with Largest() as mode:
-        scores = layer(*leaves, request)
-        (scores.tokens.logprobs.sum() + scores.entropy.sum()).backward()
+        result = layer(*leaves, request)
+        (result.tokens.logprobs.sum() + result.entropy.sum()).backward()
     return mode.num_elements
 
 
@@ -176,7 +176,7 @@ def test_no_tensor_has_the_size_of_all_logits():
         return lm_head_of(torch.nn.Identity()).from_logits(torch.nn.functional.linear(hidden, weight), request)
 
     assert largest_of(plain, leaves, request) == num_rows * vocabulary
-    assert largest_of(ChunkedOutputLayer(8, is_compiled=False), leaves, request) <= max(8, HIDDEN) * vocabulary
+    assert largest_of(ChunkedLMHead(8, is_compiled=False), leaves, request) <= max(8, HIDDEN) * vocabulary
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])

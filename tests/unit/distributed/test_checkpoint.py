@@ -192,7 +192,9 @@ def test_a_failed_write_stops_the_run_and_leaves_the_former_checkpoint(fit, gate
     held = gate("step-00000003", error=OSError("no space left"))
     held.open.set()
     steps = []
-    with pytest.raises(RunError, match=r"step-00000003 could not be written: .*no space left.* step-00000002 is whole"):
+    with pytest.raises(
+        RunError, match=r"step-00000003 could not be written: .*no space left.* step-00000002 is complete"
+    ):
         fit(9, lambda run, step: steps.append(step), every_n_steps=1, asynchronous=asynchronous)
     assert steps == ([1, 2, 3, 4] if asynchronous else [1, 2, 3])
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000001", "step-00000002"]

@@ -1,4 +1,4 @@
-"""Offload: what is offloaded is gone and comes back bit for bit, and the driver parks it while it is not needed."""
+"""Offload: what is offloaded is gone and comes back bit for bit, and the driver offloads it while it is not needed."""
 
 from __future__ import annotations
 
@@ -78,53 +78,53 @@ def test_a_lot_is_gone_and_comes_back(chunk_bytes):
     """Storages that are smaller and larger than a chunk of host memory, and border on its end."""
     tensors = [torch.randn(size) for size in (3, 16, 1, 200, 0)]
     expected = values(tensors)
-    lot = OffloadedTensors(lambda: tensors, CPU, chunk_bytes=chunk_bytes)
+    offloaded = OffloadedTensors(lambda: tensors, CPU, chunk_bytes=chunk_bytes)
     for _ in range(2):
-        lot.offload()
-        lot.offload()  # changes nothing
+        offloaded.offload()
+        offloaded.offload()  # changes nothing
         assert resident(tensors) == 0
-        assert lot.num_bytes == 220 * 4
-        lot.start_restore()
-        lot.finish_restore()
-        assert lot.num_bytes == 0
+        assert offloaded.num_bytes == 220 * 4
+        offloaded.start_restore()
+        offloaded.finish_restore()
+        assert offloaded.num_bytes == 0
         assert all(torch.equal(tensor, value) for tensor, value in zip(tensors, expected, strict=True))
-        tensors[1].add_(1)  # the next parking takes the new values
+        tensors[1].add_(1)  # the next offload copies the new values
         expected[1].add_(1)
 
 
 def test_views_of_one_storage_are_copied_once_and_stay_views():
     whole = torch.arange(12.0)
     part = whole[4:8].view(2, 2)
-    lot = OffloadedTensors(lambda: {"whole": whole, "nested": [{"part": part}]}, CPU)
-    lot.offload()
-    assert lot.num_bytes == 48
-    lot.start_restore()
-    lot.finish_restore()
+    offloaded = OffloadedTensors(lambda: {"whole": whole, "nested": [{"part": part}]}, CPU)
+    offloaded.offload()
+    assert offloaded.num_bytes == 48
+    offloaded.start_restore()
+    offloaded.finish_restore()
     whole[4] = 100
     assert part.tolist() == [[100, 5], [6, 7]]
 
 
-def test_parking_while_on_the_way_back_and_a_lot_that_changes():
+def test_an_offload_during_a_restore_and_tensors_that_change():
     tensors = [torch.ones(4)]
-    lot = OffloadedTensors(lambda: tensors, CPU)
-    lot.offload()
-    lot.start_restore()
+    offloaded = OffloadedTensors(lambda: tensors, CPU)
+    offloaded.offload()
+    offloaded.start_restore()
     tensors.append(torch.full((3,), 2.0))  # such as the state of an optimizer that steps for the first time
-    lot.offload()
-    assert lot.num_bytes == 28
-    lot.start_restore()
-    lot.finish_restore()
+    offloaded.offload()
+    assert offloaded.num_bytes == 28
+    offloaded.start_restore()
+    offloaded.finish_restore()
     assert [tensor.tolist() for tensor in tensors] == [[1.0] * 4, [2.0] * 3]
 
 
 def test_a_frozen_lot_is_copied_once():
     tensor = torch.ones(4)
-    lot = OffloadedTensors(lambda: [tensor], CPU, is_frozen=True)
+    offloaded = OffloadedTensors(lambda: [tensor], CPU, is_frozen=True)
     for _ in range(2):
-        lot.offload()
-        assert lot.num_bytes == 16
-        lot.start_restore()
-        lot.finish_restore()
+        offloaded.offload()
+        assert offloaded.num_bytes == 16
+        offloaded.start_restore()
+        offloaded.finish_restore()
         assert tensor.tolist() == [1.0] * 4
         tensor.fill_(7)  # nobody does this to what is frozen; it shows which copy comes back
 
@@ -141,7 +141,7 @@ def test_storages_of_another_device_and_of_wrapped_tensors(make_sharded):
 
 
 @pytest.mark.parametrize("mode", ["none", "optimizer", "optimizer_and_weights"])
-def test_a_sharded_model_that_was_parked_trains_as_one_that_was_not(make_sharded, mode):
+def test_a_sharded_model_that_was_offloaded_trains_as_one_that_was_not(make_sharded, mode):
     (plain, plain_optimizer), (model, optimizer), (reference, _) = make_sharded(), make_sharded(), make_sharded()
     reference.requires_grad_(False)
     tokens = torch.arange(8).reshape(2, 4)
@@ -177,7 +177,7 @@ def test_the_first_optimizer_step_waits_and_a_step_that_is_given_up_restores(mak
     finished = []
     original = OffloadedTensors.finish_restore
     monkeypatch.setattr(
-        OffloadedTensors, "finish_restore", lambda lot: (finished.append(lot._is_coming_back), original(lot))
+        OffloadedTensors, "finish_restore", lambda tensors: (finished.append(tensors._is_restoring), original(tensors))
     )
 
     offload.before_engine_wakes()

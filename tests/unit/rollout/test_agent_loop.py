@@ -1,4 +1,4 @@
-"""The turn loop with real engines: what is asked, appended, given up and carried on."""
+"""The agent loop with real engines: requests, appended tokens, failures, limits and partial rollouts."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_wrong_answers_are_failures(make_generator):
     assert "step returned the reward nan" in samples[4].errors["environment"].message
 
 
-@pytest.mark.filterwarnings("ignore:D.*starts anew")
+@pytest.mark.filterwarnings("ignore:D.*restarts")
 @pytest.mark.parametrize("dying", [DyingRollout, DiesAtSubmit])
 def test_an_engine_that_dies_between_turns_goes_on_where_it_was(dying, make_generator):
     expected = tokens_of(generate(make_generator(HFRollout(), Counting)))

@@ -87,7 +87,7 @@ def test_illegal_calls_never_reach_the_engine(state, call):
     with pytest.raises(RunError) as refusal, life.calls(call):
         reached = True
     assert not reached
-    assert str(refusal.value) == f"MyEngine cannot {call.replace('_', ' ', 1)} now: it {MEANINGS[state]}."
+    assert str(refusal.value) == f"MyEngine cannot {call.replace('_', ' ', 1)} now: {MEANINGS[state]}."
     assert not isinstance(refusal.value, EngineFault)  # nothing that a restart would help
     assert life.state == state
 
@@ -95,14 +95,18 @@ def test_illegal_calls_never_reach_the_engine(state, call):
 @pytest.mark.parametrize(
     ("state", "call", "message"),
     [
-        ("new", "generate", "MyEngine cannot generate now: it was not started."),
-        ("stale", "generate", "it has no weights, or only a part of new ones: update_weights comes first."),
+        ("new", "generate", "MyEngine cannot generate now: it was not started: call start first."),
+        ("stale", "generate", "it has no weights, or only some of the new ones: call update_weights first."),
         ("asleep", "generate", "it sleeps: wake its weights first."),
         ("asleep", "update_weights", "MyEngine cannot update weights now: it sleeps: wake its weights first."),
-        ("loading", "wake_kv_cache", "MyEngine cannot wake kv_cache now: it waits for update_weights: weights that"),
-        ("synced", "generate", "it has new weights, and a KV cache that sleeps."),
+        (
+            "loading",
+            "wake_kv_cache",
+            "MyEngine cannot wake kv_cache now: its weights were discarded by sleep(): call update",
+        ),
+        ("synced", "generate", "its KV cache still sleeps: wake the KV cache first."),
         ("ready", "start", "MyEngine cannot start now: it is ready to generate."),
-        ("broken", "generate", "it is unusable since a call failed: close it and start it again."),
+        ("broken", "generate", "a call of it failed: close it and start it again."),
     ],
 )
 def test_refusals_say_why(state, call, message):
@@ -190,7 +194,7 @@ def test_the_first_sleep_gives_too_little(device):
     device.calls("start", 10.0)
     with pytest.raises(RunError) as error:
         device.calls("sleep", -4.5)
-    assert "MyEngine took 10.0 GiB of the device, and gave 4.5 GiB back when it went to sleep" in str(error.value)
+    assert "MyEngine took 10.0 GiB of the device, and gave 4.5 GiB back in its sleep" in str(error.value)
     assert "model.memory.sleep_between_rollouts to false" in str(error.value)
     assert not isinstance(error.value, EngineFault)
     assert device.life.state == "broken"

@@ -78,7 +78,7 @@ class KnowsOneEndToken(HFRollout):
 
 class CutsAllAtTheContextOfOne(HFRollout):
     def generate(self, requests, sampling):
-        room = min((self._room(request) for request in requests), default=sampling.max_new_tokens)
+        room = min((self._max_completion_tokens(request) for request in requests), default=sampling.max_new_tokens)
         return super().generate(
             requests, dataclasses.replace(sampling, max_new_tokens=min(room, sampling.max_new_tokens))
         )

@@ -1,4 +1,4 @@
-"""Which weights travel in FP8."""
+"""Selection of the weights that are sent in FP8."""
 
 from __future__ import annotations
 
@@ -164,12 +164,14 @@ def test_blocks_that_straddle_fused_layers_are_refused(sizes, size, message, fit
     model = llama(**sizes)
     with pytest.raises(ConfigError, match=message) as refusal:
         fits(model, choose_fp8_weights(model, options()), size)
-    assert 'model.weight_sync.keep has patterns of their names, such as "*.self_attn.*"' in str(refusal.value)
+    assert 'model.weight_sync.keep takes patterns of their names, such as "*.self_attn.*"' in str(refusal.value)
 
 
 def test_a_part_of_a_fused_layer_cannot_be_kept(fits):
     model = llama()
-    with pytest.raises(ConfigError, match=r"up_proj.* it is one matrix with gate_proj, of which not all travel in FP8"):
+    with pytest.raises(
+        ConfigError, match=r"up_proj.* it is one matrix with gate_proj, of which not all are sent in FP8"
+    ):
         fits(model, choose_fp8_weights(model, options(keep=["*.gate_proj"])))
 
 

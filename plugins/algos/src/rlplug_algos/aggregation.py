@@ -1,4 +1,4 @@
-"""From a loss per token to one number, by counts of the whole mini-batch."""
+"""Aggregation of a loss per token to one number, with denominators of the whole mini-batch."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def aggregate(
     - ``constant``: sum / (``num_sequences`` x ``max_new_tokens``): like ``sequence``, without favouring short
       completions (Dr.GRPO, arXiv:2503.20783).
 
-    ``num_sequences`` counts sequences with a trainable token. TRL divides by all, also those without: there a masked
-    completion makes the loss smaller.
+    ``num_sequences`` counts sequences with a trainable token. TRL divides by the number of all sequences, so there a
+    masked completion makes the loss smaller.
 
     Args:
         per_token: float [B, T].
         mask: bool [B, T].
         denominators: Global counts; 0 counts as 1.
-        aggregation: Which mean.
-        max_new_tokens: The longest completion that a run allows; for ``constant``.
+        aggregation: The mean to take.
+        max_new_tokens: Longest completion that the run allows, in tokens; used by ``constant``.
     """
     num_sequences = max(denominators.num_sequences, 1)
     if aggregation == "token":

@@ -1,4 +1,4 @@
-"""What policy-gradient algorithms have in common: everything but their advantages and their term of the loss."""
+"""Base of the policy-gradient algorithms: everything but their advantages and their policy term of the loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlplug_algos.policy_losses import PolicyTerm, clipped_loss, token_ratio
 
 @dataclass(kw_only=True, eq=False)
 class PolicyGradient(Algorithm):
-    r"""A policy term, importance weights, a KL penalty and an entropy bonus, made one number by ``aggregation``.
+    r"""Loss of a policy term, importance weights, a KL penalty and an entropy bonus, reduced by ``aggregation``.
 
     .. math:: L = \mathrm{aggregate}\left(w_t L^{policy}_t + \beta\, \mathrm{KL}_t - \alpha H_t\right)
 
@@ -31,10 +31,10 @@ class PolicyGradient(Algorithm):
     its option, puts it into the rewards.
 
     Args:
-        aggregation: What the sum over tokens is divided by, always counted over the whole mini-batch and all ranks:
+        aggregation: Divisor of the sum over tokens, always counted over the whole mini-batch and all ranks:
             ``token``, the number of tokens; ``sequence``, each completion's length, then the number of completions;
             ``constant``, the number of completions times ``max_new_tokens``.
-        kl_coefficient: beta, weight of the divergence from the reference policy. Above 0 a frozen reference policy is
+        kl_coefficient: beta, weight of the divergence from the reference policy. Above 0, a frozen reference policy is
             kept, which takes the memory of a second model.
         kl_estimator: ``k1``, ``k2``, ``k3`` or ``k3_unweighted``. In the loss, k1 and k3 carry the ratio to the old
             policy, which makes their gradients right off-policy too; k2's is right on-policy; that of
@@ -67,12 +67,12 @@ class PolicyGradient(Algorithm):
 
     @property
     def current_kl_coefficient(self) -> float:
-        """beta of this step."""
+        """Coefficient beta of the KL penalty in this step."""
         return self.kl_coefficient
 
     @property
     def current_correction(self) -> Correction | None:
-        """The correction of this run."""
+        """Importance correction of this run, with ``auto`` resolved; ``None`` for none."""
         if self.correction == "auto":
             return Correction() if self.run is not None and self.run.fp8_rollout else None
         return self.correction
@@ -92,7 +92,7 @@ class PolicyGradient(Algorithm):
         self.run = run
 
     def reward_kl(self, batch: Batch) -> Tensor | None:
-        """Return the [B, T] estimate of the KL that goes into the rewards, 0 where masked; ``None`` if none does."""
+        """Return the KL estimate that goes into the rewards, float [B, T], 0 where masked; ``None`` without one."""
         if not (self.kl_coefficient > 0 and self.kl_in_reward):
             return None
         mask = batch.response_mask
@@ -150,11 +150,11 @@ class PolicyGradient(Algorithm):
 
 @dataclass(kw_only=True, eq=False)
 class ClippedPolicyGradient(PolicyGradient):
-    """A policy gradient whose term is PPO's clipped loss of the ratio of each token.
+    """Policy gradient whose policy term is PPO's clipped loss, with the ratio of each token.
 
     Args:
-        clip_low: How far the ratio may fall below 1 before its gradient stops.
-        clip_high: How far it may rise above 1.
+        clip_low: Largest distance of the ratio below 1 before its gradient stops.
+        clip_high: Largest distance of the ratio above 1 before its gradient stops.
     """
 
     clip_low: float = 0.2
@@ -172,7 +172,7 @@ class ClippedPolicyGradient(PolicyGradient):
 
 
 def masked(values: Tensor | None, mask: Tensor) -> Tensor:
-    """Return ``values`` with 0 where ``mask`` is false; the loop has prepared them."""
+    """Return ``values`` with 0 where ``mask`` is false; the training loop must have computed them."""
     assert values is not None
     return torch.where(mask, values, 0.0)
 

@@ -1,4 +1,4 @@
-"""Clipped importance sampling weights.
+"""CISPO: clipped importance sampling weights.
 
 MiniMax, "MiniMax-M1: Scaling Test-Time Compute Efficiently with Lightning Attention", arXiv:2506.13585.
 """
@@ -20,7 +20,7 @@ from rlplug_algos.policy_losses import PolicyTerm, cispo_loss, token_ratio
 
 @dataclass(kw_only=True, eq=False)
 class CISPO(PolicyGradient):
-    r"""GRPO's advantages and REINFORCE's loss, weighted by a bounded ratio: rare tokens keep their gradient.
+    r"""REINFORCE's loss with GRPO's advantages, weighted by a bounded ratio, so that rare tokens keep their gradient.
 
     .. math::
         L = -\frac{1}{\sum_i |o_i|} \sum_{i,t} \mathrm{sg}\left[\mathrm{clip}(\rho_{i,t}, \rho_{min}, \rho_{max})\right]
@@ -29,9 +29,9 @@ class CISPO(PolicyGradient):
     (equations 4 and 5), where sg stops the gradient and the sum is divided by the number of tokens.
 
     Args:
-        ratio_min: Smallest weight. 0 is no limit, as in the paper's experiments.
-        ratio_max: Largest weight: the bound itself, 1 + epsilon_high in the paper, which does not give its
-            value. 5 is that of ScaleRL (arXiv:2510.13786).
+        ratio_min: Smallest weight. 0 sets no limit, as in the paper's experiments.
+        ratio_max: Largest weight: the bound itself, 1 + epsilon_high in the paper, which does not give its value. The
+            default is that of ScaleRL (arXiv:2510.13786).
     """
 
     compares_groups: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Importance corrections: the tokens were drawn from a policy that is not quite the one that the update starts from."""
+"""Importance corrections for tokens that the engine drew from a slightly different policy than the trainer's."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rlplug_algos.options import require
 
 @dataclass
 class Correction:
-    r"""Weighs the policy's loss by :math:`w = \pi_{old} / \pi_{rollout}`, the trainer's over the engine's probability.
+    r"""Weights of the policy's loss, the trainer's over the engine's probability, :math:`w=\pi_{old}/\pi_{rollout}`.
 
-    That corrects what the engine computes differently from the trainer with the same weights, and staleness: weights
-    of the engine that are older than those at the start of the update.
+    They correct the numerical mismatch between engine and trainer with the same weights, and staleness: the engine's
+    weights may be older than those at the start of the update.
 
     Args:
-        level: ``token`` weighs each token by its own ratio; ``sequence`` all tokens of a completion by the product of
-            their ratios, which has no bias and more variance.
-        mode: ``truncate`` limits w to [floor, cap] (truncated importance sampling, TIS); ``mask`` drops what lies
-            outside (masked importance sampling, MIS; IcePop, arXiv:2510.18855).
+        level: ``token`` weighs each token by its own ratio; ``sequence`` weighs all tokens of a completion by the
+            product of their ratios, which has no bias and more variance.
+        mode: ``truncate`` limits w to [floor, cap] (truncated importance sampling, TIS); ``mask`` drops tokens whose w
+            is outside (masked importance sampling, MIS; IcePop, arXiv:2510.18855).
         cap: Largest weight. 2 is usual for tokens.
         floor: Smallest weight.
     """
@@ -51,10 +51,10 @@ def correction_weights(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Ten
     """Return the weights of each token's loss, float [B, T], without gradient; 1 where ``mask`` is false.
 
     Args:
-        old_logprobs: float [B, T]: the trainer's, at the start of the update.
-        rollout_logprobs: float [B, T]: the engine's, of the weights that it sampled with.
-        mask: bool [B, T].
-        correction: Level and limits.
+        old_logprobs: float [B, T]: the trainer's logprobs at the start of the update.
+        rollout_logprobs: float [B, T]: the engine's logprobs, with the weights that it sampled with.
+        mask: bool [B, T]: trainable tokens.
+        correction: Level, mode and limits.
     """
     weights = importance_weights(old_logprobs, rollout_logprobs, mask, correction.level)
     limited = weights.clamp(correction.floor, correction.cap)

@@ -1,4 +1,4 @@
-"""GRPO for long chains of thought.
+"""DAPO: GRPO for long chains of thought.
 
 Yu et al., "DAPO: An Open-Source LLM Reinforcement Learning System at Scale", arXiv:2503.14476.
 """
@@ -20,7 +20,7 @@ from rlplug_algos.options import require, require_use
 
 @dataclass(kw_only=True, eq=False)
 class DAPO(ClippedPolicyGradient):
-    r"""GRPO with a higher upper limit, a mean over tokens, groups with a signal only, and softly limited lengths.
+    r"""GRPO with a higher upper clip, a mean over tokens, dynamic sampling, and a soft length penalty.
 
     For completion i of length :math:`|o_i|` in its group (equations 8, 9 and 13 of arXiv:2503.14476):
 
@@ -33,15 +33,15 @@ class DAPO(ClippedPolicyGradient):
 
     Args:
         dynamic_sampling: Replace prompts whose completions all have the same reward (or fewer than 2 valid ones), since
-            they teach nothing. Rewards count as they are, before the overlong punishment, as in the paper's code, which
+            their advantages are 0. Rewards are compared before the overlong penalty, as in the paper's code, which
             filters by accuracy.
         max_refills: Rounds of further prompts that a step may draw to replace them.
         over_sampling: Prompts that each round draws, as a multiple of the groups that are missing; the paper's code
             draws 3 times as many.
         overlong_filter: Do not train on truncated completions. Their rewards still count in their group.
-        overlong_buffer: L_cache, how many tokens before ``max_new_tokens`` the punishment sets in; ``null``
-            for none. The paper has 4096 of 20480.
-        overlong_penalty: p, the punishment at ``max_new_tokens``.
+        overlong_buffer: L_cache, the number of tokens before ``max_new_tokens`` at which the penalty starts; ``null``
+            for no penalty. The paper has 4096 of 20480.
+        overlong_penalty: p, the penalty at ``max_new_tokens``.
     """
 
     compares_groups: ClassVar[bool] = True
@@ -75,7 +75,7 @@ class DAPO(ClippedPolicyGradient):
         return () if self.dynamic_sampling and len(rewards) < 2 else group
 
     def advantages(self, batch: Batch) -> Advantages:
-        rewards = batch.rewards + self._punishment(batch)
+        rewards = batch.rewards + self._overlong_penalties(batch)
         per_sequence = group_relative(rewards, batch.reward_valid, batch.group_index)
         result = self.sequence_advantages(batch, per_sequence)
         if not self.overlong_filter:
@@ -83,8 +83,8 @@ class DAPO(ClippedPolicyGradient):
         mask = batch.response_mask & ~batch.truncated[:, None]
         return replace(result, advantages=spread(per_sequence, mask), response_mask=mask)
 
-    def _punishment(self, batch: Batch) -> Tensor:
-        """Return p times equation 13: float [B], from -p to 0."""
+    def _overlong_penalties(self, batch: Batch) -> Tensor:
+        """Return p times equation 13, float [B], from -p to 0."""
         if self.overlong_buffer is None:
             return batch.rewards.new_zeros(())
         assert self.run is not None

@@ -1,4 +1,4 @@
-"""GRPO without its two biases.
+"""Dr. GRPO: GRPO without its two biases.
 
 Liu et al., "Understanding R1-Zero-Like Training: A Critical Perspective", arXiv:2503.20783.
 """
@@ -17,7 +17,7 @@ from rlplug_algos.base import ClippedPolicyGradient
 
 @dataclass(kw_only=True, eq=False)
 class DrGRPO(ClippedPolicyGradient):
-    r"""Dr. GRPO: advantages are only centred, and no loss is divided by a length (arXiv:2503.20783, section 3.1).
+    r"""GRPO with advantages that are only centred, and no division by a length (arXiv:2503.20783, section 3.1).
 
     .. math:: A_{i,t} = r_i - \mathrm{mean}(r) \qquad L = \frac{\sum_{i,t} L_{i,t}}{N \cdot \mathrm{max\_new\_tokens}}
 

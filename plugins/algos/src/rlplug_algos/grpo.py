@@ -17,7 +17,7 @@ from rlplug_algos.options import require
 
 @dataclass(kw_only=True, eq=False)
 class GRPO(ClippedPolicyGradient):
-    r"""Advantages relative to the group, PPO's clipped ratio, and optionally a KL penalty in the loss.
+    r"""Policy gradient with advantages relative to the group, PPO's clipped ratio, and optionally a KL penalty.
 
     For completion i of a group with rewards r (equation 3 and section 4.1.2 of arXiv:2402.03300):
 
@@ -30,7 +30,7 @@ class GRPO(ClippedPolicyGradient):
     ``kl_coefficient: 0.04``.
 
     Args:
-        normalize_std: Divide by the group's standard deviation. Off, advantages are only centred.
+        normalize_std: Divide by the group's standard deviation; ``false`` only centres advantages.
         epsilon: Added to the standard deviation; groups whose rewards are all equal get advantage 0.
     """
 

@@ -26,8 +26,8 @@ class GSPO(ClippedPolicyGradient):
         \rho_i = \left(\prod_t \frac{\pi_{i,t}}{\pi^{old}_{i,t}}\right)^{1/|o_i|} \qquad
         L = -\frac{1}{N} \sum_i \min\left(\rho_i A_i,\ \mathrm{clip}(\rho_i, 1 - c_{low}, 1 + c_{high}) A_i\right)
 
-    over N completions, with GRPO's :math:`A_i`. The mean over a completion moves far less than one token, hence limits
-    that are smaller by orders of magnitude: the paper's 3e-4 and 4e-4.
+    over N completions, with GRPO's :math:`A_i`. The mean over a completion moves far less than the ratio of one token,
+    so the limits are smaller by orders of magnitude: the paper's 3e-4 and 4e-4.
     """
 
     compares_groups: ClassVar[bool] = True

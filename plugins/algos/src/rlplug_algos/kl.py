@@ -17,7 +17,7 @@ KLEstimator: TypeAlias = Literal["k1", "k2", "k3", "k3_unweighted"]
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
-    """Return the estimate of each token, in nats, float [B, T].
+    """Return the KL estimate of each token, in nats, float [B, T].
 
     k1 has no bias and can be negative; k2 has a bias and little variance; k3 has neither a bias nor negative values.
     """
@@ -30,30 +30,30 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) 
 
 
 def kl_penalty(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
-    r"""Return what a loss adds up, float [B, T], with the gradient of the KL divergence.
+    r"""Return the KL penalty of each token for a loss, float [B, T], with the gradient of the KL divergence.
 
     The gradient of ``KL(pi || ref)`` is :math:`E_\pi[d\, \nabla \log\pi]`. Differentiating an estimate of its *value*
-    misses that tokens are drawn from the policy itself. What is right depends on the estimator:
+    misses that tokens are drawn from the policy itself. The remedy depends on the estimator:
 
-    - ``k1``, ``k3``: times the ratio :math:`\rho = \pi / \pi_{old}`, whose gradient brings the missing part:
+    - ``k1``, ``k3``: times the ratio :math:`\rho = \pi / \pi_{old}`, whose gradient adds the missing part:
       :math:`\nabla(\rho\, k) = \rho\,(k + k')\nabla\log\pi`, and ``k + k'`` is ``d + 1`` for k1, where the 1 averages
       out, and ``d`` for k3. DeepSeek-V3.2 (arXiv:2512.02556) and TRL (``use_bias_correction_kl``) do this for k3.
-    - ``k2``: as it is, since its derivative is :math:`d\, \nabla\log\pi` already.
-    - ``k3_unweighted``: k3 as it is, in the GRPO paper. Its gradient is not that of ``KL(pi || ref)`` but, on-policy,
-      that of ``KL(ref || pi)``.
+    - ``k2``: unchanged, since its derivative is :math:`d\, \nabla\log\pi` already.
+    - ``k3_unweighted``: k3 unchanged, as in the GRPO paper. Its gradient is not that of ``KL(pi || ref)`` but,
+      on-policy, that of ``KL(ref || pi)``.
 
     Args:
-        logprobs: With gradient.
-        old_logprobs: Of the policy that the tokens were drawn from.
-        ref_logprobs: The reference policy's.
-        estimator: Which.
+        logprobs: float [B, T], with gradient: the current policy's.
+        old_logprobs: float [B, T]: those of the policy that the tokens were drawn from.
+        ref_logprobs: float [B, T]: the reference policy's.
+        estimator: The estimator to use.
     """
     estimate = kl_estimate(logprobs, ref_logprobs, estimator)
     return estimate * token_ratio(logprobs, old_logprobs) if estimator in ("k1", "k3") else estimate
 
 
 class AdaptiveKL:
-    r"""Moves the coefficient of a KL penalty so that the divergence stays near a target.
+    r"""Controller of a KL penalty's coefficient that keeps the divergence near a target.
 
     .. math:: e = \mathrm{clip}(KL / target - 1, -0.2, 0.2) \qquad \beta \leftarrow \beta (1 + e\, n / horizon)
 
@@ -61,8 +61,8 @@ class AdaptiveKL:
     the target are means per token, so that a target does not depend on the length of completions.
 
     Args:
-        coefficient: beta at the start.
-        target: Nats per token.
+        coefficient: Initial value of beta.
+        target: Target divergence, in nats per token.
         horizon: Completions over which beta can change by about 20%.
     """
 
@@ -72,6 +72,6 @@ class AdaptiveKL:
         self.horizon = horizon
 
     def update(self, kl: float, num_completions: int) -> None:
-        """Take the mean KL of ``num_completions`` into account."""
+        """Update the coefficient with ``kl``, the mean over ``num_completions`` in nats per token."""
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         self.coefficient *= 1 + error * num_completions / self.horizon

@@ -1,4 +1,4 @@
-"""PPO on the completions whose rewards can be trusted.
+"""PF-PPO: PPO on the completions whose rewards are most reliable.
 
 Shen and Zhang, "Policy Filtration for RLHF to Mitigate Noise in Reward Models", arXiv:2409.06957.
 """
@@ -17,11 +17,12 @@ from rlplug_algos.ppo import PPO
 
 @dataclass(kw_only=True, eq=False)
 class PFPPO(PPO):
-    """PF-PPO: rank a prompt's completions by reward, and train PPO on the ends, where a reward model errs least.
+    """PPO on the best and worst of a prompt's completions by reward, where a reward model errs least.
 
     Args:
-        keep: ``best``: the best completion; ``best_worst``: the best and the worst; ``best_random``: the best and
-            another one at random. Of equal rewards the earlier completion counts as better; failed ones are left out.
+        keep: Completions to train on: ``best``, the best one; ``best_worst``, the best and the worst; ``best_random``,
+            the best and a random other one. Among equal rewards the earlier completion counts as better. Completions
+            whose reward failed are left out.
     """
 
     compares_groups: ClassVar[bool] = True
@@ -41,6 +42,6 @@ class PFPPO(PPO):
             return best
         if self.keep == "best_worst":
             return [*best, others[-1]]
-        # a seed of its own, so that every rank draws the same
+        # seeded by the group alone, so that every rank draws the same
         draw = random.Random(f"{best[0].policy_version}/{best[0].group}")
         return [*best, draw.choice(others)]

@@ -1,4 +1,4 @@
-"""Losses of the policy, token by token, before they are weighed and added up."""
+"""Losses of the policy for each token, before weighting and aggregation."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class PolicyTerm:
-    """What a loss says of each token. All [B, T]; meaningless where ``response_mask`` is false."""
+    """Policy loss and ratio of each token. All are [B, T], and meaningless where ``response_mask`` is false."""
 
     loss: Tensor
     """float, with gradient"""
     ratio: Tensor
     """float: policy / old policy"""
     clipped_low: Tensor
-    """bool: the ratio is too small for its gradient to count"""
+    """bool: the ratio is below its limit, which stops the gradient"""
     clipped_high: Tensor
-    """bool: the ratio is too large"""
+    """bool: the ratio is above its limit, which stops the gradient"""
 
 
 MAX_LOG_RATIO: Final = 20.0
-"""Log ratios, in nats, are cut at plus and minus this, as in verl: past 88 a float32 ratio is infinite, and even a
-clipped token would get the gradient 0 * inf. Beyond the cut a token has no gradient."""
+"""Largest absolute log ratio, in nats; larger ones are clamped, as in verl, and get no gradient. Past 88 a float32
+ratio is infinite, and even a clipped token would get the gradient 0 * inf."""
 
 
 def token_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def _ratio(log_ratio: Tensor) -> Tensor:
 def clipped_loss(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, clip_dual: float | None = None
 ) -> PolicyTerm:
-    r"""Return PPO's clipped surrogate.
+    r"""Return PPO's clipped surrogate loss.
 
     .. math:: L_t = -\min(\rho_t A_t, \mathrm{clip}(\rho_t, 1 - c_{low}, 1 + c_{high}) A_t)
 
@@ -64,8 +64,8 @@ def clipped_loss(
     Args:
         ratio: float [B, T], with gradient.
         advantages: float [B, T].
-        clip_low: How far the ratio may fall below 1.
-        clip_high: How far it may rise above 1.
+        clip_low: Largest distance of the ratio below 1.
+        clip_high: Largest distance of the ratio above 1.
         clip_dual: c, more than 1; ``None`` sets no bound.
     """
     objective = torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)

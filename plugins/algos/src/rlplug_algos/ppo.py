@@ -28,7 +28,7 @@ from rlplug_algos.value_losses import clipped_value_loss
 
 @dataclass(kw_only=True, eq=False)
 class PPO(ClippedPolicyGradient):
-    r"""A critic's generalised advantages for each token, and clipped losses for policy and critic.
+    r"""Clipped losses for policy and critic, with generalised advantages (GAE) of each token.
 
     .. math::
         A_t = \sum_{l \ge 0} (\gamma \lambda)^l \delta_{t+l} \qquad
@@ -43,12 +43,12 @@ class PPO(ClippedPolicyGradient):
 
     Args:
         clip_dual: c above 1: the loss of a token with negative advantage is at most c|A| (arXiv:1912.09729; its c is
-            3). ``null`` for no such limit.
+            3); ``null`` sets no limit.
         gamma: Discount per token.
         gae_lambda: lambda: 0 trusts the critic alone, 1 the rewards alone.
-        value_clip: c_V, how far a value may move in an update before its gradient stops; ``null`` for no limit.
+        value_clip: c_V, largest change of a value in an update before its gradient stops; ``null`` sets no limit.
         whiten_advantages: Normalise advantages over all trainable tokens of the step. The critic's targets are not.
-        kl_in: ``reward``, as above, or ``loss``.
+        kl_in: Place of the KL penalty: ``reward``, as above, or ``loss``.
         kl_target: Adapt ``kl_coefficient`` to keep this divergence, in nats per token (arXiv:1909.08593); ``null``
             keeps the coefficient.
         kl_horizon: With ``kl_target``, the completions over which the coefficient adapts; at least those of a step.
@@ -82,7 +82,7 @@ class PPO(ClippedPolicyGradient):
 
     def setup(self, run: RunInfo) -> None:
         super().setup(run)
-        # beyond 5 horizons a step, the coefficient would change its sign
+        # with more than 5 horizons of completions in a step, the coefficient would change its sign
         fits = self.kl_target is None or self.kl_horizon >= run.num_completions
         require(self, "kl_horizon", fits, f"give at least the completions of a step, {run.num_completions}")
 
@@ -131,7 +131,7 @@ class PPO(ClippedPolicyGradient):
         return LossOutput(aggregate(per_token, mask, denominators, "token"), metrics)
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
-        # a step that warmed up the critic alone has no policy loss, and says nothing of the coefficient
+        # a step that trained the critic alone has no policy loss, so no KL to adapt to
         if self._adaptive_kl is not None and "loss" in metrics:
             assert self.run is not None
             self._adaptive_kl.update(metrics["policy/kl"], self.run.num_completions)

@@ -1,4 +1,4 @@
-"""REINFORCE with the statistics of the whole batch.
+"""REINFORCE++: REINFORCE normalised over the whole batch.
 
 Hu et al., "REINFORCE++: Stabilizing Critic-Free Policy Optimization with Global Advantage Normalization",
 arXiv:2501.03262.
@@ -18,7 +18,7 @@ from rlplug_algos.kl import KLEstimator
 
 @dataclass(kw_only=True, eq=False)
 class ReinforcePP(ClippedPolicyGradient):
-    r"""REINFORCE++: returns with a KL penalty at each token, normalised over the batch, and PPO's clipped loss.
+    r"""PPO's clipped loss on returns with a KL penalty at each token, normalised over the batch.
 
     .. math::
         R_t = r - \beta \sum_{s \ge t} \log\frac{\pi^{old}_s}{\pi^{ref}_s} \qquad
@@ -43,7 +43,7 @@ class ReinforcePP(ClippedPolicyGradient):
 
 @dataclass(kw_only=True, eq=False)
 class ReinforcePPBaseline(ClippedPolicyGradient):
-    r"""REINFORCE++-Baseline: rewards less their group's mean, normalised over the batch; KL in the loss, by k2.
+    r"""PPO's clipped loss on rewards less their group's mean, normalised over the batch; KL by k2 in the loss.
 
     .. math::
         A'_{i,t} = r_i - \mathrm{mean}(r) \qquad A_{i,t} = \frac{A'_{i,t} - \mathrm{mean}(A')}{\mathrm{std}(A')}

@@ -1,4 +1,4 @@
-"""REINFORCE leave-one-out.
+"""RLOO: REINFORCE leave-one-out.
 
 Ahmadian et al., "Back to Basics: Revisiting REINFORCE-Style Optimization for Learning from Human Feedback in LLMs",
 arXiv:2402.14740.
@@ -22,7 +22,7 @@ from rlplug_algos.policy_losses import PolicyTerm, clipped_loss, sequence_ratio
 
 @dataclass(kw_only=True, eq=False)
 class RLOO(ClippedPolicyGradient):
-    r"""A whole completion is one action, and the group's other completions are its baseline.
+    r"""Policy gradient with a whole completion as one action, and the group's other completions as its baseline.
 
     .. math::
         R_i = r_i - \beta \sum_t \log\frac{\pi^{old}_{i,t}}{\pi^{ref}_{i,t}} \qquad

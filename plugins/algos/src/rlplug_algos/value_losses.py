@@ -1,4 +1,4 @@
-"""Losses of a critic."""
+"""Losses of the critic."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def clipped_value_loss(
 
     Args:
         values: float [B, T], with gradient.
-        old_values: float [B, T]: from before the update.
+        old_values: float [B, T]: the values before the update.
         returns: float [B, T]: the targets R.
-        clip: c; ``None`` leaves the plain squared error.
+        clip: c, largest change of a value; ``None`` leaves the plain squared error.
     """
     errors = (values - returns).square()
     if clip is None:

@@ -1,4 +1,4 @@
-"""PPO for long chains of thought.
+"""VAPO: PPO for long chains of thought.
 
 Yue et al., "VAPO: Efficient and Reliable Reinforcement Learning for Advanced Reasoning Tasks", arXiv:2504.05118.
 """
@@ -20,7 +20,7 @@ from rlplug_algos.ppo import PPO
 
 @dataclass(kw_only=True, eq=False)
 class VAPO(PPO):
-    r"""PPO with a lambda for each length, another for the critic, and a likelihood term for good completions.
+    r"""PPO with a lambda that adapts to length, another one for the critic, and a likelihood term for good completions.
 
     .. math::
         \lambda_{policy} = 1 - \frac{1}{\alpha l} \qquad
@@ -33,14 +33,14 @@ class VAPO(PPO):
     The paper trains the critic alone first: 50 steps, ``model.critic.warmup_steps``.
 
     Args:
-        alpha: The sum of the weights in the policy's advantages is about alpha * l. The paper's is 0.05.
+        alpha: Scale of the policy's lambda: the weights in its advantages sum to about alpha * l. The paper has 0.05.
         critic_lambda: lambda of the critic's targets; 1 makes them the returns themselves.
-        positive_nll_coefficient: mu; 0 for no likelihood term.
-        positive_reward: The reward that makes a completion good.
+        positive_nll_coefficient: mu, weight of the likelihood term; 0 for none.
+        positive_reward: Smallest reward of a good completion.
     """
 
     clip_high: float = 0.28
-    gae_lambda: float = field(init=False, default=1.0, repr=False)  # the two below take its place
+    gae_lambda: float = field(init=False, default=1.0, repr=False)  # alpha and critic_lambda take its place
     alpha: float = 0.05
     critic_lambda: float = 1.0
     positive_nll_coefficient: float = 0.1
@@ -56,7 +56,7 @@ class VAPO(PPO):
         return length_adaptive_lambda(mask, self.alpha), self.critic_lambda
 
     def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
-        """Return the micro-batch's share of L."""
+        """Return the micro-batch's share of the loss L."""
         output = super().loss(micro_batch, logprobs, entropy, denominators)
         is_positive = micro_batch.reward_valid & (micro_batch.rewards >= self.positive_reward)
         likelihood = masked_sum(logprobs, micro_batch.response_mask & is_positive[:, None])

@@ -1,4 +1,4 @@
-"""Optimisations of the update, each of which proves that it took hold, and an optimizer."""
+"""Optimisations of the update, each with proof that it took effect, and the Muon optimizer."""
 
 from rlplug_optims.activation_offload import ActivationOffload
 from rlplug_optims.compile_blocks import CompileBlocks

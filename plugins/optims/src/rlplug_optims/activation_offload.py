@@ -1,4 +1,4 @@
-"""Activations in pinned host memory between the forward and the backward pass."""
+"""Activation offloading: activations wait in pinned host memory between the forward and the backward pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ActivationTraits, Effect, Optimization
-from rlplug_optims.block_forward import Forward, Place, num_wrapped, wrap_forward
+from rlplug_optims.block_forward import Forward, WrapOrder, num_wrapped, wrap_forward
 from rlplug_optims.host_stash import HostStash
 
 
@@ -21,17 +21,17 @@ class ActivationOffload(Optimization):
 
     Saves: the activations of all blocks but about two, in GPU memory. With GradientCheckpointing, which leaves only the
     blocks' inputs, it moves those.
-    Costs: as much host memory; and time, where a block computes for less time than its activations travel.
+    Costs: as much host memory; and time, where a block computes for less time than its activations take to copy.
     Proof: the blocks whose forward method is wrapped.
 
-    Copies run on a stream of their own: a block's activations leave while the next block runs forward, and come back
-    while the block behind it runs backward.
+    Copies run on a CUDA stream of their own: a block's activations are copied out while the next block runs forward,
+    and copied back while the block after it runs backward.
 
-    Rhu et al., "vDNN", arXiv:1602.08124. Parameters stay where they are, FSDP2's gathered ones included.
+    Rhu et al., "vDNN", arXiv:1602.08124. Parameters stay on the GPU, those that FSDP2 has gathered included.
 
     Args:
-        min_mib: Smaller tensors stay on the GPU.
-        only_if_needed: On a GPU, leave it out where the memory plan fits without it.
+        min_mib: Smallest tensor to move, in MiB; smaller ones stay on the GPU.
+        only_if_needed: On a GPU, leave the optimisation out where the memory plan fits without it.
     """
 
     applies_to = ("policy", "critic")
@@ -56,16 +56,16 @@ class ActivationOffload(Optimization):
         return replace(traits, activations_on_host=True)
 
     def effects(self) -> list[Effect]:
-        count = num_wrapped(self._blocks, Place.OFFLOAD)
+        count = num_wrapped(self._blocks, WrapOrder.OFFLOAD)
         return [Effect(f"activations of {count} blocks kept in pinned host memory")] if count else []
 
 
 def offload_blocks(blocks: list[nn.Module], min_bytes: int) -> HostStash:
-    """Let ``blocks`` keep in host memory what they save of at least ``min_bytes``; return where it goes."""
+    """Wrap ``blocks`` to keep saved tensors of at least ``min_bytes`` in host memory, and return that memory."""
     stash = HostStash(min_bytes)
     for index, block in enumerate(blocks):
         wrap = functools.partial(_offloaded, stash, block, index == len(blocks) - 1)
-        wrap_forward(block, Place.OFFLOAD, wrap)
+        wrap_forward(block, WrapOrder.OFFLOAD, wrap)
     return stash
 
 
@@ -73,7 +73,7 @@ def _offloaded(stash: HostStash, block: nn.Module, is_last: bool, forward: Forwa
     def offloading(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(hidden, *args, **kwargs)
-        # what all blocks share, such as rotary embeddings, is on the GPU anyway
+        # tensors that all blocks share, such as rotary embeddings, are on the GPU anyway
         stays = [list(block.parameters()), list(block.buffers()), args, kwargs]
         with stash.block(hidden, stays, is_last):
             return forward(hidden, *args, **kwargs)

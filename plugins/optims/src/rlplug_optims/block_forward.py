@@ -1,4 +1,4 @@
-"""Wrappers around the forward method of a transformer block, nested in one order whatever the order of the list."""
+"""Wrappers around a transformer block's forward method, nested in one order however model.optimizations lists them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Forward: TypeAlias = Callable[..., Any]
 """A block's forward method."""
 
 
-class Place(IntEnum):
-    """Where a wrapper stands, from the inside out.
+class WrapOrder(IntEnum):
+    """Order of the wrappers around a block's forward method, innermost first.
 
-    Compiling goes around checkpointing, so that the compiler sees what is recomputed. Offloading goes around both: it
-    handles what they save.
+    Compilation wraps checkpointing, so that the compiler sees what is recomputed. Offloading wraps both, because it
+    moves the tensors that they save.
     """
 
     CHECKPOINT = 0
@@ -26,29 +26,30 @@ class Place(IntEnum):
     OFFLOAD = 2
 
 
-def wrap_forward(block: nn.Module, place: Place, wrapper: Callable[[Forward], Forward]) -> None:
-    """Put ``wrapper`` around ``block.forward``, inside the block's hooks, and so inside those of FSDP.
+def wrap_forward(block: nn.Module, order: WrapOrder, wrapper: Callable[[Forward], Forward]) -> None:
+    """Wrap ``block.forward`` with ``wrapper``, inside the block's hooks and so inside those of FSDP.
 
     Raises:
-        ConfigError: Something else has wrapped what this function had set, and would be lost.
+        ConfigError: Something else has wrapped the forward method since the last call, and its wrapper would be lost.
     """
     attributes = vars(block)
     attributes.setdefault("plain_forward", block.forward)
     if "wrapped_forward" in attributes and block.forward is not attributes["wrapped_forward"]:
         raise ConfigError(
-            f"an optimization in between those of rlplug-optims wraps the forward method of {type(block).__name__}: in "
-            "model.optimizations, list it before or after them, or let it wrap in after_shard."
+            f"another optimization wrapped the forward method of {type(block).__name__} between two of rlplug-optims, "
+            "and its wrapper would be lost: in model.optimizations, list it before or after them, or let it wrap in "
+            "after_shard."
         )
-    wrappers: dict[Place, Callable[[Forward], Forward]] = attributes.setdefault("forward_wrappers", {})
-    assert place not in wrappers, f"two optimisations wrap a block as {place.name}"
-    wrappers[place] = wrapper
+    wrappers: dict[WrapOrder, Callable[[Forward], Forward]] = attributes.setdefault("forward_wrappers", {})
+    assert order not in wrappers, f"two optimisations wrap a block as {order.name}"
+    wrappers[order] = wrapper
     forward: Forward = attributes["plain_forward"]
     for _, wrap in sorted(wrappers.items()):
         forward = wrap(forward)
     attributes["forward"] = attributes["wrapped_forward"] = forward
 
 
-def num_wrapped(blocks: list[nn.Module], place: Place) -> int:
-    """Return how many of ``blocks`` run a wrapper of that place."""
-    wrapped = [block for block in blocks if place in vars(block).get("forward_wrappers", {})]
+def num_wrapped(blocks: list[nn.Module], order: WrapOrder) -> int:
+    """Return how many of ``blocks`` run the wrapper that has this order."""
+    wrapped = [block for block in blocks if order in vars(block).get("forward_wrappers", {})]
     return sum("forward" in vars(block) for block in wrapped)

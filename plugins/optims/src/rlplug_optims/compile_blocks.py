@@ -1,4 +1,4 @@
-"""Compilation of transformer blocks."""
+"""Compilation of transformer blocks with ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.interfaces import ActivationTraits, Effect, Optimization
-from rlplug_optims.block_forward import Forward, Place, num_wrapped, wrap_forward
+from rlplug_optims.block_forward import Forward, WrapOrder, num_wrapped, wrap_forward
 from rlplug_optims.compiler import stop_when_not_compiled
 
 
@@ -23,16 +23,16 @@ class CompileBlocks(Optimization):
     Costs: time to compile at the start: seconds, mostly.
     Proof: the blocks whose forward method is compiled.
 
-    Block by block rather than the whole model: blocks are alike, so one compilation serves all, and FSDP2's hooks stay
-    outside (TorchTitan, arXiv:2410.06511, section 2.2). With checkpointing, compiled code includes what is recomputed.
-    A block that is compiled again too often stops the run rather than go on uncompiled.
+    Blocks are compiled one by one rather than as a whole model: they are alike, so one compilation serves all, and
+    FSDP2's hooks stay outside (TorchTitan, arXiv:2410.06511, section 2.2). With checkpointing, the compiled code
+    includes what is recomputed. A block that is recompiled too often stops the run, rather than continue uncompiled.
 
     Args:
-        dynamic: Compile for any length, or (false) for each length that comes, where they are few.
-        mode: Of ``torch.compile``: ``max-autotune-no-cudagraphs`` looks longer for faster kernels. There is none with
-            CUDA graphs, because the parameters that FSDP2 gathers are not always at the same place.
-        backend: Of ``torch.compile``; ``aot_eager`` compiles nothing, and tells a fault of the compiler from one of
-            the model.
+        dynamic: Compile once for any length; ``false`` compiles for each length that comes, where they are few.
+        mode: Mode of ``torch.compile``: ``max-autotune-no-cudagraphs`` searches longer for faster kernels. No mode
+            uses CUDA graphs, because the parameters that FSDP2 gathers are not always at the same address.
+        backend: Backend of ``torch.compile``; ``aot_eager`` compiles nothing, and shows whether a fault is the
+            compiler's or the model's.
     """
 
     conflicts: ClassVar[Mapping[str, str]] = {
@@ -55,7 +55,7 @@ class CompileBlocks(Optimization):
         stop_when_not_compiled()
         self._blocks = transformer_blocks(model)
         for block in self._blocks:
-            wrap_forward(block, Place.COMPILE, self._compiled)
+            wrap_forward(block, WrapOrder.COMPILE, self._compiled)
 
     def _compiled(self, forward: Forward) -> Forward:
         compiled: Forward = torch.compile(forward, dynamic=self.dynamic, mode=self.mode, backend=self.backend)
@@ -65,5 +65,5 @@ class CompileBlocks(Optimization):
         return replace(traits, fused_pointwise=True)
 
     def effects(self) -> list[Effect]:
-        count = num_wrapped(self._blocks, Place.COMPILE)
+        count = num_wrapped(self._blocks, WrapOrder.COMPILE)
         return [Effect(f"torch.compile on {count} blocks ({self.backend})")] if count else []

@@ -1,4 +1,4 @@
-"""What all that is compiled here asks of torch.compile."""
+"""Settings of torch.compile that every compiled part of this distribution needs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import torch
 
 
 def stop_when_not_compiled() -> None:
-    """Let code that is compiled again too often raise: by default torch would run it uncompiled from then on."""
-    torch._dynamo.config.recompile_limit = 32  # policy, reference and critic, with and without gradients
+    """Make code that is recompiled too often raise an error; by default torch would run it uncompiled from then on."""
+    torch._dynamo.config.recompile_limit = 32  # enough for policy, reference and critic, with and without gradients
     torch._dynamo.config.fail_on_recompile_limit_hit = True

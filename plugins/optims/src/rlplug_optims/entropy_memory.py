@@ -1,4 +1,4 @@
-"""Logits scored in less memory, for the path that materialises logits."""
+"""Logprobs and entropies in less memory, for the LM head that materialises logits."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from rlplug.models.lm_head import LMHeadOutput, LogprobRequest, TokenLogprobs, l
 
 
 @dataclass(frozen=True)
-class ChunkedScores:
-    """Computes what ``function`` does, which goes from logits [K, V] of any float dtype to scores, chunk by chunk."""
+class ChunkedLogprobs:
+    """Runs ``function`` on a chunk of logits at a time, and joins the results."""
 
     function: Callable[[Tensor, LogprobRequest], LMHeadOutput]
+    """Computes logprobs and entropies from logits [K, V] of any float dtype."""
     chunk_size: int
+    """Tokens of a chunk."""
 
     def __call__(self, logits: Tensor, request: LogprobRequest) -> LMHeadOutput:
-        # split's gradient is one concatenation; that of slices would be a [K, V] of zeros for each
+        # the gradient of torch.split is one concatenation; that of each slice would be a [K, V] tensor of zeros
         chunks = zip(torch.split(logits, self.chunk_size), torch.split(request.targets, self.chunk_size), strict=True)
-        outputs = [self.function(rows, replace(request, targets=targets)) for rows, targets in chunks]
+        outputs = [self.function(chunk, replace(request, targets=targets)) for chunk, targets in chunks]
         tokens = TokenLogprobs(
             torch.cat([output.tokens.logprobs for output in outputs]),
             torch.cat([output.tokens.sampled_logprobs for output in outputs]),
@@ -35,9 +37,10 @@ class ChunkedScores:
 
 @dataclass(frozen=True)
 class RecomputedEntropy:
-    """Computes what ``function`` does, [K] from logits [K, V], and again in the backward pass."""
+    """Runs ``function``, and runs it again in the backward pass instead of keeping its intermediate tensors."""
 
     function: Callable[[Tensor], Tensor]
+    """Computes entropies [K] from logits [K, V]."""
 
     def __call__(self, logits: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
@@ -50,25 +53,26 @@ class RecomputedEntropy:
     def _require_gradient(logits: Tensor) -> None:
         if logits.requires_grad:  # the policy is being updated, and its entropy is only measured
             raise ConfigError(
-                "EntropyCheckpointing has nothing to do: the algorithm's loss has no entropy, so that nothing is kept "
-                "for its gradient. Remove it from model.optimizations, or set an entropy_coefficient."
+                "EntropyCheckpointing has no effect: the algorithm's loss has no entropy term, so nothing is kept for "
+                "its gradient. Remove it from model.optimizations, or set an entropy_coefficient."
             )
 
 
 class EntropyChunking(Optimization):
-    """Score logits for a chunk of tokens at a time: entropies, logprobs, and those under top-k and top-p.
+    """Compute logprobs and entropies from logits for a chunk of tokens at a time, those under top-k and top-p included.
 
-    Saves: of an update, more than half of what scoring logits `[N, V]` takes: the float32 gradients, the softmax, its
-    product with the logits, and what sorts them for top-p exist for one chunk. The float32 logits stay.
+    Saves: in an update, more than half of the memory that logprobs and entropies of logits `[N, V]` take: the float32
+    gradients, the softmax, its product with the logits, and the sort for top-p exist for one chunk. The float32 logits
+    stay.
     Costs: next to nothing. Only for the path that materialises logits.
-    Proof: the scoring function of the model's scorer.
+    Proof: the function of the model's LM head that computes logprobs from logits.
 
     verl's ``entropy_from_logits_with_chunking`` does this for entropies alone. That would not lower the peak of an
     update, which is in the backward pass of the logprobs. With an entropy that has gradients, the softmax of every
     chunk is kept for the backward pass: add EntropyCheckpointing.
 
     Args:
-        chunk_size: Tokens that are scored at a time.
+        chunk_size: Tokens whose logprobs are computed at a time.
     """
 
     applies_to = ("policy", "reference")
@@ -84,23 +88,23 @@ class EntropyChunking(Optimization):
 
     def before_shard(self, model: nn.Module) -> None:
         self._model = model
-        scorer = lm_head_of(model)
-        vars(scorer)["from_logits"] = ChunkedScores(scorer.from_logits, self.chunk_size)
+        lm_head = lm_head_of(model)
+        vars(lm_head)["from_logits"] = ChunkedLogprobs(lm_head.from_logits, self.chunk_size)
 
     def effects(self) -> list[Effect]:
         function = lm_head_of(self._model).from_logits
-        if not isinstance(function, ChunkedScores):
+        if not isinstance(function, ChunkedLogprobs):
             return []
-        return [Effect(f"logits scored {function.chunk_size} tokens at a time")]
+        return [Effect(f"logprobs computed from logits {function.chunk_size} tokens at a time")]
 
 
 class EntropyCheckpointing(Optimization):
-    """Compute entropies again in the backward pass, rather than keep what they need.
+    """Recompute entropies in the backward pass, rather than keep the tensors that their gradient needs.
 
     Saves: between the passes, the softmax ``[N, V]`` in float32, which gradient checkpointing of the blocks does not
     cover. Add EntropyChunking, or the backward pass has a peak as high.
     Costs: the entropies once more. Only for the path that materialises logits, and an entropy that has gradients.
-    Proof: the entropy function of the model's scorer.
+    Proof: the entropy function of the model's LM head.
 
     verl's ``entropy_checkpointing`` does this. A loss without entropy stops the run in its first update.
     """
@@ -115,8 +119,8 @@ class EntropyCheckpointing(Optimization):
 
     def before_shard(self, model: nn.Module) -> None:
         self._model = model
-        scorer = lm_head_of(model)
-        scorer.entropy = RecomputedEntropy(scorer.entropy)
+        lm_head = lm_head_of(model)
+        lm_head.entropy = RecomputedEntropy(lm_head.entropy)
 
     def effects(self) -> list[Effect]:
         is_set = isinstance(lm_head_of(self._model).entropy, RecomputedEntropy)

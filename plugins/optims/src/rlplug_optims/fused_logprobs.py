@@ -1,4 +1,4 @@
-"""Logprobs and entropies from hidden states, without the logits of all tokens."""
+"""Fused LM head: logprobs and entropies from hidden states, without the logits of all tokens."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from torch import Tensor, nn
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ActivationTraits, Effect, Optimization
 from rlplug.models.lm_head import LMHeadOutput, LogprobRequest, TokenLogprobs, lm_head_of
-from rlplug_optims.chunk_scores import logits_gradient, score_chunk, truncated_logprobs
+from rlplug_optims.chunk_logprobs import chunk_logprobs, logits_gradient, truncated_logprobs
 from rlplug_optims.compiler import stop_when_not_compiled
 
 
 class FusedLogprobs(Optimization):
-    """Go from hidden states to logprobs and entropies in chunks of tokens, and again in the backward pass.
+    """Compute logprobs and entropies from hidden states in chunks of tokens, and again in the backward pass.
 
     Saves: the logits ``[N, V]`` in the pass's dtype, their float32 copy and their gradients, mostly the largest tensors
     of an update; and passes over them.
     Costs: one more matrix product with the output layer's weight in the backward pass.
-    Proof: the layer's scores come from the fused function.
+    Proof: the fused function that takes the place of the output layer.
 
     The idea is that of "Cut Your Losses in Large-Vocabulary Language Models", arXiv:2411.09009, and of Liger's fused
     linear cross-entropy, arXiv:2410.10989. Here the weight's gradient is summed in float32 over chunks, entropies have
-    exact gradients, and logprobs under top-k and top-p come along.
+    exact gradients, and logprobs under top-k and top-p are computed too.
 
     Args:
         chunk_size: Tokens whose logits exist at a time.
-        compile: Fuse what follows the matrix product with ``torch.compile``; by default on CUDA only.
+        compile: Fuse the operations after the matrix product with ``torch.compile``; by default on CUDA only.
     """
 
     applies_to = ("policy", "reference")
@@ -48,7 +48,7 @@ class FusedLogprobs(Optimization):
 
     def before_shard(self, model: nn.Module) -> None:
         self._model = model
-        lm_head_of(model).fused = ChunkedOutputLayer(
+        lm_head_of(model).fused = ChunkedLMHead(
             self.chunk_size, torch.cuda.is_available() if self.compile is None else self.compile
         )
 
@@ -56,76 +56,79 @@ class FusedLogprobs(Optimization):
         return replace(traits, logits_chunk=self.chunk_size)
 
     def effects(self) -> list[Effect]:
-        layer = None if self._model is None else lm_head_of(self._model).fused
-        if not isinstance(layer, ChunkedOutputLayer):
+        head = None if self._model is None else lm_head_of(self._model).fused
+        if not isinstance(head, ChunkedLMHead):
             return []
-        how = "compiled" if layer.is_compiled else "not compiled"
-        return [Effect(f"output layer fused with logprobs, {layer.chunk_size} tokens at a time, {how}")]
+        how = "compiled" if head.is_compiled else "not compiled"
+        return [Effect(f"output layer fused with logprobs, {head.chunk_size} tokens at a time, {how}")]
 
 
-class ChunkedOutputLayer:
-    """A ``FusedLMHead``: scores chunk by chunk.
+class ChunkedLMHead:
+    """``FusedLMHead`` that works on a chunk of tokens at a time.
 
     Args:
-        chunk_size: Rows of a chunk.
-        is_compiled: Whether its two elementwise functions are compiled. Chunks then have one size, so that batches of
-            any number of tokens share what was compiled.
+        chunk_size: Tokens of a chunk.
+        is_compiled: Whether its two elementwise functions are compiled. All chunks then have one size, so that batches
+            of any number of tokens share the compiled code.
     """
 
     def __init__(self, chunk_size: int, is_compiled: bool) -> None:
         self.chunk_size = chunk_size
         self.is_compiled = is_compiled
-        self.score: Callable[..., tuple[Tensor, ...]] = score_chunk
+        self.logprobs: Callable[..., tuple[Tensor, ...]] = chunk_logprobs
         self.gradient: Callable[..., Tensor] = logits_gradient
         if is_compiled:
             stop_when_not_compiled()
-            self.score = torch.compile(score_chunk, dynamic=False)
+            self.logprobs = torch.compile(chunk_logprobs, dynamic=False)
             self.gradient = torch.compile(logits_gradient, dynamic=False)
 
     def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, request: LogprobRequest) -> LMHeadOutput:
-        logprobs, entropies, sampled = _FusedScores.apply(hidden, weight, bias, request, self)  # type: ignore[no-untyped-call]
+        logprobs, entropies, sampled = _FusedLogprobs.apply(hidden, weight, bias, request, self)  # type: ignore[no-untyped-call]
         tokens = TokenLogprobs(logprobs, sampled if request.needs_truncation else logprobs.detach())
         return LMHeadOutput(tokens, entropies)
 
-    def chunks(self, num_rows: int) -> Iterator[slice]:
-        """Yield the rows of each chunk."""
-        for start in range(0, num_rows, self.chunk_size):
-            yield slice(start, min(start + self.chunk_size, num_rows))
+    def chunks(self, num_tokens: int) -> Iterator[slice]:
+        """Yield the slice of the tokens that each chunk takes."""
+        for start in range(0, num_tokens, self.chunk_size):
+            yield slice(start, min(start + self.chunk_size, num_tokens))
 
-    def filled(self, values: Tensor) -> Tensor:
-        """Return [C] for a chunk's ``values``: filled up where chunks must have one size."""
+    def padded(self, values: Tensor) -> Tensor:
+        """Return a chunk's ``values`` as [C], padded with zeros where all chunks must have one size."""
         missing = self.chunk_size - len(values) if self.is_compiled else 0
         return nn.functional.pad(values, (0, missing))
 
 
 @dataclass(frozen=True)
 class _Logits:
-    """Logits of a chunk, in a buffer that is filled again and again.
+    """Buffer for the logits of one chunk after another.
 
-    Rows past the end of the last chunk hold numbers of no meaning; nothing that is computed from them is used.
+    Rows past the end of the last chunk hold stale numbers; nothing that is computed from them is used.
     """
 
     weight: Tensor
+    """[V, D]"""
     bias: Tensor | None
+    """[V]"""
     buffer: Tensor
+    """[C, V], in the pass's dtype"""
 
     @classmethod
-    def of(cls, layer: ChunkedOutputLayer, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> _Logits:
-        num_rows = layer.chunk_size if layer.is_compiled else min(layer.chunk_size, len(hidden))
-        return cls(weight, bias, hidden.new_empty(num_rows, len(weight)))
+    def of(cls, head: ChunkedLMHead, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> _Logits:
+        num_tokens = head.chunk_size if head.is_compiled else min(head.chunk_size, len(hidden))
+        return cls(weight, bias, hidden.new_empty(num_tokens, len(weight)))
 
-    def fill(self, layer: ChunkedOutputLayer, hidden: Tensor) -> Tensor:
-        """Return the logits of ``hidden`` [rows, D], with as many rows as ``layer`` works on."""
-        rows = self.buffer[: len(hidden)]
+    def compute(self, head: ChunkedLMHead, hidden: Tensor) -> Tensor:
+        """Return the logits of ``hidden`` [c, D]: [C, V] where all chunks have one size, else [c, V]."""
+        logits = self.buffer[: len(hidden)]
         if self.bias is None:
-            torch.mm(hidden, self.weight.t(), out=rows)
+            torch.mm(hidden, self.weight.t(), out=logits)
         else:
-            torch.addmm(self.bias, hidden, self.weight.t(), out=rows)
-        return self.buffer if layer.is_compiled else rows
+            torch.addmm(self.bias, hidden, self.weight.t(), out=logits)
+        return self.buffer if head.is_compiled else logits
 
 
-class _FusedScores(torch.autograd.Function):
-    """Keeps hidden states, the weight and three numbers for each token."""
+class _FusedLogprobs(torch.autograd.Function):
+    """Fused LM head that keeps only hidden states, weights and three numbers a token for the backward pass."""
 
     @staticmethod
     def forward(
@@ -134,21 +137,21 @@ class _FusedScores(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         request: LogprobRequest,
-        layer: ChunkedOutputLayer,
+        head: ChunkedLMHead,
     ) -> tuple[Tensor, Tensor, Tensor]:
         temperature = request.sampling.temperature or 1.0
-        logits = _Logits.of(layer, hidden, weight, bias)
-        scores = hidden.new_zeros(4, len(hidden), dtype=torch.float32)
-        for rows in layer.chunks(len(hidden)):
-            chunk = logits.fill(layer, hidden[rows])
-            targets = request.targets[rows]
-            found = layer.score(chunk, temperature, layer.filled(targets), request.entropy_mode != "none")
-            for kept, values in zip(scores, found, strict=False):
-                kept[rows] = values[: len(targets)]
+        logits = _Logits.of(head, hidden, weight, bias)
+        results = hidden.new_zeros(4, len(hidden), dtype=torch.float32)
+        for tokens in head.chunks(len(hidden)):
+            chunk = logits.compute(head, hidden[tokens])
+            targets = request.targets[tokens]
+            computed = head.logprobs(chunk, temperature, head.padded(targets), request.entropy_mode != "none")
+            for result, values in zip(results, computed, strict=False):
+                result[tokens] = values[: len(targets)]
             if request.needs_truncation:
-                scores[3, rows] = truncated_logprobs(chunk[: len(targets)], targets, request.sampling)
-        logprobs, lse, entropies, sampled = scores.unbind()
-        ctx.layer, ctx.temperature = layer, temperature
+                results[3, tokens] = truncated_logprobs(chunk[: len(targets)], targets, request.sampling)
+        logprobs, lse, entropies, sampled = results.unbind()
+        ctx.head, ctx.temperature = head, temperature
         ctx.save_for_backward(hidden, weight, bias, request.targets, lse, entropies)
         ctx.mark_non_differentiable(sampled, *([entropies] if request.entropy_mode != "gradient" else []))
         ctx.set_materialize_grads(False)
@@ -157,21 +160,21 @@ class _FusedScores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, lse, entropies = ctx.saved_tensors
-        layer: ChunkedOutputLayer = ctx.layer
+        head: ChunkedLMHead = ctx.head
         d_logprobs, d_entropies, _ = gradients
-        kept = [targets, lse, torch.zeros_like(lse) if d_logprobs is None else d_logprobs]
-        kept += [] if d_entropies is None else [entropies, d_entropies]
+        per_token = [targets, lse, torch.zeros_like(lse) if d_logprobs is None else d_logprobs]
+        per_token += [] if d_entropies is None else [entropies, d_entropies]
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden) if needs_hidden else None
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
         d_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
-        logits = _Logits.of(layer, hidden, weight, bias)
-        for rows in layer.chunks(len(hidden)):
-            inputs = hidden[rows]
-            found = [layer.filled(values[rows]) for values in kept]
-            d_logits = layer.gradient(logits.fill(layer, inputs), ctx.temperature, *found)[: len(inputs)]
+        logits = _Logits.of(head, hidden, weight, bias)
+        for tokens in head.chunks(len(hidden)):
+            inputs = hidden[tokens]
+            arguments = [head.padded(values[tokens]) for values in per_token]
+            d_logits = head.gradient(logits.compute(head, inputs), ctx.temperature, *arguments)[: len(inputs)]
             if d_hidden is not None:
-                torch.mm(d_logits, weight, out=d_hidden[rows])
+                torch.mm(d_logits, weight, out=d_hidden[tokens])
             if d_weight is not None:
                 _add_product(d_weight, d_logits.t(), inputs)
             if d_bias is not None:

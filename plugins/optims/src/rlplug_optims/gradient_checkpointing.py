@@ -1,4 +1,4 @@
-"""Recomputation of whole transformer blocks."""
+"""Gradient checkpointing: whole transformer blocks are recomputed in the backward pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ActivationTraits, Effect, Optimization
-from rlplug_optims.block_forward import Forward, Place, num_wrapped, wrap_forward
+from rlplug_optims.block_forward import Forward, WrapOrder, num_wrapped, wrap_forward
 
 
 class GradientCheckpointing(Optimization):
@@ -23,12 +23,13 @@ class GradientCheckpointing(Optimization):
     Costs: a second forward pass of the blocks, about a third of the update's time.
     Proof: the blocks whose forward method is wrapped.
 
-    Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174; torch.utils.checkpoint without
-    reentrance. Random state is not kept: nothing in a block draws numbers, because rlplug switches dropout off.
+    Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174; the non-reentrant
+    ``torch.utils.checkpoint``. Random state is not saved: no block draws random numbers, because rlplug disables
+    dropout.
 
     Args:
         every_n_blocks: Recompute every n-th block: 2 keeps the activations of half of them.
-        only_if_needed: On a GPU, leave it out where the memory plan fits without it.
+        only_if_needed: On a GPU, leave the optimisation out where the memory plan fits without it.
     """
 
     applies_to = ("policy", "critic")
@@ -44,22 +45,22 @@ class GradientCheckpointing(Optimization):
     def before_shard(self, model: nn.Module) -> None:
         self._blocks = transformer_blocks(model)
         for block in self._blocks[:: self.every_n_blocks]:
-            wrap_forward(block, Place.CHECKPOINT, checkpointed)
+            wrap_forward(block, WrapOrder.CHECKPOINT, checkpointed)
 
     def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:
         return replace(traits, recompute="all", recompute_every=self.every_n_blocks)
 
     def effects(self) -> list[Effect]:
-        count = num_wrapped(self._blocks, Place.CHECKPOINT)
+        count = num_wrapped(self._blocks, WrapOrder.CHECKPOINT)
         return [Effect(f"gradient checkpointing of {count} of {len(self._blocks)} blocks")] if count else []
 
 
 def checkpointed(forward: Forward, **options: Any) -> Forward:
-    """Return ``forward``, recomputed in the backward pass.
+    """Return ``forward`` wrapped so that the backward pass recomputes it.
 
     Args:
-        forward: Draws no random numbers.
-        options: Further ones of ``torch.utils.checkpoint.checkpoint``.
+        forward: Forward method of a block; it must not draw random numbers.
+        options: Further options of ``torch.utils.checkpoint.checkpoint``.
     """
 
     def recomputing(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A stash in host memory for what autograd saves, filled and read back while the GPU computes."""
+"""Host memory for the tensors that autograd saves, copied out and back while the GPU computes."""
 
 from __future__ import annotations
 
@@ -15,33 +15,35 @@ from torch.utils._pytree import tree_leaves
 
 @dataclass
 class _Storage:
-    """A storage that autograd saved views of: on the device at first, then on the host, and on the device again."""
+    """Storage that autograd saved views of: on the device at first, then on the host, and on the device again."""
 
     on_device: Tensor | None
-    """uint8 [bytes]"""
+    """uint8 [bytes]; ``None`` while only the host has it"""
     on_host: Tensor | None = None
-    """The same, pinned where there is a GPU."""
+    """uint8 [bytes], pinned where there is a GPU; ``None`` before it is copied"""
 
 
 @dataclass
 class _Block:
-    """What one forward pass of a block saved."""
+    """Tensors that autograd saved in one forward pass of a block."""
 
     device: torch.device
     before: _Block | None
-    """The block that ran before it, whose backward pass comes after."""
+    """The block that ran before this one; its backward pass runs after."""
     storages: WeakValueDictionary[int, _Storage] = field(default_factory=WeakValueDictionary)
-    """By address in the forward pass. Only the views keep them, so that backward passes free them one by one."""
+    """Saved storages, by their address in the forward pass. Only the views keep them alive, so that the backward pass
+    frees them one by one."""
     copied: torch.Event | None = None
-    """When the newest copies are done."""
-    is_away: bool = False
+    """CUDA event that the newest copies record at their end."""
+    is_released: bool = False
+    """Whether the device memory of its storages was given up."""
     is_used: bool = False
     """Whether its backward pass has begun."""
 
 
 @dataclass(frozen=True)
 class _View:
-    """Stands for a saved tensor."""
+    """Saved tensor, as a view of its storage; ``size``, ``stride`` and ``offset`` count elements of ``dtype``."""
 
     block: _Block
     storage: _Storage
@@ -52,32 +54,32 @@ class _View:
 
 
 class HostStash:
-    """Moves what blocks save to the host and back, block by block, on a stream of its own.
+    """Moves the tensors that blocks save to host memory and back, block by block, on a CUDA stream of its own.
 
     A storage moves once, however many saved tensors are views of it. When a block has run forward, its storages are
-    copied out, and the device's memory is released when the next block has run: two blocks' activations are there at a
-    time. The last block's stay, as its backward pass comes next. In the backward pass, the first tensor that a block
-    asks for starts the copies of the block before it. On a CPU the copies are plain ones.
+    copied out, and the device memory is released when the next block has run: the device holds two blocks' activations
+    at a time. Those of the last block stay, as its backward pass comes next. In the backward pass, the first saved
+    tensor that a block reads starts the copies of the block before it. On a CPU the copies are synchronous.
 
     Args:
-        min_bytes: Smaller storages are not moved.
+        min_bytes: Size of the smallest storage to move, in bytes.
     """
 
     def __init__(self, min_bytes: int) -> None:
         self.min_bytes = min_bytes
         self.bytes_moved = 0
-        """To the host, so far."""
+        """Bytes copied to the host so far."""
         self._stream: torch.cuda.Stream | None = None
         self._newest: _Block | None = None
 
     @contextmanager
     def block(self, inputs: Any, stays: Any, is_last: bool) -> Iterator[None]:
-        """Stash what autograd saves inside the context, which is one block's forward pass.
+        """Move the tensors that autograd saves inside the context, which is one block's forward pass.
 
         Args:
-            inputs: What the block works on; any container with tensors in it.
-            stays: Tensors, in any container, that are not moved.
-            is_last: Whether the pass has no further block.
+            inputs: The block's inputs; any container with tensors in it.
+            stays: Tensors that are not moved, in any container.
+            is_last: Whether this is the last block of the pass.
         """
         kept = {_address(leaf) for leaf in tree_leaves(stays) if isinstance(leaf, Tensor)}
         device = next(leaf.device for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
@@ -110,18 +112,18 @@ class HostStash:
                 self.bytes_moved += storage.on_host.numel()
 
     def _release(self, block: _Block) -> None:
-        """Give up a block's memory on the device; what is computed next may overwrite it."""
+        """Release a block's device memory, once its copies are done; the next computation may overwrite it."""
         _wait(block)
-        block.is_away = True
+        block.is_released = True
         for storage in block.storages.values():
             storage.on_device = None
 
     def _copy_back(self, block: _Block) -> None:
-        if not block.is_away:
+        if not block.is_released:
             return
-        block.is_away = False
+        block.is_released = False
         storages = list(block.storages.values())
-        for storage in storages:  # allocated here, in the computing stream, which is where they are used and freed
+        for storage in storages:  # allocated on the compute stream, where they are used and freed
             assert storage.on_host is not None
             storage.on_device = torch.empty_like(storage.on_host, device=block.device, pin_memory=False)
         with self._copying(block):
@@ -145,7 +147,7 @@ class HostStash:
 
     @contextmanager
     def _copying(self, block: _Block) -> Iterator[None]:
-        """Let copies run on the stream of their own, after what has been asked of the device so far."""
+        """Run copies on the copy stream, after all work that the compute stream has been given so far."""
         if block.device.type != "cuda":
             yield
             return
@@ -157,7 +159,7 @@ class HostStash:
 
 
 def _wait(block: _Block) -> None:
-    """Let the computing stream wait for the block's copies."""
+    """Make the compute stream wait for the block's copies."""
     if isinstance(block.copied, torch.cuda.Event):
         torch.cuda.current_stream(block.device).wait_event(block.copied)
 
@@ -173,7 +175,7 @@ def _view(
     size: torch.Size | None = None,
     stride: tuple[int, ...] | None = None,
 ) -> Tensor:
-    """Return a view of the tensor's storage: by default all of it in one row."""
+    """Return a view of the tensor's storage; by default all of it, one-dimensional."""
     storage = tensor.untyped_storage()
     size = torch.Size([storage.nbytes() // dtype.itemsize]) if size is None else size
     view = torch.empty(0, dtype=dtype, device=tensor.device)

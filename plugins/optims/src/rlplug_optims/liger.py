@@ -1,4 +1,4 @@
-"""Liger's kernels in place of a model's own modules."""
+"""Liger's Triton kernels in place of a model's own modules."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from rlplug.interfaces import ActivationTraits, Effect, Optimization
 
 
 class Liger(Optimization):
-    """Exchange rotary embeddings, RMS norms and gated MLPs for Liger's Triton kernels.
+    """Replace rotary embeddings, RMS norms and gated MLPs with Liger's Triton kernels.
 
     Saves: passes over memory, and activations that the kernels do not keep.
     Costs: nothing but its needs: CUDA, and ``pip install rlplug-optims[liger]``.
-    Proof: the modules whose forward method is Liger's, and whose rotary function it is.
+    Proof: the modules whose forward method is Liger's, and the rotary function that is.
 
     Hsu et al., "Liger Kernel: Efficient Triton Kernels for LLM Training", arXiv:2410.10989, through the package's own
-    function for each model type. Its fused cross-entropy stays out: logprobs have a path of their own, FusedLogprobs.
-    The rotary function is one of transformers' module, which has no other place for it: models of the same type that
-    the process builds later, such as in a notebook or a comparison, use Liger's as well. Norms and MLPs are exchanged
-    in this model alone.
+    function for each model type. Its fused cross-entropy is not used: FusedLogprobs computes logprobs. The rotary
+    embedding is a function of transformers' module and can only be replaced there: models of the same type that the
+    process builds later, such as in a notebook or a comparison, use Liger's as well. Norms and MLPs are replaced in
+    this model alone.
 
     Args:
-        rope: Exchange the rotary embeddings.
-        rms_norm: Exchange the norms.
-        swiglu: Exchange the gated MLPs, with GELU (``geglu`` of Liger) too.
+        rope: Replace the rotary embeddings.
+        rms_norm: Replace the norms.
+        swiglu: Replace the gated MLPs, those with GELU (Liger's ``geglu``) included.
     """
 
     conflicts: ClassVar[Mapping[str, str]] = {
@@ -50,7 +50,9 @@ class Liger(Optimization):
 
     def before_shard(self, model: nn.Module) -> None:
         if not torch.cuda.is_available():
-            raise ConfigError("Liger's kernels run on CUDA, which is not here: remove it from model.optimizations.")
+            raise ConfigError(
+                "Liger's kernels need CUDA, and this machine has no GPU: remove Liger from model.optimizations."
+            )
         try:
             from liger_kernel.transformers import monkey_patch
         except ImportError as error:
@@ -59,7 +61,10 @@ class Liger(Optimization):
         model_type = trunk.config.model_type
         if model_type not in monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN:
             known = ", ".join(sorted(monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN))
-            raise ConfigError(f"Liger has no kernels for model type {model_type!r}: remove it. It knows {known}.")
+            raise ConfigError(
+                f"Liger has no kernels for model type {model_type!r}, only for {known}: remove it from "
+                "model.optimizations."
+            )
         self._model = model
         self._modeling = sys.modules[type(trunk).__module__]
         plain = {name: value for name, value in vars(self._modeling).items() if isinstance(value, type)}
@@ -72,14 +77,14 @@ class Liger(Optimization):
             cross_entropy=False,
             fused_linear_cross_entropy=False,
         )
-        vars(self._modeling).update(plain)  # Liger exchanges the classes too, and so later models of the process
+        vars(self._modeling).update(plain)  # Liger replaces the classes too, which would change later models
 
     def after_shard(self, model: nn.Module) -> None:
         meshes = {p.device_mesh for p in model.parameters() if isinstance(p, DTensor)}
         if any("tensor" in (mesh.mesh_dim_names or ()) for mesh in meshes):
             raise ConfigError(
                 "model.optimizations has Liger, and trainer.strategy.init_args.tensor is above 1: Liger's kernels do "
-                "not know norms and matrices that ranks share. Take CompileBlocks, or set tensor to 1."
+                "not support tensor-parallel norms and matrices. Use CompileBlocks instead, or set tensor to 1."
             )
 
     def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:

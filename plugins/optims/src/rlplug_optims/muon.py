@@ -19,7 +19,7 @@ from rlplug.errors import ConfigError
 Group: TypeAlias = dict[str, Any]
 
 QUINTIC: Final = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the iteration; Jordan chose them for the steepest slope at 0."""
+"""Coefficients a, b and c of the Newton-Schulz iteration; Jordan chose them for the steepest slope at 0."""
 
 
 class Muon(Optimizer):
@@ -35,17 +35,17 @@ class Muon(Optimizer):
     that of "Muon is Scalable for LLM Training", arXiv:2502.16982: updates have the size of AdamW's, so that its
     learning rate carries over. State: one number a weight where AdamW keeps two.
 
-    Of a sharded matrix the momentum is gathered, one matrix at a time, and every rank orthogonalises it for itself.
+    The momentum of a sharded matrix is gathered, one matrix at a time, and every rank orthogonalises it for itself.
 
     Args:
-        params: Pairs of name and parameter: names tell the matrices inside blocks (a number stands in the name, as in
-            ``layers.3.mlp.up_proj.weight``) from embeddings and output layer.
-        lr: Of both.
-        weight_decay: Of both, decoupled.
-        momentum: Of Muon.
+        params: Pairs of name and parameter: names tell the matrices inside blocks (which have a number in the name, as
+            in ``layers.3.mlp.up_proj.weight``) from embeddings and output layer.
+        lr: Learning rate of both.
+        weight_decay: Decoupled weight decay of both.
+        momentum: Momentum of Muon.
         num_steps: Newton-Schulz iterations.
-        betas: Of AdamW.
-        eps: Of AdamW.
+        betas: Betas of AdamW.
+        eps: Epsilon of AdamW.
     """
 
     def __init__(
@@ -121,18 +121,18 @@ class Muon(Optimizer):
 
 
 def is_block_matrix(name: str, weight: Tensor) -> bool:
-    """Return whether a parameter is a matrix of a repeated block, whose items have numbers in their names."""
+    """Return whether a parameter is a matrix of a repeated block: its name then has a number in it."""
     return weight.ndim == 2 and re.search(r"(^|\.)\d+\.", name) is not None
 
 
 def orthogonalized(matrix: Tensor, num_steps: int) -> Tensor:
     """Return bfloat16 [A, B] with the singular vectors of ``matrix``, and singular values between about 0.5 and 1.5.
 
-    Newton-Schulz: ``X <- a X + (b X X^T + c (X X^T)^2) X``, from ``X`` with a Frobenius norm of 1.
+    The Newton-Schulz iteration is ``X <- a X + (b X X^T + c (X X^T)^2) X``, from ``X`` with a Frobenius norm of 1.
     """
     a, b, c = QUINTIC
     x = matrix.bfloat16()
-    x = x.T if matrix.shape[0] > matrix.shape[1] else x  # the smaller of both products
+    x = x.T if matrix.shape[0] > matrix.shape[1] else x  # X X^T is then the smaller of both products
     x = x / x.norm().clamp(min=1e-7)
     for _ in range(num_steps):
         gram = x @ x.T
@@ -141,11 +141,11 @@ def orthogonalized(matrix: Tensor, num_steps: int) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return all of a tensor of which this rank may hold a part."""
+    """Return the full tensor of a DTensor, gathered, or a plain tensor itself."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def gradient_of(weight: Tensor) -> Tensor:
-    """Return the gradient of a weight that has one."""
+    """Return the gradient of a weight, which must have one."""
     assert weight.grad is not None
     return weight.grad

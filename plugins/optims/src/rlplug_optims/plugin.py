@@ -1,4 +1,4 @@
-"""The entry point: what this distribution registers."""
+"""Entry point of rlplug-optims: registers its optimisations."""
 
 from rlplug.plugin_manager import hookimpl
 from rlplug.registry import Registry

@@ -1,4 +1,4 @@
-"""Recomputation of what is cheap to recompute."""
+"""Selective checkpointing: the cheap operations of transformer blocks are recomputed in the backward pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ActivationTraits, Effect, Optimization
-from rlplug_optims.block_forward import Forward, Place, num_wrapped, wrap_forward
+from rlplug_optims.block_forward import Forward, WrapOrder, num_wrapped, wrap_forward
 from rlplug_optims.gradient_checkpointing import checkpointed
 
 Kind: TypeAlias = Literal["matrix_products", "attention"]
@@ -33,11 +33,11 @@ OPERATORS: Final[Mapping[Kind, list[Any]]] = {
         torch.ops.torch_attn._varlen_attn.default,
     ],
 }
-"""The operators whose results are kept, by the name that a configuration gives."""
+"""Operators whose results are kept, by the name that a configuration gives."""
 
 
 class SelectiveCheckpointing(Optimization):
-    """Keep what is expensive to recompute of a block, and recompute the rest in the backward pass.
+    """Keep the expensive results of a block, and recompute the cheap ones in the backward pass.
 
     Saves: norms, activations, rotary embeddings and residuals of the blocks.
     Costs: those passes over memory once more.
@@ -47,8 +47,8 @@ class SelectiveCheckpointing(Optimization):
     ``create_selective_checkpoint_contexts``.
 
     Args:
-        save: What is kept: results of ``matrix_products``, of ``attention``, or both.
-        only_if_needed: On a GPU, leave it out where the memory plan fits without it.
+        save: Results to keep: those of ``matrix_products``, of ``attention``, or both.
+        only_if_needed: On a GPU, leave the optimisation out where the memory plan fits without it.
     """
 
     applies_to = ("policy", "critic")
@@ -69,7 +69,7 @@ class SelectiveCheckpointing(Optimization):
     def before_shard(self, model: nn.Module) -> None:
         self._blocks = transformer_blocks(model)
         for block in self._blocks:
-            wrap_forward(block, Place.CHECKPOINT, self._checkpointed)
+            wrap_forward(block, WrapOrder.CHECKPOINT, self._checkpointed)
 
     def _checkpointed(self, forward: Forward) -> Forward:
         kept = [operator for kind in self.save for operator in OPERATORS[kind]]
@@ -79,5 +79,5 @@ class SelectiveCheckpointing(Optimization):
         return replace(traits, recompute="all_but_products")
 
     def effects(self) -> list[Effect]:
-        count = num_wrapped(self._blocks, Place.CHECKPOINT)
+        count = num_wrapped(self._blocks, WrapOrder.CHECKPOINT)
         return [Effect(f"selective checkpointing of {count} blocks keeps {', '.join(self.save)}")] if count else []

@@ -1,6 +1,6 @@
-"""What the fused output layer computes of one chunk of logits, forward and backward.
+"""Logprobs and entropies of one chunk of logits, and their gradients, for the fused LM head.
 
-Shape legend: C rows of a chunk, V vocabulary. ``z`` are logits divided by the temperature, in float32.
+Shape legend: C tokens of a chunk, V vocabulary. ``z`` are logits divided by the temperature, in float32.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from torch import Tensor
 from rlplug.ops import scaled_logits, token_logprobs, truncate_logits
 from rlplug.types import SamplingParams
 
-TRUNCATED_ROWS: Final = 512
-"""Rows whose logits are sorted at a time for top-p: a sort needs several times their memory."""
+TRUNCATED_TOKENS: Final = 512
+"""Tokens whose logits are sorted at a time for top-p: a sort needs several times their memory."""
 
 
-def score_chunk(logits: Tensor, temperature: float, targets: Tensor, with_entropy: bool) -> tuple[Tensor, ...]:
-    """Return float32 [C] each: logprobs, ``logsumexp(z)``, and entropies in nats (0 unless asked for).
+def chunk_logprobs(logits: Tensor, temperature: float, targets: Tensor, with_entropy: bool) -> tuple[Tensor, ...]:
+    """Return logprobs, ``logsumexp(z)`` and entropies in nats (0 unless asked for), float32 [C] each.
 
-    Written so that a compiler needs two passes over the logits: one for the maximum, one for all sums.
+    The compiled function makes two passes over the logits: one for the maximum, one for all sums.
 
     Args:
         logits: [C, V], any float dtype.
-        temperature: 1 for greedy sampling.
-        targets: int64 [C].
+        temperature: Temperature of the sampling; 1 for greedy sampling.
+        targets: int64 [C]: ids of the tokens.
         with_entropy: Whether entropies are computed.
     """
     z = logits.float() / temperature
@@ -47,18 +47,18 @@ def logits_gradient(
     entropies: Tensor | None = None,
     d_entropies: Tensor | None = None,
 ) -> Tensor:
-    """Return [C, V] in the logits' dtype: the gradient, in one pass.
+    """Return the gradient [C, V] of the logits in their dtype, computed in one pass.
 
     With ``p = softmax(z)``: d logprob / dz = onehot - p, and d H / dz = -p (log p + H); times 1 / temperature.
 
     Args:
         logits: [C, V], as in the forward pass.
         temperature: As in the forward pass.
-        targets: int64 [C].
-        lse: float32 [C], of the forward pass.
-        d_logprobs: float32 [C].
-        entropies: float32 [C], of the forward pass; None when they get no gradient.
-        d_entropies: float32 [C], with ``entropies``.
+        targets: int64 [C]: ids of the tokens.
+        lse: float32 [C]: ``logsumexp(z)`` from the forward pass.
+        d_logprobs: float32 [C]: gradient of the logprobs.
+        entropies: float32 [C], from the forward pass; None when they get no gradient.
+        d_entropies: float32 [C]: gradient of the entropies; given with ``entropies``.
     """
     log_p = logits.float() / temperature - lse.unsqueeze(-1)
     pull = d_logprobs.unsqueeze(-1)
@@ -70,9 +70,9 @@ def logits_gradient(
 
 
 def truncated_logprobs(logits: Tensor, targets: Tensor, sampling: SamplingParams) -> Tensor:
-    """Return float32 [C]: logprobs under the distribution that top-k and top-p leave, from logits [C, V]."""
+    """Return logprobs under the distribution that top-k and top-p leave, float32 [C], from logits [C, V]."""
     parts = []
-    for rows, tokens in zip(torch.split(logits, TRUNCATED_ROWS), torch.split(targets, TRUNCATED_ROWS), strict=True):
-        z = truncate_logits(scaled_logits(rows, sampling.temperature), sampling, keep=tokens)
+    for part, tokens in zip(torch.split(logits, TRUNCATED_TOKENS), torch.split(targets, TRUNCATED_TOKENS), strict=True):
+        z = truncate_logits(scaled_logits(part, sampling.temperature), sampling, keep=tokens)
         parts.append(token_logprobs(z, tokens))
     return torch.cat(parts)
