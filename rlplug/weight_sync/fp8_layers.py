@@ -50,7 +50,7 @@ def choose_fp8_weights(model: Any, options: WeightSyncConfig) -> FP8Weights:
     if not quantized:
         raise ConfigError(
             f"model.weight_sync keeps all {len(names)} linear layers, and none would be sent in FP8: keep fewer, or "
-            "set transform to null."
+            "set dtype to null."
         )
     return FP8Weights(
         quantized=tuple(f"{name}.weight" for name in quantized),
