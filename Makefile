@@ -5,8 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # threads that wait must not spin on cores that something else needs
 export OMP_WAIT_POLICY := passive
-PLUGINS := plugins/algos plugins/envs plugins/optims plugins/rollout_sglang \
-	plugins/rollout_trtllm plugins/rollout_vllm
+PLUGINS := $(patsubst %/pyproject.toml,%,$(sort $(wildcard plugins/*/pyproject.toml)))
 SETUP_FILES := pyproject.toml $(PLUGINS:=/pyproject.toml) constraints.txt
 # vLLM pins other versions than the rest of the tools: it has an environment of its own
 VLLM_VENV := .venv-vllm
