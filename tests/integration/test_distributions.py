@@ -26,8 +26,8 @@ dependencies = ["rlplug>=0.1,<0.2"]
 scratch = "rlplug_scratch.plugin"
 """
 HAND_WRITTEN = (
-    *("Makefile", "pyproject.toml", "conftest.py", ".ci/run"),
-    *("scripts/*.py", "rlplug/**/*.py", ".github/**/*.yml"),
+    *("Makefile", "pyproject.toml", "conftest.py", ".pre-commit-config.yaml", ".ci/run"),
+    *("scripts/*.py", "rlplug/**/*.py", ".github/**/*.yml", "docs/conf.py", "docs/api/*.rst"),
     *("tests/integration/conftest.py", "tests/integration/documentation.py"),
 )
 ENGINE_ENVIRONMENT = "requirements-cpu.txt"
