@@ -20,11 +20,10 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from distributions import Distribution, plugin_distributions  # noqa: E402
+from repository_links import IMAGES, REPOSITORY, absolute_links  # noqa: E402
 from sphinx.util.logging import getLogger  # noqa: E402
 
-REPOSITORY: Final = "https://github.com/rlplug/rlplug"
 PLUGIN_PAGES: Final = ROOT / "docs" / "api" / "plugins"
-IMAGES: Final = {".png", ".svg"}
 
 logger = getLogger(__name__)
 
@@ -46,30 +45,16 @@ python_maximum_signature_line_length = 100
 toc_object_entries_show_parents = "hide"
 
 _attribute_docstrings: dict[str, list[str]] = {}
-_FENCE: Final = re.compile(r"^```.*?^```$", re.M | re.S)
-_LINK_OUT: Final = re.compile(r"\]\(\.\./([^)#\s]+)(#[^)]*)?\)")
 
 
 def link_to_repository(name: str, text: str) -> str:
-    """Replace links to files outside ``docs/``, images excepted, by links to the repository."""
-
-    def absolute(found: re.Match[str]) -> str:
-        path = ROOT / found[1]
-        if not path.exists():
-            logger.warning("a link leads to %s, which does not exist", found[1], location=name)
-        if path.suffix in IMAGES:
-            return found[0]
-        return f"]({REPOSITORY}/{'tree' if path.is_dir() else 'blob'}/main/{found[1]}{found[2] or ''})"
-
-    fences = [*_FENCE.finditer(text), None]
-    parts, start = [], 0
-    for fence in fences:
-        end = fence.start() if fence else len(text)
-        parts.append(_LINK_OUT.sub(absolute, text[start:end]))
-        if fence:
-            parts.append(fence[0])
-            start = fence.end()
-    return "".join(parts)
+    """Make links to files outside ``docs/`` absolute; the site has images of its own."""
+    docs = ROOT / "docs"
+    try:
+        return absolute_links(text, docs, stays=lambda path: path.is_relative_to(docs) or path.suffix in IMAGES)
+    except FileNotFoundError as error:
+        logger.warning(str(error), location=name)
+        return text
 
 
 def sidebar(index: str) -> str:

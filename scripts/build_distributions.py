@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from distributions import ROOT, Distribution, all_distributions
+from repository_links import absolute_links
 
-FILES: Final = ("pyproject.toml", "README.md", "LICENSE")
+FILES: Final = ("pyproject.toml", "README.md")
 IGNORED: Final = shutil.ignore_patterns("__pycache__", "*.egg-info")
 BUILD_SDIST: Final = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 
@@ -48,13 +49,15 @@ def build(distributions: Iterable[Distribution], folder: Path) -> list[Path]:
 
 
 def _copy_sources(distribution: Distribution, folder: Path) -> Path:
-    """Copy what a distribution is built from; the licence is the root's."""
+    """Copy what a distribution is built from: its README with links to the repository, and the root's licence."""
     copy = folder / distribution.name
     copy.mkdir()
     for name in FILES:
         if (distribution.folder / name).is_file():
             shutil.copy(distribution.folder / name, copy)
     shutil.copy(ROOT / "LICENSE", copy)
+    if (readme := copy / "README.md").is_file():
+        readme.write_text(absolute_links(readme.read_text(), distribution.folder, f"v{distribution.version}"))
     source = distribution.folder / "src"
     if source.is_dir():
         shutil.copytree(source, copy / "src", ignore=IGNORED)

@@ -12,9 +12,10 @@ import build_distributions
 import pytest
 import set_version
 from command_line import ROOT
-from distributions import all_distributions, plugin_distributions
+from distributions import Distribution, all_distributions, plugin_distributions
 from packaging.requirements import Requirement
 from packaging.version import Version
+from repository_links import absolute_links
 
 NEW = """\
 [project]
@@ -125,6 +126,30 @@ def test_a_new_version_reaches_every_distribution(copy: Path) -> None:
 )
 def test_range_of_a_version(version: str, expected: str) -> None:
     assert set_version.compatible_range(Version(version)) == expected
+
+
+@pytest.mark.parametrize("distribution", all_distributions(), ids=lambda distribution: distribution.name)
+def test_links_of_a_published_readme_lead_into_the_repository(distribution: Distribution) -> None:
+    text = absolute_links((distribution.folder / "README.md").read_text(), distribution.folder, "v0.1.0")
+    links = re.findall(r"\]\(([^)]+)\)", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))
+
+    assert links
+    assert not [link for link in links if not link.startswith(("https://", "#"))]
+
+
+def test_links_of_a_page_stay_where_the_site_has_the_page() -> None:
+    page = "[a](memory.md#table), [b](../rlplug/ops.py), [c](#here), [d](../configs), [e](images/report.png)\n"
+    fence = "```text\n[f](../rlplug/ops.py)\n```\n"
+    root = "https://github.com/rlplug/rlplug"
+    docs = ROOT / "docs"
+
+    shown = absolute_links(page + fence, docs, stays=lambda path: path == docs / "memory.md")
+    assert shown == (
+        f"[a](memory.md#table), [b]({root}/blob/main/rlplug/ops.py), [c](#here), [d]({root}/tree/main/configs), "
+        f"[e]({root}/raw/main/docs/images/report.png)\n{fence}"
+    )
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.md"):
+        absolute_links("[a](nowhere.md)", docs)
 
 
 def test_nothing_is_built_beside_older_files(tmp_path: Path) -> None:
