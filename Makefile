@@ -5,14 +5,14 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # threads that wait must not spin on cores that something else needs
 export OMP_WAIT_POLICY := passive
-PLUGINS := plugins/algos plugins/envs plugins/optims plugins/rollout_sglang \
-	plugins/rollout_trtllm plugins/rollout_vllm
+PLUGINS := $(patsubst %/pyproject.toml,%,$(sort $(wildcard plugins/*/pyproject.toml)))
+WRITERS := $(sort $(wildcard scripts/write_*.py))
 SETUP_FILES := pyproject.toml $(PLUGINS:=/pyproject.toml) constraints.txt
 # vLLM pins other versions than the rest of the tools: it has an environment of its own
 VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 
-.PHONY: help quickstart smollm2 test test-vllm lint docs clean
+.PHONY: help quickstart smollm2 test test-vllm lint mypy docs check-docs site serve-docs dist try-dist hooks clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -30,19 +30,39 @@ test-vllm: $(VLLM_VENV)/.installed models/SmolLM2-135M-Instruct/config.json  ## 
 	$(VLLM_BIN)/python -m pytest plugins/rollout_vllm/tests
 	TRITON_INTERPRET=1 $(VLLM_BIN)/python -m pytest tests/unit/weight_sync/test_fp8_kernel.py
 
-lint: $(VENV)/.installed-dev  ## ruff and mypy --strict
+lint: mypy  ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+mypy: $(VENV)/.installed-dev
 	$(BIN)/mypy rlplug
 	@for plugin in $(PLUGINS); do $(BIN)/mypy $$plugin/src || exit; done
 
 docs: $(VENV)/.installed-dev  ## Rewrite what the documentation takes from the code
-	$(BIN)/python scripts/write_configuration_reference.py
-	$(BIN)/python scripts/write_optimization_table.py
-	$(BIN)/python scripts/write_engine_table.py
+	@for script in $(WRITERS); do $(BIN)/python $$script || exit; done
+
+check-docs: $(VENV)/.installed-dev  ## Compare what `make docs` writes with the code, and versions with each other
+	@for script in $(WRITERS) scripts/set_version.py; do $(BIN)/python $$script --check || exit; done
+
+site: $(VENV)/.installed-docs  ## Build the documentation as a site in build/site; a warning is an error
+	$(BIN)/sphinx-build -q -W --keep-going -d build/doctrees docs build/site
+
+serve-docs: site  ## Show the site on http://127.0.0.1:8000
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000
+
+dist: $(VENV)/.installed-dev  ## Build sdists and wheels of all distributions in dist
+	rm -rf dist
+	$(BIN)/python scripts/build_distributions.py dist
+
+try-dist: dist  ## Install the wheels of dist in a new environment and train with them
+	$(BIN)/python scripts/try_distributions.py dist
+
+hooks: $(VENV)/.installed-dev  ## Have git check each commit: see .pre-commit-config.yaml
+	$(INSTALL) pre-commit
+	$(BIN)/pre-commit install
 
 clean:  ## Remove what the targets above made, runs excepted
-	rm -rf $(VENV) $(VLLM_VENV) build dist models *.egg-info plugins/*/src/*.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) build dist docs/api/plugins models *.egg-info plugins/*/src/*.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -55,6 +75,10 @@ $(VENV)/.installed: $(SETUP_FILES) | $(VENV)/bin/python
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(INSTALL) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed-dev
+	$(INSTALL) --editable '.[docs]'
 	@touch $@
 
 $(VLLM_VENV)/.installed: plugins/rollout_vllm/requirements-cpu.txt $(SETUP_FILES)

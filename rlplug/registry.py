@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -25,20 +27,16 @@ KINDS: Final[Mapping[str, type]] = MappingProxyType(
 )
 """Base class of the registered classes of each kind."""
 
-_ALGORITHMS: Final = "CISPO DAPO DrGRPO GRPO GSPO PFPPO PPO ReinforcePP ReinforcePPBaseline RLOO VAPO"
-_OPTIMIZATIONS: Final = (
-    "ActivationOffload BackwardPrefetch CompileBlocks EntropyCheckpointing EntropyChunking ForwardPrefetch "
-    "FusedLogprobs GradientCheckpointing Liger SelectiveCheckpointing"
-)
-KNOWN_DISTRIBUTIONS: Final[Mapping[str, str]] = MappingProxyType(
-    dict.fromkeys(_ALGORITHMS.split(), "rlplug-algos")
-    | dict.fromkeys(_OPTIMIZATIONS.split(), "rlplug-optims")
-    | dict.fromkeys(("VLLMRollout", "VLLMServerRollout"), "rlplug-rollout-vllm")
-    | dict.fromkeys(("SGLangRollout", "SGLangServerRollout"), "rlplug-rollout-sglang")
-    | dict.fromkeys(("TRTLLMRollout", "TRTLLMRayRollout"), "rlplug-rollout-trtllm")
-    | dict.fromkeys(("ReasoningGymEnvironment", "VerifiersEnvironment"), "rlplug-envs")
-)
-"""Class names of published plugins, so that an error can name the package to install."""
+
+def _read_plugin_index() -> Mapping[str, str]:
+    """Read class name -> distribution from the file that scripts/write_plugin_index.py writes."""
+    text = resources.files("rlplug").joinpath("plugin_index.json").read_text()
+    names: dict[str, list[str]] = json.loads(text)
+    return MappingProxyType({name: distribution for distribution, mine in names.items() for name in mine})
+
+
+KNOWN_DISTRIBUTIONS: Final = _read_plugin_index()
+"""Distributions of the classes of published plugins, by class name: an error names the package to install."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import docstring_parser
 import yaml
+from distributions import ROOT, all_distributions
 
 from rlplug.cli.lightning_cli import RLCLI
 from rlplug.cli.parser import RLArgumentParser
@@ -30,12 +31,8 @@ from rlplug.models.config import ModelConfig
 from rlplug.module import RLModule
 from rlplug.plugin_manager import plugins
 
-ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "configuration.md"
-OWN_DISTRIBUTIONS: Final = (
-    *("rlplug", "rlplug-algos", "rlplug-envs", "rlplug-optims"),
-    *("rlplug-rollout-sglang", "rlplug-rollout-trtllm", "rlplug-rollout-vllm"),
-)
+OWN_DISTRIBUTIONS: Final = tuple(distribution.name for distribution in all_distributions())
 """What is described; other plugins may be installed where this runs."""
 
 SECTIONS: Final = {"model": RLModule, "data": PromptDataModule, "run": None, "checkpoint": None, "profile": None}
@@ -141,7 +138,7 @@ def page() -> str:
         registered = [r for name in OWN_DISTRIBUTIONS for r in plugins().registry.by_distribution().get(name, ())]
         classes = [r.factory for r in registered if r.kind == kind]
         parts += _classes(title, f"Classes for `{key}`.", sorted(classes, key=lambda c: c.__name__))
-    packages = {name.replace("-", "_") for name in OWN_DISTRIBUTIONS}
+    packages = {package for distribution in all_distributions() for package in distribution.packages}
     own = [source for source in PromptSource.__subclasses__() if source.__module__.partition(".")[0] in packages]
     sources = sorted(own, key=lambda c: c.__name__)
     parts += _classes("Prompt sources", "Classes for `data.train` and `data.val`.", sources)

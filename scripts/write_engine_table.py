@@ -19,11 +19,11 @@ from typing import Final, TypeAlias
 from unittest.mock import patch
 
 import yaml
+from distributions import ROOT, all_distributions
 
-ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "rollout-engines.md"
 KITS: Final = ROOT / "docs" / "engine_kits.yaml"
-DISTRIBUTIONS: Final = ("rlplug", *(f"rlplug-{f.name.replace('_', '-')}" for f in ROOT.glob("plugins/rollout_*")))
+DISTRIBUTIONS: Final = tuple(distribution.name for distribution in all_distributions())
 """Whose engines are described; other plugins may be installed where this runs."""
 BEGIN: Final = "<!-- Written by scripts/write_engine_table.py: change docs/engine_kits.yaml, then run `make docs`. -->"
 END: Final = "<!-- End of the table. -->"

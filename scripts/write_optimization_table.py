@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from distributions import ROOT, all_distributions
+
 from rlplug.plugin_manager import plugins
 
-ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "optimizations.md"
-OWN_DISTRIBUTION: Final = "rlplug-optims"
 BEGIN: Final = "<!-- Written by scripts/write_optimization_table.py: change the docstrings, then run `make docs`. -->"
 END: Final = "<!-- End of the table. -->"
 HEADER: Final = "| name | saves | costs | networks | not with |\n|---|---|---|---|---|"
@@ -25,8 +25,9 @@ HEADER: Final = "| name | saves | costs | networks | not with |\n|---|---|---|--
 
 def table() -> str:
     """Return the table, with the markers around it."""
-    registered = plugins().registry.by_distribution()[OWN_DISTRIBUTION]
-    classes = {r.name: r.factory for r in registered if r.kind == "optimizations"}
+    registered = plugins().registry.by_distribution()
+    own = [r for distribution in all_distributions() for r in registered.get(distribution.name, ())]
+    classes = {r.name: r.factory for r in own if r.kind == "optimizations"}
     reasons = _reasons(classes)
     rows = [_row(classes[name], reasons) for name in sorted(classes)]
     notes = [f"- `{first}` and `{second}`: {reason}." for (first, second), reason in sorted(reasons.items())]

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from rlplug.errors import ConfigError, RLPlugError
 from rlplug.plugin_manager import BLOCK_VARIABLE, PluginManager, PluginRecord, describe, use_plugins
+from rlplug.registry import KNOWN_DISTRIBUTIONS
 
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
@@ -90,7 +91,8 @@ def _plugins_command(arguments: list[str], blocked: list[str]) -> int:
         for record in records:
             _print_plugin(record)
         if len(records) == 1:
-            print("no plugins are installed: pip install rlplug-algos")
+            published = ", ".join(sorted(set(KNOWN_DISTRIBUTIONS.values())))
+            print(f"no plugins are installed: pip install one of {published}")
     return EXIT_ERROR if any(record.state == "failed" for record in records) else 0
 
 

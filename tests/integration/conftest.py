@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from build_distributions import build
+from distributions import Distribution, all_distributions
 
 REPOSITORY = Path(__file__).parents[2]
-PLUGINS = (
-    *("plugins/algos", "plugins/envs", "plugins/optims", "plugins/rollout_sglang"),
-    *("plugins/rollout_trtllm", "plugins/rollout_vllm"),
-    "tests/plugins/rlplug_probe",
-)
-DISTRIBUTIONS = (REPOSITORY, *(REPOSITORY / folder for folder in PLUGINS))
+PROBE = Distribution(REPOSITORY / "tests/plugins/rlplug_probe")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 HIDDEN_VARIABLES = ("PYTHON", "RLPLUG", "VIRTUAL_ENV", "PYTEST", "COV")
 
@@ -46,7 +43,7 @@ class Environment:
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """Wheels of rlplug and its plugins in a new virtual environment that does not see the sources."""
     tmp = tmp_path_factory.mktemp("environment")
-    wheels = _build_wheels(tmp)
+    wheels = build([*all_distributions(), PROBE], tmp / "dist")
     root = tmp / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", root], check=True)
     into_root = [*PIP, "--python", root / "bin/python", "install", "--quiet", "--no-deps", "--no-index"]
@@ -54,26 +51,6 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     (site,) = root.glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(f"{_dependencies(tmp / 'dependencies')}\n")
     return Environment(root, _user_folder(tmp / "user"))
-
-
-def _build_wheels(tmp: Path) -> list[Path]:
-    """Build from copies, so that no build folder lands in the repository."""
-    copies = []
-    for source in DISTRIBUTIONS:
-        copy = tmp / "sources" / source.name
-        copy.mkdir(parents=True)
-        for name in ("pyproject.toml", "README.md", "LICENSE"):
-            if (source / name).is_file():
-                shutil.copy(source / name, copy)
-        for name in ("rlplug", "src"):
-            if (source / name).is_dir():
-                shutil.copytree(source / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-        copies.append(copy)
-    options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation")
-    subprocess.run([*PIP, "wheel", *options, "--wheel-dir", tmp / "wheels", *copies], check=True)
-    wheels = sorted((tmp / "wheels").glob("*.whl"))
-    assert len(wheels) == len(DISTRIBUTIONS), wheels
-    return wheels
 
 
 def _dependencies(folder: Path) -> Path:

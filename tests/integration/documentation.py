@@ -17,17 +17,13 @@ from typing import Any
 
 import yaml
 from command_line import ROOT
+from distributions import all_distributions, plugin_distributions
 from packaging.requirements import Requirement
 
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",
-    "plugins/algos/README.md",
-    "plugins/envs/README.md",
-    "plugins/optims/README.md",
-    "plugins/rollout_sglang/README.md",
-    "plugins/rollout_trtllm/README.md",
-    "plugins/rollout_vllm/README.md",
+    *(f"plugins/{distribution.folder.name}/README.md" for distribution in plugin_distributions()),
     *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")),
 )
 CLONE = ("Makefile", "configs", "constraints.txt", "examples", "plugins", "pyproject.toml", "scripts", "tests")
@@ -259,12 +255,10 @@ class Reader:
 
 
 def _check_own(requirement: Requirement) -> None:
-    names = ("algos", "envs", "optims", "rollout_sglang", "rollout_trtllm", "rollout_vllm")
-    folders = {"rlplug": ROOT} | {f"rlplug-{name.replace('_', '-')}": ROOT / f"plugins/{name}" for name in names}
-    if requirement.name not in folders:
-        raise ValueError(f"pip install {requirement}: the distributions here are {', '.join(folders)}")
-    project = tomllib.loads((folders[requirement.name] / "pyproject.toml").read_text())["project"]
-    if unknown := requirement.extras - project.get("optional-dependencies", {}).keys():
+    own = {distribution.name: distribution for distribution in all_distributions()}
+    if requirement.name not in own:
+        raise ValueError(f"pip install {requirement}: the distributions here are {', '.join(own)}")
+    if unknown := requirement.extras - own[requirement.name].project.get("optional-dependencies", {}).keys():
         raise ValueError(f"{requirement.name} has no extra {', '.join(unknown)}")
 
 

@@ -16,11 +16,13 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 import yaml
+from distributions import plugin_distributions
 from safetensors.torch import load_file
 
 from rlplug import hookspecs
 from rlplug.models.config import ModelConfig
 from rlplug.models.loading import load_model
+from rlplug.registry import KNOWN_DISTRIBUTIONS
 
 Results: TypeAlias = dict[str, subprocess.CompletedProcess[str]]
 
@@ -38,6 +40,8 @@ HOOKS = [
     "rlplug_register_rollouts",
     "rlplug_sync_weights",
 ]
+LOADED = ["rlplug", *sorted(["probe", *(name for d in plugin_distributions() for name in d.plugins)])]
+"""Names of all plugins, in the order in which they are listed."""
 NUM_STEPS, PROMPTS_PER_STEP, GROUP_SIZE = 2, 4, 4
 SHORT_WEIGHT = 0.5
 
@@ -134,15 +138,13 @@ def test_plugins_come_from_the_wheels_and_list_what_they_bring(environment, resu
     records = json.loads(results["plugins"].stdout)
     files = [Path(record.pop("file")) for record in records]
     assert all(file.is_relative_to(environment.root) for file in files), files
-    core, algos, envs, optims, probe, sglang, trtllm, vllm = records
-    assert (core["name"], core["distribution"], core["state"]) == ("rlplug", "rlplug", "loaded")
-    assert (algos["name"], len(algos["registers"])) == ("algos", 11)
-    assert {"algorithms/DAPO", "algorithms/GRPO", "algorithms/PPO"} < set(algos["registers"])
-    assert (optims["name"], len(optims["registers"])) == ("optims", 10)
-    assert (vllm["name"], vllm["registers"]) == ("rollout_vllm", ["rollouts/VLLMRollout", "rollouts/VLLMServerRollout"])
-    assert envs["registers"] == ["environments/ReasoningGymEnvironment", "environments/VerifiersEnvironment"]
-    assert sglang["registers"] == ["rollouts/SGLangRollout", "rollouts/SGLangServerRollout"]
-    assert trtllm["registers"] == ["rollouts/TRTLLMRollout", "rollouts/TRTLLMRayRollout"]
+    assert [record["name"] for record in records] == LOADED
+    assert {record["state"] for record in records} == {"loaded"}
+    brought = {record["distribution"]: [name.partition("/")[2] for name in record["registers"]] for record in records}
+    for distribution in plugin_distributions():
+        known = {name for name, package in KNOWN_DISTRIBUTIONS.items() if package == distribution.name}
+        assert set(brought[distribution.name]) == known
+    (probe,) = [record for record in records if record["name"] == "probe"]
     assert probe == {
         "name": "probe",
         "distribution": "rlplug-probe",
@@ -180,16 +182,7 @@ def test_a_blocked_plugin_brings_nothing(results):
 def test_run_record_names_plugins_and_effects(folder, everything):
     record = json.loads((everything / "run.json").read_text())
     assert record["status"] == "finished"
-    assert [(plugin["name"], plugin["state"]) for plugin in record["plugins"]] == [
-        ("rlplug", "loaded"),
-        ("algos", "loaded"),
-        ("envs", "loaded"),
-        ("optims", "loaded"),
-        ("probe", "loaded"),
-        ("rollout_sglang", "loaded"),
-        ("rollout_trtllm", "loaded"),
-        ("rollout_vllm", "loaded"),
-    ]
+    assert [(plugin["name"], plugin["state"]) for plugin in record["plugins"]] == [(name, "loaded") for name in LOADED]
     assert record["versions"]["rlplug-probe"] == "3.1.4"
     config = json.loads((folder / "probe_model/config.json").read_text())
     num_values = config["vocab_size"] * config["hidden_size"]

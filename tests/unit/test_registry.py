@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from distributions import plugin_distributions
 
 from rlplug.errors import ConfigError, PluginError
 from rlplug.interfaces import Effect, Optimization, Reward
+from rlplug.plugin_manager import plugins
 from rlplug.registry import KINDS, KNOWN_DISTRIBUTIONS, Registry
 from rlplug.rewards import ExactMatch, RegexFormat
 from rlplug.rollout.hf_engine import HFRollout
@@ -88,6 +90,12 @@ def test_unknown_name_of_an_empty_kind(registry):
 def test_unknown_name_of_a_published_plugin_names_the_package(registry, name, package):
     with pytest.raises(ConfigError, match=f"{name}.*comes with {package}: pip install {package}. Registered"):
         registry.get("algorithms", name)
+
+
+def test_plugin_index_is_what_the_plugins_of_the_repository_register():
+    registered = plugins().registry.by_distribution()
+    own = {r.name: d.name for d in plugin_distributions() for r in registered[d.name]}
+    assert own == KNOWN_DISTRIBUTIONS, "run make docs"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from distributions import all_distributions
 
 from rlplug.cli.main import main
 
@@ -76,9 +77,7 @@ def test_plugins_that_contradict_each_other_are_shown(install_plugin, capsys):
     install_plugin("twin", GOOD, distribution="acme-two")
     assert main(["plugins", "--json"]) == 1
     states = {record["distribution"]: record["state"] for record in json.loads(capsys.readouterr().out)}
-    plugins = ("algos", "envs", "optims", "rollout-sglang", "rollout-trtllm", "rollout-vllm")
-    own = ("rlplug", *(f"rlplug-{name}" for name in plugins))
-    assert {states.pop(name) for name in own} == {"loaded"}
+    assert {states.pop(distribution.name) for distribution in all_distributions()} == {"loaded"}
     assert states == {"acme-alpha": "failed", "acme-beta": "failed", "acme-one": "loaded", "acme-two": "failed"}
 
 

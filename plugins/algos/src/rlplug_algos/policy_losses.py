@@ -38,7 +38,7 @@ def sequence_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, length_
 
     .. math:: s = \exp\Big(\frac{1}{|y|} \sum_t (\log\pi_t - \log\pi^{old}_t)\Big)
 
-    Equation 7 of GSPO (arXiv:2507.18071); without ``length_normalized`` the factor 1 / |y| is left out.
+    Equation 7 of GSPO (arXiv:2507.18071); without ``length_normalized`` the factor ``1 / |y|`` is left out.
     """
     difference = torch.where(mask, logprobs - old_logprobs, 0.0).sum(dim=1, keepdim=True)
     if length_normalized:
