@@ -11,7 +11,7 @@ SETUP_FILES := pyproject.toml $(PLUGINS:=/pyproject.toml) constraints.txt
 # vLLM pins other versions than the rest of the tools: it has an environment of its own
 VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
-# a file of tests stays with one worker; the files come in the order of pyproject.toml, which begins with the longest
+# a file of tests stays with one worker; tests/conftest.py puts the longest first
 WORKERS := 2
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 # the oldest and the newest SGLang whose sources the tests read

@@ -93,7 +93,11 @@ def samples(values: Iterable[Any], *on_every_push: Any) -> list[Any]:
     """Return parameters of a test of which a few run on every push, and the others with ``make test-all``."""
     values = list(values)
     assert set(on_every_push) <= set(values), on_every_push
-    return [value if value in on_every_push else pytest.param(value, marks=pytest.mark.nightly) for value in values]
+    return [
+        pytest.param(*(value if isinstance(value, tuple) else [value]), marks=marks)
+        for value in values
+        for marks in [() if value in on_every_push else pytest.mark.nightly]
+    ]
 
 
 def run_job(job: Job, log: Path, timeout: float = 600) -> Result:
