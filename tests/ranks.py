@@ -3,52 +3,47 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
 import sys
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from lightning.pytorch import Trainer
-
-from rlplug.distributed.strategy import RLFSDP2Strategy
+from forked import ForkedProcess, free_port, torchrun_variables
 
 
-def run_ranks(command: list[str], world_size: int) -> None:
-    """Run a script once per rank, with the environment that torchrun would give it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "GROUP_RANK": "0",
-        "TORCHELASTIC_RUN_ID": "test",
-        "PYTHONPATH": os.pathsep.join(sys.path),  # pytest's: the script imports this module
-    }
+def run_ranks(
+    command: Sequence[str], world_size: int, timeout: float = 600, env: Mapping[str, str] | None = None
+) -> list[str]:
+    """Run a script once per rank, with torchrun's variables and those of ``env``, and return what each printed."""
+    port = free_port()
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # pytest's: the script imports this module
     ranks = [
-        subprocess.Popen(
+        ForkedProcess(
             [sys.executable, *command],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            env=os.environ | path | torchrun_variables(rank, world_size, port) | dict(env or {}),
+            separate_errors=True,
         )
         for rank in range(world_size)
     ]
+    deadline = time.monotonic() + timeout
     try:
-        outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
+        for rank in ranks:
+            rank.wait(deadline - time.monotonic())
     finally:
         for rank in ranks:
             rank.kill()
-    assert not any(rank.returncode for rank in ranks), "\n".join(outputs)
+    assert not any(rank.returncode for rank in ranks), "\n".join(rank.stdout + rank.stderr for rank in ranks)
+    return [rank.stdout for rank in ranks]
 
 
 def fit_and_save(worker: Any, folder: Path, world_size: int) -> None:
     """Let a rank's ``worker``, a module, train for one batch; rank 0 writes its ``results`` to ``results.pt``."""
+    import torch  # here, since test processes without ranks need none of these
+    from lightning.pytorch import Trainer
+
+    from rlplug.distributed.strategy import RLFSDP2Strategy
+
     trainer = Trainer(
         accelerator="cpu",
         devices=world_size,

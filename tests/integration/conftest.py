@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from build_distributions import build
 from distributions import Distribution, all_distributions
+from forked import run_forked
 
 REPOSITORY = Path(__file__).parents[2]
 PROBE = Distribution(REPOSITORY / "tests/plugins/rlplug_probe")
@@ -27,16 +28,18 @@ class Environment:
     folder: Path
 
     def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        variables = {name: value for name, value in os.environ.items() if not name.startswith(HIDDEN_VARIABLES)}
-        return subprocess.run(
-            [self.root / "bin" / program, *arguments],
-            cwd=self.folder,
-            env={**variables, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        """Run a console script in a process of its own, which imports all that it needs."""
+        options = {"env": self._variables(), "capture_output": True, "text": True, "timeout": 600, "check": False}
+        return subprocess.run([self.root / "bin" / program, *arguments], cwd=self.folder, **options)
+
+    def run_forked(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a console script in a fork of a process of this environment's Python that has paid for the imports."""
+        command = [self.root / "bin" / "python", self.root / "bin" / program, *arguments]
+        return run_forked(command, cwd=self.folder, env=self._variables(), timeout=600)
+
+    def _variables(self) -> dict[str, str]:
+        shown = {name: value for name, value in os.environ.items() if not name.startswith(HIDDEN_VARIABLES)}
+        return {**shown, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="session")

@@ -11,13 +11,14 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 from command_line import ROOT
 from distributions import all_distributions, plugin_distributions
+from forked import ForkedProcess
 from packaging.requirements import Requirement
 
 PAGES = (
@@ -30,6 +31,8 @@ CLONE = ("Makefile", "configs", "constraints.txt", "examples", "plugins", "pypro
 """What a reader's folder has of the repository."""
 SHELL = ("cat", "ls", "touch")
 """Programs whose commands the shell runs as they are."""
+PYTHON = {"rlplug": ["-m", "rlplug"], "python": [], "pytest": ["-m", "pytest", "-p", "no:cacheprovider"]}
+"""What comes before a step's arguments, by its kind."""
 
 _FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.M | re.S)
 _FILE_NAME = re.compile(r"# (\S+\.(?:py|toml|yaml))\n")
@@ -51,17 +54,26 @@ class Block:
 
 @dataclass
 class Step:
-    """Something to run for a block; ``documented_steps.py`` says what the fields mean."""
+    """Something to run for a block."""
 
     kind: str
+    """``rlplug``, ``python``, ``pytest`` or ``shell``"""
     arguments: list[str]
     folder: str
+    """The folder to be in"""
     site: str
+    """A folder that plugins were installed into"""
     variables: dict[str, str] = field(default_factory=dict)
     expected_code: int = 0
     expected_output: str = ""
     exit_code: int | None = None
+    """``None`` until it has run"""
     output: str = ""
+
+    @property
+    def only_prints(self) -> bool:
+        """Whether it shows a configuration, for which nothing else must have run."""
+        return "--print_config" in self.arguments
 
 
 def blocks_of(page: str) -> list[Block]:
@@ -271,22 +283,21 @@ def make_stand_in(folder: Path) -> Path:
     return folder
 
 
-def carry_out(steps: list[Step], folder: Path) -> None:
-    """Run the steps in order and fill in how each ended."""
-    folder.mkdir()
-    outputs = [folder / f"{number}.log" for number in range(len(steps))]
-    described = [{**asdict(step), "output": str(output)} for step, output in zip(steps, outputs, strict=True)]
-    (folder / "steps.json").write_text(json.dumps(described))
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("documented_steps.py")), str(folder / "steps.json")],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "120"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=840,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    codes: list[int] = json.loads(done.stdout.rpartition("exit codes:")[2])
-    for step, code, output in zip(steps, codes, outputs, strict=True):
-        step.exit_code, step.output = code, output.read_text()
+def carry_out(step: Step, log: Path) -> None:
+    """Run a step, and fill in how it ended."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "120", **step.variables}
+    if step.kind == "shell":
+        with log.open("w") as output:
+            command = ["bash", "-euc", *step.arguments]
+            options = {"cwd": step.folder, "env": environment, "stdout": output, "stderr": subprocess.STDOUT}
+            step.exit_code = subprocess.run(command, timeout=300, check=False, **options).returncode
+    else:
+        environment["PYTHONPATH"] = os.pathsep.join((step.site, step.folder))
+        process = ForkedProcess(
+            [sys.executable, *PYTHON[step.kind], *step.arguments], env=environment, cwd=step.folder, output=log
+        )
+        try:
+            step.exit_code = process.wait(timeout=600)
+        finally:
+            process.kill()
+    step.output = log.read_text()

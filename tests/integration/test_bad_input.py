@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import ROOT, SMALL, Job, Result, run_jobs
+from command_line import ROOT, SMALL, Job, Result, Runs
 from safetensors.torch import load_file
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -34,8 +34,8 @@ def reward(function: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    """Run every wrong command line once."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Every wrong command line; the run folders are in ``runs`` below."""
     folder = tmp_path_factory.mktemp("bad")
     small_vocabulary = model_with(folder / "small-vocabulary", vocab_size=9)
     chat = ["--data.chat", "true"]
@@ -89,9 +89,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     disk = [*SMALL, "--run.dir", str(folder / "runs" / "disk"), "--checkpoint.every_n_steps", "1"]
     jobs["disk-first"] = Job([*disk, "--model.num_steps", "1"])
     go_on = ["fit", "--resume", str(folder / "runs" / "disk" / "001"), "--model.num_steps", "3"]
-    jobs["disk-full"] = Job(go_on, {"max_file_bytes": 1 << 20})
-    jobs["disk-again"] = Job(go_on)
-    return run_jobs(jobs, folder)
+    jobs["disk-full"] = Job(go_on, {"max_file_bytes": 1 << 20}, after="disk-first")
+    jobs["disk-again"] = Job(go_on, after="disk-full")
+    return Runs(jobs, folder)
 
 
 @pytest.mark.parametrize(
@@ -104,26 +104,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         ("option", ["model.algorithm", "'clipp'", "Did you mean 'clip_"]),
         ("type", ["model.batch.group_size", "many"]),
         ("model", ["model.policy.path", "'./no/such/model' does not exist"]),
-        ("weights", ["model.policy.path", "no weights", "model.safetensors"]),
-        ("chat", ["data.chat", "chat template", "model.policy.path"]),
-        ("vocabulary", ["model.policy.path", "ids up to 11", "embeds only 9"]),
         ("empty", ["data.train", "empty.jsonl"]),
-        ("malformed", ["data.train", "malformed.jsonl:2"]),
         ("long", ["data.train", "long.jsonl:1", "41", "data.too_long"]),
-        ("mini", ["model.batch.mini_batch_size is 5", "Nearest that do: 4 and 8"]),
-        ("budget", ["model.batch.max_tokens_per_gpu is 5", "give at least 8"]),
-        ("no-gradient", ["model.limits.max_grad_norm is 0", "give a positive number, or null"]),
+        ("no-gradient", ["model.max_grad_norm is 0", "give a positive number, or null"]),
         ("greedy", ["model.sampling.temperature is 0"]),
-        ("no-critic", ["PPO needs a critic: set model.critic", "critic: {}"]),
-        ("idle-critic", ["GRPO uses no critic", "remove model.critic"]),
         ("idle-reference", ["GRPO would not use model.reference", "kl_coefficient"]),
-        ("one-completion", ["DAPO compares", "model.batch.group_size is 1", "at least 2"]),
         ("long-buffer", ["DAPO", "overlong_buffer is 4", "max_new_tokens"]),
         ("no-logprobs", ["correction (GRPO)", "'logprobs'", "Silent", "Engines here that can: HFRollout"]),
-        ("no-gate", ["Silent returns no logprobs", "model.limits.mismatch_gate to null"]),
-        ("stale", ["TakesWeightsOnce and the trainer disagree", "step 2", "gate 0.001", "model.limits.mismatch_gate"]),
+        ("stale", ["TakesWeightsOnce and the trainer disagree", "step 2", "gate 0.001", "model.mismatch_gate"]),
         ("strategy", ["trainer.strategy", "rlplug.distributed.strategy.RLFSDP2Strategy"]),
-        ("no-held-out", ["model.validation", "data.val is not set"]),
         pytest.param("no-gpu", ["trainer: No supported gpu backend found"], marks=WITHOUT_GPU),
         ("resume", ["--resume", "not the folder of a run"]),
         (
@@ -136,9 +125,33 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         ("disk-full", ["could not be written", "step-00000001 is complete", "rlplug fit --resume"]),
     ],
 )
-def test_a_mistake_ends_in_one_message(results: dict[str, Result], name: str, parts: list[str]) -> None:
-    result = results[name]
+def test_a_mistake_ends_in_one_message(results: Runs, name: str, parts: list[str]) -> None:
+    assert_one_message(results[name], parts)
 
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("mini", ["model.batch.mini_batch_size is 5", "Nearest that do: 4 and 8"]),
+        ("budget", ["model.batch.max_tokens_per_gpu is 5", "give at least 8"]),
+        ("no-critic", ["PPO needs a critic: set model.critic", "critic: {}"]),
+        ("idle-critic", ["GRPO uses no critic", "remove model.critic"]),
+        ("one-completion", ["DAPO compares", "model.batch.group_size is 1", "at least 2"]),
+        ("vocabulary", ["model.policy.path", "ids up to 11", "embeds only 9"]),
+        ("chat", ["data.chat", "chat template", "model.policy.path"]),
+        ("malformed", ["data.train", "malformed.jsonl:2"]),
+        ("weights", ["model.policy.path", "no weights", "model.safetensors"]),
+        ("no-held-out", ["model.validation", "data.val is not set"]),
+        ("no-gate", ["Silent returns no logprobs", "model.mismatch_gate to null"]),
+    ],
+)
+def test_a_mistake_that_unit_tests_know_too_ends_in_one_message(results: Runs, name: str, parts: list[str]) -> None:
+    """Their checks and messages are those of ``tests/unit``; here they come by the command line."""
+    assert_one_message(results[name], parts)
+
+
+def assert_one_message(result: Result, parts: list[str]) -> None:
     assert result.exit_code in (1, 2), result.output
     assert result.message.count("rlplug: ") == 1, result.output
     for part in parts:
@@ -146,50 +159,39 @@ def test_a_mistake_ends_in_one_message(results: dict[str, Result], name: str, pa
     assert "Traceback" not in result.output
 
 
-def test_debug_shows_the_traceback(results: dict[str, Result]) -> None:
+def test_debug_shows_the_traceback(results: Runs) -> None:
     assert results["debug"].exit_code == 2
     assert "Traceback" in results["debug"].output
 
 
-def run_dir(results: dict[str, Result], tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
-    base = next(path for path in tmp_path_factory.getbasetemp().iterdir() if path.name.startswith("bad"))
-    return base / "runs" / name / "001"
-
-
-def test_a_nan_loss_leaves_the_batch_for_inspection(
-    results: dict[str, Result], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_nan_loss_leaves_the_batch_for_inspection(results: Runs) -> None:
     for name in ("nan-loss", "nan-loss-skipped"):
-        folder = run_dir(results, tmp_path_factory, name)
-        batch = load_file(folder / "nonfinite" / "step-00000002.safetensors")
+        results.ended(name, 0 if name == "nan-loss-skipped" else 1)
+        batch = load_file(results.folder / "runs" / name / "001" / "nonfinite" / "step-00000002.safetensors")
         assert batch["input_ids"].shape[0] == 16
         assert {"advantages", "response_mask", "rollout_logprobs", "rewards"} <= batch.keys()
 
 
-def test_a_nan_loss_can_be_skipped(results: dict[str, Result], tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = run_dir(results, tmp_path_factory, "nan-loss-skipped")
+def test_a_nan_loss_can_be_skipped(results: Runs) -> None:
+    results.ended("nan-loss-skipped")
+    folder = results.folder / "runs" / "nan-loss-skipped" / "001"
     with (folder / "metrics.csv").open(newline="") as file:
         skipped = [float(row["policy/skipped_updates"]) for row in csv.DictReader(file)]
 
-    assert results["nan-loss-skipped"].exit_code == 0
     assert skipped == [0, 1, 0]
     weights = load_file(folder / "policy" / "model.safetensors")
     assert all(torch.isfinite(weight).all() for weight in weights.values())
 
 
-def test_a_full_disk_leaves_a_checkpoint_to_go_on_from(
-    results: dict[str, Result], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = run_dir(results, tmp_path_factory, "disk")
-
-    assert results["disk-again"].exit_code == 0, results["disk-again"].output
+def test_a_full_disk_leaves_a_checkpoint_to_go_on_from(results: Runs) -> None:
+    results.ended("disk-again")
+    folder = results.folder / "runs" / "disk" / "001"
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
 
 
-def test_a_failed_run_says_so_in_its_folder_and_keeps_the_samples(
-    results: dict[str, Result], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = run_dir(results, tmp_path_factory, "raises")
+def test_a_failed_run_says_so_in_its_folder_and_keeps_the_samples(results: Runs) -> None:
+    results.ended("raises", 1)
+    folder = results.folder / "runs" / "raises" / "001"
     record = json.loads((folder / "run.json").read_text())
     failed = [json.loads(line) for line in (folder / "reward_errors.jsonl").read_text().splitlines()]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import inspect
+import itertools
 import re
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import ROOT
-from documentation import PAGES, Block, Reader, Step, blocks_of, carry_out, make_stand_in
+from documentation import PAGES, Block, Reader, Step, blocks_of, carry_out, commands_of, make_stand_in
 
 from rlplug import hookspecs
 
@@ -19,58 +19,68 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 REFERENCE = "scripts/write_configuration_reference.py"
 
 
-@dataclass
-class Followed:
-    """What came of following all pages."""
+ON_EVERY_PUSH = ("README.md", "docs/first-run.md", "docs/the-step.md", "docs/writing-an-algorithm.md")
+"""Pages whose commands all run in ``make test``; of the others, what prints a configuration or only is checked."""
+LOGGING = (*ON_EVERY_PUSH[:3], "docs/algorithms.md", "docs/environments.md")
+"""Pages whose runs log every metric there is."""
 
-    readers: dict[str, Reader]
-    steps: dict[Block, list[Step]]
-    problems: dict[Block, str]
-    reference: Step
-    stale_reference: Step
-    folder: Path
+
+class Followed:
+    """All pages with their steps planned; a step runs when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        stand_in = make_stand_in(folder / "stand-in")
+        self.readers = {page: Reader(folder / page.replace("/", "-"), stand_in) for page in PAGES}
+        self.steps: dict[Block, list[Step]] = {}
+        self.problems: dict[Block, str] = {}
+        self.num_run = 0
+        for block in BLOCKS:
+            try:
+                self.steps[block] = self.readers[block.page].follow(block)
+            except (ValueError, SyntaxError) as problem:
+                self.problems[block] = str(problem)
+
+    def run(self, step: Step) -> Step:
+        if step.exit_code is None:
+            self.num_run += 1
+            carry_out(step, self.folder / f"{self.num_run}.log")
+        return step
+
+    def run_block(self, block: Block) -> list[Step]:
+        """Run a block's steps, after those of the page that come before them and may matter to them."""
+        steps = self.steps[block]
+        if not all(step.only_prints for step in steps):
+            for former in itertools.takewhile(lambda former: former != block, blocks_of(block.page)):
+                for step in self.steps.get(former, []):
+                    self.run(step)
+        return [self.run(step) for step in steps]
 
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
-    """Plan all blocks, and run the steps in two processes, each of which pays once for the imports."""
-    folder = tmp_path_factory.mktemp("docs")
-    stand_in = make_stand_in(folder / "stand-in")
-    readers = {page: Reader(folder / page.replace("/", "-"), stand_in) for page in PAGES}
-    steps: dict[Block, list[Step]] = {}
-    problems: dict[Block, str] = {}
-    for block in BLOCKS:
-        try:
-            steps[block] = readers[block.page].follow(block)
-        except (ValueError, SyntaxError) as problem:
-            problems[block] = str(problem)
-    stale = folder / "stale.md"
-    stale.write_text((ROOT / "docs/configuration.md").read_text().replace("| `clip_low` |", "| `clipping` |"))
-    site = str(folder / "no-plugins")
-    reference = Step("python", [REFERENCE, "--check"], str(ROOT), site)
-    stale_reference = Step("python", [REFERENCE, "--check", str(stale)], str(ROOT), site)
-    halves = in_halves(steps)
-    halves[1].extend([reference, stale_reference])
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(carry_out, halves, [folder / "first half", folder / "second half"]))
-    return Followed(readers, steps, problems, reference, stale_reference, folder)
+    return Followed(tmp_path_factory.mktemp("docs"))
 
 
-def in_halves(steps: dict[Block, list[Step]]) -> tuple[list[Step], list[Step]]:
-    """Split the steps between pages, so that each half has about as many."""
-    by_page: dict[str, list[Step]] = {page: [] for page in PAGES}
-    for block, part in steps.items():
-        by_page[block.page] += part
-    halves: tuple[list[Step], list[Step]] = ([], [])
-    for part in sorted(by_page.values(), key=len, reverse=True):
-        min(halves, key=len).extend(part)
-    return halves
+def is_nightly(block: Block) -> bool:
+    """Whether a block has commands of the long kind, on a page that is not in the sample."""
+    commands = commands_of(block.text) if block.language == "bash" else []
+    runs = block.language == "python" or any(
+        re.search(r"\brlplug (fit|validate|plan|plugins|report)|pip install.*/|^pytest|-m pytest", command)
+        and "--print_config" not in command
+        for command in commands
+    )
+    return runs and block.page not in ON_EVERY_PUSH
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def by_length(block: Block) -> Any:
+    return pytest.param(block, id=str(block), marks=[pytest.mark.nightly] if is_nightly(block) else [])
+
+
+@pytest.mark.parametrize("block", map(by_length, BLOCKS))
 def test_block(followed: Followed, block: Block) -> None:
     assert block not in followed.problems, followed.problems[block]
-    for step in followed.steps[block]:
+    for step in followed.run_block(block):
         assert step.exit_code == step.expected_code, f"{step.kind} {step.arguments}\n{step.output[-3000:]}"
         assert step.expected_output in " ".join(step.output.split()), step.output[-3000:]
 
@@ -106,24 +116,38 @@ def test_a_block_without_a_rule_is_an_error(tmp_path: Path, language: str, text:
         Reader(tmp_path / "page", tmp_path).follow(Block("page.md", 1, language, f"{text}\n"))
 
 
-def test_the_configuration_reference_is_what_the_code_says(followed: Followed) -> None:
-    assert followed.reference.exit_code == 0, followed.reference.output
-    assert followed.stale_reference.exit_code == 1
-    assert "make docs" in followed.stale_reference.output
+@pytest.mark.parametrize("is_stale", [False, True])
+def test_the_configuration_reference_is_what_the_code_says(followed: Followed, is_stale: bool) -> None:
+    page = followed.folder / "configuration.md"
+    text = (ROOT / "docs/configuration.md").read_text()
+    page.write_text(text.replace("| `clip_low` |", "| `clipping` |") if is_stale else text)
+    step = followed.run(Step("python", [REFERENCE, "--check", str(page)], str(ROOT), str(followed.folder / "none")))
+
+    assert step.exit_code == int(is_stale), step.output
+    assert ("make docs" in step.output) == is_stale
 
 
-def test_every_metric_is_explained_and_every_explained_one_is_logged(followed: Followed) -> None:
+@pytest.mark.parametrize(
+    "pages", [pytest.param(ON_EVERY_PUSH[:3], id="some"), pytest.param(LOGGING, id="all", marks=pytest.mark.nightly)]
+)
+def test_every_metric_is_explained_and_every_explained_one_is_logged(
+    followed: Followed, pages: tuple[str, ...]
+) -> None:
     page = (ROOT / "docs/the-step.md").read_text().partition("## Metrics")[2]
     explained = re.findall(r"^\| `([^`]+)` \|", page, re.M)
     patterns = {name: re.compile(re.sub(r"<\w+>", r"\\w+", name)) for name in explained}
     logged: set[str] = set()
-    for name in ("README.md", "docs-first-run.md", "docs-the-step.md", "docs-algorithms.md", "docs-environments.md"):
-        for file in (followed.folder / name / "runs").glob("*/*/metrics.csv"):
+    for name in pages:
+        for block in blocks_of(name):
+            followed.run_block(block)
+        for file in (followed.readers[name].folder / "runs").glob("*/*/metrics.csv"):
             with file.open(newline="") as lines:
                 logged |= set(next(csv.reader(lines))) - {"step"}
 
+    assert len(logged) > 40
     assert not [name for name in logged if not any(pattern.fullmatch(name) for pattern in patterns.values())]
-    assert not [name for name, pattern in patterns.items() if not any(pattern.fullmatch(n) for n in logged)]
+    if pages == LOGGING:
+        assert not [name for name, pattern in patterns.items() if not any(pattern.fullmatch(n) for n in logged)]
 
 
 def test_the_table_of_hooks_has_every_hook_and_its_arguments() -> None:

@@ -54,21 +54,6 @@ def test_a_stale_page_is_refused_until_it_is_written(
     assert page.read_text().partition(script.END)[2] == PAGE.read_text().partition(script.END)[2]
 
 
-def test_a_page_without_the_markers_is_refused(script: ModuleType, tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# Rollout engines\n")
-
-    assert script.main([str(page)]) == 1
-
-
-def test_rows_are_the_capabilities_in_their_order(script: ModuleType) -> None:
-    assert list(script.WORDS) == list(NOTHING)
-    table = script.table({"Mine": NOTHING}, {"Mine": NOTHING}, {"Mine": []})
-    rows = [line for line in table.splitlines() if line.endswith("| no |")]
-
-    assert [row.partition("(`")[2].partition("`)")[0] for row in rows] == list(NOTHING)
-
-
 def test_what_a_cpu_changes_is_in_the_cell(script: ModuleType) -> None:
     on_gpu = {"Mine": NOTHING | {"sleep": True, "logprobs": True}}
     on_cpu = {"Mine": NOTHING | {"restart": True, "logprobs": True}}
@@ -82,19 +67,6 @@ def test_what_a_cpu_changes_is_in_the_cell(script: ModuleType) -> None:
 def test_an_engine_without_an_entry_names_the_file(script: ModuleType) -> None:
     with pytest.raises(SystemExit, match=r"engine_kits\.yaml lacks Mine"):
         script.table({"Mine": NOTHING}, {"Mine": NOTHING}, {})
-
-
-def test_an_entry_without_an_engine_is_an_error(script: ModuleType) -> None:
-    with pytest.raises(SystemExit, match="Theirs, which no installed plugin registers"):
-        script.table({"Mine": NOTHING}, {"Mine": NOTHING}, {"Mine": [], "Theirs": []})
-
-
-def test_an_unknown_key_of_a_run_names_file_and_engine(script: ModuleType, tmp_path: Path) -> None:
-    file = tmp_path / "kits.yaml"
-    file.write_text("Mine:\n  - {hardware: CPU, version: mine 1, source: CI, colour: red}\n")
-
-    with pytest.raises(SystemExit, match=r"kits\.yaml, Mine: .*colour"):
-        script.read_kits(file)
 
 
 def test_only_a_whole_run_is_a_pass(script: ModuleType) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from forked import run_forked
 from safetensors import safe_open
 
 from rlplug.errors import ConfigError
@@ -34,14 +35,8 @@ class Shifted(HFRollout):
 
 def run(tmp_path: Path, **values: Any) -> subprocess.CompletedProcess[str]:
     (tmp_path / "parity.yaml").write_text(yaml.safe_dump(values))
-    return subprocess.run(
-        [sys.executable, SCRIPT, tmp_path / "parity.yaml", "--out", tmp_path / "out"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    command = [sys.executable, SCRIPT, tmp_path / "parity.yaml", "--out", tmp_path / "out"]
+    return run_forked(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300)
 
 
 def script() -> Any:

@@ -9,7 +9,6 @@ import csv
 import json
 import shutil
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -87,7 +86,7 @@ def folder(environment: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def results(environment: Any, folder: Path) -> Results:
-    """All processes of this file, two at a time: each takes seconds to import torch."""
+    """All processes of this file; one imports all that it needs itself."""
     fit = ("fit", "-c", "quickstart.yaml", "-c", "small.yaml")
     commands = {
         "everything": (*fit, "-c", "everything.yaml"),
@@ -98,9 +97,10 @@ def results(environment: Any, folder: Path) -> Results:
         "plugins": ("plugins", "--json"),
         "plugins without probe": ("plugins", "--json", "--block", "probe"),
     }
-    with ThreadPoolExecutor(2) as pool:
-        futures = {name: pool.submit(environment.run, "rlplug", *command) for name, command in commands.items()}
-        return {name: future.result() for name, future in futures.items()}
+    return {
+        name: (environment.run if name == "plugins" else environment.run_forked)("rlplug", *command)
+        for name, command in commands.items()
+    }
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import SMALL, Job, Result, run_jobs
+from command_line import SMALL, Job, Runs, run_job
 
 from rlplug.observability.phase_timer import PHASES
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(folder: Path) -> dict[str, Result]:
+def results(folder: Path) -> Runs:
     """Run each command line once; the name is that of its folder below."""
     lines = {
         "plain": RUN,
@@ -38,8 +38,9 @@ def results(folder: Path) -> dict[str, Result]:
     jobs = {name: Job([*line, "--run.dir", str(folder / name)]) for name, line in lines.items()}
     jobs["interrupted"].extra = {"signal": "SIGINT", "phase": "update", "step": 3}
     jobs["given-up"].extra = {"signal": "SIGINT", "phase": "rollout", "step": 2}
-    jobs["resumed"] = Job(["fit", "--resume", str(folder / "profiled" / "001"), "--model.num_steps", "5"])
-    return run_jobs(jobs, folder)
+    go_on = ["fit", "--resume", str(folder / "profiled" / "001"), "--model.num_steps", "5"]
+    jobs["resumed"] = Job(go_on, after="profiled")
+    return Runs(jobs, folder)
 
 
 def trace_of(run_dir: Path, name: str) -> list[dict[str, Any]]:
@@ -66,6 +67,7 @@ def test_the_trace_has_the_phases_and_engine_calls_of_these_steps_alone(results,
 
 
 def test_the_summary_has_the_times_of_the_metrics(results, folder) -> None:
+    results.ended("profiled")
     run_dir = folder / "profiled" / "001"
     summary = json.loads((run_dir / "profile" / "summary.json").read_text())
     rows = [row for row in metrics(run_dir) if row["step"] in ("2", "3")]
@@ -82,6 +84,7 @@ def test_the_summary_has_the_times_of_the_metrics(results, folder) -> None:
 
 
 def test_the_summary_names_operators_and_the_absent_gpu(results, folder) -> None:
+    results.ended("profiled")
     run_dir = folder / "profiled" / "001"
     costs = json.loads((run_dir / "profile" / "summary.json").read_text())["costs"]
     text = (run_dir / "profile" / "summary.txt").read_text()
@@ -104,6 +107,8 @@ def test_the_run_says_where_the_profile_is(results, folder) -> None:
 
 
 def test_profiling_changes_nothing_of_the_training(results, folder) -> None:
+    for name in ("plain", "profiled"):
+        results.ended(name)
     samples = [(folder / name / "001" / "samples.jsonl").read_text().splitlines() for name in ("plain", "profiled")]
     assert samples[0] == [line for line in samples[1] if json.loads(line)["step"] <= 4]
     losses = [[row["loss"] for row in metrics(folder / name / "001")][:4] for name in ("plain", "profiled")]
@@ -145,8 +150,7 @@ def test_a_mistake_ends_in_one_message(results, name: str, parts: list[str]) -> 
 
 def test_every_rank_leaves_a_trace_on_request(folder: Path) -> None:
     line = [*RUN, "--trainer.devices", "2", "--run.dir", str(folder / "two"), "--profile.ranks", "all"]
-    job = Job([*line, "--profile.steps", "2"], {"num_ranks": 2})
-    result = run_jobs({"two": job}, folder, script="forked_ranks.py")["two"]
+    result = run_job(Job([*line, "--profile.steps", "2"], num_ranks=2), folder / "two.log")
 
     assert result.exit_code == [0, 0], result.output
     for rank in (0, 1):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from command_line import ROOT
+from forked import run_forked
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
@@ -18,8 +18,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Run the quickstart as it is and return its folder and what it printed."""
     folder = tmp_path_factory.mktemp("quickstart")
     command = [sys.executable, "-m", "rlplug", "fit", "--config", "configs/quickstart.yaml", "--run.dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=840, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_forked(command, cwd=ROOT, timeout=840, check=True)
     return folder / "001", done.stdout
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from command_line import ROOT
+from forked import run_forked
 from safetensors.torch import load_file
 
 MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"  # `make test` fetches it
@@ -20,14 +20,8 @@ MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"  # `make test` fetches it
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train in a process of its own and return the folder in which it ran."""
     folder = tmp_path_factory.mktemp("smollm2")
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("train_smollm2.py")), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=840,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    script = Path(__file__).with_name("train_smollm2.py")
+    run_forked([sys.executable, script, folder], timeout=840, check=True)
     return folder
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import pytest
-from command_line import SMALL, Job, run_jobs
+from command_line import SMALL, Job, Runs, samples
 
 from rlplug.distributed.checkpoint import list_checkpoints
 from rlplug.observability.phase_timer import PHASES
@@ -34,51 +35,47 @@ UNREPEATABLE = ("environment/seconds", "time/", "memory/", "throughput/", "rollo
 """What depends on the clock, and on whether the engine is a new one that has no weights yet."""
 
 
+class Finished(Runs):
+    """Runs in folders of their own, by name."""
+
+    def add(self, name: str, line: list[str], stop: dict[str, Any] | None = None) -> None:
+        self.jobs[name] = Job([*line, "--run.dir", str(self.folder / name)], stop or {})
+
+    def add_stopped(self, name: str, line: list[str], stop: dict[str, Any]) -> None:
+        """Add a run that is stopped, and ``NAME-resumed``, which goes on with it to the end in the same folder."""
+        self.add(name, line, stop)
+        self.jobs[f"{name}-resumed"] = Job(["fit", "--resume", str(self.folder / name / "001")], after=name)
+
+    def run_dir(self, name: str) -> Path:
+        """Return the folder of a run that has ended as it must, and that was resumed if it was stopped."""
+        signal = self.jobs[name].extra.get("signal")
+        self.ended(name, {None: 0, "SIGKILL": -9, "SIGINT": 130}[signal])
+        if signal:
+            self.ended(f"{name}-resumed")
+        return self.folder / name / "001"
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run undisturbed, and stopped and resumed in every way; each ends in a folder of its own below."""
-    folder = tmp_path_factory.mktemp("resume")
-    jobs = {"undisturbed": Job([*RUN, "--run.dir", str(folder / "undisturbed")])}
-    expected = {"undisturbed": 0}
-    ways = [("SIGKILL", phase) for phase in KILLED_IN] + [("SIGINT", phase) for phase in INTERRUPTED_IN]
-    for number, phase in ways:
-        name = f"{number}-{phase}"
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Runs undisturbed, and stopped and resumed in every way."""
+    runs = Finished({}, tmp_path_factory.mktemp("resume"))
+    runs.add("undisturbed", RUN)
+    for number, phase in [("SIGKILL", phase) for phase in KILLED_IN] + [("SIGINT", phase) for phase in INTERRUPTED_IN]:
         # validation and checkpoints are due after every second step
         stop = {"signal": number, "phase": phase, "step": 4 if phase in ("validate", "checkpoint") else 3}
-        jobs[name] = Job([*RUN, "--run.dir", str(folder / name)], stop)
-        jobs[f"{name}-resumed"] = Job(["fit", "--resume", str(folder / name / "001")])
-        expected |= {name: -9 if number == "SIGKILL" else 130, f"{name}-resumed": 0}
-    for name, step in (("critic", None), ("critic-killed", 3)):
-        stop = {"signal": "SIGKILL", "phase": "update", "step": step} if step else {}
-        jobs[name] = Job([*ACTOR_CRITIC, "--run.dir", str(folder / name)], stop)
-        expected[name] = -9 if step else 0
+        runs.add_stopped(f"{number}-{phase}", RUN, stop)
+    runs.add("critic", ACTOR_CRITIC)
+    runs.add_stopped("critic-killed", ACTOR_CRITIC, {"signal": "SIGKILL", "phase": "update", "step": 3})
     early = {"signal": "SIGINT", "phase": "rollout", "step": 1}  # before any optimizer has stepped
-    jobs["critic-early"] = Job([*ACTOR_CRITIC, "--run.dir", str(folder / "critic-early")], early)
-    for name in ("critic-killed", "critic-early"):
-        jobs[f"{name}-resumed"] = Job(["fit", "--resume", str(folder / name / "001")])
-    in_background = [*RUN, "--checkpoint.asynchronous", "true", "--run.dir", str(folder / "in-background")]
-    jobs["in-background"] = Job(in_background, {"signal": "SIGINT", "phase": "publish", "step": 3})
-    jobs["in-background-resumed"] = Job(["fit", "--resume", str(folder / "in-background" / "001")])
-    jobs["disk-full"] = Job(
-        [*RUN, "--checkpoint.asynchronous", "true", "--run.dir", str(folder / "disk-full")],
-        {"max_file_bytes": 1 << 20},
-    )
-    expected |= {"in-background": 130, "in-background-resumed": 0, "disk-full": 1}
-    every_step = ["--checkpoint.every_n_steps", "1", "--run.dir", str(folder / "critic-every-step")]
-    jobs["critic-every-step"] = Job([*ACTOR_CRITIC, *every_step])  # in the warm-up too
-    expected |= dict.fromkeys(("critic-killed-resumed", "critic-early-resumed", "critic-every-step"), 0)
-    expected["critic-early"] = 130
-    jobs["partial"] = Job([*PARTIAL, "--run.dir", str(folder / "partial")])
-    for number, code in (("SIGKILL", -9), ("SIGINT", 130)):
-        name = f"partial-{number}"
-        stop = {"signal": number, "phase": "logprobs", "step": 5}
-        jobs[name] = Job([*PARTIAL, "--run.dir", str(folder / name)], stop)
-        jobs[f"{name}-resumed"] = Job(["fit", "--resume", str(folder / name / "001")])
-        expected |= {"partial": 0, name: code, f"{name}-resumed": 0}
-    results = run_jobs(jobs, folder)
-    for name, result in results.items():
-        assert result.exit_code == expected[name], f"{name}: {result.output[-3000:]}"
-    return folder
+    runs.add_stopped("critic-early", ACTOR_CRITIC, early)
+    runs.add("critic-every-step", [*ACTOR_CRITIC, "--checkpoint.every_n_steps", "1"])  # in the warm-up too
+    in_background = [*RUN, "--checkpoint.asynchronous", "true"]
+    runs.add_stopped("in-background", in_background, {"signal": "SIGINT", "phase": "publish", "step": 3})
+    runs.add("disk-full", in_background, {"max_file_bytes": 1 << 20})
+    runs.add("partial", PARTIAL)
+    for number in ("SIGKILL", "SIGINT"):
+        runs.add_stopped(f"partial-{number}", PARTIAL, {"signal": number, "phase": "logprobs", "step": 5})
+    return runs
 
 
 def metrics(run_dir: Path) -> list[dict[str, str]]:
@@ -96,64 +93,64 @@ def assert_same_run(resumed: Path, undisturbed: Path) -> None:
     assert (resumed / weights).read_bytes() == (undisturbed / weights).read_bytes()
 
 
-@pytest.mark.parametrize("phase", KILLED_IN)
-def test_killed_in_any_phase_and_resumed_equals_undisturbed(finished: Path, phase: str) -> None:
-    assert_same_run(finished / f"SIGKILL-{phase}" / "001", finished / "undisturbed" / "001")
+@pytest.mark.parametrize("phase", samples(KILLED_IN, "rollout", "update", "checkpoint"))
+def test_killed_in_any_phase_and_resumed_equals_undisturbed(finished: Finished, phase: str) -> None:
+    assert_same_run(finished.run_dir(f"SIGKILL-{phase}"), finished.run_dir("undisturbed"))
 
 
-@pytest.mark.parametrize("phase", INTERRUPTED_IN)
-def test_ctrl_c_saves_and_resumes_exactly(finished: Path, phase: str) -> None:
-    resumed = finished / f"SIGINT-{phase}" / "001"
+@pytest.mark.parametrize("phase", samples(INTERRUPTED_IN, "rollout", "update"))
+def test_ctrl_c_saves_and_resumes_exactly(finished: Finished, phase: str) -> None:
+    resumed = finished.run_dir(f"SIGINT-{phase}")
 
-    assert_same_run(resumed, finished / "undisturbed" / "001")
-    log = (finished / f"SIGINT-{phase}.log").read_text()
-    assert f"rlplug fit --resume {resumed}" in " ".join(log.split())
+    assert_same_run(resumed, finished.run_dir("undisturbed"))
+    assert f"rlplug fit --resume {resumed}" in finished[f"SIGINT-{phase}"].message
 
 
-def test_ctrl_c_with_checkpoints_in_the_background(finished: Path) -> None:
-    assert_same_run(finished / "in-background" / "001", finished / "undisturbed" / "001")
-    log = (finished / "in-background.log").read_text()
+def test_ctrl_c_with_checkpoints_in_the_background(finished: Finished) -> None:
+    resumed = finished.run_dir("in-background")
+
+    assert_same_run(resumed, finished.run_dir("undisturbed"))
+    log = finished["in-background"].output
     assert "checkpoint step-00000002 was written in the background" in log
     saved = "".join(log.partition("saved as")[2].split())  # terminals wrap paths anywhere
-    assert saved.startswith(str(finished / "in-background" / "001" / "checkpoints" / "step-00000003"))
+    assert saved.startswith(str(resumed / "checkpoints" / "step-00000003"))
 
 
-def test_a_full_disk_is_told_when_the_write_in_the_background_fails(finished: Path) -> None:
-    log = " ".join((finished / "disk-full.log").read_text().split())
-    assert "step-00000002 could not be written" in log
-    assert "There is no previous checkpoint; free some space, then continue with: rlplug fit --resume" in log
-    assert not list((finished / "disk-full" / "001" / "checkpoints").iterdir())
+def test_a_full_disk_is_told_when_the_write_in_the_background_fails(finished: Finished) -> None:
+    message = finished.ended("disk-full", 1).message
+
+    assert "step-00000002 could not be written" in message
+    assert "There is no previous checkpoint; free some space, then continue with: rlplug fit --resume" in message
+    assert not list((finished.folder / "disk-full" / "001" / "checkpoints").iterdir())
 
 
 @pytest.mark.parametrize("way", ["killed", "early", "every-step"])
-def test_a_run_with_a_critic_resumes_exactly(finished: Path, way: str) -> None:
-    assert_same_run(finished / f"critic-{way}" / "001", finished / "critic" / "001")
+def test_a_run_with_a_critic_resumes_exactly(finished: Finished, way: str) -> None:
+    assert_same_run(finished.run_dir(f"critic-{way}"), finished.run_dir("critic"))
 
 
-def test_the_critic_and_the_coefficient_of_that_run_learn(finished: Path) -> None:
-    rows = metrics(finished / "critic" / "001")
+def test_the_critic_and_the_coefficient_of_that_run_learn(finished: Finished) -> None:
+    rows = metrics(finished.run_dir("critic"))
     assert rows[0]["loss"] == ""  # the warm-up trains the critic alone
     assert len({row["critic/loss"] for row in rows}) == 5
     assert len({row["policy/kl_coefficient"] for row in rows[1:]}) == 4  # it adapts
 
 
-@pytest.mark.parametrize("number", ["SIGKILL", "SIGINT"])
-def test_a_partial_rollout_resumes_with_what_was_in_flight(finished: Path, number: str) -> None:
-    assert_same_run(finished / f"partial-{number}" / "001", finished / "partial" / "001")
+@pytest.mark.parametrize("number", samples(("SIGKILL", "SIGINT"), "SIGKILL"))
+def test_a_partial_rollout_resumes_with_what_was_in_flight(finished: Finished, number: str) -> None:
+    assert_same_run(finished.run_dir(f"partial-{number}"), finished.run_dir("partial"))
 
 
-def test_that_partial_rollout_has_tokens_of_former_policies(finished: Path) -> None:
-    rows = metrics(finished / "partial" / "001")
+def test_that_partial_rollout_has_tokens_of_former_policies(finished: Finished) -> None:
+    rows = metrics(finished.run_dir("partial"))
     assert any(float(row["partial/former_share"]) > 0 for row in rows)
     assert all(float(row["partial/groups_in_flight"]) > 0 for row in rows)
 
 
-def test_the_run_is_long_enough_to_notice_a_lost_step(finished: Path) -> None:
-    rows = metrics(finished / "undisturbed" / "001")
+def test_the_run_is_long_enough_to_notice_a_lost_step(finished: Finished) -> None:
+    rows = metrics(finished.run_dir("undisturbed"))
 
     assert [row["step"] for row in rows] == ["1", "2", "3", "4", "5"]
     assert len({row["loss"] for row in rows}) == 5  # the weights change from step to step
-    assert [path.name for path in list_checkpoints(finished / "undisturbed" / "001")] == [
-        "step-00000004",
-        "step-00000005",
-    ]
+    checkpoints = list_checkpoints(finished.run_dir("undisturbed"))
+    assert [path.name for path in checkpoints] == ["step-00000004", "step-00000005"]

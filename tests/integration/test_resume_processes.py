@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import Job, run_jobs
+from command_line import Job, Runs, samples
 from test_resume import ACTOR_CRITIC, assert_same_run, metrics
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.utils._pytree import tree_flatten_with_path
@@ -24,32 +24,35 @@ RESUMED = [(2, 2), (2, 1), (2, 4), (4, 4), (4, 2)]
 
 
 def job(arguments: list[str], num_ranks: int, **extra: Any) -> Job:
-    return Job([*arguments, "--trainer.devices", str(num_ranks)], {"num_ranks": num_ranks, **extra})
+    return Job([*arguments, "--trainer.devices", str(num_ranks)], extra, num_ranks=num_ranks)
+
+
+class Finished(Runs):
+    """Runs of several processes, by name, each in a folder of its own."""
+
+    def run_dir(self, name: str) -> Path:
+        """Return the folder of a run that has ended as it must on every rank."""
+        code = 0 if "signal" not in self.jobs[name].extra else -9
+        self.ended(name, [code] * (self.jobs[name].num_ranks or 1))
+        return self.folder / name / "001"
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run all of them; each ends in a folder of its own below.
-
-    The kill comes in step 4, when the checkpoint of step 3 is still being written.
-    """
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Undisturbed, killed and resumed runs; the kill comes in step 4, while step 3's checkpoint is still written."""
     folder = tmp_path_factory.mktemp("processes")
-    jobs, expected = {}, {}
+    jobs = {}
     for num_ranks in (2, 4):
         name = str(num_ranks)
         jobs[name] = job([*RUN, "--run.dir", str(folder / name)], num_ranks)
         stop = {"signal": "SIGKILL", "phase": "update", "step": 4, "hold_write": "step-00000003"}
         jobs[f"{name}-killed"] = job([*RUN, "--run.dir", str(folder / f"{name}-killed")], num_ranks, **stop)
-        expected |= {name: [0] * num_ranks, f"{name}-killed": [128 + 9] * num_ranks}
     for before, after in RESUMED:
         name = f"{before}-on-{after}"
-        copied = [str(folder / f"{before}-killed"), str(folder / name)]
-        jobs[name] = job(["fit", "--resume", str(folder / name / "001")], after, copy=copied)
-        expected[name] = [0] * after
-    results = run_jobs(jobs, folder, script="forked_ranks.py")
-    for name, result in results.items():
-        assert result.exit_code == expected[name], f"{name}: {result.output[-3000:]}"
-    return folder
+        jobs[name] = job(["fit", "--resume", str(folder / name / "001")], after)
+        jobs[name].after = f"{before}-killed"
+        jobs[name].copy = (folder / f"{before}-killed", folder / name)
+    return Finished(jobs, folder)
 
 
 def last_checkpoint(run_dir: Path) -> dict[str, torch.Tensor]:
@@ -61,9 +64,9 @@ def last_checkpoint(run_dir: Path) -> dict[str, torch.Tensor]:
     return {name: torch.as_tensor(leaf) for name, leaf in numbers.items()}
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-def test_the_kill_came_while_a_checkpoint_was_written(finished: Path, num_ranks: int) -> None:
-    checkpoints = finished / f"{num_ranks}-killed" / "001" / "checkpoints"
+@pytest.mark.parametrize("num_ranks", samples((2, 4), 2))
+def test_the_kill_came_while_a_checkpoint_was_written(finished: Finished, num_ranks: int) -> None:
+    checkpoints = finished.run_dir(f"{num_ranks}-killed") / "checkpoints"
 
     assert sorted(path.name for path in checkpoints.iterdir()) == [
         "step-00000001",
@@ -74,9 +77,9 @@ def test_the_kill_came_while_a_checkpoint_was_written(finished: Path, num_ranks:
     assert len(metrics(checkpoints.parent)) == 3  # the steps went on meanwhile
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-def test_resumed_on_the_same_number_equals_undisturbed(finished: Path, num_ranks: int) -> None:
-    resumed, undisturbed = (finished / name / "001" for name in (f"{num_ranks}-on-{num_ranks}", str(num_ranks)))
+@pytest.mark.parametrize("num_ranks", samples((2, 4), 2))
+def test_resumed_on_the_same_number_equals_undisturbed(finished: Finished, num_ranks: int) -> None:
+    resumed, undisturbed = map(finished.run_dir, (f"{num_ranks}-on-{num_ranks}", str(num_ranks)))
 
     assert_same_run(resumed, undisturbed)
     last, expected = last_checkpoint(resumed), last_checkpoint(undisturbed)
@@ -86,9 +89,9 @@ def test_resumed_on_the_same_number_equals_undisturbed(finished: Path, num_ranks
     assert sorted(left) == ["step-00000003", "step-00000004"]  # and nothing of the save that was killed
 
 
-@pytest.mark.parametrize(("before", "after"), [pair for pair in RESUMED if pair[0] != pair[1]])
-def test_resumed_on_another_number_equals_undisturbed_up_to_round_off(finished: Path, before: int, after: int) -> None:
-    resumed, undisturbed = finished / f"{before}-on-{after}" / "001", finished / str(before) / "001"
+@pytest.mark.parametrize(("before", "after"), samples([pair for pair in RESUMED if pair[0] != pair[1]], (2, 1), (2, 4)))
+def test_resumed_on_another_number_it_is_equal_up_to_round_off(finished: Finished, before: int, after: int) -> None:
+    resumed, undisturbed = map(finished.run_dir, (f"{before}-on-{after}", str(before)))
 
     rows, expected_rows = metrics(resumed), metrics(undisturbed)
     assert [row["step"] for row in rows] == ["1", "2", "3", "4"]

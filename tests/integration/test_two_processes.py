@@ -1,4 +1,4 @@
-"""The same run on one process and on two gloo processes, however they are started, up to round-off."""
+"""The same run on one process and on two gloo processes, however those are started, up to round-off."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import ROOT, Job, Runs, run_job, samples
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).parents[2]
 RUN = [
     *("fit", "--config", "configs/quickstart.yaml", "--model.num_steps", "4"),
     *("--model.policy.path", "tests/model"),
@@ -37,45 +37,34 @@ PARTIAL = [
     *("--model.algorithm.kl_coefficient", "0.05"),
 ]
 """Of nine groups, each rank's engine works on some, and how long one takes depends on its guesses."""
-STARTED_BY = {
-    "one": [sys.executable, "-m", "rlplug", *RUN],
-    "lightning": [sys.executable, "-m", "rlplug", *RUN, "--trainer.devices", "2"],
-    "torchrun": [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "rlplug"),
-        *(*RUN, "--trainer.devices", "2"),
-    ],
-    "critic-one": [sys.executable, "-m", "rlplug", *ACTOR_CRITIC],
-    "critic-two": [sys.executable, "-m", "rlplug", *ACTOR_CRITIC, "--trainer.devices", "2"],
-    "shared-one": [sys.executable, "-m", "rlplug", *SHARED_TRUNK],
-    "shared-two": [sys.executable, "-m", "rlplug", *SHARED_TRUNK, "--trainer.devices", "2"],
-    "dynamic-one": [sys.executable, "-m", "rlplug", *DYNAMIC],
-    "dynamic-two": [sys.executable, "-m", "rlplug", *DYNAMIC, "--trainer.devices", "2"],
-    "partial-one": [sys.executable, "-m", "rlplug", *PARTIAL],
-    "partial-two": [sys.executable, "-m", "rlplug", *PARTIAL, "--trainer.devices", "2"],
-}
-PAIRS = [
-    *(("one", "lightning"), ("one", "torchrun")),
-    *(("critic-one", "critic-two"), ("shared-one", "shared-two"), ("dynamic-one", "dynamic-two")),
-    ("partial-one", "partial-two"),
-]
+PAIRS = {"plain": RUN, "critic": ACTOR_CRITIC, "shared": SHARED_TRUNK, "dynamic": DYNAMIC, "partial": PARTIAL}
+"""What runs on one process, and on two that torchrun's variables make ranks; the plainest is started in every way."""
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "rlplug"]
+WAYS = [(name, f"{name}-two") for name in PAIRS] + [("plain", "lightning"), ("plain", "torchrun")]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Run each way and return the run folders."""
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("two")
-    for name, command in STARTED_BY.items():
-        done = subprocess.run(
-            [*command, "--run.dir", str(folder / name)],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+    jobs = {name: Job([*line, "--run.dir", str(folder / name)]) for name, line in PAIRS.items()}
+    for name, line in PAIRS.items():
+        two = [*line, "--trainer.devices", "2", "--run.dir", str(folder / f"{name}-two")]
+        jobs[f"{name}-two"] = Job(two, num_ranks=2)
+    jobs["lightning"] = Job([*RUN, "--trainer.devices", "2", "--run.dir", str(folder / "lightning")])
+    return Runs(jobs, folder)
+
+
+def folder_of(runs: Runs, name: str) -> Path:
+    """Return the run folder of a run, which is made at the first call."""
+    folder = runs.folder / name / "001"
+    if name in runs.jobs:
+        runs.ended(name, [0, 0] if name.endswith("-two") else 0)
+    elif not folder.exists():
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [*TORCHRUN, *RUN, "--trainer.devices", "2", "--run.dir", str(folder.parent)]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    return {name: folder / name / "001" for name in STARTED_BY}
+    return folder
 
 
 def rows(run_dir: Path) -> list[dict[str, str]]:
@@ -83,25 +72,26 @@ def rows(run_dir: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize(("alone", "together"), PAIRS)
-def test_two_processes_give_the_result_of_one(runs: dict[str, Path], alone: str, together: str) -> None:
-    one, two = rows(runs[alone]), rows(runs[together])
+@pytest.mark.parametrize(("alone", "together"), samples(WAYS, *WAYS[:-1]))
+def test_two_processes_give_the_result_of_one(runs: Runs, alone: str, together: str) -> None:
+    folders = folder_of(runs, alone), folder_of(runs, together)
+    one, two = map(rows, folders)
     compared = {"loss", "policy/grad_norm", "policy/entropy", "policy/kl", "reward/mean", "completion/length_mean"}
     compared |= {"filter/refills", "filter/rejected_groups"}
-    if alone in ("critic-one", "shared-one"):
+    if alone in ("critic", "shared"):
         compared |= {"critic/loss", "critic/grad_norm", "critic/explained_variance"}
 
     assert len(two) == len(one) == 5  # step 0 is the validation before training
     for name in compared:
         for row_one, row_two in zip(one[1:], two[1:], strict=True):
             assert float(row_two[name]) == pytest.approx(float(row_one[name]), rel=1e-3, abs=1e-5), name
-    assert (runs[together] / "samples.jsonl").read_text() == (runs[alone] / "samples.jsonl").read_text()
+    assert (folders[1] / "samples.jsonl").read_text() == (folders[0] / "samples.jsonl").read_text()
 
 
-@pytest.mark.parametrize(("alone", "together"), PAIRS)
-def test_two_processes_train_the_same_weights(runs: dict[str, Path], alone: str, together: str) -> None:
-    one = load_file(runs[alone] / "policy" / "model.safetensors")
-    two = load_file(runs[together] / "policy" / "model.safetensors")
+@pytest.mark.parametrize(("alone", "together"), samples(WAYS, *WAYS[:-1]))
+def test_two_processes_train_the_same_weights(runs: Runs, alone: str, together: str) -> None:
+    one = load_file(folder_of(runs, alone) / "policy" / "model.safetensors")
+    two = load_file(folder_of(runs, together) / "policy" / "model.safetensors")
 
     assert one.keys() == two.keys()
     for name, weight in one.items():
@@ -109,9 +99,9 @@ def test_two_processes_train_the_same_weights(runs: dict[str, Path], alone: str,
 
 
 def test_sizes_that_do_not_divide_over_two_processes_are_refused(tmp_path: Path) -> None:
-    command = [*STARTED_BY["lightning"], "--model.batch.prompts_per_step", "7", "--run.dir", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    line = [*RUN, "--trainer.devices", "2", "--model.batch.prompts_per_step", "7", "--run.dir", str(tmp_path)]
+    result = run_job(Job(line, num_ranks=2), tmp_path / "log")
 
-    assert done.returncode == 2
-    assert "prompts_per_step is 7, which does not divide over 2 ranks. Nearest that do: 6 and 8." in done.stderr
-    assert "Traceback" not in done.stderr
+    assert result.exit_code == [2, 2]
+    assert "prompts_per_step is 7, which does not divide over 2 ranks. Nearest that do: 6 and 8." in result.message
+    assert "Traceback" not in result.output

@@ -37,6 +37,7 @@ def test_each_length_by_itself():
         assert counter.frame_count == count
 
 
+@pytest.mark.nightly
 def test_the_real_compiler():
     model = tiny_model()
     CompileBlocks().before_shard(model)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,6 @@ import pytest
 
 VARIABLE = "RLPLUG_SGLANG_WHEELS"
 FOLDER = Path(os.environ.get(VARIABLE) or Path(__file__).parents[3] / "models" / "sglang-wheels")
-PLATFORM = ["--python-version", "3.12", "--only-binary=:all:", "--platform", "manylinux_2_34_x86_64"]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -97,15 +94,8 @@ def _is_name(node: ast.expr) -> bool:
 
 
 def _wheel(version: str) -> Path:
-    """Return the wheel of a version; download it once."""
-    pattern = f"sglang-{version}-*.whl"
-    if not list(FOLDER.glob(pattern)):
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", *PLATFORM, "--dest", str(FOLDER)]
-        done = subprocess.run([*command, f"sglang=={version}"], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            pytest.fail(
-                f"sglang {version} is not in {FOLDER}, and could not be downloaded. Connect to a package index, or put "
-                f"its wheel into a folder that {VARIABLE} names.\n{done.stderr[-2000:]}"
-            )
-    return next(FOLDER.glob(pattern))
+    """Return the wheel of a version, which ``make sglang-wheels`` has downloaded."""
+    wheels = list(FOLDER.glob(f"sglang-{version}-*.whl"))
+    if not wheels:
+        pytest.fail(f"the wheel of sglang {version} is not in {FOLDER}: run make sglang-wheels, or set {VARIABLE}.")
+    return wheels[0]

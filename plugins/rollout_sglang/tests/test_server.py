@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 import urllib.request
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import ForkedProcess
 from rlplug_rollout_sglang import server_command
 from rlplug_rollout_sglang.server import SGLangServerRollout
 from transformers import AutoModelForCausalLM
@@ -49,20 +49,19 @@ def bucket(spec: PolicySpec) -> Bucket:
 @pytest.fixture
 def doubles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
     """Starts doubles with some settings; returns their URLs."""
-    processes: list[subprocess.Popen[bytes]] = []
+    processes: list[ForkedProcess] = []
     monkeypatch.setenv(KEY, "their key")
 
     def start(count: int = 1, **settings: Any) -> list[str]:
         file = tmp_path / "settings.json"
         file.write_text(json.dumps({"key": "their key"} | settings))
         ports = free_ports(count)
-        processes.extend(subprocess.Popen([sys.executable, str(DOUBLE), str(port), str(file)]) for port in ports)
+        processes.extend(ForkedProcess([sys.executable, DOUBLE, str(port), str(file)]) for port in ports)
         return [f"http://127.0.0.1:{port}" for port in ports]
 
     yield start
     for process in processes:
         process.kill()
-        process.wait()
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ SINCE_LATER = {"begin_weight_update", "end_weight_update", "BeginWeightUpdateReq
 """What the plugin asks for with ``hasattr``: SGLang has all of it, or none."""
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module", params=[pytest.param(version, marks=pytest.mark.nightly) for version in VERSIONS])
 def sglang(request: pytest.FixtureRequest) -> Published:
     return Published(request.param)
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trtllm_cases as cases
+from ranks import run_ranks
 
 TRAINER = Path(__file__).with_name("trtllm_trainer.py")
 
@@ -21,22 +18,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What each rank said."""
     folder = tmp_path_factory.mktemp("models") / "llama"
     cases.reference(folder)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    place["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(TRAINER), str(folder)],
-            env=os.environ | place | {"RANK": str(rank), "CUDA_VISIBLE_DEVICES": "4,5"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    lines = [rank.communicate(timeout=240)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    return [json.loads(line.splitlines()[-1]) for line in lines]
+    printed = run_ranks([str(TRAINER), str(folder)], 2, timeout=240, env={"CUDA_VISIBLE_DEVICES": "4,5"})
+    return [json.loads(text.splitlines()[-1]) for text in printed]
 
 
 def test_the_first_rank_has_the_engine_on_the_gpus_of_both(results: list[Any]) -> None:

@@ -1,6 +1,7 @@
 """What the loop asks of its process."""
 
 import gc
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -9,20 +10,17 @@ from rlplug.distributed.host_tuning import freeze_gc, limit_host_threads
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    numbers: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", numbers.append)
-    return numbers
+def two_threads() -> Iterator[None]:
+    former = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(former)
 
 
-def test_beside_a_gpu_the_host_works_in_one_thread(asked: list[int]) -> None:
-    limit_host_threads(torch.device("cuda", 0))
-    assert asked == [1]
-
-
-def test_on_a_cpu_threads_stay_as_they_are(asked: list[int]) -> None:
-    limit_host_threads(torch.device("cpu"))
-    assert asked == []
+@pytest.mark.parametrize(("device", "num_threads"), [("cuda:0", 1), ("cpu", 2)])
+def test_the_host_works_in_one_thread_beside_a_gpu_alone(two_threads: None, device: str, num_threads: int) -> None:
+    limit_host_threads(torch.device(device))
+    assert torch.get_num_threads() == num_threads
 
 
 def test_what_exists_is_walked_by_no_later_collection() -> None:

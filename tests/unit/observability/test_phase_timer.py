@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 
 import psutil
 import pytest
 import torch
+from forked import run_forked
 
 from rlplug.observability.phase_timer import PhaseTimer, StopSignal
 from rlplug.types import GIB
@@ -103,7 +103,7 @@ time.sleep(0.6)
 
 
 def test_a_stall_writes_stacks_again_and_again():
-    done = subprocess.run([sys.executable, "-c", STALL], capture_output=True, text=True, timeout=60, check=True)
+    done = run_forked([sys.executable, "-c", STALL], timeout=60, check=True)
     assert done.stdout == "before\nafter\n"
     assert done.stderr.count("Timeout (0:00:00.400000)!") >= 2  # after 0.4 s, 0.8 s, ... of one phase
     assert done.stderr.count("in waits_for_the_engine") == done.stderr.count("Timeout")  # and of no other

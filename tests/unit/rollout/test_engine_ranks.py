@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ranks import run_ranks
 
 from rlplug.interfaces import Placement
 from rlplug.rollout.engine_ranks import EngineRanks
@@ -22,22 +19,7 @@ TRAINER = Path(__file__).with_name("engine_ranks_trainer.py")
 @pytest.fixture(scope="module")
 def results() -> list[Any]:
     """What each rank said."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    place["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(TRAINER)],
-            env=os.environ | place | {"RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(4)
-    ]
-    lines = [rank.communicate(timeout=240)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * 4
-    return [json.loads(line) for line in lines]
+    return [json.loads(printed) for printed in run_ranks([str(TRAINER)], 4, timeout=240)]
 
 
 def test_the_first_of_each_pair_makes_it_for_both(results: list[Any]) -> None:

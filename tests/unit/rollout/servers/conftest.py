@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked import ForkedProcess
 
 from rlplug.rollout.servers.addresses import free_ports
 from rlplug.rollout.servers.http_client import HTTPClient
@@ -19,10 +19,9 @@ SCRIPT = Path(__file__).with_name("tiny_server.py")
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     (port,) = free_ports(1)
-    process = subprocess.Popen([sys.executable, str(SCRIPT), str(port)])
+    process = ForkedProcess([sys.executable, SCRIPT, str(port)])
     yield f"http://127.0.0.1:{port}"
     process.kill()
-    process.wait()
 
 
 @pytest.fixture
