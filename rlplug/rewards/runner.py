@@ -41,13 +41,13 @@ class RewardRunner:
     ) -> None:
         _check_rewards(rewards, has_environment)
         if not deadline_s > 0:
-            raise ConfigError(f"model.reward_deadline_s is {deadline_s}: give a positive number of seconds.")
+            raise ConfigError(f"model.limits.reward_deadline_s is {deadline_s}: give a positive number of seconds.")
         if max_concurrency < 1:
             raise ConfigError(f"the rewards' max_concurrency is {max_concurrency}: give at least 1.")
         if not 0 <= max_error_share <= 1:
             raise ConfigError(
-                f"model.max_reward_error_share is {max_error_share}: give a share from 0 (stop at the first error) "
-                "to 1 (never stop)."
+                f"model.limits.max_reward_error_share is {max_error_share}: give a share from 0 (stop at the first "
+                "error) to 1 (never stop)."
             )
         self.rewards = tuple(rewards)
         self.max_error_share = max_error_share
@@ -85,9 +85,9 @@ class RewardRunner:
         name, error = next(iter(failed[0].errors.items()))
         raise RunError(
             f"{len(failed)} of {len(samples)} samples ({len(failed) / len(samples):.0%}) have no reward; "
-            f"model.max_reward_error_share allows {self.max_error_share:.0%}. First error, of reward {name!r} on "
-            f"prompt {failed[0].prompt.uid!r}: {error.message}. {_remedy(name)}, or raise "
-            "model.max_reward_error_share."
+            f"model.limits.max_reward_error_share allows {self.max_error_share:.0%}. First error, of reward {name!r} "
+            f"on prompt {failed[0].prompt.uid!r}: {error.message}. {_remedy(name)}, or raise "
+            "model.limits.max_reward_error_share."
         )
 
     def stats(self) -> dict[str, float]:
@@ -107,7 +107,7 @@ class RewardRunner:
 def _remedy(name: str) -> str:
     if name == ENVIRONMENT:
         return "Correct model.environment or its data, raise model.turns.step_deadline_s if it needs longer"
-    return "Correct that reward in model.rewards or its data, raise model.reward_deadline_s if it needs longer"
+    return "Correct that reward in model.rewards or its data, raise model.limits.reward_deadline_s if it needs longer"
 
 
 def _check_rewards(rewards: Sequence[Reward], has_environment: bool) -> None:

@@ -106,12 +106,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         ("model", ["model.policy.path", "'./no/such/model' does not exist"]),
         ("empty", ["data.train", "empty.jsonl"]),
         ("long", ["data.train", "long.jsonl:1", "41", "data.too_long"]),
-        ("no-gradient", ["model.max_grad_norm is 0", "give a positive number, or null"]),
+        ("no-gradient", ["model.limits.max_grad_norm is 0", "give a positive number, or null"]),
         ("greedy", ["model.sampling.temperature is 0"]),
         ("idle-reference", ["GRPO would not use model.reference", "kl_coefficient"]),
         ("long-buffer", ["DAPO", "overlong_buffer is 4", "max_new_tokens"]),
         ("no-logprobs", ["correction (GRPO)", "'logprobs'", "Silent", "Engines here that can: HFRollout"]),
-        ("stale", ["TakesWeightsOnce and the trainer disagree", "step 2", "gate 0.001", "model.mismatch_gate"]),
+        ("stale", ["TakesWeightsOnce and the trainer disagree", "step 2", "gate 0.001", "model.limits.mismatch_gate"]),
         ("strategy", ["trainer.strategy", "rlplug.distributed.strategy.RLFSDP2Strategy"]),
         pytest.param("no-gpu", ["trainer: No supported gpu backend found"], marks=WITHOUT_GPU),
         ("resume", ["--resume", "not the folder of a run"]),
@@ -143,7 +143,7 @@ def test_a_mistake_ends_in_one_message(results: Runs, name: str, parts: list[str
         ("malformed", ["data.train", "malformed.jsonl:2"]),
         ("weights", ["model.policy.path", "no weights", "model.safetensors"]),
         ("no-held-out", ["model.validation", "data.val is not set"]),
-        ("no-gate", ["Silent returns no logprobs", "model.mismatch_gate to null"]),
+        ("no-gate", ["Silent returns no logprobs", "model.limits.mismatch_gate to null"]),
     ],
 )
 def test_a_mistake_that_unit_tests_know_too_ends_in_one_message(results: Runs, name: str, parts: list[str]) -> None:

@@ -17,7 +17,7 @@ LINES = {
     "undisturbed": SMALL,
     "troubled": [
         *(*SMALL, "--model.environment", "parts.TroubledDigit", "--model.turns.step_deadline_s", "2"),
-        *("--model.max_reward_error_share", "0.9"),
+        *("--model.limits.max_reward_error_share", "0.9"),
     ],
     "too troubled": [*SMALL, "--model.environment", "parts.TroubledDigit", "--model.turns.step_deadline_s", "2"],
     "engine dies": [*SMALL, "--model.rollout", "parts.DiesOnce"],

@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(folder: Path) -> Runs:
     model = ["--model.policy.path", str(folder / "model"), "--model.policy.init", "pretrained"]
     two = ["--trainer.devices", "2"]
-    lines = {"one rank": [], "two ranks": two, "fp8": [*two, "--model.weight_sync.transform", "fp8_block"]}
+    lines = {"one rank": [], "two ranks": two, "fp8": [*two, "--model.weight_sync.dtype", "fp8_block"]}
     base = [*SMALL, *model, "--model.num_steps", "2"]
     jobs = {
         name: Job([*base, *line, "--run.dir", str(folder / name)], num_ranks=2 if line else None)
