@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
 
+METRICS: Final = "metrics.csv"
 SAMPLES: Final = "samples.jsonl"
 REWARD_ERRORS: Final = "reward_errors.jsonl"
 
@@ -54,6 +55,9 @@ class RunFolder(Callback):
         """Resolved configuration as YAML; the command line sets it."""
         self.resumed_from: str | None = None
         """Path of the checkpoint from which the run resumes; the command line sets it."""
+        self.path = Path()
+        """The run's own folder, once it is chosen in ``setup``."""
+        self._began = 0.0
         self._console = Console()
         self._record: dict[str, Any] = {}
 
@@ -62,10 +66,9 @@ class RunFolder(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         module: Any = pl_module
         folder = self._choose_folder(trainer) if trainer.is_global_zero else Path()
-        self.path: Path = trainer.strategy.broadcast(folder)
+        self.path = trainer.strategy.broadcast(folder)
         module.run_dir = self.path
-        self._csv = MetricsCSV(self.path / "metrics.csv")
-        trainer.loggers = [self._csv, *trainer.loggers]
+        trainer.loggers = [MetricsCSV(self.path / METRICS), *trainer.loggers]
         if importlib.util.find_spec("tensorboard"):
             trainer.loggers = [*trainer.loggers, TensorBoardLogger(self.path, name="", version="tensorboard")]
         if trainer.is_global_zero:
@@ -104,7 +107,8 @@ class RunFolder(Callback):
         if not trainer.is_global_zero:
             return
         self._began = time.monotonic()
-        self._csv.drop_after(module.rollout_step)
+        metrics: Any = trainer.loggers[0]
+        metrics.drop_after(module.rollout_step)
         self._drop_samples_after(module.rollout_step)
         batch_plan = self._record["batch_plan"] = module.plan.batch.table_rows(module.config.on_policy_pass)
         memory = module.plan.memory
@@ -210,7 +214,9 @@ class RunFolder(Callback):
     def _print_summary(self, total_seconds: float) -> None:
         """Print the rewards, the paths of the results, and what to do next."""
         say = self._console.print
-        rewards = [float(row["reward/mean"]) for row in self._csv.read() if row.get("reward/mean")]
+        rewards = [
+            float(row["reward/mean"]) for row in MetricsCSV(self.path / METRICS).read() if row.get("reward/mean")
+        ]
         if rewards:
             last = statistics.fmean(rewards[-5:])
             say(f"\nmean reward {rewards[0]:.3f} -> {last:.3f} (last 5 of {len(rewards)} steps), {total_seconds:.0f} s")
