@@ -107,8 +107,7 @@ class RunFolder(Callback):
         if not trainer.is_global_zero:
             return
         self._began = time.monotonic()
-        metrics: Any = trainer.loggers[0]
-        metrics.drop_after(module.rollout_step)
+        MetricsCSV(self.path / METRICS).drop_after(module.rollout_step)
         self._drop_samples_after(module.rollout_step)
         batch_plan = self._record["batch_plan"] = module.plan.batch.table_rows(module.config.on_policy_pass)
         memory = module.plan.memory
