@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
-from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.engines.stats import EngineStats
 from rlplug.rollout.servers.http_client import HTTPClient
 from rlplug.types import Completion, Request, SamplingParams
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rlplug.errors import RunError
-from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.engines.stats import EngineStats
 from rlplug.rollout.servers.http_client import HTTPClient
 
 SAMPLE_S: Final = 0.5

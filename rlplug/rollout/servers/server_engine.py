@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Bucket, EngineFault, Placement, PolicySpec, RolloutEngine, SyncReport
-from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.engines.stats import EngineStats
 from rlplug.rollout.servers.http_client import HTTPClient
 from rlplug.rollout.servers.processes import Launch, ServerProcesses, ServerSlot, wait_until_healthy
 from rlplug.rollout.servers.requests import Job, RequestAdapter, ServerRequests

@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Final
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import EngineCapabilities, Placement, PolicySpec
-from rlplug.rollout.context_limit import max_completion_tokens
-from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.engines import EngineStats, max_completion_tokens
 from rlplug.rollout.servers.http_client import HTTPClient
 from rlplug.rollout.servers.processes import Launch, ServerSlot
 from rlplug.rollout.servers.requests import RequestAdapter

@@ -9,7 +9,7 @@ import pytest
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
-from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.engines.stats import EngineStats
 from rlplug.rollout.servers.addresses import free_ports
 from rlplug.rollout.servers.http_client import HTTPClient
 from rlplug.rollout.servers.requests import Job, RequestAdapter, ServerRequests
