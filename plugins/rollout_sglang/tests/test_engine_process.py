@@ -21,7 +21,7 @@ from rlplug_rollout_sglang.engine_requests import EngineRequests
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.engines import EngineStats
 from rlplug.types import Completion, Request, SamplingParams
 
 DOUBLE = (sys.executable, str(Path(__file__).with_name("engine_double.py")))

@@ -20,7 +20,7 @@ from rlplug_rollout_sglang.versions import require_sglang
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import FP8Weights, Placement, PolicySpec, RolloutEngine
 from rlplug.registry import Registry
-from rlplug.rollout.device_memory import MemoryBefore
+from rlplug.rollout.engines import MemoryBefore
 from rlplug.testing.models import make_model_folder
 from rlplug.types import GIB
 

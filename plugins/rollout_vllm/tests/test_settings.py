@@ -16,8 +16,7 @@ from rlplug_rollout_vllm.versions import require_vllm
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import FP8Weights, PolicySpec
-from rlplug.rollout.context_limit import max_completion_tokens
-from rlplug.rollout.device_memory import MemoryBefore
+from rlplug.rollout.engines import MemoryBefore, max_completion_tokens
 from rlplug.types import GIB, Request, SamplingParams
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

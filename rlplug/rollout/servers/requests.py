@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
-from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.engines.stats import EngineStats
 from rlplug.rollout.servers.backend import PendingRequest, ServerBackend
 from rlplug.rollout.servers.http_client import HTTPClient, Server
 from rlplug.types import Completion

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from rlplug.errors import RunError
-from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.engines.stats import EngineStats
 from rlplug.rollout.servers.backend import SchedulerState, ServerBackend
 from rlplug.rollout.servers.http_client import Server
 

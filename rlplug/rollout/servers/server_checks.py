@@ -10,7 +10,6 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from packaging.version import Version
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import FP8Weights, Placement
@@ -80,25 +79,6 @@ def devices_of_servers(
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = seen.split(",") if seen else [str(index) for index in range(torch.cuda.device_count())]
     return [",".join(names[gpu] for gpu in gpus[i : i + size]) for i in range(0, len(gpus), size)]
-
-
-def check_server_version(
-    engine: str, url: str, version: Version, plugin: str, oldest: Version, newest: Version
-) -> None:
-    """Check the version of a server.
-
-    Args:
-        engine: Its name, for messages.
-        plugin: The distribution that knows its versions.
-        newest: The first version that is too new.
-
-    Raises:
-        ConfigError: The plugin does not know it.
-    """
-    if not oldest <= Version(version.base_version) < newest:
-        raise ConfigError(
-            f"{engine} {version} runs at {url}, and {plugin} knows {oldest} up to, not including, {newest}."
-        )
 
 
 def check_server_fp8(engine: str, url: str, found: Any, fp8: FP8Weights | None, flag: str) -> None:

@@ -12,8 +12,8 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Bucket, EngineFault, Placement, PolicySpec, RolloutEngine, SyncReport
-from rlplug.rollout.context_limit import max_completion_tokens
-from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.engines.context_limit import max_completion_tokens
+from rlplug.rollout.engines.stats import EngineStats
 from rlplug.rollout.servers.backend import BackendContext, PendingRequest, ServerBackend
 from rlplug.rollout.servers.http_client import HTTPClient, Server
 from rlplug.rollout.servers.processes import ServerProcesses, wait_until_healthy

@@ -23,9 +23,7 @@ from rlplug.interfaces import (
     SleepingPart,
     SyncReport,
 )
-from rlplug.rollout.device_memory import MemoryBefore
-from rlplug.rollout.engine_ranks import EngineRanks
-from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.engines import EngineRanks, EngineStats, MemoryBefore
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug.weight_sync.receive_checks import WeightSyncValidator

@@ -12,8 +12,7 @@ from typing import Final
 from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rollout.context_limit import max_completion_tokens
-from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.engines import EngineStats, max_completion_tokens
 from rlplug.types import NO_VERSION, Completion, Request, SamplingParams
 from rlplug_rollout_sglang.engine_process import EngineProcess
 from rlplug_rollout_sglang.sampling import Output, sampling_arguments, to_completion

@@ -27,8 +27,7 @@ from rlplug.interfaces import (
     SleepingPart,
     SyncReport,
 )
-from rlplug.rollout.device_memory import MemoryBefore
-from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.engines import EngineStats, MemoryBefore
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
 from rlplug.weight_sync.manifest import policy_weights

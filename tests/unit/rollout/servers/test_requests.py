@@ -11,7 +11,7 @@ import torch
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.engines.stats import EngineStats
 from rlplug.rollout.servers.addresses import free_ports
 from rlplug.rollout.servers.backend import (
     BackendContext,
