@@ -13,6 +13,7 @@ from packaging.version import Version
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import EngineCapabilities, EngineFault, PolicySpec
+from rlplug.rollout.engines import SupportedVersions
 from rlplug.rollout.servers import (
     LOOPBACK,
     BackendContext,
@@ -30,15 +31,15 @@ from rlplug.rollout.servers import (
     ServerSlot,
     TensorList,
     check_server_fp8,
-    check_server_version,
 )
 from rlplug.types import Completion
 from rlplug_rollout_sglang.fp8 import check_fp8
 from rlplug_rollout_sglang.options import CONTEXT_MARGIN, ENVIRONMENT, SAMPLING_BACKEND, SGLangOptions
 from rlplug_rollout_sglang.sampler import FLAG
 from rlplug_rollout_sglang.sampling import Output, sampling_arguments, to_completion
-from rlplug_rollout_sglang.versions import NEWEST, OLDEST, require_sglang
+from rlplug_rollout_sglang.versions import INSTALL, NEWEST, OLDEST, require_sglang
 
+VERSIONS: Final = SupportedVersions("SGLang", "rlplug-rollout-sglang", OLDEST, NEWEST, INSTALL)
 NEEDED: Final = {
     "skip_tokenizer_init": (True, "with --skip-tokenizer-init: token ids go in and out"),
     "incremental_streaming_output": (True, "with --incremental-streaming-output"),
@@ -101,8 +102,7 @@ class SGLangBackend(ServerBackend):
 
     async def settings(self, server: Server) -> ServerSettings:
         info: dict[str, Any] = await server.get("server_info")
-        version = Version(info["version"])
-        check_server_version("SGLang", server.url, version, "rlplug-rollout-sglang", OLDEST, NEWEST)
+        version = VERSIONS.require(Version(info["version"]), f"at {server.url}")
         for name, (needed, remedy) in NEEDED.items():
             if info[name] != needed:
                 raise ConfigError(f"SGLang {version} at {server.url} has {name}={info[name]!r}: start it {remedy}.")

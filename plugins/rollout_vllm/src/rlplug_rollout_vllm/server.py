@@ -16,6 +16,7 @@ from packaging.version import Version
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import EngineCapabilities, EngineFault
+from rlplug.rollout.engines import SupportedVersions
 from rlplug.rollout.servers import (
     LOOPBACK,
     BackendContext,
@@ -33,13 +34,13 @@ from rlplug.rollout.servers import (
     ServerSlot,
     TensorList,
     check_server_fp8,
-    check_server_version,
 )
 from rlplug_rollout_vllm.gloo_transfer import BACKEND
 from rlplug_rollout_vllm.options import VLLMOptions
 from rlplug_rollout_vllm.sampling import sampling_arguments
-from rlplug_rollout_vllm.versions import NEWEST, OLDEST, require_vllm
+from rlplug_rollout_vllm.versions import INSTALL, NEWEST, OLDEST, require_vllm
 
+VERSIONS: Final = SupportedVersions("vLLM", "rlplug-rollout-vllm", OLDEST, NEWEST, INSTALL)
 KEY: Final = "VLLM_API_KEY"
 LOGPROBS_MODE: Final = "processed_logprobs"
 NEEDED_ROUTES: Final = {
@@ -112,8 +113,7 @@ class VLLMBackend(ServerBackend):
         return Launch(command, environment)
 
     async def settings(self, server: Server) -> ServerSettings:
-        version = Version((await server.get("version"))["version"])
-        check_server_version("vLLM", server.url, version, "rlplug-rollout-vllm", OLDEST, NEWEST)
+        version = VERSIONS.require(Version((await server.get("version"))["version"]), f"at {server.url}")
         await server.get("v1/models")  # asks for the key
         for route, remedy in NEEDED_ROUTES.items():
             if not await server.takes_post(route):
