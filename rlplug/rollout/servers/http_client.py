@@ -69,7 +69,7 @@ class HTTPClient:
         return [future.result() for future in [self.spawn(coroutine) for coroutine in coroutines]]
 
     def close(self) -> None:
-        """Cancel what runs, and close all connections."""
+        """Cancel all calls, and close all connections."""
         if self._loop.is_closed():
             return
         self.spawn(self._close()).result()
@@ -87,7 +87,7 @@ class HTTPClient:
     # ---- calls ----------------------------------------------------------------------------------------------------
 
     def is_healthy(self, url: str) -> bool:
-        """Whether the server at a URL is ready for requests."""
+        """Return whether the server at a URL is ready for requests."""
         try:
             return self.spawn(self._exchange("GET", f"{url}/health", None, HEALTH_S)).result()[0] == 200
         except (OSError, aiohttp.ClientError):
@@ -158,7 +158,7 @@ class HTTPClient:
 
     @contextlib.contextmanager
     def _failures(self, url: str, deadline_s: float, deadline_key: str) -> Iterator[None]:
-        """Raise what goes wrong with a connection as ``EngineFault``."""
+        """Raise a connection's errors as ``EngineFault``."""
         try:
             yield
         except TimeoutError:
@@ -194,7 +194,7 @@ class Server:
         return await self.client.call("POST", f"{self.url}/{route}", payload, self.timeout_s, self.timeout_key)
 
     async def takes_post(self, route: str) -> bool:
-        """Whether the server has a route that takes POST alone."""
+        """Return whether the server has a route that takes POST alone."""
         return await self.client.status(f"{self.url}/{route}") == METHOD_NOT_ALLOWED
 
 
