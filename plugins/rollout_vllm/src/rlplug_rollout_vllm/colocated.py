@@ -4,42 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.distributed.rng import preserved_rng
-from rlplug.errors import ConfigError
+from rlplug.errors import RunError
 from rlplug.interfaces import (
     Bucket,
     EngineCapabilities,
+    EngineFault,
     EngineMemory,
     EngineMemoryRequest,
     Placement,
     PolicySpec,
-    RolloutEngine,
     SleepingPart,
     SyncReport,
 )
-from rlplug.rollout.engines import EngineStats, MemoryBefore
-from rlplug.types import Completion, Request, SamplingParams
-from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
-from rlplug.weight_sync.manifest import policy_weights
-from rlplug.weight_sync.receive_checks import WeightSyncValidator
-from rlplug_rollout_vllm.engine_requests import EngineRequests
+from rlplug.rollout.engines import ColocatedEngine, EngineStats, MemoryBefore, StartedEngine, environment_variables
+from rlplug_rollout_vllm.engine_requests import VLLMRequests
 from rlplug_rollout_vllm.memory import planned_memory, start_failure
 from rlplug_rollout_vllm.options import VLLMOptions
 from rlplug_rollout_vllm.versions import require_vllm
 from rlplug_rollout_vllm.weights import load_weights
 
 
-class VLLMRollout(RolloutEngine):
+class VLLMRollout(ColocatedEngine):
     """Generates with vLLM on the trainer's own devices.
 
     With ``model.sleep_between_rollouts`` the update has the memory that the engine takes (CUDA only). With
@@ -64,40 +57,23 @@ class VLLMRollout(RolloutEngine):
         tensor_parallel=True,
     )
 
+    engine: ClassVar[str] = "vLLM"
+    elsewhere: ClassVar[str] = "run servers of their own (VLLMServerRollout)"
+    options: VLLMOptions
+
     def __init__(self, generate_deadline_s: float = 1800.0, **options: Any) -> None:
         self.options = VLLMOptions(**options)
-        self.generate_deadline_s = generate_deadline_s
+        super().__init__(self.options, self.options.enable_prefix_caching is not False, generate_deadline_s)
         self._engine: Any = None
         self._is_asleep = False
         self._shares_group = False
-        self.capabilities = replace(
-            self.capabilities,
-            streaming=self.options.tensor_parallel_size == 1,  # ranks that share an engine step together
-            multi_turn=self.options.enable_prefix_caching is not False,
-        )
-
-    @property
-    def ranks_per_engine(self) -> int:
-        return self.options.tensor_parallel_size
 
     def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
         return planned_memory(self.options, policy, needs)
 
-    def check(self, policy: PolicySpec) -> None:
-        check_fp8_fits(type(self).__name__, policy, self.ranks_per_engine)
-
     # ---- start and close ------------------------------------------------------------------------------------------
 
-    def start(self, policy: PolicySpec, placement: Placement) -> None:
-        began, size = time.perf_counter(), self.ranks_per_engine
-        if placement.world_size % size:
-            raise ConfigError(
-                f"rollout.tensor_parallel_size is {size}, and the trainer has {placement.world_size} ranks: give a "
-                "divisor of that, or run servers of their own (VLLMServerRollout)."
-            )
-        self._device = placement.device
-        self._weights = policy_weights(policy)
-        memory = MemoryBefore.of(placement.device) if placement.device.type == "cuda" else None
+    def launch(self, policy: PolicySpec, placement: Placement) -> StartedEngine:
         with _process_for_vllm(placement):
             version = require_vllm()
             arguments = self.options.arguments(policy, placement.device)
@@ -108,22 +84,19 @@ class VLLMRollout(RolloutEngine):
             try:
                 self._engine = _make_engine(arguments, self._observe)
             except (AssertionError, RuntimeError, ValueError) as problem:
-                num_bytes = sum(weight.num_bytes for weight in self._weights.values()) // size
-                share, longest = self.options.gpu_memory_utilization, arguments["max_model_len"]
-                raise start_failure(problem, memory, share, num_bytes, longest) from problem
+                raise EngineFault(f"{type(problem).__name__}: {problem}") from problem
         (self._model,) = self._engine.apply_model(lambda model: model)
         config = self._engine.vllm_config
-        self._stats = EngineStats(
+        stats = EngineStats(
             max_num_seqs=config.scheduler_config.max_num_seqs,
             kv_cache_tokens=(config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
         )
-        self._requests = EngineRequests(
-            self._engine, policy, config.model_config.max_model_len, self._stats, self.generate_deadline_s
-        )
-        rank_zero_info(
-            f"vLLM {version}: up to {self._stats.max_num_seqs} requests at once, a KV cache of "
-            f"{self._stats.kv_cache_tokens:,} tokens; started in {time.perf_counter() - began:.0f} s"
-        )
+        longest = config.model_config.max_model_len
+        self._vllm_requests = VLLMRequests(self._engine, policy, longest, stats, self.generate_deadline_s)
+        return StartedEngine(str(version), stats, self._vllm_requests)
+
+    def start_failure(self, problem: str, memory: MemoryBefore | None, weight_bytes: int, longest: int) -> RunError:
+        return start_failure(problem, memory, self.options.gpu_memory_utilization, weight_bytes, longest)
 
     def close(self) -> None:
         engine, self._engine, self._model = self._engine, None, None
@@ -131,44 +104,19 @@ class VLLMRollout(RolloutEngine):
             with _default_group_kept() if self._shares_group else contextlib.nullcontext():
                 engine.engine_core.shutdown()
 
-    # ---- generation -----------------------------------------------------------------------------------------------
-
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        return self._requests.generate(requests, sampling)
-
-    def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
-        self._streaming().submit(requests, sampling)
-
-    def collect(self, timeout_s: float) -> list[Completion]:
-        return self._streaming().collect(timeout_s)
-
-    def abort(self, request_ids: Sequence[str]) -> None:
-        self._streaming().abort(request_ids)
-
-    def _streaming(self) -> EngineRequests:
-        if not self.capabilities.streaming:
-            raise self._cannot("streaming")
-        return self._requests
-
     def _observe(self, running: int, waiting: int, kv_cache_use: float, preemptions: int) -> None:
         self._stats.observe(running, waiting, kv_cache_use)
         self._stats.preemptions += preemptions
 
-    def stats(self) -> dict[str, float]:
-        return self._stats.drain()
-
-    def advice(self) -> list[str]:
-        return self._stats.advice()
-
     # ---- weights and memory ---------------------------------------------------------------------------------------
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
-        receipt = WeightSyncValidator(type(self).__name__, self._weights)
-        load_weights(self._model, self._engine.vllm_config, receipt.count(buckets))
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        self._requests.start_version(version)
-        return receipt.report(version)
+        validator = self.validator()
+        load_weights(self._model, self._engine.vllm_config, validator.count(buckets))
+        if self._placement.device.type == "cuda":
+            torch.cuda.synchronize(self._placement.device)
+        self._vllm_requests.start_version(version)
+        return validator.report(version)
 
     def sleep(self) -> None:
         if not self.capabilities.sleep:
@@ -233,18 +181,9 @@ def _process_for_vllm(placement: Placement) -> Iterator[None]:
         "LOCAL_RANK": str(placement.device.index or 0),
         "WORLD_SIZE": str(placement.world_size),
     }
-    former = {name: os.environ.get(name) for name in needed}
-    os.environ.update(needed)
-    try:
-        with preserved_rng(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
-            yield
-    finally:
-        for name, value in former.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    with environment_variables(needed), preserved_rng(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
+        yield
 
 
 @contextlib.contextmanager
