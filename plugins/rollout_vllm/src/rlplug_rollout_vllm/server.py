@@ -16,7 +16,6 @@ from packaging.version import Version
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import EngineCapabilities, EngineFault
-from rlplug.rollout.engines import SupportedVersions
 from rlplug.rollout.servers import (
     LOOPBACK,
     BackendContext,
@@ -38,9 +37,8 @@ from rlplug.rollout.servers import (
 from rlplug_rollout_vllm.gloo_transfer import BACKEND
 from rlplug_rollout_vllm.options import VLLMOptions
 from rlplug_rollout_vllm.sampling import sampling_arguments
-from rlplug_rollout_vllm.versions import INSTALL, NEWEST, OLDEST, require_vllm
+from rlplug_rollout_vllm.versions import VERSIONS, require_vllm
 
-VERSIONS: Final = SupportedVersions("vLLM", "rlplug-rollout-vllm", OLDEST, NEWEST, INSTALL)
 KEY: Final = "VLLM_API_KEY"
 LOGPROBS_MODE: Final = "processed_logprobs"
 NEEDED_ROUTES: Final = {
