@@ -29,7 +29,7 @@ FACES = ("rlplug.interfaces", "rlplug.rollout.engines", "rlplug.rollout.servers"
 
 
 def imports() -> Iterator[tuple[str, str, list[str]]]:
-    """Yield place, module and names of each import of the core in a plugin, in functions and under TYPE_CHECKING too."""
+    """Yield place, module and names of each import of the core in a plugin, in functions and for type checks too."""
     for path in sorted(ROOT.glob("plugins/*/src/**/*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
