@@ -16,6 +16,7 @@ PUBLIC = {
     "rlplug.testing",
     # rollout engines
     *("rlplug.rollout.engines", "rlplug.rollout.servers", "rlplug.rollout.servers.process_group"),
+    "rlplug.rollout.engine_host",
     *("rlplug.distributed.rng", "rlplug.weight_sync.manifest", "rlplug.weight_sync.receive_checks"),
     *("rlplug.weight_sync.flat_buckets", "rlplug.weight_sync.fp8_engine_checks"),
     # optimizations
