@@ -1,1 +1,1 @@
-"""Rollouts: engine driver and states, agent loop, generator, partial rollouts, and the built-in HF engine."""
+"""Rollouts: from prompts to completions. ``rlplug.rollout.engines`` has what authors of engines use."""

@@ -12,8 +12,8 @@ from rlplug.interfaces.environment import StepResult
 from rlplug.interfaces.rollout import EngineFault, RolloutEngine
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
+from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.environment_calls import EnvironmentCalls, Failure
-from rlplug.rollout.generator_ranks import EngineSeats
 from rlplug.rollout.observation_tokens import ObservationTokens
 from rlplug.rollout.trajectory import Trajectory
 from rlplug.types import Completion, Request, SamplingParams
@@ -39,7 +39,7 @@ class AgentLoop:
         environments: The environments; ``None`` for completions of a single turn.
         observations: Turns an environment's observation into tokens.
         partial: Limits on how much of a trajectory one step generates; ``None`` for no limit.
-        seats: The ranks that run the engine together; the first one's environments decide for all.
+        ranks: The ranks that share the engine; the first one's environments decide for all.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class AgentLoop:
         environments: EnvironmentCalls | None,
         observations: ObservationTokens | None,
         partial: PartialRollout | None,
-        seats: EngineSeats,
+        ranks: EngineRanks,
     ) -> None:
         self.sampling = sampling
         self._options = options
         self._environments = environments
         self._observations = observations
-        self._seats = seats
+        self._ranks = ranks
         self._trajectories = trajectories
         budget = None if partial is None else partial.max_tokens_per_step
         self._step_budget = {trajectory.key: budget or sampling.max_new_tokens for trajectory in trajectories}
@@ -125,12 +125,14 @@ class AgentLoop:
                 raise fault
 
     def _step_environments(self, ended: Sequence[Trajectory], environments: EnvironmentCalls) -> None:
-        results: dict[str, StepResult | Failure] = {}
-        if self._seats.is_first:
+        def step() -> dict[str, StepResult | Failure]:
             environments.submit(ended)
+            results: dict[str, StepResult | Failure] = {}
             while environments.num_pending:
                 results |= {trajectory.key: result for trajectory, result in environments.collect(COLLECT_S)}
-        results = self._seats.share(results)
+            return results
+
+        results = self._ranks.from_first(step)
         for trajectory in ended:
             self._apply(trajectory, results[trajectory.key])
 

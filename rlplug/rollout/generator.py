@@ -14,8 +14,8 @@ from rlplug.interfaces.rollout import Placement, PolicySpec
 from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
+from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.environment_calls import EnvironmentCalls
-from rlplug.rollout.generator_ranks import EngineSeats
 from rlplug.rollout.observation_tokens import ObservationTokens
 from rlplug.rollout.partial_rollout import PartialRolloutState
 from rlplug.rollout.trajectory import Trajectory, new_trajectories, to_samples
@@ -69,9 +69,7 @@ class RolloutGenerator:
         self._environments: EnvironmentCalls | None = None
         if make_environment is not None:
             self._environments = EnvironmentCalls(make_environment, tokenizer, spec.eos_token_ids, options)
-        self._seats = EngineSeats.of(
-            placement.rank, placement.world_size, driver.engine.ranks_per_engine, talks=make_environment is not None
-        )
+        self._ranks = EngineRanks(placement, driver.engine.ranks_per_engine, communicates=make_environment is not None)
 
     def generate(self, request: RolloutRequest, first_group: int = 0) -> list[Sample]:
         """Return the samples of this rank's share of the prompts. Collective.
@@ -80,13 +78,13 @@ class RolloutGenerator:
             request: Prompts, and how they are sampled.
             first_group: Group number of the first prompt; later prompts count on from it.
         """
-        seats, num_samples = self._seats, request.num_samples
-        numbered = rank_share(list(enumerate(request.prompts, start=first_group)), seats.engine, seats.num_engines)
+        ranks, num_samples = self._ranks, request.num_samples
+        numbered = rank_share(list(enumerate(request.prompts, start=first_group)), ranks.engine, ranks.num_engines)
         prompts, groups = [prompt for _, prompt in numbered], [group for group, _ in numbered]
         trajectories = new_trajectories(prompts, groups, num_samples, request.key)
         self._run_agent_loop(trajectories, request)
         # ranks that share an engine divide what it returns, whole groups each
-        mine = rank_share(range(len(numbered)), seats.seat, seats.size)
+        mine = rank_share(range(len(numbered)), ranks.index, ranks.size)
         return self._samples([trajectories[index * num_samples + n] for index in mine for n in range(num_samples)])
 
     def resume(self, state: PartialRolloutState, request: RolloutRequest, num_wanted: int) -> list[Sample]:
@@ -99,13 +97,13 @@ class RolloutGenerator:
             request: Prompts of new groups, and how all groups are sampled.
             num_wanted: Most complete groups to return, over all ranks.
         """
-        seats = self._seats
-        state.add(request.prompts, request.num_samples, request.key, seats.num_engines)
-        groups = state.of_engine(seats.engine, seats.num_engines)
+        ranks = self._ranks
+        state.add(request.prompts, request.num_samples, request.key, ranks.num_engines)
+        groups = state.of_engine(ranks.engine, ranks.num_engines)
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         self._run_agent_loop(trajectories, request, state.options)
-        released = state.release(groups, seats.is_first, num_wanted, self._gather)
-        mine = rank_share(released, seats.seat, seats.size)
+        released = state.release(groups, ranks.is_first, num_wanted, self._gather)
+        mine = rank_share(released, ranks.index, ranks.size)
         return self._samples([trajectory for group in mine for trajectory in group.trajectories])
 
     def pop_metrics(self) -> dict[str, float]:
@@ -125,7 +123,7 @@ class RolloutGenerator:
         partial: PartialRollout | None = None,
     ) -> None:
         loop = AgentLoop(
-            trajectories, request.sampling, self._options, self._environments, self._observations, partial, self._seats
+            trajectories, request.sampling, self._options, self._environments, self._observations, partial, self._ranks
         )
         loop.run(self._driver, request.policy_version)
 

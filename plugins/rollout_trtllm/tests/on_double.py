@@ -12,7 +12,7 @@ from rlplug_rollout_trtllm.gpu import TrainerGPU
 from rlplug_rollout_trtllm.placement import Bundles
 from torch import Tensor
 
-from rlplug.rollout.device_memory import MemoryBefore
+from rlplug.rollout.engines import MemoryBefore
 
 DOUBLE = Path(__file__).parent / "double"
 if str(DOUBLE) not in sys.path:

@@ -21,7 +21,7 @@ from rlplug_rollout_trtllm.versions import require_ray, require_tensorrt_llm
 from rlplug.errors import ConfigError
 from rlplug.interfaces import EngineMemory, EngineMemoryRequest, FP8Weights, Placement, PolicySpec
 from rlplug.registry import Registry
-from rlplug.rollout.device_memory import MemoryBefore
+from rlplug.rollout.engines import MemoryBefore
 from rlplug.types import GIB
 
 SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7), pad_token_id=0, max_context=4096)

@@ -13,7 +13,7 @@ from rlplug_rollout_trtllm.surface import SAMPLING
 
 from rlplug.errors import RunError
 from rlplug.interfaces import PolicySpec
-from rlplug.rollout.context_limit import max_completion_tokens
+from rlplug.rollout.engines import max_completion_tokens
 from rlplug.types import Request, SamplingParams
 
 SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7, 9), pad_token_id=0, max_context=100)

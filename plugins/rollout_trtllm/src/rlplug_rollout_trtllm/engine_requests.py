@@ -15,8 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rollout.context_limit import max_completion_tokens
-from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.engines import EngineStats, max_completion_tokens
 from rlplug.types import NO_VERSION, Completion, Request, SamplingParams
 from rlplug_rollout_trtllm.engine_loop import EngineLoop
 from rlplug_rollout_trtllm.sampling import Output, sampling_arguments, to_completion

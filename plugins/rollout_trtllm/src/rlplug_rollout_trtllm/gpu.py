@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlplug.errors import ConfigError
-from rlplug.rollout.device_memory import MemoryBefore
+from rlplug.rollout.engines import MemoryBefore
 
 
 class TrainerGPU:

@@ -8,7 +8,7 @@ import torch
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineMemory, EngineMemoryRequest, PolicySpec
-from rlplug.rollout.device_memory import MemoryBefore
+from rlplug.rollout.engines import MemoryBefore
 from rlplug.types import GIB
 from rlplug_rollout_trtllm.options import TRTLLMOptions
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 import torch
 
 from rlplug.interfaces import Bucket, EngineFault
-from rlplug.rollout.servers.process_group import GroupBackend
-from rlplug.rollout.servers.weight_sender import Group, Rendezvous, TensorList, WeightSender
+from rlplug.rollout.servers.process_group import Group, GroupBackend, Rendezvous
+from rlplug.rollout.servers.weight_sender import TensorList, WeightSender
 from rlplug_rollout_trtllm.engine_host import EngineHost
 from rlplug_rollout_trtllm.engine_loop import EngineLoop
 from rlplug_rollout_trtllm.environment import NEEDED
@@ -101,7 +101,7 @@ class RayWeightSender(WeightSender):
         deadline_s: float,
     ) -> None:
         self._engines = {f"ray://{place.address}/{place.name}": engine for place, engine in engines}
-        super().__init__(_no_client(), list(self._engines), device, deadline_s)
+        super().__init__(list(self._engines), device, deadline_s)
         self._loop = loop
         self._workers = workers
         self._backend: GroupBackend = "nccl" if device.type == "cuda" else "gloo"
@@ -189,8 +189,3 @@ class RayWeightSender(WeightSender):
 async def gathered(work: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
     """Return what all return, when they run at once."""
     return list(await asyncio.gather(*work))
-
-
-def _no_client() -> Any:
-    """These engines are not asked over HTTP."""
-    return None

@@ -25,7 +25,7 @@ from rlplug.interfaces import (
     RolloutEngine,
     SyncReport,
 )
-from rlplug.rollout.engine_ranks import EngineRanks
+from rlplug.rollout.engines import EngineRanks
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
 from rlplug.weight_sync.manifest import policy_weights

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.engines import EngineStats
 from rlplug_rollout_trtllm.options import TRTLLMOptions
 
 
