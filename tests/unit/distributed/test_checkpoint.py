@@ -183,7 +183,7 @@ def test_the_next_save_waits_for_the_one_under_way(fit, gate):
     run = fit(3, watch, every_n_steps=1, asynchronous=True, keep=9)
     assert seen[2] == ["step-00000001.partial"]
     assert "step-00000001" in seen[3]
-    assert run.clock.pop_metrics()["time/checkpoint"] > 0.2
+    assert run.timer.pop_metrics()["time/checkpoint"] > 0.2
     assert run.names() == ["step-00000001", "step-00000002", "step-00000003"]
 
 

@@ -102,7 +102,7 @@ def test_entropy_modes(model_folder, load_policy, make_batch):
     assert not none.entropy.requires_grad
     assert not value.entropy.requires_grad
     assert gradient.entropy.requires_grad
-    assert value.logprobs.requires_grad
+    assert value.tokens.logprobs.requires_grad
 
 
 def test_sampled_logprobs_are_of_the_truncated_distribution(model_folder, load_policy, make_batch):
