@@ -1,7 +1,6 @@
 """Options of an engine: the checks that all engines make, and arguments that pass through to the engine's library."""
 
-from __future__ import annotations
-
+# no postponed annotations: jsonargparse evaluates those of a base class among the names of the subclass's module
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar

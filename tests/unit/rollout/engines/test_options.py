@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 import pytest
 import torch
@@ -63,6 +63,11 @@ def test_an_engine_may_take_all_of_a_gpu() -> None:
     assert OptionsOfAll(memory_share=1.0).memory_share == 1.0
     with pytest.raises(ConfigError, match=r"memory_share is 1\.1: give a share above 0, up to 1"):
         OptionsOfAll(memory_share=1.1)
+
+
+def test_types_are_known_where_a_plugin_imports_none_of_their_names() -> None:
+    """As jsonargparse asks for them, which else checks no value of an option."""
+    assert get_type_hints(EngineOptions, {"ClassVar": ClassVar})["tensor_parallel_size"] is int
 
 
 def test_context_of_the_policy_is_the_limit() -> None:
