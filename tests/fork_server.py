@@ -1,7 +1,8 @@
 """Starts the tests' Python processes as forks of one process, which has paid for the imports of torch and Lightning.
 
 ``forked.py`` starts one of these for each test process, as ``python fork_server.py LISTENER`` with the descriptor of a
-listening Unix socket, and lets it go by closing its stdin. A connection asks for one process with a line of JSON::
+listening Unix socket. When its stdin closes, it ends its processes and removes the socket's folder. A connection asks
+for one process with a line of JSON::
 
     {"command": ["script.py", "argument"], "env": {...}, "cwd": "/", "stdout": "file", "stderr": "file"}
 
@@ -22,6 +23,7 @@ import os
 import random
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -167,11 +169,13 @@ class Server:
         except BaseException:  # noqa: BLE001 - a child must not return into the server's loop
             traceback.print_exc()
         finally:
-            threading._shutdown()  # type: ignore[attr-defined]
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+            try:
+                threading._shutdown()  # type: ignore[attr-defined]
+                atexit._run_exitfuncs()
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
 
 
 def run_python(command: list[str], path: list[str]) -> int:
@@ -207,5 +211,8 @@ def _send(connection: socket.socket, message: dict[str, int]) -> None:
 
 
 if __name__ == "__main__":
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    folder = Path(listener.getsockname()).parent
     import_all()
-    Server(socket.socket(fileno=int(sys.argv[1]))).run()
+    Server(listener).run()
+    shutil.rmtree(folder)

@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import select
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -51,11 +50,10 @@ class ForkServer:
         return (self.folder / "server.log").read_text()
 
     def close(self) -> None:
-        """End the server, and with it all its processes."""
+        """End the server, and with it all its processes and the folder."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=30)
-        shutil.rmtree(self.folder)
 
 
 @functools.cache
