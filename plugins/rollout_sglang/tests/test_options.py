@@ -219,7 +219,7 @@ def test_missing_sglang_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("free", "share", "weights", "words"),
     [
-        (40, 0.6, 39, "Free memory with model.offload"),
+        (40, 0.6, 39, "Free memory with model.memory.offload"),
         (139, 0.1, 16, "Raise rollout.mem_fraction_static, or share the model"),
         (139, 0.9, 16, "lower rollout.mem_fraction_static, which leaves more for passes"),
     ],

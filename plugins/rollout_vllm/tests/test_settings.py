@@ -133,7 +133,7 @@ def test_missing_vllm_is_said_with_the_remedy(monkeypatch):
 @pytest.mark.parametrize(
     ("free", "share", "weights", "words"),
     [
-        (40, 0.6, 16, "Set rollout.gpu_memory_utilization to 0.28 or less, or free memory with model.offload"),
+        (40, 0.6, 16, "Set rollout.gpu_memory_utilization to 0.28 or less, or free memory with model.memory.offload"),
         (139, 0.1, 16, "Raise rollout.gpu_memory_utilization, or share the model"),
         (139, 0.5, 16, "one sequence of rollout.max_model_len 131072"),
     ],

@@ -57,7 +57,7 @@ KV_MARGIN: Final = 256
 class SGLangRollout(FirstRankEngine):
     """Generates with SGLang on the trainer's own GPUs, in processes of its own.
 
-    With ``model.sleep_between_rollouts`` the update has the memory that the engine takes. With
+    With ``model.memory.sleep_between_rollouts`` the update has the memory that the engine takes. With
     ``tensor_parallel_size`` above 1, as many consecutive ranks share one engine, and no request can be submitted.
 
     Args:
@@ -123,7 +123,7 @@ class SGLangRollout(FirstRankEngine):
         if policy.fp8 is not None and torch.cuda.get_device_capability(placement.device)[0] >= BLACKWELL:
             raise ConfigError(
                 "model.weight_sync sends FP8 weights, and on this GPU SGLang changes the form of scales at its start "
-                "and not after a sync: set model.weight_sync.transform to null, or use VLLMRollout."
+                "and not after a sync: set model.weight_sync.dtype to null, or use VLLMRollout."
             )
 
     def launch(self, policy: PolicySpec, placement: Placement) -> StartedEngine:
@@ -153,7 +153,8 @@ class SGLangRollout(FirstRankEngine):
         share, asked = self.options.mem_fraction_static, self.options.mem_fraction_static * memory.free
         if weight_bytes + PASS_BYTES > memory.free:
             remedy = (
-                "Free memory with model.offload, or share the model between GPUs with rollout.tensor_parallel_size."
+                "Free memory with model.memory.offload, or share the model between GPUs with "
+                "rollout.tensor_parallel_size."
             )
         elif weight_bytes > 0.9 * asked:
             remedy = "Raise rollout.mem_fraction_static, or share the model between GPUs with tensor_parallel_size."

@@ -33,6 +33,6 @@ def check_fp8(engine: str, policy: PolicySpec, tensor_parallel_size: int) -> Non
     if lost := LOSE_SCALES.intersection(models):
         raise ConfigError(
             f"{engine} cannot take {', '.join(lost)} in FP8: SGLang's loader of such models drops the scales of "
-            "FP8 blocks. Set model.weight_sync.transform to null, or use VLLMRollout."
+            "FP8 blocks. Set model.weight_sync.dtype to null, or use VLLMRollout."
         )
     check_fp8_fits(engine, policy, tensor_parallel_size)

@@ -32,7 +32,7 @@ RESERVED: Final = {
     "sampling_backend": "the plugin brings one that draws by seed and returns the logprobs of what it drew from",
     "enable_custom_logit_processor": "logprobs are of the distribution that model.sampling asks for",
     "preferred_sampling_params": "model.sampling says how to draw",
-    "enable_memory_saver": "model.sleep_between_rollouts asks for it",
+    "enable_memory_saver": "model.memory.sleep_between_rollouts asks for it",
     "tp_size": "rollout.tensor_parallel_size has it",
     "dp_size": "each engine is one replica: the trainer's ranks, or SGLangServerRollout, have as many as fit",
     "pp_size": "an engine is on one host",
@@ -79,7 +79,8 @@ class SGLangOptions(EngineOptions):
         mem_fraction_static: Share of the memory that is free when the engine starts, for weights and KV cache. SGLang
             measures it before it loads weights: the KV cache is what is free after that, without ``1 -
             mem_fraction_static`` of what was free before. Activations and CUDA graphs live in the rest, beside the
-            trainer. Raise it when requests wait; with ``model.sleep_between_rollouts`` the update has that memory too.
+            trainer. Raise it when requests wait; with ``model.memory.sleep_between_rollouts`` the update has that
+            memory too.
         max_total_tokens: Size of the KV cache in tokens, where that is less than ``mem_fraction_static`` leaves.
         kv_cache_dtype: ``auto`` is that of the weights; ``fp8_e5m2`` and ``fp8_e4m3`` hold twice the tokens in the
             same memory.

@@ -49,7 +49,7 @@ ASLEEP_BYTES: Final = GIB // 2
 class VLLMRollout(ColocatedEngine):
     """Generates with vLLM on the trainer's own devices.
 
-    With ``model.sleep_between_rollouts`` the update has the memory that the engine takes (CUDA only). With
+    With ``model.memory.sleep_between_rollouts`` the update has the memory that the engine takes (CUDA only). With
     ``tensor_parallel_size`` above 1, as many consecutive ranks run one engine together.
 
     What was submitted runs while ``collect`` or ``generate`` is called, and at no other time.
@@ -57,7 +57,7 @@ class VLLMRollout(ColocatedEngine):
     Args:
         generate_deadline_s: For a rollout, or for a request that was submitted: when the engine works longer on it,
             that counts as a fault, and it starts anew. Looked at between vLLM's steps; what hangs inside one is
-            reported by ``model.stall_s``.
+            reported by ``model.limits.stall_s``.
         options: Those of :class:`rlplug_rollout_vllm.options.VLLMOptions`.
     """
 
@@ -127,7 +127,9 @@ class VLLMRollout(ColocatedEngine):
         asked = share * total
         if asked > free:
             fits = int(100 * free / total) / 100
-            remedy = f"Set rollout.gpu_memory_utilization to {fits:g} or less, or free memory with model.offload."
+            remedy = (
+                f"Set rollout.gpu_memory_utilization to {fits:g} or less, or free memory with model.memory.offload."
+            )
         elif weight_bytes > 0.9 * asked:
             remedy = "Raise rollout.gpu_memory_utilization, or share the model between GPUs with tensor_parallel_size."
         else:

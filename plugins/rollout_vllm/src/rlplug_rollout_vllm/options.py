@@ -21,7 +21,7 @@ RESERVED: Final = {
     "load_format": "weights come from the trainer",
     "generation_config": "model.sampling says how to draw",
     "logprobs_mode": "logprobs are of the distribution that is sampled",
-    "enable_sleep_mode": "model.sleep_between_rollouts asks for it",
+    "enable_sleep_mode": "model.memory.sleep_between_rollouts asks for it",
     "data_parallel_size": "VLLMServerRollout has it as an option of its own",
     "distributed_executor_backend": "it follows from where the engine runs",
     "weight_transfer_config": "it follows from where the engine runs",
@@ -38,7 +38,7 @@ class VLLMOptions(EngineOptions):
 
     Args:
         gpu_memory_utilization: Share of the GPU's memory that the engine takes, awake: weights, KV cache, activations.
-            Raise it when requests wait; with ``model.sleep_between_rollouts`` the update has that memory too.
+            Raise it when requests wait; with ``model.memory.sleep_between_rollouts`` the update has that memory too.
         kv_cache_gib: Size of the KV cache instead of what ``gpu_memory_utilization`` leaves; on a CPU, 1 by default.
         kv_cache_dtype: ``auto`` is that of the weights; ``fp8`` holds twice the tokens in the same memory.
         dtype: Of weights and activations; ``auto`` is the policy's.
