@@ -164,16 +164,21 @@ class ServerEngine(RolloutEngine):
             raise self._explained(fault) from fault
 
     def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
-        self._requests.submit(self._pending(requests, sampling, is_streamed=True))
+        self._streaming().submit(self._pending(requests, sampling, is_streamed=True))
 
     def collect(self, timeout_s: float) -> list[Completion]:
         try:
-            return self._requests.collect(timeout_s)
+            return self._streaming().collect(timeout_s)
         except EngineFault as fault:
             raise self._explained(fault) from fault
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        self._requests.abort(request_ids)
+        self._streaming().abort(request_ids)
+
+    def _streaming(self) -> ServerRequests:
+        if not self.capabilities.streaming:
+            raise self._cannot("streaming")
+        return self._requests
 
     def _pending(
         self, requests: Sequence[Request], sampling: SamplingParams, is_streamed: bool
