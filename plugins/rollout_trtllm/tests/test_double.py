@@ -1,4 +1,4 @@
-"""One test for each trap of ``trtllm_contract.json``: the double must fall into it, or the kit over it proves nothing."""
+"""One test for each trap of ``trtllm_contract.json``: where the double has none, the kit over it proves nothing."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "double_extensions", sys.modules[__name__])
 
 
-# ---- AsyncLLM.__init__, environment, rpc ------------------------------------------------------------------------------
+# ---- AsyncLLM.__init__, environment, rpc ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ async def test_workers_have_no_other_methods(folder: Path) -> None:
         await (await make_engine(folder)).collective_rpc("flush_cache")
 
 
-# ---- requests: methods.generate_async, SamplingParams, output ---------------------------------------------------------
+# ---- requests: methods.generate_async, SamplingParams, output -------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ async def test_the_prefix_cache_outlives_weights(folder: Path) -> None:
     assert (await complete(llm, **SIMPLE)).logprobs[0] != before.logprobs[0]
 
 
-# ---- memory: SleepConfig, order ---------------------------------------------------------------------------------------
+# ---- memory: SleepConfig, order -------------------------------------------------------------------------------------
 
 
 @scenario
@@ -275,7 +275,7 @@ async def test_release_without_sleep_config_is_refused(folder: Path) -> None:
         await (await make_engine(folder, sleep_config=None)).release(ALL)
 
 
-# ---- a sync: update_weights, wire -------------------------------------------------------------------------------------
+# ---- a sync: update_weights, wire -----------------------------------------------------------------------------------
 
 
 @scenario
@@ -346,7 +346,7 @@ async def test_payload_that_workers_refuse(folder: Path, case: str) -> None:
 @scenario
 async def test_every_worker_needs_the_same_weights_and_all_are_told_to_finalise(folder: Path) -> None:
     llm, weights = await make_engine(folder, tensor_parallel_size=2), weights_of(folder)
-    with pytest.raises(RuntimeError, match="nothing for .*GPU-double-1"):
+    with pytest.raises(RuntimeError, match=r"nothing for .*GPU-double-1"):
         await llm.update_weights(payload(weights))
     other = payload(weights_of(folder, factor=0.5), num_workers=2)
     with pytest.raises(RuntimeError, match="worker 1 got other weights"):
@@ -368,7 +368,7 @@ async def test_an_extension_asks_for_partial_loading_while_nothing_runs(folder: 
         await llm.collective_rpc("receive", ({NORM: torch.ones(128)}, False))
 
 
-# ---- fp8 --------------------------------------------------------------------------------------------------------------
+# ---- fp8 ------------------------------------------------------------------------------------------------------------
 
 
 def fp8_engine(folder: Path, **changed: Any) -> Any:
