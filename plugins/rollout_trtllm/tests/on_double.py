@@ -16,7 +16,10 @@ from rlplug.rollout.device_memory import MemoryBefore
 
 DOUBLE = Path(__file__).parent / "double"
 if str(DOUBLE) not in sys.path:
-    sys.path.insert(0, str(DOUBLE))  # first of all, so that this is what ``import tensorrt_llm`` finds
+    sys.path.insert(0, str(DOUBLE))
+    from trtllm_double.install import install
+
+    install()
 
 
 class CPUAsGPU(TrainerGPU):
@@ -29,7 +32,7 @@ class CPUAsGPU(TrainerGPU):
         return MemoryBefore(total=16 << 30, free=8 << 30, trainer=4 << 30)
 
     def reduce(self, tensor: Tensor) -> tuple[Any, tuple[Any, ...]]:
-        from trtllm_double.handles import reduce_tensor
+        from trtllm_double.wire import reduce_tensor
 
         return reduce_tensor(tensor)
 

@@ -30,52 +30,52 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(folder: Path) -> Iterator[RolloutOnDouble]:
-    import trtllm_double
+    import trtllm_double.contract
 
     engine = RolloutOnDouble(max_batch_size=8)
     engine.start(cases.spec(folder), cases.CPU)
-    trtllm_double.clear_calls()
+    trtllm_double.contract.calls.clear()
     yield engine
     engine.close()
 
 
 @pytest.fixture
 def ready(engine: RolloutOnDouble, folder: Path) -> RolloutOnDouble:
-    import trtllm_double
+    import trtllm_double.contract
 
     engine.update_weights(cases.buckets(folder), 1)
-    trtllm_double.clear_calls()
+    trtllm_double.contract.calls.clear()
     return engine
 
 
 def calls() -> list[str]:
     """Return the names of the engine's calls, those of the same kind in a row once; of RPCs, the method."""
-    import trtllm_double
+    import trtllm_double.contract
 
-    named = [summary if name == "collective_rpc" else name for name, summary in trtllm_double.calls]
+    named = [summary if name == "collective_rpc" else name for name, summary in trtllm_double.contract.calls]
     named = [
         "finalise" if (name, entry) == ("update_weights", ("update_weights", None)) else name
-        for name, entry in zip(named, trtllm_double.calls, strict=True)
+        for name, entry in zip(named, trtllm_double.contract.calls, strict=True)
     ]
     return [name for index, name in enumerate(named) if index == 0 or name != named[index - 1]]
 
 
 def tags(name: str) -> list[set[str]]:
-    import trtllm_double
+    import trtllm_double.contract
 
-    return [set(summary) for called, summary in trtllm_double.calls if called == name]
+    return [set(summary) for called, summary in trtllm_double.contract.calls if called == name]
 
 
 # ---- order ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_start_gives_the_engine_its_extension_and_its_place(folder: Path) -> None:
-    import trtllm_double
+    import trtllm_double.contract
 
-    trtllm_double.clear_calls()
+    trtllm_double.contract.calls.clear()
     engine = RolloutOnDouble()
     engine.start(cases.spec(folder), cases.CPU)
-    name, keywords = trtllm_double.calls[0]
+    name, keywords = trtllm_double.contract.calls[0]
     assert name == "AsyncLLM"
     assert {"placement_groups", "placement_bundle_indices", "per_worker_gpu_share", "sleep_config"} <= set(keywords)
     assert calls() == ["AsyncLLM", "setup_async"]

@@ -31,7 +31,7 @@ from trtllm_double.bench import (
     weights_of,
 )
 from trtllm_double.contract import CONTRACT, FP8, SAMPLING
-from trtllm_double.handles import reduce_tensor
+from trtllm_double.wire import reduce_tensor
 
 from rlplug.testing.models import make_model_folder
 
