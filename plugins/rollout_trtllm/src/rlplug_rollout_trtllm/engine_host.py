@@ -6,12 +6,17 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rlplug_rollout_trtllm.environment import engine_environment
+from rlplug_rollout_trtllm.environment import engine_environment, require_tensorrt_llm
+from rlplug_rollout_trtllm.placement import Bundles
 from rlplug_rollout_trtllm.sampling import Output
 from rlplug_rollout_trtllm.surface import SLEEPING_CACHE, SLEEPING_WEIGHTS
-from rlplug_rollout_trtllm.versions import require_tensorrt_llm
 
 ABORT_INTERVAL_S: Final = 0.2
+
+UNKNOWN_ARGUMENT: Final = (
+    "If it does not know an argument: python -m rlplug_rollout_trtllm.smoke --surface-only says what differs."
+)
+"""Advice about an engine that did not start."""
 
 
 class EngineHost:
@@ -22,19 +27,13 @@ class EngineHost:
         self._results: dict[str, Any] = {}
 
     async def start(
-        self,
-        arguments: Mapping[str, Any],
-        groups: Sequence[Any],
-        bundles: Sequence[Sequence[int]],
-        sleeps: bool,
-        devices: str | None = None,
+        self, arguments: Mapping[str, Any], bundles: Bundles, sleeps: bool, devices: str | None = None
     ) -> str:
         """Build the engine, and return its version.
 
         Args:
             arguments: :meth:`rlplug_rollout_trtllm.options.TRTLLMOptions.arguments`.
-            groups: Ray's placement groups.
-            bundles: Of each, the bundles in which a worker runs; a bundle has one GPU.
+            bundles: A worker runs in each.
             sleeps: Whether memory can be given back.
             devices: For ``CUDA_VISIBLE_DEVICES`` of the workers; ``None`` leaves it.
         """
@@ -42,12 +41,12 @@ class EngineHost:
             version = require_tensorrt_llm()
             from tensorrt_llm import AsyncLLM
 
-            placing = {
-                "placement_groups": list(groups),
-                "placement_bundle_indices": [list(each) for each in bundles],
-                "per_worker_gpu_share": 1.0,
-            }
-            engine = AsyncLLM(**placing, **_configured(arguments, sleeps))
+            engine = AsyncLLM(
+                placement_groups=[bundles.group],
+                placement_bundle_indices=[bundles.indices],
+                per_worker_gpu_share=1.0,
+                **_configured(arguments, sleeps),
+            )
             await engine.setup_async()
         self._engine = engine
         return str(version)
@@ -105,19 +104,12 @@ class EngineHost:
 
     async def resume(self, part: str) -> None:
         """Take memory again: for ``kv_cache``, or for ``weights``, which is all but that."""
-        of_cache = [SLEEPING_CACHE]
-        tags = of_cache if part == SLEEPING_CACHE else [tag for tag in _memory_types() if tag not in of_cache]
-        await self._engine.resume(tags)
+        is_cache = part == SLEEPING_CACHE
+        await self._engine.resume([tag for tag in _memory_types() if (tag == SLEEPING_CACHE) == is_cache])
 
-    async def call_workers(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of all workers, and return what they return."""
-        results = await self._engine.collective_rpc(method, args=arguments)
-        return list(results)
-
-    async def call_worker(self, worker: int, method: str, *arguments: Any) -> Any:
-        """Call a method of one worker, by its rank."""
-        (result,) = await self._engine.collective_rpc(method, args=arguments, unique_reply_rank=worker)
-        return result
+    async def call_workers(self, worker: int | None, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of one worker, by its rank, or of all, and return what they return."""
+        return list(await self._engine.collective_rpc(method, args=arguments, unique_reply_rank=worker))
 
     async def address(self) -> str:
         """Return the address of this host in Ray's cluster."""

@@ -1,10 +1,10 @@
-"""An event loop in a thread of its own, in which the calls of an engine run, each with a deadline."""
+"""An event loop in a thread of its own, in which the calls of engines run, each with a deadline."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine, Iterable
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
@@ -29,8 +29,8 @@ class EngineLoop:
         """Start something, and do not wait for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def run(self, work: Coroutine[Any, Any, Value], name: str, deadline_s: float) -> Value:
-        """Return what ``work`` does.
+    def run_all(self, work: Iterable[Awaitable[Value]], name: str, deadline_s: float) -> list[Value]:
+        """Return what all of ``work`` returns, which runs at once.
 
         Args:
             name: Of the work, for messages.
@@ -38,17 +38,15 @@ class EngineLoop:
         Raises:
             EngineFault: It failed, or took longer than ``deadline_s``.
         """
-        future = self.spawn(work)
+        future = self.spawn(_gathered(work))
         try:
             return future.result(deadline_s)
         except RLPlugError:
             raise
-        except TimeoutError as problem:
-            if future.done():  # its own
-                raise EngineFault(f"TensorRT-LLM failed at {name!r}: {type(problem).__name__}: {problem}") from problem
-            future.cancel()
-            raise EngineFault(f"TensorRT-LLM did not answer {name!r} within {deadline_s:g} s.") from None
         except Exception as problem:
+            if isinstance(problem, TimeoutError) and not future.done():  # else it is the work's own
+                future.cancel()
+                raise EngineFault(f"TensorRT-LLM did not answer {name!r} within {deadline_s:g} s.") from None
             raise EngineFault(f"TensorRT-LLM failed at {name!r}: {type(problem).__name__}: {problem}") from problem
 
     def close(self) -> None:
@@ -63,3 +61,7 @@ class EngineLoop:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         self._loop.call_soon(self._loop.call_soon, self._loop.stop)  # when the tasks have seen it
+
+
+async def _gathered(work: Iterable[Awaitable[Value]]) -> list[Value]:
+    return list(await asyncio.gather(*work))

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from rlplug.errors import RunError
 from rlplug.interfaces import PolicySpec
-from rlplug.types import Completion, FinishReason, Request, SamplingParams
+from rlplug.rollout.engines import RunningRequest
+from rlplug.types import Completion, FinishReason, Request
 
 PROCESSED: Final = "processed"
 """Logprobs after temperature, top-k and top-p, renormalised over what these keep; of a greedy request 0."""
@@ -19,24 +20,25 @@ NO_END: Final = -1
 """An end token that is never sampled; without one, TensorRT-LLM would ask a tokenizer."""
 
 
-def sampling_arguments(request: Request, sampling: SamplingParams, policy: PolicySpec, room: int) -> dict[str, Any]:
+def sampling_arguments(running: RunningRequest, policy: PolicySpec) -> dict[str, Any]:
     """Return the arguments of TensorRT-LLM's ``SamplingParams`` for one request, as plain data.
 
     Nothing that decides on a token is left to a default: without temperature, top-p and top-k the engine is greedy, and
     without ``max_tokens`` it stops after 32. Its first end token is ``end_id``, which is always in the output; others
     are stop tokens, which are there with ``include_stop_str_in_output`` alone.
     """
+    sampling = running.sampling
     first, *others = policy.eos_token_ids or (NO_END,)
     # top_k=1 is greedy whatever the others are, and greedy logprobs are the untempered ones
     drawn = (1.0, 1.0, 1) if sampling.is_greedy else (sampling.temperature, sampling.top_p, sampling.top_k)
     temperature, top_p, top_k = drawn
     return {
-        "max_tokens": min(request.limit(sampling), room),
+        "max_tokens": running.max_tokens,
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,  # 0 is all
         "n": 1,
-        "seed": request.seed % (1 << 63),
+        "seed": running.request.seed % (1 << 63),
         "end_id": first,
         "pad_id": policy.pad_token_id,
         "stop_token_ids": others or None,

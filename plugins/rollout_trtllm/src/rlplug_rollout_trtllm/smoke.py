@@ -16,9 +16,8 @@ from typing import Final
 import torch
 
 from rlplug.errors import ConfigError
-from rlplug_rollout_trtllm.environment import engine_environment
+from rlplug_rollout_trtllm.environment import engine_environment, require_ray, require_tensorrt_llm
 from rlplug_rollout_trtllm.surface import differences
-from rlplug_rollout_trtllm.versions import require_ray, require_tensorrt_llm
 
 MODEL_VARIABLE: Final = "RLPLUG_SMOKE_MODEL"
 """Environment variable with the folder that :mod:`rlplug_rollout_trtllm.smoke_checks` takes."""

@@ -130,7 +130,8 @@ def _of_the_engine(engine: Any) -> Iterator[str]:
 def _has(symbol: Any, name: str) -> bool:
     """Say whether an enumeration has a member, by its name or value, or a class or function takes a keyword."""
     if isinstance(symbol, enum.EnumMeta):
-        return any(name in (member.name, member.value) for member in symbol)
+        members: Collection[Any] = list(symbol)
+        return any(name in (member.name, member.value) for member in members)
     if hasattr(symbol, "model_fields"):
         return name in symbol.model_fields
     parameters = inspect.signature(symbol).parameters
