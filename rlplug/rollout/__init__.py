@@ -1,1 +1,1 @@
-"""The engine that ships with the core, and the buckets in which weights travel to any engine."""
+"""Rollouts: from prompts to completions. ``rlplug.rollout.engines`` has what authors of engines use."""

@@ -11,8 +11,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from rlplug.interfaces.environment import StepResult
 from rlplug.interfaces.rollout import EngineFault, RolloutEngine
 from rlplug.rollout.config import PartialRollout, TurnOptions
+from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.environment_calls import EnvironmentCalls, Failure
-from rlplug.rollout.generator_ranks import EngineSeats
 from rlplug.rollout.observation_tokens import ObservationTokens
 from rlplug.rollout.trajectory import Trajectory
 from rlplug.types import Completion, Request, SamplingParams
@@ -37,7 +37,7 @@ class AgentLoop:
         environments: ``None`` for completions of a single turn.
         observations: From an answer to tokens.
         partial: How much of a trajectory this loop waits for; by default all.
-        seats: The ranks that run the engine together; the environments of the first answer.
+        ranks: Those that share the engine; the environments of the first answer.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class AgentLoop:
         environments: EnvironmentCalls | None,
         observations: ObservationTokens | None,
         partial: PartialRollout | None,
-        seats: EngineSeats,
+        ranks: EngineRanks,
     ) -> None:
         self.sampling = sampling
         self._options = options
         self._environments = environments
         self._observations = observations
-        self._seats = seats
+        self._ranks = ranks
         self._trajectories = trajectories
         budget = None if partial is None else partial.max_tokens_per_step
         self._left = {trajectory.key: budget or sampling.max_new_tokens for trajectory in trajectories}
@@ -97,12 +97,14 @@ class AgentLoop:
                 raise fault
 
     def _answer_all(self, ended: Sequence[Trajectory], environments: EnvironmentCalls) -> None:
-        answers: dict[str, StepResult | Failure] = {}
-        if self._seats.is_first:
+        def ask() -> dict[str, StepResult | Failure]:
             environments.ask(ended)
+            answers: dict[str, StepResult | Failure] = {}
             while environments.num_asked:
                 answers |= {trajectory.key: answer for trajectory, answer in environments.answers(COLLECT_S)}
-        answers = self._seats.share(answers)
+            return answers
+
+        answers = self._ranks.from_first(ask)
         for trajectory in ended:
             self._take(trajectory, answers[trajectory.key])
 

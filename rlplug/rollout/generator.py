@@ -13,8 +13,8 @@ from rlplug.interfaces.rollout import Placement, PolicySpec
 from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
+from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.environment_calls import EnvironmentCalls
-from rlplug.rollout.generator_ranks import EngineSeats
 from rlplug.rollout.observation_tokens import ObservationTokens
 from rlplug.rollout.partial_rollout import PartialRolloutState
 from rlplug.rollout.trajectory import Trajectory, new_trajectories, to_samples
@@ -54,9 +54,7 @@ class RolloutGenerator:
         self._environments: EnvironmentCalls | None = None
         if make_environment is not None:
             self._environments = EnvironmentCalls(make_environment, tokenizer, spec.eos_token_ids, options)
-        self._seats = EngineSeats.of(
-            placement.rank, placement.world_size, driver.engine.ranks_per_engine, talks=make_environment is not None
-        )
+        self._ranks = EngineRanks(placement, driver.engine.ranks_per_engine, communicates=make_environment is not None)
 
     def complete(
         self,
@@ -77,12 +75,12 @@ class RolloutGenerator:
             version: Of the policy.
             first_group: Number of the first prompt's group; the next prompt has the next one.
         """
-        seats = self._seats
-        asked = rank_share(list(enumerate(prompts, start=first_group)), seats.engine, seats.num_engines)
+        ranks = self._ranks
+        asked = rank_share(list(enumerate(prompts, start=first_group)), ranks.engine, ranks.num_engines)
         trajectories = new_trajectories([p for _, p in asked], [group for group, _ in asked], num_samples, key)
         self._play(trajectories, sampling, version)
         # ranks that share an engine divide what it returns, whole groups each
-        mine = rank_share(range(len(asked)), seats.seat, seats.size)
+        mine = rank_share(range(len(asked)), ranks.index, ranks.size)
         return self._samples([trajectories[index * num_samples + n] for index in mine for n in range(num_samples)])
 
     def go_on(
@@ -102,13 +100,13 @@ class RolloutGenerator:
             prompts: Of new groups.
             num_wanted: Complete groups to return at most, of all ranks.
         """
-        seats = self._seats
-        in_flight.add(prompts, num_samples, key, seats.num_engines)
-        groups = in_flight.of_engine(seats.engine, seats.num_engines)
+        ranks = self._ranks
+        in_flight.add(prompts, num_samples, key, ranks.num_engines)
+        groups = in_flight.of_engine(ranks.engine, ranks.num_engines)
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         self._play(trajectories, sampling, version, in_flight.options)
-        released = in_flight.release(groups, seats.is_first, num_wanted, self._gather)
-        mine = rank_share(released, seats.seat, seats.size)
+        released = in_flight.release(groups, ranks.is_first, num_wanted, self._gather)
+        mine = rank_share(released, ranks.index, ranks.size)
         return self._samples([trajectory for group in mine for trajectory in group.trajectories])
 
     def pop_metrics(self) -> dict[str, float]:
@@ -129,7 +127,7 @@ class RolloutGenerator:
         partial: PartialRollout | None = None,
     ) -> None:
         loop = AgentLoop(
-            trajectories, sampling, self._options, self._environments, self._observations, partial, self._seats
+            trajectories, sampling, self._options, self._environments, self._observations, partial, self._ranks
         )
         self._driver.play(loop, version)
 

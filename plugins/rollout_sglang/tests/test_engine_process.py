@@ -17,11 +17,11 @@ import pytest
 import torch
 from engine_double import DIES, FAILS
 from rlplug_rollout_sglang.engine_process import EngineProcess
-from rlplug_rollout_sglang.engine_requests import EngineRequests
+from rlplug_rollout_sglang.engine_requests import SGLangRequests
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.engines import EngineStats
 from rlplug.types import Completion, Request, SamplingParams
 
 DOUBLE = (sys.executable, str(Path(__file__).with_name("engine_double.py")))
@@ -44,11 +44,11 @@ def process() -> Iterator[EngineProcess]:
 
 
 @pytest.fixture
-def requests(process: EngineProcess) -> EngineRequests:
+def requests(process: EngineProcess) -> SGLangRequests:
     """Requests to an engine that has weights of version 4."""
     process.call("update_weights", [b"good"], "4", deadline_s=DEADLINE_S)
     stats = EngineStats(max_num_seqs=8, kv_cache_tokens=process.about["kv_cache_tokens"])
-    requests = EngineRequests(process, SPEC, 1000, stats, deadline_s=DEADLINE_S)
+    requests = SGLangRequests(process, SPEC, 1000, stats, deadline_s=DEADLINE_S)
     requests.version = 4
     return requests
 
@@ -71,7 +71,7 @@ def wait_until_gone(pid: int) -> None:
         time.sleep(0.05)
 
 
-def collected(requests: EngineRequests, count: int) -> dict[str, Completion]:
+def collected(requests: SGLangRequests, count: int) -> dict[str, Completion]:
     """Collect so many completions, by request."""
     completions: dict[str, Completion] = {}
     deadline = time.monotonic() + DEADLINE_S
@@ -86,7 +86,7 @@ def collected(requests: EngineRequests, count: int) -> dict[str, Completion]:
 # ---- requests -------------------------------------------------------------------------------------------------------
 
 
-def test_completions_come_in_the_order_of_requests(requests: EngineRequests) -> None:
+def test_completions_come_in_the_order_of_requests(requests: SGLangRequests) -> None:
     completions = requests.generate(asked("a", 30, 1, 9), SamplingParams(20))
     assert [c.request_id for c in completions] == ["a/0", "a/1", "a/2"]
     assert [len(c.token_ids) for c in completions] == [20, 1, 9]
@@ -95,9 +95,9 @@ def test_completions_come_in_the_order_of_requests(requests: EngineRequests) -> 
     assert requests.generate([], SamplingParams(4)) == []
 
 
-def test_numbers_are_counted(process: EngineProcess, requests: EngineRequests) -> None:
+def test_numbers_are_counted(process: EngineProcess, requests: SGLangRequests) -> None:
     requests.generate(asked("a", 150, 1), SamplingParams(200))
-    metrics = requests._stats.drain()
+    metrics = requests.stats.drain()
     assert metrics["num_tokens"] == 151
     assert metrics["prefix_cache_hits"] == 0.5
     assert 0 < metrics["tokens_per_s"] < 151 / 1.5
@@ -106,14 +106,14 @@ def test_numbers_are_counted(process: EngineProcess, requests: EngineRequests) -
     assert metrics["kv_cache_use"] == 0.25
 
 
-def test_prompt_without_room_is_refused_and_nothing_is_sent(requests: EngineRequests) -> None:
+def test_prompt_without_room_is_refused_and_nothing_is_sent(requests: SGLangRequests) -> None:
     too_long = Request("long", tuple(range(1000)), seed=1)
     with pytest.raises(RunError, match="request long"):
         requests.generate([*asked("a", 3), too_long], SamplingParams(4))
     assert len(requests.generate(asked("a", 3), SamplingParams(4))) == 1
 
 
-def test_submitted_requests_run_beside_those_of_generate(requests: EngineRequests) -> None:
+def test_submitted_requests_run_beside_those_of_generate(requests: SGLangRequests) -> None:
     parts = [asked(f"thread {index}", 5, 6) for index in range(4)]
     threads = [threading.Thread(target=requests.submit, args=(part, SamplingParams(9))) for part in parts]
     for thread in threads:
@@ -125,7 +125,7 @@ def test_submitted_requests_run_beside_those_of_generate(requests: EngineRequest
     assert requests.collect(0.0) == []
 
 
-def test_collect_returns_by_its_deadline(requests: EngineRequests) -> None:
+def test_collect_returns_by_its_deadline(requests: SGLangRequests) -> None:
     requests.submit(asked("long", 900), SamplingParams(900))
     began = time.monotonic()
     assert requests.collect(0.2) == []
@@ -134,7 +134,7 @@ def test_collect_returns_by_its_deadline(requests: EngineRequests) -> None:
     assert collected(requests, 1)["long/0"].finish_reason == "abort"
 
 
-def test_abort_that_overtakes_its_request_is_heard(requests: EngineRequests) -> None:
+def test_abort_that_overtakes_its_request_is_heard(requests: SGLangRequests) -> None:
     requests.submit(asked("a", 900, 5), SamplingParams(900))
     requests.abort(["a/0"])
     completions = collected(requests, 2)
@@ -144,7 +144,7 @@ def test_abort_that_overtakes_its_request_is_heard(requests: EngineRequests) -> 
     assert (completions["a/1"].finish_reason, len(completions["a/1"].token_ids)) == ("length", 5)
 
 
-def test_abort_of_what_is_done_changes_nothing(requests: EngineRequests) -> None:
+def test_abort_of_what_is_done_changes_nothing(requests: SGLangRequests) -> None:
     requests.submit(asked("a", 2), SamplingParams(5))
     collected(requests, 1)
     requests.abort(["a/0", "never"])
@@ -152,7 +152,7 @@ def test_abort_of_what_is_done_changes_nothing(requests: EngineRequests) -> None
     assert collected(requests, 1)["a/0"].finish_reason == "length"
 
 
-def test_weights_of_another_version_are_noticed(requests: EngineRequests) -> None:
+def test_weights_of_another_version_are_noticed(requests: SGLangRequests) -> None:
     requests.version = 5
     with pytest.raises(RunError, match="weights of version 4, and the policy has version 5"):
         requests.generate(asked("a", 2), SamplingParams(5))
@@ -161,9 +161,9 @@ def test_weights_of_another_version_are_noticed(requests: EngineRequests) -> Non
 # ---- faults ---------------------------------------------------------------------------------------------------------
 
 
-def test_process_that_dies_is_a_fault_that_keeps_what_is_done(process: EngineProcess, requests: EngineRequests) -> None:
+def test_process_that_dies_is_a_fault_that_keeps_what_is_done(process: EngineProcess, requests: SGLangRequests) -> None:
     requests.submit(asked("done", 1), SamplingParams(5))
-    child = process.about["seats"]
+    child = process.about["max_num_seqs"]
     later = threading.Timer(1.0, requests.submit, (asked("bad", 3, first=DIES), SamplingParams(5)))
     later.start()
     with pytest.raises(EngineFault, match=r"has 1 of 2 completions .* exit code 7(.|\n)*illegal memory") as fault:
@@ -175,12 +175,12 @@ def test_process_that_dies_is_a_fault_that_keeps_what_is_done(process: EnginePro
     wait_until_gone(child)
 
 
-def test_request_that_fails_is_a_fault(requests: EngineRequests) -> None:
+def test_request_that_fails_is_a_fault(requests: SGLangRequests) -> None:
     with pytest.raises(EngineFault, match=r"request a/0: ValueError: no such thing"):
         requests.generate(asked("a", 2, first=FAILS), SamplingParams(5))
 
 
-def test_deadline_is_a_fault(requests: EngineRequests) -> None:
+def test_deadline_is_a_fault(requests: SGLangRequests) -> None:
     requests.deadline_s = 0.3
     with pytest.raises(EngineFault, match=r"1 of 2 completions.*generate_deadline_s 0\.3") as fault:
         requests.generate(asked("a", 1, 900), SamplingParams(900))
@@ -200,7 +200,7 @@ def test_call_that_fails_is_a_fault(process: EngineProcess, name: str, arguments
         process.call(name, *arguments, deadline_s=1.0)
 
 
-def test_cache_that_is_not_flushed_is_a_fault(process: EngineProcess, requests: EngineRequests) -> None:
+def test_cache_that_is_not_flushed_is_a_fault(process: EngineProcess, requests: SGLangRequests) -> None:
     process.call("end_update", deadline_s=DEADLINE_S)
     requests.submit(asked("a", 900), SamplingParams(900))
     time.sleep(0.5)
@@ -233,7 +233,7 @@ def test_trainer_keeps_its_processes_and_handlers() -> None:
     environment = dict(os.environ)
     with subprocess.Popen(["sleep", "1000"]) as own:
         process = EngineProcess({}, DEADLINE_S, command=DOUBLE)
-        child = process.about["seats"]
+        child = process.about["max_num_seqs"]
         assert runs(child)
         process.close()
         wait_until_gone(child)
@@ -248,7 +248,7 @@ def test_trainer_that_dies_takes_all_with_it() -> None:
     code = (
         "import sys, time; from rlplug_rollout_sglang.engine_process import EngineProcess; "
         f"process = EngineProcess({{}}, 60, command={DOUBLE!r}); "
-        "print(process._process.pid, process.about['seats'], flush=True); time.sleep(600)"
+        "print(process._process.pid, process.about['max_num_seqs'], flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
-from rlplug_rollout_sglang.colocated import SGLangRollout
-from rlplug_rollout_sglang.memory import KV_MARGIN
+from rlplug_rollout_sglang.colocated import KV_MARGIN, SGLangRollout
 
 from rlplug.interfaces import EngineMemory, EngineMemoryRequest, PolicySpec
 from rlplug.types import GIB
@@ -44,12 +41,3 @@ def test_the_cache_holds_one_sequence_of_the_engine() -> None:
 def test_tokens_of_the_cache_are_a_limit() -> None:
     assert planned(max_total_tokens=20_000).kv_cache == 20_000 * 196_608
     assert planned(max_total_tokens=10**9).kv_cache == planned().kv_cache
-
-
-def test_dtypes_and_tensor_parallel_ranks() -> None:
-    whole, half = planned(), planned(tensor_parallel_size=2)
-    assert half.weights == whole.weights // 2
-    assert half.kv_bytes_per_token == whole.kv_bytes_per_token // 2
-    assert planned(kv_cache_dtype="fp8_e4m3").kv_bytes_per_token == 196_608 // 2
-    float32 = replace(SPEC, dtype=torch.float32)
-    assert planned(float32, dtype="bfloat16").weights == whole.weights

@@ -10,7 +10,6 @@ from rlplug_rollout_sglang.sampling import Output, sampling_arguments, to_comple
 
 from rlplug.errors import RunError
 from rlplug.interfaces import PolicySpec
-from rlplug.rollout.context_limit import max_completion_tokens
 from rlplug.types import Request, SamplingParams
 
 SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7), pad_token_id=0, max_context=4096)
@@ -24,15 +23,6 @@ def answer(reason: str = "stop", scored: int = 3, **about: Any) -> dict[str, Any
     known = {"prompt_tokens": 2, "cached_tokens": 1, "num_retractions": 0, "completion_tokens": 3}
     meta_info = {"finish_reason": {"type": reason}, "output_token_logprobs": logprobs, "weight_version": "4"}
     return {"output_ids": token_ids, "meta_info": {**known, **meta_info, **about}}
-
-
-def test_request_beyond_the_context_is_refused_by_name() -> None:
-    request = Request("0/1/2", tuple(range(100)), seed=1)
-    assert max_completion_tokens(request, SPEC, 101, "context_length") == 1
-    with pytest.raises(RunError, match=r"request 0/1/2: its prompt has 100 tokens.*raise rollout\.context_length"):
-        max_completion_tokens(request, SPEC, 100, "context_length")
-    with pytest.raises(RunError, match=r"shorten it"):
-        max_completion_tokens(Request("a", tuple(range(5000)), seed=1), SPEC, 4096, "context_length")
 
 
 def test_sampling_arguments_name_every_end_token() -> None:

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from rlplug_rollout_sglang import server_command
-from rlplug_rollout_sglang.server import SGLangServerRollout
+from rlplug_rollout_sglang.options import SGLangOptions
+from rlplug_rollout_sglang.server import SGLangBackend, SGLangServerRollout
 from transformers import AutoModelForCausalLM
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import EngineFault, Placement, PolicySpec
 from rlplug.interfaces.weight_sync import Bucket, TensorInfo
 from rlplug.rollout.servers.addresses import free_ports
+from rlplug.rollout.servers.backend import BackendContext
 from rlplug.rollout.servers.processes import ServerSlot
 from rlplug.testing.models import make_model_folder
 from rlplug.types import Request, SamplingParams
@@ -257,9 +258,11 @@ def test_contradictions_are_refused(arguments: dict[str, Any], message: str, mon
         SGLangServerRollout(**arguments)
 
 
-def test_the_key_is_in_no_command_line(tmp_path: Path) -> None:
-    place = ServerSlot(port=1234, key="very secret", folder=tmp_path)
-    how = server_command.launch({"model_path": "m", "stream_interval": 3}, place)
+def test_the_key_is_in_no_command_line(tmp_path: Path, spec: PolicySpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlplug_rollout_sglang.server.require_sglang", lambda: None)
+    monkeypatch.setattr(SGLangOptions, "arguments", lambda *_: {"model_path": "m", "stream_interval": 3})
+    backend = SGLangBackend(SGLangOptions(), BackendContext(spec, torch.device("cuda", 0), is_launched=True))
+    how = backend.launch(ServerSlot(port=1234, key="very secret", folder=tmp_path))
     assert "very secret" not in " ".join(how.command)
     arguments = json.loads(Path(how.command[-1]).read_text())
     assert arguments == {

@@ -23,16 +23,16 @@ from rlplug_rollout_sglang.options import (
     FORMER_NAMES,
     OWN_NAMES,
     RESERVED,
-    WHAT_WEIGHTS_ARE,
     SGLangOptions,
 )
 from rlplug_rollout_sglang.sampler import BATCHES, FLAG
 from rlplug_rollout_sglang.sampling import sampling_arguments
 from rlplug_rollout_sglang.versions import NEWEST, OLDEST, argument_names
-from rlplug_rollout_sglang.weights import flattened, serialised
+from rlplug_rollout_sglang.weights import serialised
 
 from rlplug.interfaces import PolicySpec
 from rlplug.types import Request, SamplingParams
+from rlplug.weight_sync.flat_buckets import flatten_bucket
 
 VERSIONS = ("0.5.13", "0.5.23")
 FOLDER = Path(next(iter(rlplug_rollout_sglang.__path__)))
@@ -138,7 +138,7 @@ def test_arguments_of_the_server(sglang: Published, monkeypatch: pytest.MonkeyPa
         if isinstance(node, ast.Dict):
             added |= strings(node) & (known | RESERVED.keys())
     assert {"enable_memory_saver", "base_gpu_id"} <= added
-    assert not ({*every.arguments(SPEC)} | added | {*RESERVED, *WHAT_WEIGHTS_ARE}) - known
+    assert not ({*every.arguments(SPEC)} | added | {*RESERVED, *SGLangOptions.pass_through.weight_formats}) - known
     for name in {*OWN_NAMES, *FORMER_NAMES, *FORMER_NAMES.values()}:
         assert name in known or name in FORMER_NAMES or name in FORMER_NAMES.values()
     assert all(new in known or former in known for new, former in FORMER_NAMES.items())
@@ -317,15 +317,15 @@ def test_plugins_are_loaded_in_every_process(sglang: Published) -> None:
 
 def test_weights_are_read_as_they_are_sent(sglang: Published) -> None:
     """The format, what SGLang reads of an entry, and that it un-pickles all that is in one."""
-    flat, entries = flattened([("a", torch.ones(3, dtype=torch.bfloat16)), ("b", torch.ones(2, 2))])
+    flat, places = flatten_bucket([("a", torch.ones(3, dtype=torch.bfloat16)), ("b", torch.ones(2, 2))])
+    recorder = Recorder(serialised(flat, places))
+    (entry, _) = recorder.load()["metadata"]
     metadata = sglang.fields("sglang.srt.weight_sync.tensor_bucket", "FlattenedTensorMetadata")
-    assert metadata == {*vars(entries[0])}
+    assert metadata == {*vars(entry)}
     module = "sglang.srt.model_executor.model_runner"
     if (sglang.package / "srt/model_executor/model_runner_components/weight_updater.py").is_file():
         module = "sglang.srt.model_executor.model_runner_components.weight_updater"
     assert {"flattened_bucket", "flattened_tensor", "metadata"} <= strings(sglang.module(module))
-    recorder = Recorder(serialised(flat, entries))
-    recorder.load()
     assert ("types", "SimpleNamespace") in recorder.found
     for name in (recorder.found - OF_A_CPU_TENSOR) | OF_A_CUDA_TENSOR:
         assert is_allowed(sglang, *name), f"SGLang un-pickles no {name}"

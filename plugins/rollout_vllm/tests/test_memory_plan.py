@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from rlplug_rollout_vllm.colocated import VLLMRollout
@@ -50,20 +48,5 @@ def test_a_cache_of_a_given_size_is_no_share() -> None:
     assert memory.least_kv_cache is None
 
 
-def test_dtypes_and_tensor_parallel_ranks() -> None:
-    whole, half = planned(), planned(tensor_parallel_size=2)
-    assert half.weights == whole.weights // 2
-    assert half.kv_bytes_per_token == whole.kv_bytes_per_token // 2
-    assert planned(kv_cache_dtype="fp8").kv_bytes_per_token == 196_608 // 2
-    float32 = replace(SPEC, dtype=torch.float32)
-    assert planned(float32, dtype="bfloat16").weights == whole.weights
-
-
 def test_servers_take_none_of_the_trainers_gpus() -> None:
     assert VLLMServerRollout(gpus=[1]).plan_memory(SPEC, NEEDS) is None
-
-
-def test_weights_in_fp8_take_a_byte_each() -> None:
-    in_fp8 = replace(NEEDS, fp8_parameters=1_000_000_000)
-    memory = VLLMRollout().plan_memory(SPEC, in_fp8)
-    assert memory.weights == planned().weights - 1_000_000_000

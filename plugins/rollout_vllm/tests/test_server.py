@@ -25,7 +25,7 @@ pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM")
 from rlplug_rollout_vllm import VLLMServerRollout
 from rlplug_rollout_vllm.gloo_transfer import BACKEND
 from rlplug_rollout_vllm.options import VLLMOptions
-from rlplug_rollout_vllm.server_command import to_flags
+from rlplug_rollout_vllm.server import to_flags
 from transformers import AutoModelForCausalLM
 
 from rlplug.errors import ConfigError, RunError
@@ -223,7 +223,7 @@ def processes_of(engine: VLLMServerRollout) -> list[int]:
     """Return the processes of an engine's only server, the API server first."""
     assert engine._processes is not None
     (server,) = engine._processes._servers
-    return [process.pid for process in psutil.Process(server.keeper.pid).children(recursive=True)]
+    return [process.pid for process in psutil.Process(server.supervisor.pid).children(recursive=True)]
 
 
 def test_start_failure_shows_the_end_of_the_log(spec: PolicySpec) -> None:
@@ -257,7 +257,7 @@ def test_server_of_somebody_else(
     theirs.update_weights(iter([bucket]), 1)
     first = tokens(theirs.generate(requests("first"), GREEDY))
     assert theirs._client is not None
-    theirs._client.spawn(theirs._client.ask("POST", f"{other.url}/start_weight_update")).result()
+    theirs._client.spawn(theirs._client.call("POST", f"{other.url}/start_weight_update")).result()
     theirs.close()
 
     theirs.start(spec, PLACEMENT)
@@ -332,7 +332,7 @@ def test_servers_of_two_ranks_end_with_the_trainer(folder: Path) -> None:
         assert first["num_tensors"] == second["num_tensors"] == 21
         assert set(second["stats"]) == {"num_tokens", "tokens_per_s"}
         assert second["processes"] == []
-        assert len(first["processes"]) >= 4, "the keeper, the API server, the engine's core, its worker"
+        assert len(first["processes"]) >= 4, "the supervisor, the API server, the engine's core, its worker"
         assert running(first["processes"]) == first["processes"]
         ranks[0].kill()
         deadline = time.monotonic() + 20

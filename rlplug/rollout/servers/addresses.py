@@ -1,4 +1,4 @@
-"""Hosts and ports: which are this host's own, and which others reach."""
+"""Addresses and free ports of this host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 def is_loopback(url: str) -> bool:
-    """Whether a URL is of this host alone."""
+    """Return whether only this host can reach a URL."""
     host = urlsplit(url).hostname or ""
     return host == "localhost" or host == "::1" or host.startswith("127.")
 
@@ -25,13 +25,13 @@ def own_address(peer: str) -> str:
 
 
 def address_for(urls: Sequence[str]) -> str:
-    """Return the address of this host that all servers reach: its own loopback, if they are all here."""
+    """Return the address of this host that all servers reach: its loopback, if they all run here."""
     hosts = [urlsplit(url).hostname or "" for url in urls]
     return own_address(next((host for host in hosts if not is_loopback(f"//{host}")), hosts[0]))
 
 
 def free_ports(count: int, address: str = LOOPBACK) -> list[int]:
-    """Return ports of this host that nobody listens on."""
+    """Return free ports of this host."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

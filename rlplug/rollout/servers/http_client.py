@@ -1,4 +1,4 @@
-"""Asks servers over HTTP: JSON in and out, from an event loop in a thread of its own."""
+"""HTTP client of the servers: JSON in and out, on an event loop in a thread of its own."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import contextlib
 import json
 import resource
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import aiohttp
@@ -19,25 +20,27 @@ from rlplug.interfaces import EngineFault
 Result = TypeVar("Result")
 
 MAX_FILES: Final = 65536
-"""Each request takes a connection, and a rollout has thousands."""
+"""Open connections: each request takes one, and a rollout has thousands."""
 
 PROBE_S: Final = 30.0
-"""For an answer that takes no work."""
+"""Timeout of a call that takes a server no work."""
 
 HEALTH_S: Final = 5.0
 
+METHOD_NOT_ALLOWED: Final = 405
+
 
 class ServerError(EngineFault):
-    """A server answered that it cannot, with a status from 500."""
+    """A server failed: it answered with a status from 500."""
 
 
 class HTTPClient:
-    """Asks any number of servers at once; every method may be called from any thread.
+    """Calls any number of servers at once. Coroutines run with ``spawn``; other methods may be called from any thread.
 
     Args:
-        key: What the servers ask for; empty for none.
-        key_name: Where it comes from, for messages.
-        server_key: What the servers themselves call it, for messages.
+        key: Bearer token of the servers; empty for none.
+        key_name: Environment variable that it comes from, for messages.
+        server_key: The servers' own name for it, for messages.
     """
 
     def __init__(self, key: str, key_name: str, server_key: str) -> None:
@@ -51,8 +54,8 @@ class HTTPClient:
 
     @staticmethod
     async def _open(key: str) -> aiohttp.ClientSession:
-        # A connection for each question: a busy server closes one that was idle for some seconds also when a question
-        # is on its way, since libuv looks at timers first (docs.libuv.org/en/v1.x/design.html).
+        # A connection for each call: a busy server closes one that was idle for some seconds also when a request is on
+        # its way, since libuv looks at timers first (docs.libuv.org/en/v1.x/design.html).
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         return aiohttp.ClientSession(connector=connector, headers=headers)
@@ -61,8 +64,12 @@ class HTTPClient:
         """Run a coroutine in the loop; those of one thread begin in the order of the calls."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
+    def run_all(self, coroutines: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+        """Run coroutines at once, and return their results in order, or raise the first of their errors."""
+        return [future.result() for future in [self.spawn(coroutine) for coroutine in coroutines]]
+
     def close(self) -> None:
-        """Cancel what runs, and close all connections."""
+        """Cancel all calls, and close all connections."""
         if self._loop.is_closed():
             return
         self.spawn(self._close()).result()
@@ -77,28 +84,21 @@ class HTTPClient:
         await asyncio.gather(*others, return_exceptions=True)
         await self._session.close()
 
-    # ---- questions ------------------------------------------------------------------------------------------------
-
-    def get(self, url: str) -> Any:
-        """Return the answer to a GET."""
-        return self.spawn(self.ask("GET", url)).result()
+    # ---- calls ----------------------------------------------------------------------------------------------------
 
     def is_healthy(self, url: str) -> bool:
-        """Whether the server at a URL is ready for requests."""
+        """Return whether the server at a URL is ready for requests."""
         try:
             return self.spawn(self._exchange("GET", f"{url}/health", None, HEALTH_S)).result()[0] == 200
         except (OSError, aiohttp.ClientError):
             return False
 
-    def status(self, url: str) -> int:
-        """Return the status that a GET has: 405 where a route takes POST alone, 404 where there is none."""
-        return self.spawn(self._status(url)).result()
-
-    async def _status(self, url: str) -> int:
+    async def status(self, url: str) -> int:
+        """Return the status of a GET: 405 for a route that takes POST alone, 404 for one that does not exist."""
         with self._failures(url, PROBE_S, ""):
             return (await self._exchange("GET", url, None, PROBE_S))[0]
 
-    async def ask(
+    async def call(
         self,
         method: str,
         url: str,
@@ -106,14 +106,14 @@ class HTTPClient:
         deadline_s: float = PROBE_S,
         deadline_key: str = "",
     ) -> Any:
-        """Return what a server answers: parsed JSON, or text.
+        """Return a server's answer: parsed JSON, or text.
 
         Args:
             deadline_key: The option that sets the deadline, for messages.
 
         Raises:
-            RunError: It refuses what it was asked.
-            ServerError: It cannot.
+            RunError: It refuses the request.
+            ServerError: It failed.
             EngineFault: It cannot be reached, or does not answer by the deadline.
         """
         with self._failures(url, deadline_s, deadline_key):
@@ -122,10 +122,10 @@ class HTTPClient:
             raise self._refusal(url, status, text)
         return json.loads(text) if text[:1] in ("{", "[") else text
 
-    async def ask_for_stream(
+    async def stream(
         self, url: str, payload: dict[str, Any], deadline_s: float, deadline_key: str
     ) -> AsyncIterator[Any]:
-        """Yield the server-sent events that answer a POST, parsed; errors are those of ``ask``."""
+        """Yield the server-sent events that answer a POST, parsed; errors are those of ``call``."""
         timeout = aiohttp.ClientTimeout(total=deadline_s)
         rest = b""
         with self._failures(url, deadline_s, deadline_key):
@@ -158,7 +158,7 @@ class HTTPClient:
 
     @contextlib.contextmanager
     def _failures(self, url: str, deadline_s: float, deadline_key: str) -> Iterator[None]:
-        """Raise what goes wrong with a connection as ``EngineFault``."""
+        """Raise a connection's errors as ``EngineFault``."""
         try:
             yield
         except TimeoutError:
@@ -169,8 +169,37 @@ class HTTPClient:
             raise EngineFault(f"{url} cannot be reached: {name}.") from problem
 
 
+@dataclass(frozen=True)
+class Server:
+    """One server of an engine.
+
+    Args:
+        client: Calls it.
+        url: Its address, without a slash at the end.
+        timeout_s: For the answer to a POST.
+        timeout_key: The option that sets the timeout, for messages; empty for none.
+    """
+
+    client: HTTPClient
+    url: str
+    timeout_s: float = PROBE_S
+    timeout_key: str = ""
+
+    async def get(self, route: str) -> Any:
+        """Return the answer to a GET; errors are those of :meth:`HTTPClient.call`."""
+        return await self.client.call("GET", f"{self.url}/{route}")
+
+    async def post(self, route: str, payload: dict[str, Any] | None = None) -> Any:
+        """Return the answer to a POST; errors are those of :meth:`HTTPClient.call`."""
+        return await self.client.call("POST", f"{self.url}/{route}", payload, self.timeout_s, self.timeout_key)
+
+    async def takes_post(self, route: str) -> bool:
+        """Return whether the server has a route that takes POST alone."""
+        return await self.client.status(f"{self.url}/{route}") == METHOD_NOT_ALLOWED
+
+
 def _allow_files() -> None:
-    """Let this process have as many connections open as it may."""
+    """Raise this process's limit of open files, which connections count towards."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:

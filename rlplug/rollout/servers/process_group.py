@@ -1,29 +1,60 @@
-"""Process groups beside the trainer's: rank 0 sends tensors to the workers of servers."""
+"""Process groups beside the trainer's own, in which its rank 0 sends tensors to the workers of engines."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from rlplug.rollout.servers.addresses import own_address
 
 GroupBackend: TypeAlias = Literal["gloo", "nccl"]
 
 
+@dataclass(frozen=True)
+class Rendezvous:
+    """Address at which the members of a group meet, and the rank of one of them."""
+
+    address: str
+    port: int
+    rank_offset: int
+    """Rank of a server's first worker; 0 for the trainer."""
+    world_size: int
+
+    def payload(self) -> dict[str, Any]:
+        """Return it under the names that vLLM and SGLang use."""
+        return {
+            "master_address": self.address,
+            "master_port": self.port,
+            "rank_offset": self.rank_offset,
+            "world_size": self.world_size,
+        }
+
+
+class Group(Protocol):
+    """Carries tensors from the trainer, its rank 0, to all workers."""
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Send a contiguous tensor, on a GPU in the order of the current stream."""
+
+    def destroy(self) -> None:
+        """Leave the group; also one in which a transfer hangs."""
+
+
 class SendGroup:
-    """A group that torch's registry does not know of, so that it neither joins nor outlives the trainer's own.
+    """A process group outside torch's registry, so that it neither joins nor outlives the trainer's own.
 
     Args:
-        store: In which the members find each other, with the prefixes that the other side uses.
-        address: Of rank 0, which the others reach; for gloo.
-        timeout_s: Of a member that waits for a tensor.
+        store: The members find each other in it; it has the prefixes that the other side uses.
+        address: An address of rank 0 that the others reach; for gloo.
+        timeout_s: For a member that waits for a tensor.
     """
 
     def __init__(
@@ -34,6 +65,25 @@ class SendGroup:
         timeout = timedelta(seconds=timeout_s)
         make = _gloo if backend == "gloo" else _nccl
         self._group = make(store, rank, world_size, address, timeout)
+
+    @classmethod
+    def over_tcp(
+        cls, rendezvous: Rendezvous, device: torch.device, timeout_s: float, prefixes: Sequence[str] = ()
+    ) -> SendGroup:
+        """Join a group of NCCL for a GPU, and of gloo for a CPU, whose rank 0 listens at the rendezvous.
+
+        Args:
+            prefixes: Those that the other side's keys begin with, in this order.
+        """
+        is_master = rendezvous.rank_offset == 0
+        address, size = rendezvous.address, rendezvous.world_size
+        timeout = timedelta(seconds=timeout_s)
+        store: Store = TCPStore(address, rendezvous.port, size, is_master=is_master, timeout=timeout)
+        for prefix in prefixes:
+            store = PrefixStore(prefix, store)
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            backend: GroupBackend = "nccl" if device.type == "cuda" else "gloo"
+            return cls(backend, store, rendezvous.rank_offset, size, address, timeout_s)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Send a contiguous tensor, or receive one in place; over NCCL in the order of the current stream."""

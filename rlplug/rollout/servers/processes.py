@@ -1,4 +1,4 @@
-"""Servers as processes of this host: started, watched, and ended with the trainer."""
+"""Servers as processes of this host: started, supervised, and ended with the trainer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLL_S: Final = 0.5
 PROGRESS_S: Final = 15.0
 TAIL_LINES: Final = 40
 
-OF_THE_TRAINER: Final = (
+TRAINER_VARIABLES: Final = (
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -40,23 +40,23 @@ OF_THE_TRAINER: Final = (
 
 @dataclass(frozen=True)
 class ServerSlot:
-    """What a server that is started gets to know of its surroundings."""
+    """Port, key and folder of a server that is started."""
 
     port: int
-    """Of the loopback interface."""
+    """On the loopback interface."""
     key: str
-    """What it must ask for."""
+    """Bearer token that every route but ``/health`` must require."""
     folder: Path
-    """Readable by this user alone; for its log, and for what should not be on its command line."""
+    """Readable by this user alone; for its log, and for secrets, which must not be on its command line."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How a server is started."""
+    """Command and environment of a server."""
 
     command: Sequence[str]
     environment: Mapping[str, str | None]
-    """Variables beside the trainer's own; ``None`` takes one away."""
+    """Variables beside the trainer's own; ``None`` removes one."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class ServerProcesses:
 
     Args:
         name: The engine's, for messages.
-        launch: Says how a server is started.
-        devices: What each server sees as ``CUDA_VISIBLE_DEVICES``; ``None`` for a server on the CPU.
-        noise: Beginnings of lines of a log that say nothing of its end.
+        launch: Returns the command of a server.
+        devices: ``CUDA_VISIBLE_DEVICES`` of each server; ``None`` for a server on the CPU.
+        noise: Beginnings of lines of a log that do not explain its end.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class ServerProcesses:
         folder = Path(tempfile.mkdtemp(prefix="rlplug-servers-"))
         self._servers: list[ServerProcess] = []
         for index, (port, seen) in enumerate(zip(free_ports(len(devices)), devices, strict=True)):
-            how = launch(ServerSlot(port, self.key, folder))
+            launched = launch(ServerSlot(port, self.key, folder))
             log = folder / f"server-{index}.log"
             with log.open("wb") as file:
                 process = subprocess.Popen(
-                    [sys.executable, supervisor.__file__, str(os.getpid()), *how.command],
-                    env=_environment(how.environment, seen),
+                    [sys.executable, supervisor.__file__, str(os.getpid()), *launched.command],
+                    env=_environment(launched.environment, seen),
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
@@ -114,7 +114,7 @@ class ServerProcesses:
         return [server.url for server in self._servers]
 
     def problem(self, wait_s: float = 0.0) -> str:
-        """Return what is known of a server that ended, waiting a little for that; an empty string when all run."""
+        """Return the status and the log of a server that ended, waiting for one; an empty string when all run."""
         deadline = time.monotonic() + wait_s
         while True:
             for server in self._servers:
@@ -128,7 +128,7 @@ class ServerProcesses:
             time.sleep(0.1)
 
     def logs(self) -> str:
-        """Return where the logs are."""
+        """Return the paths of the logs."""
         return ", ".join(str(server.log) for server in self._servers)
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class ServerProcesses:
 
 
 def _environment(changes: Mapping[str, str | None], devices: str | None) -> dict[str, str]:
-    environment: dict[str, str | None] = {n: v for n, v in os.environ.items() if n not in OF_THE_TRAINER}
+    environment: dict[str, str | None] = {n: v for n, v in os.environ.items() if n not in TRAINER_VARIABLES}
     environment |= changes
     if devices is not None:
         environment["CUDA_VISIBLE_DEVICES"] = devices
@@ -155,7 +155,7 @@ def _environment(changes: Mapping[str, str | None], devices: str | None) -> dict
 def wait_until_healthy(
     name: str, client: HTTPClient, urls: Sequence[str], deadline_s: float, processes: ServerProcesses | None
 ) -> None:
-    """Wait for servers that start.
+    """Wait until servers answer their health check.
 
     Args:
         name: The engine's, for messages.

@@ -1,10 +1,10 @@
-"""Runs a server, and ends it and all its processes when it is told to, or when its parent is gone.
+"""Supervises a server: ends it and all its processes on SIGTERM, or when its parent is gone.
 
 A script of the standard library alone, so that it takes no memory beside a server::
 
-    python keeper.py PARENT_PID COMMAND...
+    python supervisor.py PARENT_PID COMMAND...
 
-It looks at its parent instead of waiting for a pipe to close or for ``PR_SET_PDEATHSIG``: a pipe stays open in
+It polls its parent instead of waiting for a pipe to close or for ``PR_SET_PDEATHSIG``: a pipe stays open in
 processes that the parent forked, and the signal follows the thread that started this process, not the parent.
 """
 
@@ -21,27 +21,27 @@ from typing import Any
 
 POLL_S = 0.2
 GRACE_S = 5.0
-"""How long a server may take to end by itself."""
+"""Time for a server to end by itself."""
 ORPHANS_S = 2.0
-"""How long what it started may take then to give shared memory back."""
+"""Time, after that, for the processes that it started to release shared memory."""
 PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> int:
     """Return the server's exit status."""
     parent, command = int(sys.argv[1]), sys.argv[2:]
-    is_told = False
+    is_stopped = False
 
-    def tell(*_: Any) -> None:
-        nonlocal is_told
-        is_told = True
+    def stop(*_: Any) -> None:
+        nonlocal is_stopped
+        is_stopped = True
 
-    signal.signal(signal.SIGTERM, tell)
+    signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):  # orphans of the server become children here, to be reaped
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    while server.poll() is None and not is_told and os.getppid() == parent:
+    while server.poll() is None and not is_stopped and os.getppid() == parent:
         time.sleep(POLL_S)
     status = end(server)
     print(f"The server ended with status {status}.", flush=True)
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def end(server: subprocess.Popen[bytes]) -> int:
-    """End a server, politely at first, and then what it started."""
+    """End a server, with SIGTERM first, and then the processes that it started."""
     server.terminate()
     try:
         status = server.wait(GRACE_S)
@@ -69,7 +69,7 @@ def end(server: subprocess.Popen[bytes]) -> int:
 
 
 def is_tracker(pid: int) -> bool:
-    """Whether a process is Python's resource tracker, which gives shared memory back when all others are gone."""
+    """Whether a process is Python's resource tracker, which releases shared memory when all others are gone."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return b"resource_tracker" in file.read()
@@ -85,7 +85,7 @@ def kill(pids: list[int]) -> None:
 
 
 def reap() -> None:
-    """Let children that ended go."""
+    """Collect the exit status of children that ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,4 +1,4 @@
-"""Sends the trainer's weights to the workers of all servers, over one process group of its own."""
+"""Sends the trainer's weights to the workers of all engines, over one process group."""
 
 from __future__ import annotations
 
@@ -8,40 +8,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from rlplug.errors import RunError
 from rlplug.interfaces import Bucket, EngineFault
 from rlplug.rollout.servers.addresses import address_for, free_ports
-from rlplug.rollout.servers.http_client import HTTPClient
-
-
-class Group(Protocol):
-    """What carries tensors from the trainer, its rank 0, to all workers."""
-
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        """Send a contiguous tensor, on a GPU in the order of the current stream."""
-
-    def destroy(self) -> None:
-        """Leave the group; also one in which a transfer hangs."""
-
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """Where and as whom the workers of one server join the group."""
-
-    address: str
-    port: int
-    rank_offset: int
-    """Rank of the server's first worker."""
-    world_size: int
+from rlplug.rollout.servers.process_group import Group, Rendezvous
 
 
 @dataclass(frozen=True)
 class TensorList:
-    """The tensors of a bucket in words."""
+    """Names, dtypes and shapes of a bucket's tensors."""
 
     names: list[str]
     dtypes: list[str]
@@ -50,35 +29,35 @@ class TensorList:
 
 
 class WeightSender(ABC):
-    """The trainer's side, on its rank 0, of an engine's weight transfer.
+    """The trainer's side of a weight transfer, on its rank 0.
 
-    It asks the servers to receive and sends at the same time. When one side fails, the other waits in vain: the
-    group is of no use then, and both are made anew.
+    It has the workers receive and sends at the same time. When one side fails, the other waits in vain: the group is of
+    no use then, and the core starts trainer and engines anew.
 
     Args:
-        device: Where the trainer's weights are.
-        deadline_s: For connecting, and for each bucket.
+        urls: Names of the engines, or the URLs of their servers.
+        device: Holds the trainer's weights.
+        deadline_s: For joining, and for each bucket.
     """
 
     engine: str
     """For messages."""
 
-    def __init__(self, client: HTTPClient, urls: Sequence[str], device: torch.device, deadline_s: float) -> None:
-        self._client = client
+    def __init__(self, urls: Sequence[str], device: torch.device, deadline_s: float) -> None:
         self._urls = urls
         self._device = device
         self._deadline_s = deadline_s
         self._group: Group | None = None
 
-    # ---- the engine's own -----------------------------------------------------------------------------------------
+    # ---- one engine's way -----------------------------------------------------------------------------------------
 
     @abstractmethod
     def num_workers(self, url: str) -> int:
-        """Return how many processes of a server take weights."""
+        """Return how many processes of an engine receive weights."""
 
     @abstractmethod
-    def ask_to_join(self, url: str, meeting: Rendezvous) -> Future[Any]:
-        """Ask the workers of a server to join the group."""
+    def ask_to_join(self, url: str, rendezvous: Rendezvous) -> Future[Any]:
+        """Have the workers of an engine join the group."""
 
     @abstractmethod
     def join(self, address: str, port: int, world_size: int) -> Group:
@@ -86,48 +65,48 @@ class WeightSender(ABC):
 
     @abstractmethod
     def remedy(self) -> str:
-        """Return what to do about a server that cannot join, as a sentence."""
+        """Return what to do about an engine that cannot join, as a sentence."""
 
     @abstractmethod
     def begin(self, url: str) -> None:
-        """Have a server expect weights; also one in which a trainer that is gone left a sync open."""
+        """Have an engine expect weights; also one whose last trainer ended in the middle of a sync."""
 
     @abstractmethod
     def ask_to_receive(self, url: str, tensors: TensorList, version: int) -> Future[Any]:
-        """Ask a server's workers to take a bucket from the group."""
+        """Have an engine's workers receive a bucket from the group."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Have all servers use what came, and forget what they computed before."""
+        """Have all engines use the weights that came, and drop their prefix caches."""
 
     # ---- what the trainer calls -----------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Form the group of this process and the workers of all servers.
+        """Form the group of this process and the workers of all engines.
 
         Raises:
-            RunError: A server cannot.
+            RunError: An engine cannot.
         """
         sizes = [self.num_workers(url) for url in self._urls]
         address = address_for(self._urls)
         (port,) = free_ports(1, address)
         world_size = 1 + sum(sizes)
-        questions = [
+        joins = [
             self.ask_to_join(url, Rendezvous(address, port, 1 + sum(sizes[:index]), world_size))
             for index, url in enumerate(self._urls)
         ]
         try:
-            self._group = self._together(questions, lambda: self.join(address, port, world_size))
+            self._group = self._together(joins, lambda: self.join(address, port, world_size))
         except EngineFault as problem:
             raise RunError(
                 f"{self.engine}'s workers cannot join the trainer to take its weights: {problem} {self.remedy()}"
             ) from problem
 
     def send(self, buckets: Iterable[Bucket], version: int) -> None:
-        """Send all weights. What ``buckets`` raises leaves the servers ready for another sync.
+        """Send all weights. What ``buckets`` raises leaves the engines ready for another sync.
 
         Raises:
-            EngineFault: A server did not take them.
+            EngineFault: An engine did not receive them.
         """
         for url in self._urls:
             self.begin(url)
@@ -141,8 +120,8 @@ class WeightSender(ABC):
             raise
         self.finish()
 
-    def leave(self) -> None:  # noqa: B027 - most servers forget a group when its rank 0 is gone
-        """Have servers that stay forget the group, as far as they still answer."""
+    def leave(self) -> None:  # noqa: B027 - most engines forget a group when its rank 0 is gone
+        """Have engines that stay leave the group, as far as they still answer."""
 
     def close(self) -> None:
         """Leave the group; also one in which a transfer hangs."""
@@ -152,22 +131,16 @@ class WeightSender(ABC):
 
     # ---- both sides at once ---------------------------------------------------------------------------------------
 
-    def ask(self, url: str, route: str, payload: dict[str, Any] | None = None) -> Future[Any]:
-        """Post something to a server, with the deadline of a bucket."""
-        return self._client.spawn(
-            self._client.ask("POST", f"{url}/{route}", payload, self._deadline_s, "sync_deadline_s")
-        )
-
     def _send_bucket(self, bucket: Bucket, version: int) -> None:
         tensors = [tensor.to(self._device).contiguous() for _, tensor in bucket]
-        in_words = TensorList(
+        listed = TensorList(
             names=[name for name, _ in bucket],
             dtypes=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
             shapes=[list(tensor.shape) for tensor in tensors],
         )
-        questions = [self.ask_to_receive(url, in_words, version) for url in self._urls]
+        receipts = [self.ask_to_receive(url, listed, version) for url in self._urls]
         stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
-        self._together(questions, lambda: self._broadcast(tensors, stream))
+        self._together(receipts, lambda: self._broadcast(tensors, stream))
 
     def _broadcast(self, tensors: Sequence[torch.Tensor], stream: torch.cuda.Stream | None) -> None:
         assert self._group is not None
@@ -180,8 +153,8 @@ class WeightSender(ABC):
         if stream is not None:
             stream.synchronize()
 
-    def _together(self, questions: Sequence[Future[Any]], work: Callable[[], Any]) -> Any:
-        """Run ``work`` while servers answer; return its result when both are done.
+    def _together(self, others: Sequence[Future[Any]], work: Callable[[], Any]) -> Any:
+        """Run ``work`` beside the others; return its result when all are done.
 
         Raises:
             EngineFault: One failed, or was not done by the deadline. ``work`` may hang then, in a thread that
@@ -196,7 +169,7 @@ class WeightSender(ABC):
                 result.set_exception(problem)
 
         threading.Thread(target=run, name="rollout-weights", daemon=True).start()
-        futures = [*questions, result]
+        futures = [*others, result]
         done, pending = wait(futures, self._deadline_s, FIRST_EXCEPTION)
         for future in done:
             if problem := future.exception():

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces.environment import Environment, StepResult
+from rlplug.interfaces import Environment, StepResult
 from rlplug.rewards import ReasoningGymReward
 from rlplug.types import Prompt, RewardError, Sample
 

@@ -19,7 +19,7 @@ from rlplug.environments.tool_calls import (
     find_calls,
 )
 from rlplug.errors import ConfigError
-from rlplug.interfaces.environment import Environment, StepResult
+from rlplug.interfaces import Environment, StepResult
 from rlplug.types import Prompt
 from rlplug_envs.processes import EnvironmentHost, host_settings, shared_pool
 

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import (
     Bucket,
     EngineCapabilities,
-    EngineFault,
     EngineMemory,
     EngineMemoryRequest,
     Placement,
     PolicySpec,
-    RolloutEngine,
     SleepingPart,
-    SyncReport,
 )
-from rlplug.rollout.device_memory import MemoryBefore
-from rlplug.rollout.engine_ranks import EngineRanks
-from rlplug.rollout.engine_stats import EngineStats
-from rlplug.types import Completion, Request, SamplingParams
-from rlplug.weight_sync.manifest import policy_weights
-from rlplug.weight_sync.receive_checks import WeightSyncValidator
+from rlplug.rollout.engines import (
+    EngineSizes,
+    EngineStats,
+    FirstRankEngine,
+    MemoryBefore,
+    StartedEngine,
+    start_failure,
+)
+from rlplug.types import GIB
+from rlplug.weight_sync.flat_buckets import flatten_bucket
 from rlplug_rollout_sglang.engine_process import EngineProcess
-from rlplug_rollout_sglang.engine_requests import EngineRequests
+from rlplug_rollout_sglang.engine_requests import SGLangRequests
 from rlplug_rollout_sglang.fp8 import check_fp8
-from rlplug_rollout_sglang.memory import check_cache, planned_memory, start_failure
 from rlplug_rollout_sglang.options import SGLangOptions
 from rlplug_rollout_sglang.versions import require_sglang
-from rlplug_rollout_sglang.weights import flattened, serialised
+from rlplug_rollout_sglang.weights import serialised
 
 CALL_DEADLINE_S: Final = 600.0
 """For each bucket of a weight sync, and to release or take memory."""
@@ -46,8 +42,16 @@ BLACKWELL: Final = 10
 WAKING: Final[dict[SleepingPart, list[str]]] = {"weights": ["weights"], "kv_cache": ["kv_cache", "cuda_graph"]}
 """SGLang's names for the memory of a part. CUDA graphs stay unless SGLANG_MEMORY_SAVER_CUDA_GRAPH is set."""
 
+PASS_BYTES: Final = int(2.0 * GIB)
+"""Activations of its passes, CUDA graphs, and its processes' CUDA contexts: an estimate, not measured."""
+ASLEEP_BYTES: Final = int(1.5 * GIB)
+"""What stays when it sleeps, CUDA graphs among it: an estimate, not measured."""
 
-class SGLangRollout(RolloutEngine):
+KV_MARGIN: Final = 256
+"""Tokens of the KV cache beyond the longest sequence: SGLang counts whole pages, and keeps one of them free."""
+
+
+class SGLangRollout(FirstRankEngine):
     """Generates with SGLang on the trainer's own GPUs, in processes of its own.
 
     With ``model.sleep_between_rollouts`` the update has the memory that the engine takes. With
@@ -70,32 +74,44 @@ class SGLangRollout(RolloutEngine):
         tensor_parallel=True,
     )
 
+    engine: ClassVar[str] = "SGLang"
+    elsewhere: ClassVar[str] = "run servers of their own (SGLangServerRollout)"
+    options: SGLangOptions
+
     def __init__(self, generate_deadline_s: float = 1800.0, start_deadline_s: float = 900.0, **options: Any) -> None:
         self.options = SGLangOptions(**options)
-        self.generate_deadline_s = generate_deadline_s
+        longest_call_s = max(start_deadline_s, CALL_DEADLINE_S)
+        super().__init__(self.options, not self.options.disable_radix_cache, generate_deadline_s, longest_call_s)
         self.start_deadline_s = start_deadline_s
-        self._seats: EngineRanks | None = None
         self._process: EngineProcess | None = None
-        self.capabilities = replace(
-            self.capabilities,
-            streaming=self.options.tensor_parallel_size == 1,  # the first of the ranks alone has the requests
-            multi_turn=not self.options.disable_radix_cache,
-        )
-
-    @property
-    def ranks_per_engine(self) -> int:
-        return self.options.tensor_parallel_size
 
     def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
-        return planned_memory(self.options, policy, needs)
+        """Return what an engine takes of each of its GPUs, at most.
+
+        ``mem_fraction_static`` is a share of what is free when it starts; here, as if all of the GPU were.
+        """
+        options, sizes = self.options, EngineSizes.of(self.options, policy, needs)
+        least = (options.longest(policy) + KV_MARGIN) * sizes.kv_bytes_per_token
+        kv_cache = max(int(options.mem_fraction_static * needs.device_bytes) - sizes.weights, least)
+        if options.max_total_tokens is not None:
+            kv_cache = min(kv_cache, options.max_total_tokens * sizes.kv_bytes_per_token)
+        return EngineMemory(
+            weights=sizes.weights,
+            kv_cache=kv_cache,
+            other=PASS_BYTES,
+            asleep=ASLEEP_BYTES,
+            kv_bytes_per_token=sizes.kv_bytes_per_token,
+            least_kv_cache=least,
+            share_key="mem_fraction_static",
+            share_has_passes=False,
+        )
 
     def check(self, policy: PolicySpec) -> None:
         check_fp8(type(self).__name__, policy, self.ranks_per_engine)
 
     # ---- start and close ------------------------------------------------------------------------------------------
 
-    def start(self, policy: PolicySpec, placement: Placement) -> None:
-        began, size = time.perf_counter(), self.ranks_per_engine
+    def prepare(self, policy: PolicySpec, placement: Placement) -> None:
         if placement.device.type != "cuda":
             raise ConfigError(
                 f"model.rollout is SGLangRollout, which needs a GPU, and the trainer runs on {placement.device}: use "
@@ -106,104 +122,67 @@ class SGLangRollout(RolloutEngine):
                 "model.weight_sync sends FP8 weights, and on this GPU SGLang changes the form of scales at its start "
                 "and not after a sync: set model.weight_sync.transform to null, or use VLLMRollout."
             )
-        if placement.world_size % size:
-            raise ConfigError(
-                f"rollout.tensor_parallel_size is {size}, and the trainer has {placement.world_size} ranks: give a "
-                "divisor of that, or run servers of their own (SGLangServerRollout)."
-            )
-        version, self._weights = require_sglang(), policy_weights(policy)
-        index = placement.device.index or 0
-        if self._seats is None:  # once: a restart finds the same ranks
-            waiting_s = max(self.generate_deadline_s, self.start_deadline_s, CALL_DEADLINE_S) + 60
-            self._seats = EngineRanks(placement, size, waiting_s)
-        self._seats.check_devices("SGLang", index)
-        arguments = self.options.arguments(policy) | {"enable_memory_saver": True, "base_gpu_id": index}
-        memory = MemoryBefore.of(placement.device)
-        try:
-            about = self._seats.from_first(lambda: self._make_process(arguments))
-            check_cache(about["kv_cache_tokens"], self.options.longest(policy))
-        except EngineFault as problem:
-            num_bytes = sum(weight.num_bytes for weight in self._weights.values()) // size
-            raise start_failure(str(problem), memory, self.options.mem_fraction_static, num_bytes) from problem
-        except RunError:
-            self.close()
-            raise
-        self._stats = EngineStats(
-            max_num_seqs=about["seats"],
+
+    def launch(self, policy: PolicySpec, placement: Placement) -> StartedEngine:
+        version, longest = require_sglang(), self.options.longest(policy)
+        place = {"enable_memory_saver": True, "base_gpu_id": placement.device.index or 0}
+        arguments = self.options.arguments(policy) | place
+        about = self.ranks.from_first(lambda: self._make_process(arguments))
+        check_cache(about["kv_cache_tokens"], longest)
+        stats = EngineStats(
+            max_num_seqs=about["max_num_seqs"],
             kv_cache_tokens=about["kv_cache_tokens"],
             max_num_seqs_key="rollout.max_running_requests",
             memory_key="rollout.mem_fraction_static (or max_total_tokens)",
         )
-        if self._process is not None:
-            self._requests = EngineRequests(
-                self._process, policy, self.options.longest(policy), self._stats, self.generate_deadline_s
-            )
-        rank_zero_info(
-            f"SGLang {version}: up to {about['seats']} requests at once, a KV cache of {about['kv_cache_tokens']:,} "
-            f"tokens; started in {time.perf_counter() - began:.0f} s"
-        )
+        if self._process is None:
+            return StartedEngine(str(version), stats, None)
+        requests = SGLangRequests(self._process, policy, longest, stats, self.generate_deadline_s)
+        return StartedEngine(str(version), stats, requests)
 
     def _make_process(self, arguments: dict[str, Any]) -> dict[str, int]:
         self._process = EngineProcess(arguments, self.start_deadline_s, shows_log=self.options.log_level != "error")
         return self._process.about
+
+    def start_failure(self, problem: str, memory: MemoryBefore | None, weight_bytes: int, longest: int) -> RunError:
+        assert memory is not None, "it runs on a GPU"
+        share, asked = self.options.mem_fraction_static, self.options.mem_fraction_static * memory.free
+        if weight_bytes + PASS_BYTES > memory.free:
+            remedy = (
+                "Free memory with model.offload, or share the model between GPUs with rollout.tensor_parallel_size."
+            )
+        elif weight_bytes > 0.9 * asked:
+            remedy = "Raise rollout.mem_fraction_static, or share the model between GPUs with tensor_parallel_size."
+        else:
+            remedy = (
+                "If it ran out of memory: lower rollout.mem_fraction_static, which leaves more for passes and CUDA "
+                "graphs, or chunked_prefill_size, or cuda_graph_max_batch_size."
+            )
+        claims = {f"of that for rollout.mem_fraction_static {share:g}": asked, "of that for weights": weight_bytes}
+        return start_failure(self.engine, problem, memory, claims, remedy)
 
     def close(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.close()
 
-    # ---- generation -----------------------------------------------------------------------------------------------
-
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        return self._shared.from_first(lambda: self._requests.generate(requests, sampling))
-
-    def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
-        if not self.capabilities.streaming:
-            super().submit(requests, sampling)
-        self._requests.submit(requests, sampling)
-
-    def collect(self, timeout_s: float) -> list[Completion]:
-        if not self.capabilities.streaming:
-            super().collect(timeout_s)
-        return self._requests.collect(timeout_s)
-
-    def abort(self, request_ids: Sequence[str]) -> None:
-        if not self.capabilities.streaming:
-            super().abort(request_ids)
-        self._requests.abort(request_ids)
-
-    def stats(self) -> dict[str, float]:
-        return self._shared.from_first(self._stats.drain)
-
-    def advice(self) -> list[str]:
-        return self._stats.advice()
-
     # ---- weights and memory ---------------------------------------------------------------------------------------
 
-    def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
-        receipt = WeightSyncValidator(type(self).__name__, self._weights)
+    def begin_sync(self) -> None:
         self._call("begin_update")
-        try:
-            for bucket in receipt.count(buckets):
-                self._load(bucket, version)
-        except EngineFault:
-            raise
-        except Exception:
-            self._call("end_update")  # so that another sync may begin
-            raise
-        self._call("end_update")
-        torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # SGLang has let the buckets go
-        report = receipt.report(version)
-        if self._process is not None:
-            self._requests.version = version
-        return report
 
-    def _load(self, bucket: Bucket, version: int) -> None:
-        """Send one bucket: each rank has it on its own GPU, from which the engine's process there reads it."""
-        flat, entries = flattened(bucket)
-        payloads = self._shared.gathered(serialised(flat, entries))
+    def load_bucket(self, bucket: Bucket, version: int) -> None:
+        flat, places = flatten_bucket(bucket)
+        payloads = self.ranks.gathered(serialised(flat, places))
         self._call("update_weights", payloads, str(version))
         del flat  # it had to stay until now
+
+    def abandon_sync(self) -> None:
+        self._call("end_update")
+
+    def finish_sync(self, version: int) -> None:
+        self._call("end_update")
+        torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # SGLang has let the buckets go
 
     def sleep(self) -> None:
         self._call("release")
@@ -212,14 +191,22 @@ class SGLangRollout(RolloutEngine):
         self._call("resume", WAKING[part])
 
     def _call(self, name: str, *arguments: Any) -> None:
-        self._shared.from_first(lambda: self._running.call(name, *arguments, deadline_s=CALL_DEADLINE_S))
+        def call() -> None:
+            assert self._process is not None, "start comes first, and only the first rank has an engine"
+            self._process.call(name, *arguments, deadline_s=CALL_DEADLINE_S)
 
-    @property
-    def _shared(self) -> EngineRanks:
-        assert self._seats is not None, "start comes first"
-        return self._seats
+        self.ranks.from_first(call)
 
-    @property
-    def _running(self) -> EngineProcess:
-        assert self._process is not None, "start comes first, and only the first seat has an engine"
-        return self._process
+
+def check_cache(kv_cache_tokens: int, longest: int) -> None:
+    """Stop the run unless the KV cache holds the longest sequence: SGLang would cut completions short, and say nothing.
+
+    Raises:
+        RunError: It does not.
+    """
+    if kv_cache_tokens < longest + KV_MARGIN:
+        raise RunError(
+            f"SGLang has a KV cache of {kv_cache_tokens:,} tokens, and one sequence may need {longest + KV_MARGIN:,}: "
+            "raise rollout.mem_fraction_static (or max_total_tokens), or lower context_length to the longest prompt "
+            "and completion of the run."
+        )

@@ -17,19 +17,10 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from rlplug.interfaces import EngineFault
+from rlplug.rollout.engines import is_trainer_variable
 from rlplug_rollout_sglang.options import ENVIRONMENT
 
 COMMAND: Final = (sys.executable, "-c", "from rlplug_rollout_sglang.host import main; main()")
-
-TRAINERS_VARIABLES: Final = frozenset(
-    {
-        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
-        *("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
-    }
-)
-"""Of the environment: a rank's place among others, as torchrun says it, and how its allocator works. The one that lets
-SGLang sleep refuses expandable segments."""
 
 CLOSE_S: Final = 90.0
 """SGLang waits up to 60 s for its own processes."""
@@ -80,7 +71,7 @@ class EngineProcess:
         self.loads: list[tuple[int, int, float]] = []
         """Running requests, waiting requests, and share of the KV cache in use, about once a second."""
         self.about: dict[str, int] = {}
-        """Of the engine: ``kv_cache_tokens`` and ``seats``."""
+        """Of the engine: ``kv_cache_tokens`` and ``max_num_seqs``."""
         try:
             self._send(dict(arguments))
             self._wait_until_ready(start_deadline_s)
@@ -199,9 +190,4 @@ class EngineProcess:
 
 def _environment() -> dict[str, str]:
     """Return the environment of the process: the trainer's, without the trainer's place among its ranks."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in TRAINERS_VARIABLES and not name.startswith("TORCHELASTIC_")
-    }
-    return kept | ENVIRONMENT
+    return {name: value for name, value in os.environ.items() if not is_trainer_variable(name)} | ENVIRONMENT

@@ -48,8 +48,8 @@ def main() -> None:
 
         engine = Engine(**arguments)
         about = engine.get_server_info()
-        seats = about["internal_states"][0]["effective_max_running_requests_per_dp"]
-        connection.send(("ready", {"kv_cache_tokens": about["max_total_num_tokens"], "seats": seats}))
+        max_num_seqs = about["internal_states"][0]["effective_max_running_requests_per_dp"]
+        connection.send(("ready", {"kv_cache_tokens": about["max_total_num_tokens"], "max_num_seqs": max_num_seqs}))
     except Exception as problem:
         traceback.print_exc()
         connection.send(("failed", f"{type(problem).__name__}: {problem}"))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
-from rlplug.errors import ConfigError, did_you_mean
+from rlplug.errors import ConfigError
 from rlplug.interfaces import PolicySpec
+from rlplug.rollout.engines import EngineOptions, PassThrough
 from rlplug_rollout_sglang.sampler import FLAG
 from rlplug_rollout_sglang.versions import sglang_argument_names
 
@@ -19,9 +20,6 @@ ENVIRONMENT: Final = {FLAG: "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1
 
 SAMPLING_BACKEND: Final = "rlplug"
 """The name under which :mod:`rlplug_rollout_sglang.sampler` registers."""
-
-WHAT_WEIGHTS_ARE: Final = ("quantization", "json_model_override_args")
-"""Arguments of SGLang that ``model.weight_sync`` leaves no room for."""
 
 RESERVED: Final = {
     "model_path": "model.policy.path names it",
@@ -74,7 +72,7 @@ OWN_NAMES: Final = {
 
 
 @dataclass(frozen=True)
-class SGLangOptions:
+class SGLangOptions(EngineOptions):
     """How an engine is built. What is ``null`` is left to SGLang, which chooses by model and device.
 
     Args:
@@ -106,6 +104,17 @@ class SGLangOptions:
         server_args: Any other argument of SGLang's ``ServerArgs``, by name; checked against the installed version.
     """
 
+    share_key: ClassVar[str] = "mem_fraction_static"
+    context_key: ClassVar[str] = "context_length"
+    batch_sizes_key: ClassVar[str | None] = "cuda_graph_batch_sizes"
+    positive: ClassVar[tuple[str, ...]] = (
+        *("max_total_tokens", "context_length", "max_running_requests"),
+        *("cuda_graph_max_batch_size", "tensor_parallel_size"),
+    )
+    pass_through: ClassVar[PassThrough] = PassThrough(
+        "server_args", "SGLang", RESERVED, OWN_NAMES, weight_formats=("quantization", "json_model_override_args")
+    )
+
     mem_fraction_static: float = 0.5
     max_total_tokens: int | None = None
     kv_cache_dtype: str = "auto"
@@ -126,36 +135,12 @@ class SGLangOptions:
     server_args: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0 < self.mem_fraction_static < 1:
-            raise ConfigError(
-                f"rollout.mem_fraction_static is {self.mem_fraction_static}: give a share above 0, below 1."
-            )
-        for name in (
-            "max_total_tokens",
-            "context_length",
-            "max_running_requests",
-            "cuda_graph_max_batch_size",
-            "tensor_parallel_size",
-        ):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"rollout.{name} is {value}: give a positive number.")
+        super().__post_init__()
         if self.chunked_prefill_size is not None and self.chunked_prefill_size < 1 and self.chunked_prefill_size != -1:
             raise ConfigError(
                 f"rollout.chunked_prefill_size is {self.chunked_prefill_size}: give a positive number, or -1 to cut "
                 "no prompt."
             )
-        if self.cuda_graph_batch_sizes is not None and (
-            not self.cuda_graph_batch_sizes or min(self.cuda_graph_batch_sizes) < 1
-        ):
-            raise ConfigError(
-                f"rollout.cuda_graph_batch_sizes is {self.cuda_graph_batch_sizes}: give positive numbers, or set "
-                "disable_cuda_graph."
-            )
-
-    def longest(self, policy: PolicySpec) -> int:
-        """Return the longest prompt and completion together, in tokens."""
-        return policy.max_context if self.context_length is None else min(self.context_length, policy.max_context)
 
     def arguments(self, policy: PolicySpec) -> dict[str, Any]:
         """Return keyword arguments for the installed ``ServerArgs``, without those that follow from where it runs.
@@ -164,32 +149,21 @@ class SGLangOptions:
             ConfigError: ``server_args`` names what is set elsewhere, or what the installed SGLang does not have.
         """
         known = sglang_argument_names()
-        self._check_server_args(policy, known)
+        passed = self.passed_arguments(policy, known)
         arguments: dict[str, Any] = {
             "model_path": policy.path,
             "skip_tokenizer_init": True,
             "load_format": "dummy",
             "context_length": self.longest(policy) + CONTEXT_MARGIN,
-            "dtype": str(policy.dtype).removeprefix("torch.") if self.dtype == "auto" else self.dtype,
+            "dtype": self.dtype_name(policy),
             "sampling_backend": SAMPLING_BACKEND,
             "tp_size": self.tensor_parallel_size,
             "random_seed": self.seed,
             "disable_prefill_cuda_graph": self.disable_cuda_graph or not self.cuda_graphs_for_prompts,
+            **self.given("mem_fraction_static", "max_total_tokens", "kv_cache_dtype", "max_running_requests"),
+            **self.given("chunked_prefill_size", "attention_backend", "disable_radix_cache", "disable_cuda_graph"),
+            **self.given("sleep_on_idle", "log_level"),
         }
-        for name in (
-            "mem_fraction_static",
-            "max_total_tokens",
-            "kv_cache_dtype",
-            "max_running_requests",
-            "chunked_prefill_size",
-            "attention_backend",
-            "disable_radix_cache",
-            "disable_cuda_graph",
-            "sleep_on_idle",
-            "log_level",
-        ):
-            if getattr(self, name) is not None:
-                arguments[name] = getattr(self, name)
         if self.cuda_graph_batch_sizes is not None:
             arguments["cuda_graph_bs_decode"] = self.cuda_graph_batch_sizes
         if self.cuda_graph_max_batch_size is not None:
@@ -198,19 +172,4 @@ class SGLangOptions:
             overrides = {"quantization_config": policy.fp8.quantization_config()}
             arguments["json_model_override_args"] = json.dumps(overrides)
         named = {name if name in known else FORMER_NAMES.get(name, name): value for name, value in arguments.items()}
-        return named | self.server_args
-
-    def _check_server_args(self, policy: PolicySpec, known: set[str]) -> None:
-        for name in self.server_args:
-            if name in OWN_NAMES or name in self.__dataclass_fields__:
-                raise ConfigError(f"rollout.server_args.{name}: set rollout.{OWN_NAMES.get(name, name)} instead.")
-            if name in RESERVED:
-                raise ConfigError(f"rollout.server_args.{name} cannot be set: {RESERVED[name]}.")
-            if name not in known:
-                raise ConfigError(
-                    f"rollout.server_args.{name} is no argument of the installed SGLang.{did_you_mean(name, known)}"
-                )
-            if policy.fp8 is not None and name in WHAT_WEIGHTS_ARE:
-                raise ConfigError(
-                    f"rollout.server_args.{name} and model.weight_sync both say what weights are: remove one."
-                )
+        return named | passed

@@ -40,7 +40,7 @@ class Output:
     cached_tokens: int
     """Of the prompt: those that were in the prefix cache."""
     retractions: int
-    """How often it lost its seat, to be computed anew."""
+    """How often it was stopped, to be computed anew."""
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Output:

@@ -1,10 +1,7 @@
-"""Runs one of SGLang's servers.
+"""``python -m rlplug_rollout_sglang.server_main FILE``: SGLang's ``launch_server``, with its arguments from a file.
 
-``python -m rlplug_rollout_sglang.server_main ARGUMENTS.json`` does what ``python -m sglang.launch_server`` does, with
-the arguments of ``ServerArgs`` from a file: they are not on the command line, which every user of the host can read.
+A command line can be read by every user of the host, and the arguments have the server's key.
 """
-
-from __future__ import annotations
 
 import json
 import sys

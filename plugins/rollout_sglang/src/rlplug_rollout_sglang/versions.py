@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import importlib.util
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -11,13 +10,14 @@ from typing import Final
 
 from packaging.version import Version
 
-from rlplug.errors import ConfigError
+from rlplug.rollout.engines import SupportedVersions
 
 OLDEST: Final = Version("0.5.13")
 NEWEST: Final = Version("0.5.24")
 """The first that is too new. The code was read in 0.5.13, 0.5.16 and 0.5.23; what is run before a release is 0.5.16."""
 
 INSTALL: Final = "pip install 'rlplug-rollout-sglang[cuda]'"
+VERSIONS: Final = SupportedVersions("SGLang", "rlplug-rollout-sglang", OLDEST, NEWEST, INSTALL)
 
 
 def require_sglang() -> Version:
@@ -26,16 +26,7 @@ def require_sglang() -> Version:
     Raises:
         ConfigError: It is not installed, or not of a version that is known.
     """
-    try:
-        version = Version(importlib.metadata.version("sglang"))
-    except importlib.metadata.PackageNotFoundError:
-        raise ConfigError(f"model.rollout needs SGLang, which is not installed: {INSTALL}.") from None
-    if not OLDEST <= Version(version.base_version) < NEWEST:
-        raise ConfigError(
-            f"SGLang {version} is installed, and rlplug-rollout-sglang knows {OLDEST} up to, not including, {NEWEST}: "
-            f"{INSTALL}."
-        )
-    return version
+    return VERSIONS.require_distribution("sglang")
 
 
 def sglang_argument_names() -> set[str]:

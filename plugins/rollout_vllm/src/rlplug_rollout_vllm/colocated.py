@@ -4,43 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any, ClassVar, Final
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.distributed.rng import preserved_rng
-from rlplug.errors import ConfigError
+from rlplug.errors import RunError
 from rlplug.interfaces import (
     Bucket,
     EngineCapabilities,
+    EngineFault,
     EngineMemory,
     EngineMemoryRequest,
     Placement,
     PolicySpec,
-    RolloutEngine,
     SleepingPart,
     SyncReport,
 )
-from rlplug.rollout.device_memory import MemoryBefore
-from rlplug.rollout.engine_stats import EngineStats
-from rlplug.types import Completion, Request, SamplingParams
-from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
-from rlplug.weight_sync.manifest import policy_weights
-from rlplug.weight_sync.receive_checks import WeightSyncValidator
-from rlplug_rollout_vllm.engine_requests import EngineRequests
-from rlplug_rollout_vllm.memory import planned_memory, start_failure
+from rlplug.rollout.engines import (
+    ColocatedEngine,
+    EngineSizes,
+    EngineStats,
+    MemoryBefore,
+    StartedEngine,
+    environment_variables,
+    start_failure,
+)
+from rlplug.types import GIB
+from rlplug_rollout_vllm.engine_requests import VLLMRequests
 from rlplug_rollout_vllm.options import VLLMOptions
 from rlplug_rollout_vllm.versions import require_vllm
 from rlplug_rollout_vllm.weights import load_weights
 
+PASS_BYTES: Final = int(0.96 * GIB)
+"""Activations of its passes and CUDA graphs: measured with vLLM 0.26, a policy of 1.7B and the options' defaults."""
+ASLEEP_BYTES: Final = GIB // 2
+"""What stays when it sleeps, measured in the same run."""
 
-class VLLMRollout(RolloutEngine):
+
+class VLLMRollout(ColocatedEngine):
     """Generates with vLLM on the trainer's own devices.
 
     With ``model.sleep_between_rollouts`` the update has the memory that the engine takes (CUDA only). With
@@ -65,40 +71,35 @@ class VLLMRollout(RolloutEngine):
         tensor_parallel=True,
     )
 
+    engine: ClassVar[str] = "vLLM"
+    elsewhere: ClassVar[str] = "run servers of their own (VLLMServerRollout)"
+    options: VLLMOptions
+
     def __init__(self, generate_deadline_s: float = 1800.0, **options: Any) -> None:
         self.options = VLLMOptions(**options)
-        self.generate_deadline_s = generate_deadline_s
+        super().__init__(self.options, self.options.enable_prefix_caching is not False, generate_deadline_s)
         self._engine: Any = None
         self._is_asleep = False
         self._shares_group = False
-        self.capabilities = replace(
-            self.capabilities,
-            streaming=self.options.tensor_parallel_size == 1,  # ranks that share an engine step together
-            multi_turn=self.options.enable_prefix_caching is not False,
-        )
-
-    @property
-    def ranks_per_engine(self) -> int:
-        return self.options.tensor_parallel_size
 
     def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
-        return planned_memory(self.options, policy, needs)
-
-    def check(self, policy: PolicySpec) -> None:
-        check_fp8_fits(type(self).__name__, policy, self.ranks_per_engine)
+        """Return what an engine takes of each of its GPUs; the KV cache is what ``gpu_memory_utilization`` leaves."""
+        options, sizes = self.options, EngineSizes.of(self.options, policy, needs)
+        least = options.longest(policy) * sizes.kv_bytes_per_token
+        left = int(options.gpu_memory_utilization * needs.device_bytes) - sizes.weights - PASS_BYTES
+        fixed = None if options.kv_cache_gib is None else int(options.kv_cache_gib * GIB)
+        return EngineMemory(
+            weights=sizes.weights,
+            kv_cache=max(left, least) if fixed is None else fixed,  # with less than one sequence it does not start
+            other=PASS_BYTES,
+            asleep=ASLEEP_BYTES,
+            kv_bytes_per_token=sizes.kv_bytes_per_token,
+            least_kv_cache=least if fixed is None else None,
+        )
 
     # ---- start and close ------------------------------------------------------------------------------------------
 
-    def start(self, policy: PolicySpec, placement: Placement) -> None:
-        began, size = time.perf_counter(), self.ranks_per_engine
-        if placement.world_size % size:
-            raise ConfigError(
-                f"rollout.tensor_parallel_size is {size}, and the trainer has {placement.world_size} ranks: give a "
-                "divisor of that, or run servers of their own (VLLMServerRollout)."
-            )
-        self._device = placement.device
-        self._weights = policy_weights(policy)
-        memory = MemoryBefore.of(placement.device) if placement.device.type == "cuda" else None
+    def launch(self, policy: PolicySpec, placement: Placement) -> StartedEngine:
         with _process_for_vllm(placement):
             version = require_vllm()
             arguments = self.options.arguments(policy, placement.device)
@@ -109,22 +110,33 @@ class VLLMRollout(RolloutEngine):
             try:
                 self._engine = _make_engine(arguments, self._observe)
             except (AssertionError, RuntimeError, ValueError) as problem:
-                num_bytes = sum(weight.num_bytes for weight in self._weights.values()) // size
-                share, longest = self.options.gpu_memory_utilization, arguments["max_model_len"]
-                raise start_failure(problem, memory, share, num_bytes, longest) from problem
+                raise EngineFault(f"{type(problem).__name__}: {problem}") from problem
         (self._model,) = self._engine.apply_model(lambda model: model)
         config = self._engine.vllm_config
-        self._stats = EngineStats(
+        stats = EngineStats(
             max_num_seqs=config.scheduler_config.max_num_seqs,
             kv_cache_tokens=(config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
         )
-        self._requests = EngineRequests(
-            self._engine, policy, config.model_config.max_model_len, self._stats, self.generate_deadline_s
-        )
-        rank_zero_info(
-            f"vLLM {version}: up to {self._stats.max_num_seqs} requests at once, a KV cache of "
-            f"{self._stats.kv_cache_tokens:,} tokens; started in {time.perf_counter() - began:.0f} s"
-        )
+        longest = config.model_config.max_model_len
+        self._vllm_requests = VLLMRequests(self._engine, policy, longest, stats, self.generate_deadline_s)
+        return StartedEngine(str(version), stats, self._vllm_requests)
+
+    def start_failure(self, problem: str, memory: MemoryBefore | None, weight_bytes: int, longest: int) -> RunError:
+        share = self.options.gpu_memory_utilization
+        total, free = (memory.total, memory.free) if memory is not None else (0, 0)
+        asked = share * total
+        if asked > free:
+            fits = int(100 * free / total) / 100
+            remedy = f"Set rollout.gpu_memory_utilization to {fits:g} or less, or free memory with model.offload."
+        elif weight_bytes > 0.9 * asked:
+            remedy = "Raise rollout.gpu_memory_utilization, or share the model between GPUs with tensor_parallel_size."
+        else:
+            remedy = (
+                f"The KV cache must hold one sequence of rollout.max_model_len {longest}: lower that to the longest "
+                "prompt and completion of the run, raise gpu_memory_utilization, or lower max_num_batched_tokens."
+            )
+        claims = {f"asked for by rollout.gpu_memory_utilization {share:g}": asked, "of that for weights": weight_bytes}
+        return start_failure(self.engine, problem, memory, claims, remedy)
 
     def close(self) -> None:
         engine, self._engine, self._model = self._engine, None, None
@@ -132,44 +144,23 @@ class VLLMRollout(RolloutEngine):
             with _default_group_kept() if self._shares_group else contextlib.nullcontext():
                 engine.engine_core.shutdown()
 
-    # ---- generation -----------------------------------------------------------------------------------------------
-
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        return self._requests.generate(requests, sampling)
-
-    def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
-        self._streaming().submit(requests, sampling)
-
-    def collect(self, timeout_s: float) -> list[Completion]:
-        return self._streaming().collect(timeout_s)
-
-    def abort(self, request_ids: Sequence[str]) -> None:
-        self._streaming().abort(request_ids)
-
-    def _streaming(self) -> EngineRequests:
-        if not self.capabilities.streaming:
-            raise self._cannot("streaming")
-        return self._requests
-
-    def _observe(self, running: int, waiting: int, kv_cache_use: float, preemptions: int) -> None:
-        self._stats.observe(running, waiting, kv_cache_use)
-        self._stats.preemptions += preemptions
-
-    def stats(self) -> dict[str, float]:
-        return self._stats.drain()
-
-    def advice(self) -> list[str]:
-        return self._stats.advice()
+    def _observe(self, scheduler_stats: Any = None, iteration_stats: Any = None, *_: Any, **__: Any) -> None:
+        """Take what vLLM gives its stat loggers after every step."""
+        if scheduler_stats is not None:
+            running, waiting = scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs
+            self._stats.observe(running, waiting, scheduler_stats.kv_cache_usage)
+        if scheduler_stats is not None and iteration_stats is not None:
+            self._stats.preemptions += iteration_stats.num_preempted_reqs
 
     # ---- weights and memory ---------------------------------------------------------------------------------------
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
-        receipt = WeightSyncValidator(type(self).__name__, self._weights)
-        load_weights(self._model, self._engine.vllm_config, receipt.count(buckets))
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        self._requests.start_version(version)
-        return receipt.report(version)
+        validator = self.validator()
+        load_weights(self._model, self._engine.vllm_config, validator.count(buckets))
+        if self._placement.device.type == "cuda":
+            torch.cuda.synchronize(self._placement.device)
+        self._vllm_requests.start_version(version)
+        return validator.report(version)
 
     def sleep(self) -> None:
         if not self.capabilities.sleep:
@@ -184,42 +175,21 @@ class VLLMRollout(RolloutEngine):
         self._is_asleep = False
 
 
-def _make_engine(arguments: dict[str, Any], observe: Callable[[int, int, float, int], None]) -> Any:
+def _make_engine(arguments: dict[str, Any], observe: Callable[..., None]) -> Any:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    def ignore(*_: Any) -> None:
+        """Do nothing."""
+
+    logger = SimpleNamespace(record=observe, log=ignore, log_engine_initialized=ignore, record_sleep_state=ignore)
     return LLMEngine.from_engine_args(
         EngineArgs(**arguments),
         usage_context=UsageContext.LLM_CLASS,  # it decides on defaults: vLLM's for many requests at once
-        stat_loggers=[lambda *_: _Observer(observe)],
+        stat_loggers=[lambda *_: logger],
         enable_multiprocessing=False,
     )
-
-
-class _Observer:
-    """What vLLM calls a stat logger: hands on what :class:`EngineStats` counts, after every step."""
-
-    def __init__(self, observe: Callable[[int, int, float, int], None]) -> None:
-        self._observe = observe
-
-    def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *_: Any, **__: Any) -> None:
-        if scheduler_stats is not None:
-            self._observe(
-                scheduler_stats.num_running_reqs,
-                scheduler_stats.num_waiting_reqs,
-                scheduler_stats.kv_cache_usage,
-                iteration_stats.num_preempted_reqs if iteration_stats is not None else 0,
-            )
-
-    def log(self) -> None:
-        pass
-
-    def log_engine_initialized(self) -> None:
-        pass
-
-    def record_sleep_state(self, *_: Any) -> None:
-        pass
 
 
 @contextlib.contextmanager
@@ -234,18 +204,9 @@ def _process_for_vllm(placement: Placement) -> Iterator[None]:
         "LOCAL_RANK": str(placement.device.index or 0),
         "WORLD_SIZE": str(placement.world_size),
     }
-    former = {name: os.environ.get(name) for name in needed}
-    os.environ.update(needed)
-    try:
-        with preserved_rng(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
-            yield
-    finally:
-        for name, value in former.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    with environment_variables(needed), preserved_rng(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
+        yield
 
 
 @contextlib.contextmanager

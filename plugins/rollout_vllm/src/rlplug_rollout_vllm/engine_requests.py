@@ -4,97 +4,85 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.distributed.rng import preserved_rng
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rollout.context_limit import max_completion_tokens
-from rlplug.rollout.engine_stats import EngineStats
-from rlplug.types import NO_VERSION, Completion, Request, SamplingParams
+from rlplug.rollout.engines import EngineRequests, EngineStats, RunningRequest
+from rlplug.types import Completion
 from rlplug_rollout_vllm.sampling import sampling_arguments, to_completion
-
-PROGRESS_S: Final = 30.0
 
 QUIET_STEPS: Final = 4
 """Steps after which an engine without requests has let the memory of aborted ones go."""
 
 
-class EngineRequests:
-    """Adds requests to an engine, steps it, and keeps completions until they are asked for.
+class VLLMRequests(EngineRequests[Any]):
+    """Adds requests to an engine, and steps it while somebody waits.
 
-    Requests of ``generate`` and those that were submitted run side by side.
+    Times are those that the engine worked: what nobody waits for does not run, and misses no deadline.
 
     Args:
-        engine: vLLM's ``LLMEngine``.
-        deadline_s: How long the engine may work on a request; a longer one counts as a fault.
+        engine: vLLM's ``LLMEngine``. Only the thread that generates or collects touches it.
     """
+
+    engine: ClassVar[str] = "vLLM"
+    context_key: ClassVar[str] = "max_model_len"
 
     def __init__(
         self, engine: Any, policy: PolicySpec, max_model_len: int, stats: EngineStats, deadline_s: float
     ) -> None:
+        super().__init__(policy, max_model_len, stats, deadline_s)
         self._engine = engine
-        self._policy = policy
-        self._max_model_len = max_model_len
-        self._stats = stats
-        self.deadline_s = deadline_s
-        self._version = NO_VERSION
         self._seconds = 0.0
-        """How long the engine has worked."""
-        self._waiting: dict[str, float] = {}
-        """What was submitted and is not done, oldest first: how long the engine had worked then."""
-        self._ready: list[Completion] = []
-        self._arrivals: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._inside: set[str] = set()
+        """Names of the requests that the engine has."""
+        self._arrivals: queue.SimpleQueue[Callable[[], list[Any]]] = queue.SimpleQueue()
+        """What other calls left to be done; each returns the outputs of what it stopped."""
 
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        """Return the completions of ``requests``, in their order."""
-        rooms = self._rooms(requests)
-        finished: dict[str, Completion] = {}
-        with self._failures(finished.values, len(requests)):
-            self._add(requests, sampling, rooms)
-            missing, began, next_line_s = {request.request_id for request in requests}, self._seconds, PROGRESS_S
-            while missing:
-                self._take_arrivals()
-                finished |= {completion.request_id: completion for completion in self._step()}
-                missing -= finished.keys()
-                seconds = self._seconds - began
-                self._check_deadline(seconds)
-                if seconds > next_line_s:
-                    next_line_s += PROGRESS_S
-                    rank_zero_info(f"rollout: {len(finished)} of {len(requests)} completions after {seconds:.0f} s")
-        return [finished[request.request_id] for request in requests]
+    def clock(self) -> float:
+        return self._seconds
 
-    def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
-        """Hand requests in, from any thread; they run while others are collected or generated."""
-        rooms = self._rooms(requests)
+    def start(self, requests: Sequence[RunningRequest]) -> None:
+        self._arrivals.put(lambda: self._add(requests))
 
-        def add() -> None:
-            self._waiting |= dict.fromkeys((request.request_id for request in requests), self._seconds)
-            self._add(requests, sampling, rooms)
+    def stop(self, requests: Sequence[RunningRequest]) -> None:
+        self._arrivals.put(lambda: self._stop([running.name for running in requests]))
 
-        self._arrivals.put(add)
+    def poll(self, timeout_s: float) -> list[tuple[str, Any]]:
+        outputs = self._take_arrivals(0.0 if self._inside else timeout_s)
+        if self._inside and not outputs and timeout_s > 0:
+            began = time.perf_counter()
+            outputs = [output for output in self._engine.step() if output.finished]
+            self._seconds += time.perf_counter() - began
+        self._inside -= {output.request_id for output in outputs}
+        return [(output.request_id, output) for output in outputs]
 
-    def collect(self, timeout_s: float) -> list[Completion]:
-        """Step until a submitted request is done, or the time is over."""
-        deadline = time.perf_counter() + timeout_s
-        with self._failures(self._take):
-            while True:
-                self._take_arrivals(0.0 if self._waiting or self._ready else deadline - time.perf_counter())
-                if self._ready or time.perf_counter() >= deadline:
-                    return self._take()
-                if self._waiting:
-                    others = self._step()
-                    assert not others, "what was not submitted is done when its call of generate returns"
-                    self._check_deadline(self._seconds - next(iter(self._waiting.values()), self._seconds))
+    def read(self, running: RunningRequest, answer: Any) -> Completion:
+        (generated,) = answer.outputs
+        token_ids, logprobs = generated.token_ids, generated.logprobs
+        assert logprobs.token_ids == list(token_ids), "there is one logprob for each token, of that token"
+        self.stats.prompt_tokens += len(answer.prompt_token_ids)
+        self.stats.cached_prompt_tokens += answer.num_cached_tokens or 0
+        name = running.request.request_id
+        return to_completion(name, token_ids, logprobs.logprobs, generated.finish_reason, self.version)
 
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """Stop submitted requests, from any thread; what they have is collected. What is done is left alone."""
-        self._arrivals.put(lambda: self._stop(request_ids))
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Leave the trainer's random generators alone, and raise what goes wrong in the engine as a fault."""
+        try:
+            with preserved_rng():
+                yield
+        except torch.AcceleratorError as problem:
+            raise RunError(f"vLLM lost its GPU, and the trainer with it, which shares it: {problem}") from problem
+        except EngineFault:
+            raise
+        except Exception as problem:
+            raise EngineFault(f"{type(problem).__name__}: {problem}.") from problem
 
     def start_version(self, version: int) -> None:
         """Forget what was computed with the weights of before; completions carry ``version`` from now on.
@@ -105,100 +93,53 @@ class EngineRequests:
         # blocks of requests that were aborted are held until the next steps
         for _ in range(QUIET_STEPS):
             if self._engine.reset_prefix_cache():
-                self._version = version
+                self.version = version
                 return
-            if not self._waiting:
+            if not self._inside:
                 self._engine.step()
         raise EngineFault(
-            f"vLLM could not reset its prefix cache: {len(self._waiting)} requests that were submitted still run, and "
+            f"vLLM could not reset its prefix cache: {len(self._inside)} requests that were submitted still run, and "
             "new weights must wait until they are collected or aborted."
         )
 
     # ---- the engine: only in the thread that generates or collects --------------------------------------------------
 
-    def _take_arrivals(self, timeout_s: float = 0.0) -> None:
+    def _take_arrivals(self, timeout_s: float) -> list[Any]:
         """Do what other calls left to be done, waiting for the first of it."""
+        outputs: list[Any] = []
         try:
-            self._arrivals.get(timeout=max(timeout_s, 0.0))()
+            outputs += self._arrivals.get(timeout=timeout_s)() if timeout_s > 0 else self._arrivals.get_nowait()()
             while True:
-                self._arrivals.get_nowait()()
+                outputs += self._arrivals.get_nowait()()
         except queue.Empty:
-            return
+            return outputs
 
-    def _stop(self, request_ids: Sequence[str]) -> None:
-        ids = [request_id for request_id in request_ids if self._waiting.pop(request_id, None) is not None]
-        outputs = [self._output_so_far(request_id) for request_id in ids]
-        self._engine.abort_request(ids)
-        self._ready += [self._completion(output) for output in outputs]
-
-    def _rooms(self, requests: Sequence[Request]) -> list[int]:
-        return [
-            max_completion_tokens(request, self._policy, self._max_model_len, "max_model_len") for request in requests
-        ]
-
-    def _add(self, requests: Sequence[Request], sampling: SamplingParams, rooms: Sequence[int]) -> None:
+    def _add(self, requests: Sequence[RunningRequest]) -> list[Any]:
         from vllm import SamplingParams as VLLMSamplingParams
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
-        for request, room in zip(requests, rooms, strict=True):
-            arguments = sampling_arguments(request, sampling, self._policy, room)
+        for running in requests:
+            arguments = sampling_arguments(running.request, running.sampling, self.policy, running.max_tokens)
             # else each step puts all completions together anew, and makes a dict for each token's logprob
             arguments |= {"output_kind": RequestOutputKind.FINAL_ONLY, "flat_logprobs": True}
-            prompt = tokens_input(list(request.prompt_ids))
-            self._engine.add_request(request.request_id, prompt, VLLMSamplingParams(**arguments))
+            prompt = tokens_input(list(running.request.prompt_ids))
+            self._engine.add_request(running.name, prompt, VLLMSamplingParams(**arguments))
+            self._inside.add(running.name)
+        return []
 
-    def _step(self) -> list[Completion]:
-        """Step once; return what finished of ``generate``, and keep what was submitted."""
-        began = time.perf_counter()
-        completions = [self._completion(output) for output in self._engine.step() if output.finished]
-        seconds = time.perf_counter() - began
-        self._seconds += seconds
-        self._stats.seconds += seconds
-        others: list[Completion] = []
-        for completion in completions:
-            is_submitted = self._waiting.pop(completion.request_id, None) is not None
-            (self._ready if is_submitted else others).append(completion)
-        return others
+    def _stop(self, names: Sequence[str]) -> list[Any]:
+        inside = [name for name in names if name in self._inside]
+        outputs = [self._output_so_far(name) for name in inside]
+        self._engine.abort_request(inside)
+        self._inside -= set(inside)
+        return outputs
 
-    def _check_deadline(self, seconds: float) -> None:
-        if seconds > self.deadline_s:
-            raise TimeoutError(f"it took longer than rollout.generate_deadline_s {self.deadline_s:g}")
-
-    def _output_so_far(self, request_id: str) -> Any:
+    def _output_so_far(self, name: str) -> Any:
         """Return a running request's output, as vLLM itself makes it of one that is aborted."""
         from vllm.v1.engine import FinishReason
 
         processor = self._engine.output_processor
-        (internal_id,) = processor.external_req_ids[request_id]
+        (internal_id,) = processor.external_req_ids[name]
         state = processor.request_states[internal_id]
         return state.make_request_output([], None, FinishReason.ABORT, None)
-
-    def _completion(self, output: Any) -> Completion:
-        (generated,) = output.outputs
-        token_ids, logprobs = generated.token_ids, generated.logprobs
-        assert logprobs.token_ids == list(token_ids), "there is one logprob for each token, of that token"
-        self._stats.num_tokens += len(token_ids)
-        self._stats.prompt_tokens += len(output.prompt_token_ids)
-        self._stats.cached_prompt_tokens += output.num_cached_tokens or 0
-        return to_completion(output.request_id, token_ids, logprobs.logprobs, generated.finish_reason, self._version)
-
-    def _take(self) -> list[Completion]:
-        ready, self._ready = self._ready, []
-        return ready
-
-    @contextmanager
-    def _failures(self, done: Callable[[], Iterable[Completion]], num_requests: int = 0) -> Iterator[None]:
-        """Raise what goes wrong in the engine as ``EngineFault``, with what is done."""
-        try:
-            with preserved_rng():
-                yield
-        except torch.AcceleratorError as problem:
-            raise RunError(f"vLLM lost its GPU, and the trainer with it, which shares it: {problem}") from problem
-        except Exception as problem:
-            completions = list(done())
-            total = num_requests or len(completions) + len(self._waiting)
-            message = (
-                f"vLLM has {len(completions)} of {total} completions and failed: {type(problem).__name__}: {problem}."
-            )
-            raise EngineFault(message, completions) from problem

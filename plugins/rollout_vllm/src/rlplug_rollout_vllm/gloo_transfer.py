@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from datetime import timedelta
 from typing import Any, Final
 
 import torch
-from torch._C._distributed_c10d import TCPStore
 
-from rlplug.rollout.servers.process_group import SendGroup
+from rlplug.rollout.servers.process_group import Rendezvous, SendGroup
 
 BACKEND: Final = "rlplug_gloo"
 
 TIMEOUT_S: Final = 300.0
-"""Of a worker that waits for a tensor."""
-
-
-def gloo_group(address: str, port: int, rank: int, world_size: int, timeout_s: float = TIMEOUT_S) -> SendGroup:
-    """Join the group in which rank 0, which listens at ``address``, sends weights to all others."""
-    timeout = timedelta(seconds=timeout_s)
-    store = TCPStore(address, port, world_size, is_master=rank == 0, timeout=timeout)
-    return SendGroup("gloo", store, rank, world_size, address, timeout_s)
+"""For a worker that waits for a tensor."""
 
 
 def register() -> None:
@@ -43,9 +34,8 @@ def make_engine(*arguments: Any) -> Any:
             self.shutdown()
             parallel = self.parallel_config
             rank = init_info.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank
-            self.model_update_group = gloo_group(
-                init_info.master_address, init_info.master_port, rank, init_info.world_size
-            )
+            rendezvous = Rendezvous(init_info.master_address, init_info.master_port, rank, init_info.world_size)
+            self.model_update_group = SendGroup.over_tcp(rendezvous, torch.device("cpu"), TIMEOUT_S)
 
         def update_weights(self, update_info: dict[str, Any]) -> None:
             # the base class synchronises an accelerator here

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import torch
 
-from rlplug.errors import ConfigError, did_you_mean
+from rlplug.errors import ConfigError
 from rlplug.interfaces import PolicySpec
+from rlplug.rollout.engines import EngineOptions, PassThrough
 
 CPU_KV_CACHE_GIB: Final = 1.0
 """Of an engine on a CPU, whose host's memory is also the trainer's."""
@@ -28,15 +29,11 @@ RESERVED: Final = {
 }
 """Arguments of vLLM that the plugin sets itself, and why."""
 
-
-WHAT_WEIGHTS_ARE: Final = ("quantization", "hf_overrides")
-"""Arguments of vLLM that ``model.weight_sync`` leaves no room for."""
-
 CPU_BATCHED_TOKENS: Final = 4096
 
 
 @dataclass(frozen=True)
-class VLLMOptions:
+class VLLMOptions(EngineOptions):
     """How an engine is built. What is ``null`` is left to vLLM, which chooses by model and device.
 
     Args:
@@ -59,6 +56,16 @@ class VLLMOptions:
         engine_args: Any other argument of vLLM's ``EngineArgs``, by name; checked against the installed version.
     """
 
+    share_key: ClassVar[str] = "gpu_memory_utilization"
+    share_may_be_one: ClassVar[bool] = True
+    context_key: ClassVar[str] = "max_model_len"
+    positive: ClassVar[tuple[str, ...]] = (
+        *("kv_cache_gib", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"),
+    )
+    pass_through: ClassVar[PassThrough] = PassThrough(
+        "engine_args", "vLLM", RESERVED, own_names={}, weight_formats=("quantization", "hf_overrides")
+    )
+
     gpu_memory_utilization: float = 0.5
     kv_cache_gib: float | None = None
     kv_cache_dtype: str = "auto"
@@ -74,79 +81,46 @@ class VLLMOptions:
     seed: int = 0
     engine_args: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(
-                f"rollout.gpu_memory_utilization is {self.gpu_memory_utilization}: give a share above 0, up to 1."
-            )
-        for name in ("kv_cache_gib", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"rollout.{name} is {value}: give a positive number.")
-
     def arguments(self, policy: PolicySpec, device: torch.device) -> dict[str, Any]:
         """Return keyword arguments for ``EngineArgs``, without those that follow from where the engine runs.
 
         Raises:
             ConfigError: ``engine_args`` names what is set elsewhere, or what the installed vLLM does not have.
         """
-        self._check_engine_args(policy)
-        if device.type == "cpu" and self.enable_chunked_prefill:
+        passed, on_cpu = self.passed_arguments(policy, vllm_argument_names()), device.type == "cpu"
+        if on_cpu and self.enable_chunked_prefill:
             raise ConfigError(
                 "rollout.enable_chunked_prefill is true, and on a CPU vLLM cannot cut the prompts of seeded requests: "
                 "remove it."
             )
-        longest = policy.max_context if self.max_model_len is None else min(self.max_model_len, policy.max_context)
-        dtype = str(policy.dtype).removeprefix("torch.") if self.dtype == "auto" else self.dtype
         arguments = {
             "model": policy.path,
             "skip_tokenizer_init": True,
             "load_format": "dummy",
             "generation_config": "vllm",
             "logprobs_mode": "processed_logprobs",
-            "max_model_len": longest,
-            "dtype": dtype,
+            "max_model_len": self.longest(policy),
+            "dtype": self.dtype_name(policy),
             "kv_cache_dtype": self.kv_cache_dtype,
             "gpu_memory_utilization": self.gpu_memory_utilization,
-            "enforce_eager": device.type == "cpu" if self.enforce_eager is None else self.enforce_eager,
+            "enforce_eager": on_cpu if self.enforce_eager is None else self.enforce_eager,
             "tensor_parallel_size": self.tensor_parallel_size,
             "seed": self.seed,
+            **self.given("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill"),
+            **self.given("enable_prefix_caching", "cudagraph_capture_sizes"),
         }
-        for name in (
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "enable_chunked_prefill",
-            "enable_prefix_caching",
-            "cudagraph_capture_sizes",
-        ):
-            if getattr(self, name) is not None:
-                arguments[name] = getattr(self, name)
-        if device.type == "cpu":
+        if on_cpu:
             # vLLM 0.32 cuts no prompt of a seeded request there: "CPU Generator does not use offset"
             arguments["enable_chunked_prefill"] = False
-            arguments["max_num_batched_tokens"] = max(longest, self.max_num_batched_tokens or CPU_BATCHED_TOKENS)
-        kv_cache_gib = CPU_KV_CACHE_GIB if self.kv_cache_gib is None and device.type == "cpu" else self.kv_cache_gib
+            arguments["max_num_batched_tokens"] = max(
+                self.longest(policy), self.max_num_batched_tokens or CPU_BATCHED_TOKENS
+            )
+        kv_cache_gib = CPU_KV_CACHE_GIB if self.kv_cache_gib is None and on_cpu else self.kv_cache_gib
         if kv_cache_gib is not None:
             arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * (1 << 30))
         if policy.fp8 is not None:
             arguments["hf_overrides"] = {"quantization_config": policy.fp8.quantization_config()}
-        return arguments | self.engine_args
-
-    def _check_engine_args(self, policy: PolicySpec) -> None:
-        known = vllm_argument_names()
-        for name in self.engine_args:
-            if name in RESERVED:
-                raise ConfigError(f"rollout.engine_args.{name} cannot be set: {RESERVED[name]}.")
-            if name in self.__dataclass_fields__:
-                raise ConfigError(f"rollout.engine_args.{name}: set rollout.{name} instead.")
-            if name not in known:
-                raise ConfigError(
-                    f"rollout.engine_args.{name} is no argument of the installed vLLM.{did_you_mean(name, known)}"
-                )
-            if policy.fp8 is not None and name in WHAT_WEIGHTS_ARE:
-                raise ConfigError(
-                    f"rollout.engine_args.{name} and model.weight_sync both say what weights are: remove one."
-                )
+        return arguments | passed
 
 
 def vllm_argument_names() -> set[str]:

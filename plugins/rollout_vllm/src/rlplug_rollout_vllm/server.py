@@ -1,34 +1,197 @@
-"""``VLLMServerRollout``: vLLM in processes of its own, which this plugin starts, or at URLs."""
+"""``VLLMServerRollout``: vLLM in server processes, which it starts, or which run already at URLs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+import asyncio
+import contextlib
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
 
 import torch
+from packaging.version import Version
 
-from rlplug.interfaces import EngineCapabilities, Placement, PolicySpec
-from rlplug.rollout.context_limit import max_completion_tokens
-from rlplug.rollout.engine_stats import EngineStats
-from rlplug.rollout.servers.http_client import HTTPClient
-from rlplug.rollout.servers.processes import Launch, ServerSlot
-from rlplug.rollout.servers.requests import RequestAdapter
-from rlplug.rollout.servers.scheduler_metrics import SchedulerMetrics
-from rlplug.rollout.servers.server_engine import ServerEngine
-from rlplug.rollout.servers.settings import EngineLabels, ServerSettings
-from rlplug.rollout.servers.weight_sender import WeightSender
-from rlplug.types import Request, SamplingParams
+from rlplug.errors import ConfigError
+from rlplug.interfaces import EngineCapabilities, EngineFault
+from rlplug.rollout.servers import (
+    LOOPBACK,
+    BackendContext,
+    EngineLabels,
+    Group,
+    Launch,
+    PendingRequest,
+    Rendezvous,
+    SchedulerState,
+    Server,
+    ServerBackend,
+    ServerEngine,
+    ServerError,
+    ServerSettings,
+    ServerSlot,
+    TensorList,
+    check_server_fp8,
+)
+from rlplug_rollout_vllm.gloo_transfer import BACKEND
 from rlplug_rollout_vllm.options import VLLMOptions
 from rlplug_rollout_vllm.sampling import sampling_arguments
-from rlplug_rollout_vllm.server_command import KEY, NOISE, launch
-from rlplug_rollout_vllm.server_dialect import VLLMDialect
-from rlplug_rollout_vllm.server_settings import read_settings
-from rlplug_rollout_vllm.server_stats import MetricsSampler
-from rlplug_rollout_vllm.server_weights import VLLMWeightSender, transfer_backend
-from rlplug_rollout_vllm.versions import require_vllm
+from rlplug_rollout_vllm.versions import VERSIONS, require_vllm
 
+KEY: Final = "VLLM_API_KEY"
+LOGPROBS_MODE: Final = "processed_logprobs"
+NEEDED_ROUTES: Final = {
+    "start_weight_update": "with VLLM_SERVER_DEV_MODE=1 in its environment",
+    "inference/v1/generate": "with --enable-scale-out",
+}
+"""Routes that a server has not by default, and how it gets them."""
 STREAM_INTERVAL: Final = 8
 """Tokens that a server sends at once to a request that was submitted. An abort loses those that wait to be sent."""
+FINAL_ONLY: Final = 2
+"""vLLM's ``RequestOutputKind``: without it, 0.26 puts the whole completion together anew for every token. Requests
+whose tokens are streamed get others."""
+COUNTERS: Final = {
+    "vllm:num_requests_running": "running",
+    "vllm:num_requests_waiting": "waiting",
+    "vllm:num_preemptions_total": "preemptions",
+    "vllm:prefix_cache_queries_total": "prompt_tokens",
+    "vllm:prefix_cache_hits_total": "cached_prompt_tokens",
+}
+"""Metrics that are added up over the copies of the model, and the fields of ``SchedulerState`` that they are."""
+RESET_TRIES: Final = 50
+RESET_AGAIN_S: Final = 0.1
+
+
+class NCCLGroup:
+    """vLLM's own group for NCCL, as its workers make it."""
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        from vllm.distributed.weight_transfer.nccl_common import trainer_init
+
+        self._group = trainer_init(rendezvous.payload())
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        self._group.broadcast(tensor, src=0, stream=torch.cuda.current_stream())
+
+    def destroy(self) -> None:
+        self._group.destroy()
+
+
+class VLLMBackend(ServerBackend):
+    """vLLM's OpenAI server, with the routes for weights that ``VLLM_SERVER_DEV_MODE`` opens."""
+
+    labels = EngineLabels(
+        engine="vLLM",
+        colocated="VLLMRollout",
+        server_key=KEY,
+        gpus_per_server="tensor_parallel_size times data_parallel_size",
+        noise=("nanobind:", " - leaked", " - ... skipped", "See https://nanobind"),
+    )
+    generate_route = "inference/v1/generate"
+
+    def __init__(self, options: VLLMOptions, context: BackendContext) -> None:
+        super().__init__(options, context)
+        require_vllm()
+        self._transfer = {"backend": "nccl" if self.device.type == "cuda" else BACKEND}
+        self._arguments = {"stream_interval": STREAM_INTERVAL} | options.arguments(self.policy, self.device)
+        self._arguments["data_parallel_size"] = context.data_parallel_size
+        self._arguments["weight_transfer_config"] = self._transfer
+
+    def launch(self, slot: ServerSlot) -> Launch:
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *to_flags(self._arguments)]
+        command += ["--host", LOOPBACK, "--port", str(slot.port), *frontend_flags()]
+        environment = {
+            KEY: slot.key,
+            "VLLM_SERVER_DEV_MODE": "1",  # the routes for weights
+            # the trainer's cores too
+            "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": None,  # of an engine in the trainer's process
+        }
+        return Launch(command, environment)
+
+    async def settings(self, server: Server) -> ServerSettings:
+        version = VERSIONS.require(Version((await server.get("version"))["version"]), f"at {server.url}")
+        await server.get("v1/models")  # asks for the key
+        for route, remedy in NEEDED_ROUTES.items():
+            if not await server.takes_post(route):
+                raise ConfigError(f"vLLM {version} at {server.url} has no /{route}: start it {remedy}.")
+        config: dict[str, Any] = (await server.get("server_info?config_format=json"))["vllm_config"]
+        model, cache = config["model_config"], config["cache_config"]
+        if (mode := model["logprobs_mode"]) != LOGPROBS_MODE:
+            raise ConfigError(
+                f"vLLM at {server.url} has the logprobs mode {mode!r}, with which ratios of probabilities are wrong: "
+                f"start it with --logprobs-mode {LOGPROBS_MODE}."
+            )
+        found = (model.get("hf_overrides") or {}).get("quantization_config")
+        check_server_fp8("vLLM", server.url, found, self.policy.fp8, "--hf-overrides")
+        copies = config["parallel_config"]["data_parallel_size"]
+        return ServerSettings(
+            max_model_len=model["max_model_len"],
+            max_num_seqs=config["scheduler_config"]["max_num_seqs"] * copies,
+            kv_cache_tokens=(cache["num_gpu_blocks"] or 0) * (cache["block_size"] or 0) * copies,
+            num_workers=int((await server.get("get_world_size"))["world_size"]),
+        )
+
+    def payload(self, pending: PendingRequest) -> dict[str, Any]:
+        arguments = sampling_arguments(pending.request, pending.sampling, self.policy, pending.max_tokens)
+        return {
+            "token_ids": pending.request.prompt_ids,
+            "sampling_params": {**arguments, "output_kind": FINAL_ONLY},
+            "stream": pending.is_streamed,
+        }
+
+    def receive(self, pending: PendingRequest, answer: dict[str, Any]) -> None:
+        for choice in answer["choices"]:
+            content = (choice["logprobs"] or {}).get("content") or []
+            pending.append(choice["token_ids"] or [], [float(entry["logprob"]) for entry in content])
+            pending.finish_reason = choice["finish_reason"]
+
+    def metrics(self, answer: Any) -> SchedulerState:
+        from prometheus_client.parser import text_string_to_metric_families
+
+        counts, kv_cache_use = dict.fromkeys(COUNTERS.values(), 0), 0.0
+        for sample in (sample for family in text_string_to_metric_families(answer) for sample in family.samples):
+            if sample.name in COUNTERS:
+                counts[COUNTERS[sample.name]] += int(sample.value)
+            elif sample.name == "vllm:kv_cache_usage_perc":
+                kv_cache_use = max(kv_cache_use, sample.value)
+        return SchedulerState(**counts, kv_cache_use=kv_cache_use)
+
+    async def join(self, server: Server, rendezvous: Rendezvous) -> None:
+        await server.post("init_weight_transfer_engine", {"init_info": rendezvous.payload()})
+
+    def make_group(self, rendezvous: Rendezvous, timeout_s: float) -> Group:
+        if self.device.type != "cuda":
+            return super().make_group(rendezvous, timeout_s)
+        with torch.cuda.device(self.device):
+            return NCCLGroup(rendezvous)
+
+    def join_remedy(self) -> str:
+        return (
+            f"A server of rollout.urls needs --weight-transfer-config '{json.dumps(self._transfer)}'; one that another "
+            "trainer used before may have to start anew."
+        )
+
+    async def begin(self, server: Server) -> None:
+        try:
+            await server.post("start_weight_update")
+        except ServerError:  # the trainer before may have ended in the middle of a sync
+            with contextlib.suppress(ServerError):
+                await server.post("finish_weight_update")
+            await server.post("start_weight_update")
+
+    async def receive_weights(self, server: Server, tensors: TensorList, version: int) -> None:
+        update_info = {"names": tensors.names, "dtype_names": tensors.dtypes, "shapes": tensors.shapes}
+        await server.post("update_weights", {"update_info": update_info})
+
+    async def finish(self, server: Server) -> None:
+        await server.post("finish_weight_update")
+        for _ in range(RESET_TRIES):  # the blocks of aborted requests are held until the scheduler's next step
+            if (await server.post("reset_prefix_cache"))["success"]:
+                return
+            await asyncio.sleep(RESET_AGAIN_S)
+        raise EngineFault(f"{server.url} could not reset its prefix cache: do requests of somebody else run there?")
 
 
 class VLLMServerRollout(ServerEngine):
@@ -59,14 +222,7 @@ class VLLMServerRollout(ServerEngine):
         fp8_refit=torch.cuda.is_available(),
         tensor_parallel=True,
     )
-    options: VLLMOptions
-    words: ClassVar[EngineLabels] = EngineLabels(
-        engine="vLLM",
-        colocated="VLLMRollout",
-        server_key=KEY,
-        gpus_per_server="tensor_parallel_size times data_parallel_size",
-        noise=NOISE,
-    )
+    backend_class = VLLMBackend
 
     def __init__(
         self,
@@ -79,38 +235,41 @@ class VLLMServerRollout(ServerEngine):
         sync_deadline_s: float = 300.0,
         **options: Any,
     ) -> None:
-        self.options = VLLMOptions(**options)
-        self.data_parallel_size = data_parallel_size
-        also_set = {"data_parallel_size"} if data_parallel_size != 1 else set()
-        super().__init__(gpus, urls, api_key_env, start_deadline_s, request_deadline_s, sync_deadline_s, also_set)
+        super().__init__(
+            VLLMOptions(**options),
+            gpus,
+            urls,
+            api_key_env,
+            start_deadline_s,
+            request_deadline_s,
+            sync_deadline_s,
+            data_parallel_size,
+        )
 
-    @property
-    def gpus_per_server(self) -> int:
-        return self.options.tensor_parallel_size * self.data_parallel_size
 
-    def prepare(self, policy: PolicySpec, placement: Placement) -> None:
-        require_vllm()
-        self._arguments = self.options.arguments(policy, placement.device) | {
-            "data_parallel_size": self.data_parallel_size,
-            "weight_transfer_config": {"backend": transfer_backend(placement.device)},
-        }
-        self._arguments.setdefault("stream_interval", STREAM_INTERVAL)
+def to_flags(arguments: Mapping[str, Any]) -> list[str]:
+    """Return the command line that gives vLLM these arguments; ``None`` leaves one to vLLM."""
+    flags: list[str] = []
+    for name, value in arguments.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            flags.append(flag if value else flag.replace("--", "--no-", 1))
+        elif isinstance(value, list | tuple):
+            flags += [flag, *map(str, value)]
+        elif value is not None:
+            flags.append(f"{flag}={json.dumps(value) if isinstance(value, dict) else value}")
+    return flags
 
-    def launch(self, place: ServerSlot) -> Launch:
-        return launch(self._arguments, place)
 
-    def read_settings(self, client: HTTPClient, url: str) -> ServerSettings:
-        return read_settings(client, url, self._policy.fp8)
-
-    def dialect(self) -> RequestAdapter:
-        return VLLMDialect()
-
-    def make_sampler(self, client: HTTPClient, urls: Sequence[str], stats: EngineStats) -> SchedulerMetrics:
-        return MetricsSampler(client, urls, stats, lambda: self._requests.is_busy)
-
-    def make_sender(self, client: HTTPClient, urls: Sequence[str]) -> WeightSender:
-        return VLLMWeightSender(client, urls, self._placement.device, self.sync_deadline_s)
-
-    def sampling_arguments(self, request: Request, sampling: SamplingParams) -> dict[str, Any]:
-        room = max_completion_tokens(request, self._policy, self._max_model_len, "max_model_len")
-        return sampling_arguments(request, sampling, self._policy, room)
+def frontend_flags() -> list[str]:
+    """Return the arguments of the API server, as far as the installed vLLM has them."""
+    wanted = {
+        "middleware": "rlplug_rollout_vllm.server_key.RequireKey",
+        "enable_scale_out": True,  # /inference/v1/generate is behind it in vLLM 0.32, and always there in 0.26
+        "disable_uvicorn_access_log": True,
+    }
+    for module in ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args"):
+        with contextlib.suppress(ModuleNotFoundError):
+            known = importlib.import_module(module).FrontendArgs.__dataclass_fields__
+            return to_flags({name: value for name, value in wanted.items() if name in known})
+    raise EngineFault("the installed vLLM has no arguments of an API server where its known versions have them.")

@@ -1,4 +1,4 @@
-"""What a client makes of answers, refusals, and servers that are gone or late."""
+"""Answers, refusals, and servers that are gone or late, as a client sees them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
 from rlplug.rollout.servers.addresses import free_ports
-from rlplug.rollout.servers.http_client import HTTPClient, ServerError
+from rlplug.rollout.servers.http_client import HTTPClient, Server, ServerError
 
 
 def test_json_goes_in_and_out_with_the_key(client: HTTPClient, url: str) -> None:
-    answer = client.spawn(client.ask("POST", f"{url}/echo", {"a": [1, 2]})).result()
+    answer = client.spawn(client.call("POST", f"{url}/echo", {"a": [1, 2]})).result()
     assert answer == {"got": {"a": [1, 2]}, "key": "Bearer a key"}
 
 
-def test_many_questions_are_asked_at_once(client: HTTPClient, url: str) -> None:
-    futures = [client.spawn(client.ask("POST", f"{url}/echo", {"n": n})) for n in range(200)]
+def test_many_calls_run_at_once(client: HTTPClient, url: str) -> None:
+    futures = [client.spawn(client.call("POST", f"{url}/echo", {"n": n})) for n in range(200)]
     assert [future.result()["got"]["n"] for future in futures] == list(range(200))
 
 
@@ -34,21 +34,21 @@ def test_refusals_and_failures_differ(
     client: HTTPClient, url: str, status: int, kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind, match=message) as error:
-        client.get(f"{url}/status/{status}")
+        client.run_all([Server(client, url).get(f"status/{status}")])
     assert isinstance(error.value, EngineFault) == (status >= 500)
-    assert client.status(f"{url}/status/{status}") == status
+    assert client.run_all([client.status(f"{url}/status/{status}")]) == [status]
 
 
 def test_late_answer_is_a_fault_that_names_the_option(client: HTTPClient, url: str) -> None:
     with pytest.raises(EngineFault, match=r"did not answer within rollout\.some_deadline_s 0\.2 s"):
-        client.spawn(client.ask("GET", f"{url}/slow", None, 0.2, "some_deadline_s")).result()
+        client.spawn(client.call("GET", f"{url}/slow", None, 0.2, "some_deadline_s")).result()
 
 
 def test_server_that_is_gone_is_a_fault(client: HTTPClient) -> None:
     gone = f"http://127.0.0.1:{free_ports(1)[0]}"
     assert not client.is_healthy(gone)
     with pytest.raises(EngineFault, match="cannot be reached"):
-        client.get(gone)
+        client.run_all([Server(client, gone).get("health")])
 
 
 def test_streamed_events_come_whole(client: HTTPClient, url: str) -> None:
@@ -61,7 +61,7 @@ def test_error_in_a_stream_is_a_fault(client: HTTPClient, url: str) -> None:
 
 
 def test_close_cancels_what_runs_and_may_come_twice(client: HTTPClient, url: str) -> None:
-    future = client.spawn(client.ask("GET", f"{url}/slow", None, 60.0))
+    future = client.spawn(client.call("GET", f"{url}/slow", None, 60.0))
     client.close()
     client.close()
     assert future.cancelled()
@@ -69,6 +69,21 @@ def test_close_cancels_what_runs_and_may_come_twice(client: HTTPClient, url: str
 
 def stream(client: HTTPClient, url: str, **payload: Any) -> list[Any]:
     async def read() -> list[Any]:
-        return [event async for event in client.ask_for_stream(f"{url}/tokens", payload, 30.0, "")]
+        return [event async for event in client.stream(f"{url}/tokens", payload, 30.0, "")]
 
     return client.spawn(read()).result()
+
+
+def test_routes_that_take_post(client: HTTPClient, url: str) -> None:
+    server = Server(client, url)
+    assert client.run_all([server.takes_post("echo"), server.takes_post("none"), server.takes_post("status/200")]) == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_late_post_names_the_servers_timeout(client: HTTPClient, url: str) -> None:
+    server = Server(client, url, 0.2, "sync_deadline_s")
+    with pytest.raises(EngineFault, match=r"did not answer within rollout\.sync_deadline_s 0\.2 s"):
+        client.run_all([server.post("slow")])

@@ -20,8 +20,8 @@ from rlplug.rollout.servers.processes import Launch, ServerProcesses, ServerSlot
 TINY = Path(__file__).with_name("tiny_server.py")
 
 
-def launch_tiny(place: ServerSlot) -> Launch:
-    return Launch([sys.executable, str(TINY), str(place.port)], {})
+def launch_tiny(slot: ServerSlot) -> Launch:
+    return Launch([sys.executable, str(TINY), str(slot.port)], {})
 
 
 def python(code: str) -> list[str]:
@@ -46,7 +46,7 @@ def test_servers_become_healthy_and_end_with_close(client: HTTPClient) -> None:
     servers = ServerProcesses("Tiny", launch_tiny, [None, None])
     wait_until_healthy("Tiny", client, servers.urls, 60.0, servers)
     assert servers.problem() == ""
-    pids = [server.keeper.pid for server in servers._servers]
+    pids = [server.supervisor.pid for server in servers._servers]
     pids += [child.pid for pid in pids for child in psutil.Process(pid).children(recursive=True)]
     assert len(pids) == 4
     servers.close()
@@ -84,18 +84,18 @@ def test_server_that_never_answers_is_named(client: HTTPClient) -> None:
 
 
 def test_folder_is_readable_by_this_user_alone() -> None:
-    places: list[ServerSlot] = []
+    slots: list[ServerSlot] = []
 
-    def launch(place: ServerSlot) -> Launch:
-        places.append(place)
+    def launch(slot: ServerSlot) -> Launch:
+        slots.append(slot)
         return Launch(python("pass"), {})
 
     servers = ServerProcesses("Tiny", launch, [None, None])
     servers.close()
-    assert stat.S_IMODE(os.stat(places[0].folder).st_mode) == 0o700
-    assert places[0].key == places[1].key == servers.key
+    assert stat.S_IMODE(os.stat(slots[0].folder).st_mode) == 0o700
+    assert slots[0].key == slots[1].key == servers.key
     assert len(servers.key) == 64
-    assert places[0].port != places[1].port
+    assert slots[0].port != slots[1].port
 
 
 def test_processes_of_a_server_end_when_the_trainer_is_killed(tmp_path: Path) -> None:

@@ -44,7 +44,9 @@ async def status(request: web.Request) -> web.Response:
 
 def main() -> None:
     app = web.Application()
-    app.add_routes([web.post("/echo", echo), web.post("/tokens", tokens), web.get("/slow", slow)])
+    app.add_routes(
+        [web.post("/echo", echo), web.post("/tokens", tokens), web.get("/slow", slow), web.post("/slow", slow)]
+    )
     app.add_routes([web.get("/status/{status}", status)])
     app.add_routes([web.get("/health", lambda _: asyncio.sleep(0, web.Response()))])
     web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None)

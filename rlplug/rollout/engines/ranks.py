@@ -1,4 +1,4 @@
-"""The trainer's ranks that share an engine: the first of them has it, and the others hear from that one."""
+"""Process group of the trainer ranks that share one engine."""
 
 from __future__ import annotations
 
@@ -16,29 +16,36 @@ Value = TypeVar("Value")
 
 
 class EngineRanks:
-    """Consecutive ranks, as many as an engine has GPUs. All ranks of the trainer make theirs at the same time.
+    """Consecutive trainer ranks that share one engine. The first of them owns it and broadcasts its results.
+
+    All ranks of the trainer make theirs at the same time, since making process groups is collective.
 
     Args:
         placement: This rank; the world size is a multiple of ``size``.
         size: Ranks that share an engine.
-        deadline_s: How long others wait for the first.
+        deadline_s: How long the others wait for the first; ``None`` is torch's default.
+        communicates: Whether the ranks exchange anything; without it no process group is made.
     """
 
-    def __init__(self, placement: Placement, size: int, deadline_s: float) -> None:
+    def __init__(
+        self, placement: Placement, size: int, deadline_s: float | None = None, communicates: bool = True
+    ) -> None:
         assert placement.world_size % size == 0
-        self._first, self._seat = placement.rank - placement.rank % size, placement.rank % size
-        self._size = size
+        self.size = size
+        self.num_engines = placement.world_size // size
+        self.engine, self.index = divmod(placement.rank, size)
+        """Number of this rank's engine, and of this rank among those that share it."""
+        self._first = placement.rank - self.index
         self._group: dist.ProcessGroup | None = None
-        if size > 1:
+        if communicates and size > 1:
+            timeout = None if deadline_s is None else timedelta(seconds=deadline_s)
             for first in range(0, placement.world_size, size):  # each rank takes part in making each group
-                group = dist.new_group(
-                    range(first, first + size), backend="gloo", timeout=timedelta(seconds=deadline_s)
-                )
+                group = dist.new_group(range(first, first + size), backend="gloo", timeout=timeout)
                 self._group = group if first == self._first else self._group
 
     @property
     def is_first(self) -> bool:
-        return self._seat == 0
+        return self.index == 0
 
     def check_devices(self, engine: str, index: int) -> None:
         """Stop the run unless the ranks' GPUs are neighbours, in the order of the ranks.
@@ -50,21 +57,21 @@ class EngineRanks:
         Raises:
             ConfigError: They are not.
         """
-        places: list[tuple[str, int]] = [(socket.gethostname(), index)]
+        devices: list[tuple[str, int]] = [(socket.gethostname(), index)]
         if self._group is not None:
-            places = [places[0]] * self._size
-            dist.all_gather_object(places, (socket.gethostname(), index), group=self._group)
-        host, first = places[0]
-        if places != [(host, first + seat) for seat in range(self._size)]:
-            named = ", ".join(f"{name} GPU {number}" for name, number in places)
+            devices = [devices[0]] * self.size
+            dist.all_gather_object(devices, (socket.gethostname(), index), group=self._group)
+        host, first = devices[0]
+        if devices != [(host, first + number) for number in range(self.size)]:
+            named = ", ".join(f"{name} GPU {number}" for name, number in devices)
             raise ConfigError(
-                f"rollout.tensor_parallel_size is {self._size}, and ranks {self._first} to "
-                f"{self._first + self._size - 1} run on {named}: {engine} needs neighbouring GPUs of one host, in the "
+                f"rollout.tensor_parallel_size is {self.size}, and ranks {self._first} to "
+                f"{self._first + self.size - 1} run on {named}: {engine} needs neighbouring GPUs of one host, in the "
                 "order of the ranks. Set a smaller size, or one that divides the GPUs of each host."
             )
 
     def from_first(self, make: Callable[[], Value]) -> Value:
-        """Return what the first seat makes, or raise what it raises, on all seats."""
+        """Return what the first rank makes, or raise what it raises, on all ranks."""
         if self._group is None:
             return make()
         outcome: list[Any] = [None, None]
@@ -80,9 +87,9 @@ class EngineRanks:
         return value
 
     def gathered(self, value: Value) -> list[Value]:
-        """Return the values of all seats, in their order, on the first one; an empty list on the others."""
+        """Return the values of all ranks, in their order, on the first one; an empty list on the others."""
         if self._group is None:
             return [value]
-        values: list[Any] | None = [None] * self._size if self.is_first else None
+        values: list[Any] | None = [None] * self.size if self.is_first else None
         dist.gather_object(value, values, dst=self._first, group=self._group)
         return values or []

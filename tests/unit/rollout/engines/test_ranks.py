@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlplug.interfaces import Placement
-from rlplug.rollout.engine_ranks import EngineRanks
+from rlplug.rollout.engines.ranks import EngineRanks
 
 TRAINER = Path(__file__).with_name("engine_ranks_trainer.py")
 
@@ -65,9 +65,18 @@ def test_gpus_that_are_no_neighbours_are_refused(results: list[Any]) -> None:
         assert "neighbouring GPUs" in result[5]
 
 
+def test_ranks_know_their_engine(results: list[Any]) -> None:
+    assert [result[6] for result in results] == [[0, 0], [0, 1], [1, 0], [1, 1]]
+
+
+def test_ranks_that_exchange_nothing_need_no_group() -> None:
+    ranks = EngineRanks(Placement(torch.device("cpu"), 5, 6), size=3, communicates=False)
+    assert (ranks.engine, ranks.index, ranks.num_engines, ranks.size) == (1, 2, 2, 3)
+
+
 def test_a_rank_alone_needs_no_group() -> None:
-    seats = EngineRanks(Placement(torch.device("cpu"), 3, 4), size=1, deadline_s=1)
-    assert seats.is_first
-    assert seats.from_first(lambda: 5) == 5
-    assert seats.gathered(b"handle") == [b"handle"]
-    seats.check_devices("SGLang", 7)
+    ranks = EngineRanks(Placement(torch.device("cpu"), 3, 4), size=1, deadline_s=1)
+    assert ranks.is_first
+    assert ranks.from_first(lambda: 5) == 5
+    assert ranks.gathered(b"handle") == [b"handle"]
+    ranks.check_devices("SGLang", 7)

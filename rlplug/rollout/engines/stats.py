@@ -23,7 +23,8 @@ class EngineStats:
     memory_key: str = "rollout.gpu_memory_utilization (or kv_cache_gib)"
     """The option that makes the KV cache larger, for advice."""
     observes_scheduler: bool = True
-    """Whether ``observe`` is called. Without it, what it counts is left out of the metrics: a zero would be wrong."""
+    """Whether the scheduler and the prefix cache are observed. Without it the metrics have tokens alone: a zero for the
+    others would be wrong."""
     num_tokens: int = 0
     seconds: float = 0.0
     kv_cache_use: float = 0.0
@@ -57,10 +58,10 @@ class EngineStats:
         metrics = {
             "num_tokens": float(self.num_tokens),
             "tokens_per_s": self.num_tokens / max(self.seconds, 1e-9),
-            "prefix_cache_hits": self.cached_prompt_tokens / max(self.prompt_tokens, 1),
         }
         if self.observes_scheduler:
             metrics |= {
+                "prefix_cache_hits": self.cached_prompt_tokens / max(self.prompt_tokens, 1),
                 "kv_cache_use": self.kv_cache_use,
                 "running": float(self.running),
                 "waiting": float(self.waiting),

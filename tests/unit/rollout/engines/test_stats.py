@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlplug.rollout.engine_stats import EngineStats
+from rlplug.rollout.engines.stats import EngineStats
 
 
 def make_stats(*observations, preemptions=0):
@@ -67,5 +67,5 @@ def test_advice_names_the_options_of_the_engine():
 def test_what_an_engine_cannot_know_is_left_out():
     stats = EngineStats(8, 1000, observes_scheduler=False)
     stats.num_tokens, stats.seconds, stats.prompt_tokens, stats.cached_prompt_tokens = 100, 2.0, 8, 2
-    assert stats.drain() == {"num_tokens": 100.0, "tokens_per_s": 50.0, "prefix_cache_hits": 0.25}
+    assert stats.drain() == {"num_tokens": 100.0, "tokens_per_s": 50.0}
     assert stats.advice() == []

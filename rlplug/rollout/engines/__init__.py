@@ -1,0 +1,30 @@
+"""Parts that rollout engines share. Authors of engine plugins import them from here."""
+
+from rlplug.rollout.engines.colocated import ColocatedEngine, FirstRankEngine, StartedEngine
+from rlplug.rollout.engines.context_limit import max_completion_tokens
+from rlplug.rollout.engines.environment import environment_variables, is_trainer_variable
+from rlplug.rollout.engines.memory import EngineSizes, MemoryBefore, start_failure
+from rlplug.rollout.engines.options import EngineOptions, PassThrough
+from rlplug.rollout.engines.ranks import EngineRanks
+from rlplug.rollout.engines.requests import EngineRequests, RunningRequest
+from rlplug.rollout.engines.stats import EngineStats
+from rlplug.rollout.engines.versions import SupportedVersions
+
+__all__ = [
+    "ColocatedEngine",
+    "EngineOptions",
+    "EngineRanks",
+    "EngineRequests",
+    "EngineSizes",
+    "EngineStats",
+    "FirstRankEngine",
+    "MemoryBefore",
+    "PassThrough",
+    "RunningRequest",
+    "StartedEngine",
+    "SupportedVersions",
+    "environment_variables",
+    "is_trainer_variable",
+    "max_completion_tokens",
+    "start_failure",
+]

@@ -1,0 +1,41 @@
+"""Environment variables around an engine's start."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+TRAINER_VARIABLES: Final = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|PYTORCH_(CUDA_)?ALLOC_CONF|TORCHELASTIC_.*"
+)
+
+
+def is_trainer_variable(name: str) -> bool:
+    """Return whether a variable is about the trainer's process alone: its rank, as torchrun says it, or its allocator.
+
+    An engine's processes must not inherit them. They have ranks of their own, and memory that can be released and taken
+    again needs an allocator without expandable segments.
+    """
+    return TRAINER_VARIABLES.fullmatch(name) is not None
+
+
+@contextmanager
+def environment_variables(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables, or remove those that are ``None``, and put the former values back at the end."""
+    former = {name: os.environ.get(name) for name in changes}
+    _apply(changes)
+    try:
+        yield
+    finally:
+        _apply(former)
+
+
+def _apply(changes: Mapping[str, str | None]) -> None:
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -1,0 +1,119 @@
+"""Options of an engine: the checks that all engines make, and arguments that pass through to the engine's library."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+
+from rlplug.errors import ConfigError, did_you_mean
+from rlplug.interfaces.rollout import PolicySpec
+
+
+@dataclass(frozen=True)
+class PassThrough:
+    """An option that hands any other argument to the engine's library by name, and the names that it refuses."""
+
+    key: str
+    """The option, such as ``engine_args``."""
+    engine: str
+    """Name of the engine, for messages."""
+    reserved: Mapping[str, str]
+    """Arguments that the plugin sets itself, or that cannot be set beside what it sets, and why."""
+    own_names: Mapping[str, str]
+    """Arguments for which there is an option of another name, and that option."""
+    weight_formats: Collection[str] = ()
+    """Arguments that cannot be set when ``model.weight_sync`` sends FP8 weights."""
+
+    def check(self, given: Collection[str], options: Collection[str], known: Collection[str], in_fp8: bool) -> None:
+        """Refuse arguments that cannot be passed.
+
+        Args:
+            given: Names of the arguments.
+            options: Names of the engine's options.
+            known: Names of all arguments of the installed library.
+            in_fp8: Whether weights travel in FP8.
+
+        Raises:
+            ConfigError: An argument has an option of its own, is set by the plugin, contradicts ``model.weight_sync``,
+                or is unknown.
+        """
+        for name in given:
+            key = f"rollout.{self.key}.{name}"
+            if name in self.own_names or name in options:
+                raise ConfigError(f"{key}: set rollout.{self.own_names.get(name, name)} instead.")
+            if name in self.reserved:
+                raise ConfigError(f"{key} cannot be set: {self.reserved[name]}.")
+            if name not in known:
+                nearest = did_you_mean(name, known)
+                raise ConfigError(f"{key} is no argument of the installed {self.engine}.{nearest}")
+            if in_fp8 and name in self.weight_formats:
+                raise ConfigError(f"{key} and model.weight_sync both say what weights are: remove one.")
+
+
+class EngineOptions:
+    """Base of an engine's options. A subclass is a frozen dataclass that has the fields below, among others."""
+
+    share_key: ClassVar[str]
+    """The option for the engine's share of the GPU's memory."""
+    share_may_be_one: ClassVar[bool] = False
+    context_key: ClassVar[str]
+    """The option for the longest prompt and completion together."""
+    positive: ClassVar[Sequence[str]]
+    """Options that are positive numbers, or ``None``."""
+    batch_sizes_key: ClassVar[str | None] = None
+    """The option that lists the batch sizes of CUDA graphs, where ``disable_cuda_graph`` turns these off."""
+    pass_through: ClassVar[PassThrough]
+
+    dtype: str
+    """``auto`` is the policy's."""
+    kv_cache_dtype: str
+    tensor_parallel_size: int
+
+    def __post_init__(self) -> None:
+        share = getattr(self, self.share_key)
+        if not 0 < share <= 1 or (share == 1 and not self.share_may_be_one):
+            upper = "up to 1" if self.share_may_be_one else "below 1"
+            raise ConfigError(f"rollout.{self.share_key} is {share}: give a share above 0, {upper}.")
+        for name, value in self.given(*self.positive).items():
+            if value <= 0:
+                raise ConfigError(f"rollout.{name} is {value}: give a positive number.")
+        sizes = None if self.batch_sizes_key is None else getattr(self, self.batch_sizes_key)
+        if sizes is not None and (not sizes or min(sizes) < 1):
+            raise ConfigError(
+                f"rollout.{self.batch_sizes_key} is {sizes}: give positive numbers, or set disable_cuda_graph."
+            )
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Return those of the options that are not ``None``, by name."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def longest(self, policy: PolicySpec) -> int:
+        """Return the longest prompt and completion together, in tokens."""
+        context: int | None = getattr(self, self.context_key)
+        return policy.max_context if context is None else min(context, policy.max_context)
+
+    def torch_dtype(self, policy: PolicySpec) -> torch.dtype:
+        """Return the dtype of weights and activations."""
+        dtype: torch.dtype = policy.dtype if self.dtype == "auto" else getattr(torch, self.dtype)
+        return dtype
+
+    def dtype_name(self, policy: PolicySpec) -> str:
+        """Return the dtype of weights and activations as engines spell it, such as ``bfloat16``."""
+        return str(self.torch_dtype(policy)).removeprefix("torch.")
+
+    def passed_arguments(self, policy: PolicySpec, known: Collection[str]) -> dict[str, Any]:
+        """Return the arguments that pass through to the engine's library.
+
+        Args:
+            known: Names of all arguments of the installed library.
+
+        Raises:
+            ConfigError: One cannot be passed.
+        """
+        arguments: dict[str, Any] = getattr(self, self.pass_through.key)
+        options = {field.name for field in fields(self)}  # type: ignore[arg-type]  # subclasses are dataclasses
+        self.pass_through.check(arguments, options, known, in_fp8=policy.fp8 is not None)
+        return dict(arguments)

@@ -1,0 +1,74 @@
+"""Versions of an engine's library that a plugin knows."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from rlplug.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SupportedVersions:
+    """The versions of an engine's library that a plugin was made for, and how to get one."""
+
+    engine: str
+    """Name of the engine, for messages."""
+    plugin: str
+    """The plugin's distribution."""
+    oldest: Version
+    newest: Version
+    """The first that is too new."""
+    install: str
+    """What to do to install one."""
+
+    def require_module(self, name: str) -> Version:
+        """Import the library, and return its version.
+
+        Raises:
+            ConfigError: It is not installed, cannot be imported, or is of another version.
+        """
+        try:
+            module = importlib.import_module(name)
+        except ImportError as problem:
+            if problem.name == name:
+                raise self._missing() from None
+            raise ConfigError(
+                f"{self.engine} is installed and cannot be imported ({problem}): {self.install}."
+            ) from problem
+        return self.require(Version(str(module.__version__)))
+
+    def require_distribution(self, name: str) -> Version:
+        """Return the version of an installed distribution, without importing it.
+
+        Raises:
+            ConfigError: It is not installed, or is of another version.
+        """
+        try:
+            version = Version(importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            raise self._missing() from None
+        return self.require(version)
+
+    def require(self, version: Version, place: str | None = None) -> Version:
+        """Return ``version``, if the plugin knows it.
+
+        Args:
+            place: Where it runs, such as ``at http://10.0.0.7:8000``; ``None`` for the installed one.
+
+        Raises:
+            ConfigError: It does not.
+        """
+        if self.oldest <= Version(version.base_version) < self.newest:
+            return version
+        state, remedy = ("is installed", f": {self.install}") if place is None else (f"runs {place}", "")
+        raise ConfigError(
+            f"{self.engine} {version} {state}, and {self.plugin} knows {self.oldest} up to, not including, "
+            f"{self.newest}{remedy}."
+        )
+
+    def _missing(self) -> ConfigError:
+        return ConfigError(f"model.rollout needs {self.engine}, which is not installed: {self.install}.")

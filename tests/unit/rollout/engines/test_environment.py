@@ -1,0 +1,44 @@
+"""Environment variables are changed for a while, and a process of an engine gets none of the trainer's place."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from rlplug.rollout.engines import environment_variables, is_trainer_variable
+
+
+def test_variables_come_back_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLPLUG_OLD", "before")
+    monkeypatch.setenv("RLPLUG_GONE", "before")
+    monkeypatch.delenv("RLPLUG_NEW", raising=False)
+    former = dict(os.environ)
+
+    def change() -> None:
+        with environment_variables({"RLPLUG_OLD": "now", "RLPLUG_GONE": None, "RLPLUG_NEW": "now"}):
+            assert (os.environ["RLPLUG_OLD"], os.environ["RLPLUG_NEW"]) == ("now", "now")
+            assert "RLPLUG_GONE" not in os.environ
+            del os.environ["RLPLUG_NEW"]
+            raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        change()
+    assert dict(os.environ) == former
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK"),
+        *("GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RUN_ID"),
+        *("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
+    ],
+)
+def test_what_torchrun_sets_is_the_trainers(name: str) -> None:
+    assert is_trainer_variable(name)
+
+
+@pytest.mark.parametrize("name", ["PATH", "CUDA_VISIBLE_DEVICES", "MY_RANK", "RANKS", "ROLE_NAMES", "NCCL_DEBUG"])
+def test_other_variables_are_not(name: str) -> None:
+    assert not is_trainer_variable(name)

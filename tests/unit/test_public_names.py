@@ -1,0 +1,69 @@
+"""What plugins may import of the core. CONTRIBUTING.md says which kind of plugin each module is for."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PUBLIC = {
+    *("rlplug.errors", "rlplug.types", "rlplug.ops", "rlplug.interfaces", "rlplug.registry", "rlplug.plugin_manager"),
+    "rlplug.testing",
+    # rollout engines
+    *("rlplug.rollout.engines", "rlplug.rollout.servers", "rlplug.rollout.servers.process_group"),
+    *("rlplug.distributed.rng", "rlplug.weight_sync.manifest", "rlplug.weight_sync.receive_checks"),
+    *("rlplug.weight_sync.flat_buckets", "rlplug.weight_sync.fp8_engine_checks"),
+    # optimizations
+    *("rlplug.models.lm_head", "rlplug.distributed.strategy", "rlplug.distributed.mesh"),
+    "rlplug.distributed.fsdp_units",
+    # environments
+    *("rlplug.data.sources", "rlplug.environments.tool_calls", "rlplug.rewards"),
+}
+FACES = ("rlplug.interfaces", "rlplug.rollout.engines", "rlplug.rollout.servers", "rlplug.testing")
+"""Packages of which plugins import the names in ``__all__`` alone."""
+
+
+def imports() -> Iterator[tuple[str, str, list[str]]]:
+    """Yield place, module and names of each import of the core in a plugin, in functions and under TYPE_CHECKING too."""
+    for path in sorted(ROOT.glob("plugins/*/src/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                found = [(str(node.module), [alias.name for alias in node.names])]
+            elif isinstance(node, ast.Import):
+                found = [(alias.name, []) for alias in node.names]
+            else:
+                continue
+            for module, names in found:
+                if module.partition(".")[0] == "rlplug":
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", module, names
+
+
+def test_plugins_import_public_modules_alone() -> None:
+    found = list(imports())
+    assert len(found) > 100
+    wrong = [f"{place} imports {module}" for place, module, _ in found if module not in PUBLIC]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_plugins_import_names_that_a_package_lists(face: str) -> None:
+    listed = importlib.import_module(face).__all__
+    wrong = [f"{place}: {set(names) - {*listed}}" for place, module, names in imports() if module == face]
+    assert [line for line in wrong if not line.endswith("set()")] == []
+
+
+def test_no_module_is_public_for_nobody() -> None:
+    assert PUBLIC - {module for _, module, _ in imports()} == set()
+
+
+def test_contributors_can_read_which_modules_are_public() -> None:
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    start = guide.index("- Core imports no plugin")
+    words = set(re.findall(r"`([\w.]+)`", guide[start : guide.index("\n\n", start)]))
+    missing = [name for name in sorted(PUBLIC) if name not in words and name.rpartition(".")[2] not in words]
+    assert missing == []
