@@ -1,6 +1,6 @@
 """Parts that rollout engines share. Authors of engine plugins import them from here."""
 
-from rlplug.rollout.engines.colocated import ColocatedEngine, FirstRankEngine, StartedEngine
+from rlplug.rollout.engines.colocated import ColocatedEngine, FirstRankEngine, StartedEngine, TrackedEngine
 from rlplug.rollout.engines.context_limit import max_completion_tokens
 from rlplug.rollout.engines.environment import environment_variables, is_trainer_variable
 from rlplug.rollout.engines.memory import EngineSizes, MemoryBefore, start_failure
@@ -23,6 +23,7 @@ __all__ = [
     "RunningRequest",
     "StartedEngine",
     "SupportedVersions",
+    "TrackedEngine",
     "environment_variables",
     "is_trainer_variable",
     "max_completion_tokens",
