@@ -1,4 +1,4 @@
-"""From requests to sampling parameters, and from outputs to completions; what every trap would do is checked."""
+"""Requests as sampling parameters, outputs as completions, and buckets as payloads; every trap is checked."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 import torch
 from rlplug_rollout_trtllm.sampling import Output, sampling_arguments, to_completion
 from rlplug_rollout_trtllm.surface import SAMPLING
+from rlplug_rollout_trtllm.weights import merged, serialised
 
 from rlplug.errors import RunError
 from rlplug.interfaces import PolicySpec
-from rlplug.rollout.context_limit import max_completion_tokens
+from rlplug.rollout.engines import RunningRequest
 from rlplug.types import Request, SamplingParams
 
 SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7, 9), pad_token_id=0, max_context=100)
@@ -23,7 +24,9 @@ SAMPLINGS = [SamplingParams(), GREEDY, SamplingParams(temperature=0.7, top_p=0.9
 
 
 def arguments(sampling: SamplingParams, policy: PolicySpec = SPEC, room: int = 50) -> dict[str, Any]:
-    return sampling_arguments(REQUEST, sampling, policy, room)
+    return sampling_arguments(
+        RunningRequest(0, REQUEST, sampling, min(REQUEST.limit(sampling), room), False, 0.0), policy
+    )
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -52,11 +55,6 @@ def test_greedy_is_asked_for_with_untempered_logprobs() -> None:
     assert made["logprobs_mode"] == "raw"
 
 
-def test_limits_of_tokens() -> None:
-    assert arguments(SamplingParams(200), room=50)["max_tokens"] == 50
-    assert arguments(SamplingParams(20), room=50)["max_tokens"] == 20
-
-
 def test_every_end_token_ends_and_is_kept() -> None:
     made = arguments(GREEDY)
     assert (made["end_id"], made["stop_token_ids"]) == (1, [7, 9])
@@ -72,12 +70,6 @@ def test_a_model_without_end_tokens_has_one_that_is_never_sampled() -> None:
 
 def test_seeds_fit_into_63_bits() -> None:
     assert arguments(GREEDY)["seed"] == 3
-
-
-def test_a_prompt_without_room_is_refused_by_name() -> None:
-    assert max_completion_tokens(REQUEST, SPEC, 100, "context_length") == 98
-    with pytest.raises(RunError, match=r"request step/0.*raise rollout\.context_length"):
-        max_completion_tokens(REQUEST, SPEC, 2, "context_length")
 
 
 # ---- outputs --------------------------------------------------------------------------------------------------------
@@ -127,3 +119,24 @@ def test_a_stop_without_its_end_token_is_refused() -> None:
 def test_other_ends_are_refused() -> None:
     with pytest.raises(RunError, match="finish reason 'timeout'"):
         to_completion(REQUEST, Output((4,), (-1.0,), "timeout"), (1, 7), 3)
+
+
+# ---- weights --------------------------------------------------------------------------------------------------------
+
+
+def test_the_payload_is_what_workers_read() -> None:
+    from trtllm_double import wire
+
+    bucket = [("odd", torch.arange(7, dtype=torch.bfloat16)), ("scalar", torch.tensor(2.5))]
+    items = wire.decode(serialised(bucket, wire.reduce_tensor))
+    assert [name for name, _ in items] == ["odd", "scalar"]
+    assert all(len(arguments) > 6 for _, (_, arguments) in items)
+
+
+def test_payloads_of_several_gpus_become_one() -> None:
+    assert merged([{"GPU-0": "a"}, {"GPU-1": "b"}]) == {"GPU-0": "a", "GPU-1": "b"}
+
+
+def test_two_ranks_on_one_gpu_are_refused() -> None:
+    with pytest.raises(RunError, match="the same GPU, GPU-0"):
+        merged([{"GPU-0": "a"}, {"GPU-0": "b"}])

@@ -13,8 +13,8 @@ from typing import Any, Final
 import torch
 
 from rlplug.interfaces import Bucket, EngineFault
+from rlplug.rollout.servers import TensorList, WeightSender
 from rlplug.rollout.servers.process_group import Group, Rendezvous, SendGroup
-from rlplug.rollout.servers.weight_sender import TensorList, WeightSender
 from rlplug_rollout_trtllm.engine_host import EngineHost
 from rlplug_rollout_trtllm.engine_loop import EngineLoop
 from rlplug_rollout_trtllm.environment import NEEDED
