@@ -17,6 +17,7 @@ from rlplug_rollout_trtllm import colocated, engine_requests
 from rlplug_rollout_trtllm.engine_host import EngineHost
 from rlplug_rollout_trtllm.ray_rollout import TRTLLMRayRollout
 from rlplug_rollout_trtllm.surface import EXTENSION
+from tensorrt_llm import AsyncLLM
 from trtllm_double.contract import calls as asked
 
 from rlplug.errors import ConfigError, RunError
@@ -179,10 +180,10 @@ def test_a_request_that_fails_is_a_fault_that_names_it(ready: RolloutOnDouble, m
 
 
 def test_a_bucket_that_hangs_is_a_fault(engine: RolloutOnDouble, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def hang(self: EngineHost, payload: Any) -> None:
+    async def hang(self: AsyncLLM, weights: Any) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(EngineHost, "update_weights", hang)
+    monkeypatch.setattr(AsyncLLM, "update_weights", hang)
     monkeypatch.setattr(colocated, "CALL_DEADLINE_S", 0.05)
     with pytest.raises(EngineFault, match=r"did not answer 'update_weights' within 0\.05 s"):
         engine.update_weights(cases.buckets(folder), 1)
@@ -254,9 +255,14 @@ def test_two_ranks_share_an_engine(folder: Path, tmp_path: Path, monkeypatch: py
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     start, *others = first["calls"]
     assert start == ["start", 2, [0, 1], "4,5"]  # on the GPUs of both
-    assert ["update_weights", ["GPU-double-0", "GPU-double-1"]] in others  # a bucket has the handles of both
-    order = ["pause", "update_weights", "finish_update", "forget", "go_on", "forget", "release", "close"]
-    assert [name for name, *_ in others] == order
+    assert others[:5] == [
+        ["pause_generation"],
+        ["update_weights", "GPU-double-0", "GPU-double-1"],  # a bucket has the handles of both
+        ["update_weights", None],
+        ["collective_rpc", "reset_prefix_cache"],
+        ["resume_generation"],
+    ]
+    assert [name for name, *_ in others[5:]] == ["collective_rpc", "release", "close"]
     assert second["calls"] == []
     assert first["versions"] == second["versions"] == [5, 5, 5]
     assert first["bytes"] == second["bytes"]

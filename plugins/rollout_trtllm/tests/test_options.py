@@ -18,9 +18,9 @@ from rlplug_rollout_trtllm import plugin
 from rlplug_rollout_trtllm.colocated import TRTLLMRollout
 from rlplug_rollout_trtllm.environment import (
     NEEDED,
+    VERSIONS,
     engine_environment,
     require_ray,
-    require_tensorrt_llm,
     visible_devices,
 )
 from rlplug_rollout_trtllm.options import RESERVED, TRTLLMOptions, check_text_only
@@ -186,17 +186,17 @@ def test_a_cpu_is_refused_by_name() -> None:
 def test_a_missing_engine_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt_llm", None)
     with pytest.raises(ConfigError, match="NVIDIA's TensorRT-LLM container"):
-        require_tensorrt_llm()
+        VERSIONS.require_module("tensorrt_llm")
 
 
 @pytest.mark.parametrize(("version", "is_known"), [("1.4.0", False), ("1.2.9", False), ("1.3.0rc26", True)])
 def test_versions_of_the_1_3_line_are_known(monkeypatch: pytest.MonkeyPatch, version: str, is_known: bool) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt_llm", SimpleNamespace(__version__=version))  # type: ignore[arg-type]
     if is_known:
-        assert str(require_tensorrt_llm()) == version
+        assert str(VERSIONS.require_module("tensorrt_llm")) == version
         return
     with pytest.raises(ConfigError, match=f"TensorRT-LLM {version} is installed"):
-        require_tensorrt_llm()
+        VERSIONS.require_module("tensorrt_llm")
 
 
 def test_a_missing_ray_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from rlplug_rollout_trtllm.engine_host import EngineHost
 from rlplug_rollout_trtllm.placement import Bundles, PrivateRay, attach
 from rlplug_rollout_trtllm.ray_engines import RayEngine
 from rlplug_rollout_trtllm.ray_rollout import TRTLLMRayRollout
+from tensorrt_llm import AsyncLLM
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import Bucket, EngineFault
@@ -102,7 +103,7 @@ def test_an_engine_that_does_not_start_is_explained(cluster: Cluster, folder: Pa
 def test_an_engine_that_fails_in_a_sync_is_a_fault(
     started: TRTLLMRayRollout, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(self: EngineHost) -> None:
+    async def fail(self: AsyncLLM) -> None:
         raise RuntimeError("actor died")
 
     consumed: list[int] = []
@@ -112,7 +113,7 @@ def test_an_engine_that_fails_in_a_sync_is_a_fault(
             consumed.append(number)
             yield bucket
 
-    monkeypatch.setattr(EngineHost, "pause", fail)
+    monkeypatch.setattr(AsyncLLM, "pause_generation", fail)
     with pytest.raises(EngineFault, match="actor died"):
         started.update_weights(watched(), 1)
     assert len(consumed) == len(list(cases.buckets(folder))), "other ranks would wait for ever"

@@ -8,9 +8,9 @@ from typing import Any
 import on_double  # noqa: F401 - it makes the double importable
 import pytest
 import torch
+from rlplug_rollout_trtllm.colocated import merged, serialised
 from rlplug_rollout_trtllm.sampling import Output, sampling_arguments, to_completion
 from rlplug_rollout_trtllm.surface import SAMPLING
-from rlplug_rollout_trtllm.weights import merged, serialised
 
 from rlplug.errors import RunError
 from rlplug.interfaces import PolicySpec

@@ -3,6 +3,7 @@
 from rlplug.rollout.engines.colocated import ColocatedEngine, FirstRankEngine, StartedEngine, TrackedEngine
 from rlplug.rollout.engines.context_limit import max_completion_tokens
 from rlplug.rollout.engines.environment import environment_variables, is_trainer_variable
+from rlplug.rollout.engines.loop import EngineLoop
 from rlplug.rollout.engines.memory import EngineSizes, MemoryBefore, start_failure
 from rlplug.rollout.engines.options import EngineOptions, PassThrough
 from rlplug.rollout.engines.ranks import EngineRanks
@@ -12,6 +13,7 @@ from rlplug.rollout.engines.versions import SupportedVersions
 
 __all__ = [
     "ColocatedEngine",
+    "EngineLoop",
     "EngineOptions",
     "EngineRanks",
     "EngineRequests",

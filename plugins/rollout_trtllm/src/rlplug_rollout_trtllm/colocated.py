@@ -5,9 +5,11 @@ It was never run on TensorRT-LLM itself: a strict double stands in for it in the
 
 from __future__ import annotations
 
+import base64
 import contextlib
-from collections.abc import Mapping
-from typing import Any, Final
+import pickle
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,21 +26,17 @@ from rlplug.interfaces import (
     PolicySpec,
     SleepingPart,
 )
-from rlplug.rollout.engines import EngineSizes, FirstRankEngine, MemoryBefore, StartedEngine, start_failure
+from rlplug.rollout.engines import EngineLoop, EngineSizes, FirstRankEngine, MemoryBefore, StartedEngine, start_failure
 from rlplug.types import GIB
 from rlplug.weight_sync.flat_buckets import flatten_bucket, tensors_of
-from rlplug_rollout_trtllm.engine_host import UNKNOWN_ARGUMENT, EngineHost
-from rlplug_rollout_trtllm.engine_loop import EngineLoop
+from rlplug_rollout_trtllm.engine_host import RESET, UNKNOWN_ARGUMENT, EngineHost, memory_tags
 from rlplug_rollout_trtllm.engine_requests import TRTLLMRequests, make_stats
-from rlplug_rollout_trtllm.environment import (
-    argument_names,
-    engine_environment,
-    require_tensorrt_llm,
-    visible_devices,
-)
+from rlplug_rollout_trtllm.environment import VERSIONS, argument_names, engine_environment, visible_devices
 from rlplug_rollout_trtllm.options import TRTLLMOptions, check_text_only
 from rlplug_rollout_trtllm.placement import PrivateRay
-from rlplug_rollout_trtllm.weights import merged, serialised
+
+Reduce: TypeAlias = Callable[[Tensor], tuple[Any, tuple[Any, ...]]]
+"""From a tensor to what makes it again in another process, and its arguments."""
 
 CALL_DEADLINE_S: Final = 600.0
 """For each bucket of a weight sync, and to release or take memory."""
@@ -139,7 +137,7 @@ class TRTLLMRollout(FirstRankEngine):
     def launch(self, policy: PolicySpec, placement: Placement) -> StartedEngine:
         index = placement.device.index or 0
         with engine_environment(), preserved_rng():
-            require_tensorrt_llm()
+            VERSIONS.require_module("tensorrt_llm")
             from tensorrt_llm._torch.utils import get_device_uuid
 
             arguments = self.options.arguments(policy, argument_names())
@@ -155,7 +153,7 @@ class TRTLLMRollout(FirstRankEngine):
     def _make_engine(self, arguments: Mapping[str, Any], index: int) -> str:
         devices = visible_devices(index, self.ranks_per_engine)
         ray = self._ray = self.make_ray(devices)
-        loop, host = EngineLoop(), EngineHost()
+        loop, host = EngineLoop(self.engine), EngineHost()
         self._loop, self._host = loop, host
         with preserved_rng():
             started = host.start(arguments, ray.bundles, sleeps=True, devices=devices)
@@ -186,7 +184,7 @@ class TRTLLMRollout(FirstRankEngine):
     # ---- weights and memory ---------------------------------------------------------------------------------------
 
     def begin_sync(self) -> None:
-        self._on_first(*self._if_awake("pause"), waits=True)
+        self._on_first(*self._if_awake("pause_generation"), waits=True)
 
     def load_bucket(self, bucket: Bucket, version: int) -> None:
         """Send one bucket: each rank has a copy on its own GPU, from which the engine's worker there reads it."""
@@ -198,36 +196,60 @@ class TRTLLMRollout(FirstRankEngine):
 
     def abandon_sync(self) -> None:
         """Leave the sync open in the engine: the next one ends it."""
-        self._on_first(*self._if_awake("go_on"))
+        self._on_first(*self._if_awake("resume_generation"))
 
     def finish_sync(self, version: int) -> None:
-        self._on_first("finish_update", *self._if_awake("forget", "go_on"))
+        self._on_first(("update_weights", None), *self._if_awake(RESET, "resume_generation"))
         self.collect_handles()
 
     def sleep(self) -> None:
-        self._on_first("forget", "release", waits=True)  # memory goes, and what is known of it would stay
+        self._on_first(RESET, ("release", memory_tags()), waits=True)  # what is known of the memory would stay
         self._is_asleep = True
 
     def wake(self, part: SleepingPart) -> None:
-        self.ranks.from_first(lambda: self._call("resume", part))
+        self._on_first(("resume", memory_tags(part)))
         if part == "kv_cache":
             self._is_asleep = False
 
-    def _if_awake(self, *methods: str) -> tuple[str, ...]:
+    def _if_awake(self, *calls: Any) -> tuple[Any, ...]:
         """Return calls that an engine which sleeps does not need: it has no requests, and its cache is empty."""
-        return () if self._is_asleep else methods
+        return () if self._is_asleep else calls
 
-    def _on_first(self, *methods: str, waits: bool = False) -> None:
-        """Call methods of the engine on the rank that has it, one after another; ``waits`` for requests before."""
+    def _on_first(self, *calls: Any, waits: bool = False) -> None:
+        """Make calls on the rank that has the engine, names or tuples with arguments; ``waits`` for requests before."""
 
-        def call() -> None:
+        def make() -> None:
             if waits:
                 self.requests.wait_until_idle()
-            for method in methods:
-                self._call(method)
+            for call in calls:
+                self._call(*([call] if isinstance(call, str) else call))
 
-        self.ranks.from_first(call)
+        self.ranks.from_first(make)
 
     def _call(self, method: str, *arguments: Any) -> None:
         assert self._loop is not None, "start comes first, and only the first rank has an engine"
-        self._loop.run_all([getattr(self._host, method)(*arguments)], method, CALL_DEADLINE_S)
+        assert self._host is not None
+        self._loop.run_all([self._host.call(method, *arguments)], method, CALL_DEADLINE_S)
+
+
+def serialised(named: Iterable[tuple[str, Tensor]], reduce: Reduce) -> str:
+    """Return handles to tensors, which must stay as they are until the engine has answered, as its workers read them.
+
+    Only globals of torch and plain values are in it: the workers un-pickle nothing else.
+    """
+    handles = [(name, reduce(tensor)) for name, tensor in named]
+    return base64.b64encode(pickle.dumps(handles)).decode("ascii")
+
+
+def merged(payloads: Iterable[dict[str, str]]) -> dict[str, str]:
+    """Return the payloads of all GPUs of an engine as one, by the GPU's UUID.
+
+    Raises:
+        RunError: Two are of the same GPU.
+    """
+    together: dict[str, str] = {}
+    for payload in payloads:
+        if shared := together.keys() & payload.keys():
+            raise RunError(f"two ranks that share an engine train on the same GPU, {min(shared)}.")
+        together |= payload
+    return together

@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rlplug_rollout_trtllm.environment import engine_environment, require_tensorrt_llm
+from rlplug_rollout_trtllm.environment import VERSIONS, engine_environment
 from rlplug_rollout_trtllm.placement import Bundles
 from rlplug_rollout_trtllm.sampling import Output
 from rlplug_rollout_trtllm.surface import SLEEPING_CACHE, SLEEPING_WEIGHTS
 
 ABORT_INTERVAL_S: Final = 0.2
 
+RESET: Final = ("collective_rpc", "reset_prefix_cache")
+"""Call that empties the cache of prompts."""
 UNKNOWN_ARGUMENT: Final = (
     "If it does not know an argument: python -m rlplug_rollout_trtllm.smoke --surface-only says what differs."
 )
@@ -38,7 +40,7 @@ class EngineHost:
             devices: For ``CUDA_VISIBLE_DEVICES`` of the workers; ``None`` leaves it.
         """
         with engine_environment(devices):
-            version = require_tensorrt_llm()
+            version = VERSIONS.require_module("tensorrt_llm")
             from tensorrt_llm import AsyncLLM
 
             engine = AsyncLLM(
@@ -76,40 +78,16 @@ class EngineHost:
                 result.abort()
             await asyncio.sleep(ABORT_INTERVAL_S)
 
-    # ---- weights and memory ---------------------------------------------------------------------------------------
+    async def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        """Call another method of ``AsyncLLM``, and return what workers return.
 
-    async def pause(self) -> None:
-        """Take no request until :meth:`go_on`; requests that run would be stopped."""
-        await self._engine.pause_generation()
-
-    async def go_on(self) -> None:
-        """Take requests again."""
-        await self._engine.resume_generation()
-
-    async def update_weights(self, payload: Mapping[str, str]) -> None:
-        """Load a bucket, of which each of the engine's GPUs has handles in ``payload``, by UUID."""
-        await self._engine.update_weights(dict(payload))
-
-    async def finish_update(self) -> None:
-        """Put new weights into the form that kernels read, when all have come."""
-        await self._engine.update_weights(None)
-
-    async def forget(self) -> None:
-        """Empty the cache of prompts: it holds what the former weights computed."""
-        await self._engine.collective_rpc("reset_prefix_cache")
-
-    async def release(self) -> None:
-        """Give all memory back."""
-        await self._engine.release(_memory_types())
-
-    async def resume(self, part: str) -> None:
-        """Take memory again: for ``kv_cache``, or for ``weights``, which is all but that."""
-        is_cache = part == SLEEPING_CACHE
-        await self._engine.resume([tag for tag in _memory_types() if (tag == SLEEPING_CACHE) == is_cache])
-
-    async def call_workers(self, worker: int | None, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of one worker, by its rank, or of all, and return what they return."""
-        return list(await self._engine.collective_rpc(method, args=arguments, unique_reply_rank=worker))
+        ``pause_generation`` stops requests that run, and refuses others until ``resume_generation``. ``update_weights``
+        loads a bucket, of which each of the engine's GPUs has handles, by UUID; with ``None`` it puts new weights into
+        the form that kernels read, when all have come. ``collective_rpc`` calls a method of the workers, such as
+        ``reset_prefix_cache``: the cache of prompts holds what the former weights computed.
+        """
+        result = await getattr(self._engine, method)(*arguments, **keywords)
+        return result if method == "collective_rpc" else None
 
     async def address(self) -> str:
         """Return the address of this host in Ray's cluster."""
@@ -142,7 +120,9 @@ def _configured(arguments: Mapping[str, Any], sleeps: bool) -> dict[str, Any]:
     return configured
 
 
-def _memory_types() -> list[str]:
+def memory_tags(part: str | None = None) -> list[str]:
+    """Return the names of an engine's memory: of ``kv_cache``, of ``weights``, which is all but that, or of all."""
     from tensorrt_llm.llmapi.llm_args import ExecutorMemoryType
 
-    return [member.value for member in ExecutorMemoryType if not member.value.startswith("_")]
+    tags = [member.value for member in ExecutorMemoryType if not member.value.startswith("_")]
+    return [tag for tag in tags if part is None or (tag == SLEEPING_CACHE) == (part == SLEEPING_CACHE)]

@@ -10,10 +10,9 @@ from typing import Final, TypeAlias
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rollout.engines import EngineRequests, EngineStats, RunningRequest
+from rlplug.rollout.engines import EngineLoop, EngineRequests, EngineStats, RunningRequest
 from rlplug.types import Completion
 from rlplug_rollout_trtllm.engine_host import EngineHost
-from rlplug_rollout_trtllm.engine_loop import EngineLoop
 from rlplug_rollout_trtllm.options import TRTLLMOptions
 from rlplug_rollout_trtllm.sampling import Output, sampling_arguments, to_completion
 

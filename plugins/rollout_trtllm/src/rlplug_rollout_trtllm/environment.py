@@ -24,7 +24,7 @@ VERSIONS: Final = SupportedVersions(
     install="run inside NVIDIA's TensorRT-LLM container of the 1.3 line, and there pip install rlplug "
     "rlplug-rollout-trtllm",
 )
-"""Of these versions, sources and documentation were read, and nothing was run."""
+"""Of these, sources and documentation were read, and nothing was run. Import one in :func:`engine_environment`."""
 
 MPI_VARIABLES: Final = re.compile(r"(PMI|PMIX|MPI|OMPI|SLURM)_")
 """Variables of launchers: TensorRT-LLM would join their MPI job, or wait for one."""
@@ -67,28 +67,13 @@ def visible_devices(first: int, count: int) -> str:
     return ",".join(names[first : first + count])
 
 
-def require_tensorrt_llm() -> Version:
-    """Import TensorRT-LLM, inside :func:`engine_environment`, and return its version.
-
-    Raises:
-        ConfigError: It is not installed, cannot be imported, or is not of a version that is known.
-    """
-    return VERSIONS.require_module("tensorrt_llm")
-
-
 def require_ray() -> Any:
-    """Import Ray, and return it.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
+    """Import Ray, and return it; ``ConfigError`` without it."""
     try:
         return importlib.import_module("ray")
     except ImportError:
-        raise ConfigError(
-            "TensorRT-LLM's workers are actors of Ray, which is not installed: pip install "
-            "'rlplug-rollout-trtllm[ray]'."
-        ) from None
+        how = "pip install 'rlplug-rollout-trtllm[ray]'"
+        raise ConfigError(f"TensorRT-LLM's workers are actors of Ray, which is not installed: {how}.") from None
 
 
 def argument_names() -> set[str]:

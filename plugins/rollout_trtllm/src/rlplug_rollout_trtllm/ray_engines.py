@@ -13,10 +13,10 @@ from typing import Any, Final
 import torch
 
 from rlplug.interfaces import Bucket, EngineFault
+from rlplug.rollout.engines import EngineLoop
 from rlplug.rollout.servers import TensorList, WeightSender
 from rlplug.rollout.servers.process_group import Group, Rendezvous, SendGroup
-from rlplug_rollout_trtllm.engine_host import EngineHost
-from rlplug_rollout_trtllm.engine_loop import EngineLoop
+from rlplug_rollout_trtllm.engine_host import RESET, EngineHost
 from rlplug_rollout_trtllm.environment import NEEDED
 from rlplug_rollout_trtllm.placement import Bundles
 
@@ -39,8 +39,8 @@ class RayEngine:
         self.actor = actor
 
     def __getattr__(self, method: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-        async def call(*arguments: Any) -> Any:
-            return await getattr(self.actor, method).remote(*arguments)
+        async def call(*arguments: Any, **keywords: Any) -> Any:
+            return await getattr(self.actor, method).remote(*arguments, **keywords)
 
         return call
 
@@ -94,10 +94,13 @@ class RayWeightSender(WeightSender):
         return self._loop.spawn(self._join_workers(url, rendezvous))
 
     async def _join_workers(self, url: str, rendezvous: Rendezvous) -> None:
-        on_gpu, call = self._device.type == "cuda", self._engines[url].call_workers
-        meetings = [replace(rendezvous, rank_offset=rendezvous.rank_offset + worker) for worker in range(self._workers)]
-        joined = [call(worker, "rlplug_join", each, on_gpu, self._deadline_s) for worker, each in enumerate(meetings)]
-        self._opening[url] = {uuid: NO_WEIGHTS for (uuid,) in await asyncio.gather(*joined)}
+        on_gpu, call = self._device.type == "cuda", self._engines[url].call
+        joins = []
+        for worker in range(self._workers):
+            meeting = replace(rendezvous, rank_offset=rendezvous.rank_offset + worker)
+            arguments = (meeting, on_gpu, self._deadline_s)
+            joins.append(call("collective_rpc", "rlplug_join", args=arguments, unique_reply_rank=worker))
+        self._opening[url] = {uuid: NO_WEIGHTS for (uuid,) in await asyncio.gather(*joins)}
 
     def join(self, address: str, port: int, world_size: int) -> Group:
         return SendGroup.over_tcp(Rendezvous(address, port, 0, world_size), self._device, self._deadline_s)
@@ -109,7 +112,7 @@ class RayWeightSender(WeightSender):
 
     def send(self, buckets: Iterable[Bucket], version: int) -> None:
         """Send all weights. A sync that breaks off stays open in the engines: the next one ends it."""
-        self._on_all("pause")
+        self._on_all("pause_generation")
         for url in self._urls:
             self.begin(url)
         try:
@@ -118,25 +121,26 @@ class RayWeightSender(WeightSender):
         except EngineFault:
             raise
         except Exception:
-            self._on_all("go_on")
+            self._on_all("resume_generation")
             raise
         self.finish()
 
     def begin(self, url: str) -> None:
-        work = self._engines[url].update_weights(self._opening[url])
+        work = self._engines[url].call("update_weights", self._opening[url])
         self._loop.run_all([work], "update_weights", self._deadline_s)
 
     def ask_to_receive(self, url: str, tensors: TensorList, version: int) -> Future[Any]:
         lists = (tensors.names, tensors.dtypes, tensors.shapes)
-        return self._loop.spawn(self._engines[url].call_workers(None, "rlplug_receive", *lists))
+        return self._loop.spawn(self._engines[url].call("collective_rpc", "rlplug_receive", args=lists))
 
     def finish(self) -> None:
-        for method in ("finish_update", "forget", "go_on"):
-            self._on_all(method)
+        self._on_all("update_weights", None)
+        self._on_all(*RESET)
+        self._on_all("resume_generation")
 
     def leave(self) -> None:
-        self._on_all("call_workers", None, "rlplug_leave")
+        self._on_all("collective_rpc", "rlplug_leave")
 
     def _on_all(self, method: str, *arguments: Any) -> None:
-        work = [getattr(engine, method)(*arguments) for engine in self._engines.values()]
+        work = [engine.call(method, *arguments) for engine in self._engines.values()]
         self._loop.run_all(work, method, self._deadline_s)

@@ -17,11 +17,10 @@ from lightning.pytorch.utilities import rank_zero_info
 from rlplug.distributed.rng import preserved_rng
 from rlplug.errors import ConfigError, RLPlugError, RunError
 from rlplug.interfaces import Bucket, EngineCapabilities, EngineFault, Placement, PolicySpec, SyncReport
-from rlplug.rollout.engines import EngineRanks, TrackedEngine
+from rlplug.rollout.engines import EngineLoop, EngineRanks, TrackedEngine
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug.weight_sync.receive_checks import WeightSyncValidator
 from rlplug_rollout_trtllm.engine_host import UNKNOWN_ARGUMENT
-from rlplug_rollout_trtllm.engine_loop import EngineLoop
 from rlplug_rollout_trtllm.engine_requests import TRTLLMRequests, make_stats
 from rlplug_rollout_trtllm.environment import argument_names, engine_environment
 from rlplug_rollout_trtllm.options import TRTLLMOptions, check_text_only
@@ -95,7 +94,7 @@ class TRTLLMRayRollout(TrackedEngine):
         with engine_environment(), preserved_rng():
             arguments = self.options.arguments(policy, argument_names())
             self._ray, self._has_attached = attach(self.ray_address)
-        loop = self._loop = EngineLoop()
+        loop = self._loop = EngineLoop("TensorRT-LLM")
         try:
             with preserved_rng():
                 hosts = self._ranks.from_first(lambda: self._make_engines(arguments, loop, placement.device))

@@ -16,7 +16,7 @@ from typing import Final
 import torch
 
 from rlplug.errors import ConfigError
-from rlplug_rollout_trtllm.environment import engine_environment, require_ray, require_tensorrt_llm
+from rlplug_rollout_trtllm.environment import VERSIONS, engine_environment, require_ray
 from rlplug_rollout_trtllm.surface import differences
 
 MODEL_VARIABLE: Final = "RLPLUG_SMOKE_MODEL"
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _compare_surface() -> bool:
     with engine_environment():
-        version = require_tensorrt_llm()
+        version = VERSIONS.require_module("tensorrt_llm")
         found = differences()
     print(f"TensorRT-LLM {version}, Ray {require_ray().__version__}, torch {torch.__version__}")
     for line in found:

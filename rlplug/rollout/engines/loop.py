@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, in which the calls of engines run, each with a deadline."""
+"""Event loop in a thread of its own, in which the calls of engines run, each with a deadline."""
 
 from __future__ import annotations
 
@@ -9,28 +9,37 @@ from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from rlplug.errors import RLPlugError
-from rlplug.interfaces import EngineFault
+from rlplug.interfaces.rollout import EngineFault
 
-Value = TypeVar("Value")
+Result = TypeVar("Result")
 
 STOP_S: Final = 5.0
 """How long a loop that hangs in a call is waited for; its thread does not keep the process from ending."""
 
 
 class EngineLoop:
-    """Runs coroutines for other threads."""
+    """Runs coroutines for other threads.
 
-    def __init__(self) -> None:
+    Args:
+        engine: Name of the engine, for messages.
+    """
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rollout-trtllm", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollout-engine", daemon=True)
         self._thread.start()
 
-    def spawn(self, work: Coroutine[Any, Any, Value]) -> Future[Value]:
-        """Start something, and do not wait for it."""
+    @property
+    def is_closed(self) -> bool:
+        return self._loop.is_closed()
+
+    def spawn(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Start a coroutine, and do not wait for it; those of one thread begin in the order of the calls."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def run_all(self, work: Iterable[Awaitable[Value]], name: str, deadline_s: float) -> list[Value]:
-        """Return what all of ``work`` returns, which runs at once.
+    def run_all(self, work: Iterable[Awaitable[Result]], name: str, deadline_s: float) -> list[Result]:
+        """Run ``work`` at once, and return what each returns.
 
         Args:
             name: Of the work, for messages.
@@ -46,11 +55,11 @@ class EngineLoop:
         except Exception as problem:
             if isinstance(problem, TimeoutError) and not future.done():  # else it is the work's own
                 future.cancel()
-                raise EngineFault(f"TensorRT-LLM did not answer {name!r} within {deadline_s:g} s.") from None
-            raise EngineFault(f"TensorRT-LLM failed at {name!r}: {type(problem).__name__}: {problem}") from problem
+                raise EngineFault(f"{self._engine} did not answer {name!r} within {deadline_s:g} s.") from None
+            raise EngineFault(f"{self._engine} failed at {name!r}: {type(problem).__name__}: {problem}") from problem
 
     def close(self) -> None:
-        """Stop; what runs is given up."""
+        """Cancel what runs, and stop. A second call does nothing."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._cancel_all)
             self._thread.join(STOP_S)
@@ -63,5 +72,5 @@ class EngineLoop:
         self._loop.call_soon(self._loop.call_soon, self._loop.stop)  # when the tasks have seen it
 
 
-async def _gathered(work: Iterable[Awaitable[Value]]) -> list[Value]:
+async def _gathered(work: Iterable[Awaitable[Result]]) -> list[Result]:
     return list(await asyncio.gather(*work))
