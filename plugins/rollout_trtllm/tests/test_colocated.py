@@ -13,7 +13,7 @@ import on_double as cases
 import pytest
 from on_double import GREEDY, RolloutOnDouble
 from ranks import run_ranks
-from rlplug_rollout_trtllm import colocated, engine_requests
+from rlplug_rollout_trtllm import colocated
 from rlplug_rollout_trtllm.engine_host import EngineHost
 from rlplug_rollout_trtllm.ray_rollout import TRTLLMRayRollout
 from rlplug_rollout_trtllm.surface import EXTENSION
@@ -196,8 +196,8 @@ def test_weights_wait_for_no_request_that_runs(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(EngineHost, "generate", hang)
-    monkeypatch.setattr(engine_requests, "WAIT_S", 0.01)
-    monkeypatch.setattr(engine_requests, "IDLE_S", 0.05)
+    monkeypatch.setattr("rlplug.rollout.engines.loop_requests.WAIT_S", 0.01)
+    monkeypatch.setattr("rlplug.rollout.engines.loop_requests.IDLE_S", 0.05)
     ready.submit(cases.requests(1), GREEDY)
     with pytest.raises(EngineFault, match="1 requests still run"):
         ready.update_weights(cases.buckets(folder), 2)

@@ -16,8 +16,7 @@ from on_double import GREEDY
 from ray_stand_in import Cluster
 from rlplug_rollout_trtllm.engine_host import EngineHost
 from rlplug_rollout_trtllm.placement import Bundles, PrivateRay, attach
-from rlplug_rollout_trtllm.ray_engines import RayEngine
-from rlplug_rollout_trtllm.ray_rollout import TRTLLMRayRollout
+from rlplug_rollout_trtllm.ray_rollout import RayEngine, TRTLLMRayRollout
 from tensorrt_llm import AsyncLLM
 
 from rlplug.errors import ConfigError, RunError

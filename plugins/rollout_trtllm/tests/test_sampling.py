@@ -9,24 +9,34 @@ import on_double  # noqa: F401 - it makes the double importable
 import pytest
 import torch
 from rlplug_rollout_trtllm.colocated import merged, serialised
-from rlplug_rollout_trtllm.sampling import Output, sampling_arguments, to_completion
+from rlplug_rollout_trtllm.options import TRTLLMOptions
+from rlplug_rollout_trtllm.sampling import Output, TRTLLMRequests
 from rlplug_rollout_trtllm.surface import SAMPLING
 
 from rlplug.errors import RunError
 from rlplug.interfaces import PolicySpec
-from rlplug.rollout.engines import RunningRequest
-from rlplug.types import Request, SamplingParams
+from rlplug.rollout.engines import EngineLoop, RunningRequest
+from rlplug.types import Completion, Request, SamplingParams
 
 SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7, 9), pad_token_id=0, max_context=100)
 REQUEST = Request("step/0", (5, 6), seed=(1 << 64) + 3)
 GREEDY = SamplingParams(temperature=0.0)
+LOOP = EngineLoop("TensorRT-LLM")
 SAMPLINGS = [SamplingParams(), GREEDY, SamplingParams(temperature=0.7, top_p=0.9, top_k=20)]
 
 
 def arguments(sampling: SamplingParams, policy: PolicySpec = SPEC, room: int = 50) -> dict[str, Any]:
-    return sampling_arguments(
-        RunningRequest(0, REQUEST, sampling, min(REQUEST.limit(sampling), room), False, 0.0), policy
-    )
+    return tracker(policy).arguments(RunningRequest(0, REQUEST, sampling, room, False, 0.0))
+
+
+def tracker(policy: PolicySpec = SPEC) -> TRTLLMRequests:
+    requests = TRTLLMRequests(LOOP, [], policy, 100, TRTLLMOptions().stats(), 1.0)
+    requests.version = 3
+    return requests
+
+
+def completion(output: Output) -> Completion:
+    return tracker().completion(RunningRequest(0, REQUEST, GREEDY, 50, False, 0.0), output)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -102,23 +112,23 @@ def test_a_token_without_logprob_is_refused() -> None:
 
 def test_a_cancelled_request_has_what_is_whole() -> None:
     output = Output.of(result([4, 5], [{4: logprob(-0.1)}], "cancelled"))
-    completion = to_completion(REQUEST, output, SPEC.eos_token_ids, version=3)
-    assert (completion.token_ids, completion.logprobs, completion.finish_reason) == ((4,), (-0.1,), "abort")
+    made = completion(output)
+    assert (made.token_ids, made.logprobs, made.finish_reason) == ((4,), (-0.1,), "abort")
 
 
 def test_a_last_possible_token_that_ends_is_a_stop() -> None:
-    assert to_completion(REQUEST, Output((4, 7), (-1.0, -1.0), "length"), (1, 7), 3).finish_reason == "stop"
-    assert to_completion(REQUEST, Output((4, 5), (-1.0, -1.0), "length"), (1, 7), 3).finish_reason == "length"
+    assert completion(Output((4, 7), (-1.0, -1.0), "length")).finish_reason == "stop"
+    assert completion(Output((4, 5), (-1.0, -1.0), "length")).finish_reason == "length"
 
 
 def test_a_stop_without_its_end_token_is_refused() -> None:
     with pytest.raises(RunError, match="left its end token out"):
-        to_completion(REQUEST, Output((4,), (-1.0,), "stop"), (1, 7), 3)
+        completion(Output((4,), (-1.0,), "stop"))
 
 
 def test_other_ends_are_refused() -> None:
     with pytest.raises(RunError, match="finish reason 'timeout'"):
-        to_completion(REQUEST, Output((4,), (-1.0,), "timeout"), (1, 7), 3)
+        completion(Output((4,), (-1.0,), "timeout"))
 
 
 # ---- weights --------------------------------------------------------------------------------------------------------

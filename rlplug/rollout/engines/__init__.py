@@ -4,6 +4,7 @@ from rlplug.rollout.engines.colocated import ColocatedEngine, FirstRankEngine, S
 from rlplug.rollout.engines.context_limit import max_completion_tokens
 from rlplug.rollout.engines.environment import environment_variables, is_trainer_variable
 from rlplug.rollout.engines.loop import EngineLoop
+from rlplug.rollout.engines.loop_requests import LoopRequests
 from rlplug.rollout.engines.memory import EngineSizes, MemoryBefore, start_failure
 from rlplug.rollout.engines.options import EngineOptions, PassThrough
 from rlplug.rollout.engines.ranks import EngineRanks
@@ -20,6 +21,7 @@ __all__ = [
     "EngineSizes",
     "EngineStats",
     "FirstRankEngine",
+    "LoopRequests",
     "MemoryBefore",
     "PassThrough",
     "RunningRequest",

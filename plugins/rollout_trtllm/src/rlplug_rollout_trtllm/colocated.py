@@ -30,10 +30,10 @@ from rlplug.rollout.engines import EngineLoop, EngineSizes, FirstRankEngine, Mem
 from rlplug.types import GIB
 from rlplug.weight_sync.flat_buckets import flatten_bucket, tensors_of
 from rlplug_rollout_trtllm.engine_host import RESET, UNKNOWN_ARGUMENT, EngineHost, memory_tags
-from rlplug_rollout_trtllm.engine_requests import TRTLLMRequests, make_stats
 from rlplug_rollout_trtllm.environment import VERSIONS, argument_names, engine_environment, visible_devices
 from rlplug_rollout_trtllm.options import TRTLLMOptions, check_text_only
 from rlplug_rollout_trtllm.placement import PrivateRay
+from rlplug_rollout_trtllm.sampling import TRTLLMRequests
 
 Reduce: TypeAlias = Callable[[Tensor], tuple[Any, tuple[Any, ...]]]
 """From a tensor to what makes it again in another process, and its arguments."""
@@ -144,10 +144,12 @@ class TRTLLMRollout(FirstRankEngine):
             self._uuid = str(get_device_uuid(index))  # by it the engine's workers know the GPU
         self._is_asleep = False
         version = self.ranks.from_first(lambda: self._make_engine(arguments, index))
-        stats = make_stats(self.options)
+        stats = self.options.stats()
         if self._loop is None or self._host is None:
             return StartedEngine(version, stats, None)
-        requests = TRTLLMRequests(self._loop, [self._host], policy, self.options, stats, self.generate_deadline_s)
+        requests = TRTLLMRequests(
+            self._loop, [self._host], policy, self.options.longest(policy), stats, self.generate_deadline_s
+        )
         return StartedEngine(version, stats, requests)
 
     def _make_engine(self, arguments: Mapping[str, Any], index: int) -> str:

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import PolicySpec
-from rlplug.rollout.engines import EngineOptions, PassThrough
+from rlplug.rollout.engines import EngineOptions, EngineStats, PassThrough
 from rlplug_rollout_trtllm.surface import EXTENSION
 
 DEFAULT_MAX_NUM_TOKENS: Final = 8192
@@ -121,6 +121,16 @@ class TRTLLMOptions(EngineOptions):
                 f"rollout.moe_tensor_parallel_size {tensor} times moe_expert_parallel_size {experts} is not "
                 f"tensor_parallel_size {self.tensor_parallel_size}: the GPUs of one model share its experts so."
             )
+
+    def stats(self) -> EngineStats:
+        """Return counters of tokens and time; what TensorRT-LLM's scheduler does is not looked at."""
+        return EngineStats(
+            max_num_seqs=self.max_batch_size or 0,
+            kv_cache_tokens=0,  # it is not told
+            max_num_seqs_key="rollout.max_batch_size",
+            memory_key="rollout.free_gpu_memory_fraction",
+            observes_scheduler=False,
+        )
 
     def arguments(self, policy: PolicySpec, known: Collection[str]) -> dict[str, Any]:
         """Return the arguments of an engine as plain data, without those that follow from where it runs.
