@@ -16,11 +16,12 @@ from transformers import (
     LogitsProcessorList,
 )
 
-from rlplug.errors import ConfigError, RunError
+from rlplug.errors import ConfigError
 from rlplug.interfaces.memory import EngineMemory, EngineMemoryRequest
 from rlplug.interfaces.rollout import EngineCapabilities, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport
 from rlplug.ops import scaled_logits, token_logprobs, truncate_logits
+from rlplug.rollout.engines import max_completion_tokens
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.fp8_quantize import dequantize_blocks
 from rlplug.weight_sync.hf_names import hub_views
@@ -66,11 +67,12 @@ class HFRollout(RolloutEngine):
         began = time.perf_counter()
         longest = max((request.limit(sampling) for request in requests), default=0)
         # requests that the context cuts short run apart, so that they cut short no other
-        by_room: dict[int, list[int]] = {}
+        by_limit: dict[int, list[int]] = {}
         for index, request in enumerate(requests):
-            by_room.setdefault(min(longest, self._room(request)), []).append(index)
+            limit = min(longest, max_completion_tokens(request, self._policy))
+            by_limit.setdefault(limit, []).append(index)
         completions: dict[int, Completion] = {}
-        for num_new, indices in by_room.items():
+        for num_new, indices in by_limit.items():
             for start in range(0, len(indices), self.max_batch_size):
                 chosen = indices[start : start + self.max_batch_size]
                 batch = self._generate_batch([requests[index] for index in chosen], sampling, num_new)
@@ -78,17 +80,6 @@ class HFRollout(RolloutEngine):
         self._num_tokens += sum(len(completion.token_ids) for completion in completions.values())
         self._seconds += time.perf_counter() - began
         return [completions[index] for index in range(len(requests))]
-
-    def _room(self, request: Request) -> int:
-        """Return how many tokens the context leaves for a completion."""
-        room = self._policy.max_context - len(request.prompt_ids)
-        if room < 1:
-            raise RunError(
-                f"request {request.request_id}: its prompt has {len(request.prompt_ids)} tokens, and the context "
-                f"of {self._policy.path} ends at {self._policy.max_context}. Shorten it, or let "
-                "data.max_prompt_tokens filter it."
-            )
-        return room
 
     @torch.no_grad()
     def _generate_batch(self, requests: Sequence[Request], sampling: SamplingParams, num_new: int) -> list[Completion]:

@@ -16,6 +16,7 @@ PUBLIC = {
     "rlplug.testing",
     # rollout engines
     *("rlplug.rollout.engines", "rlplug.rollout.servers", "rlplug.rollout.servers.process_group"),
+    "rlplug.rollout.engine_host",
     *("rlplug.distributed.rng", "rlplug.weight_sync.manifest", "rlplug.weight_sync.receive_checks"),
     *("rlplug.weight_sync.flat_buckets", "rlplug.weight_sync.fp8_engine_checks"),
     # optimizations
@@ -29,7 +30,7 @@ FACES = ("rlplug.interfaces", "rlplug.rollout.engines", "rlplug.rollout.servers"
 
 
 def imports() -> Iterator[tuple[str, str, list[str]]]:
-    """Yield place, module and names of each import of the core in a plugin, in functions and under TYPE_CHECKING too."""
+    """Yield place, module and names of each import of the core in a plugin, in functions and for type checks too."""
     for path in sorted(ROOT.glob("plugins/*/src/**/*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):

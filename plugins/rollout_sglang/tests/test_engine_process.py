@@ -16,12 +16,12 @@ import psutil
 import pytest
 import torch
 from engine_double import DIES, FAILS
-from rlplug_rollout_sglang.engine_process import EngineProcess
 from rlplug_rollout_sglang.engine_requests import SGLangRequests
+from rlplug_rollout_sglang.options import ENVIRONMENT
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rollout.engines import EngineStats
+from rlplug.rollout.engines import EngineProcess, EngineStats
 from rlplug.types import Completion, Request, SamplingParams
 
 DOUBLE = (sys.executable, str(Path(__file__).with_name("engine_double.py")))
@@ -38,7 +38,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def process() -> Iterator[EngineProcess]:
-    process = EngineProcess({}, DEADLINE_S, command=DOUBLE)
+    process = EngineProcess("SGLang", DOUBLE, ENVIRONMENT, {}, DEADLINE_S)
     yield process
     process.close()
 
@@ -218,7 +218,7 @@ def test_cache_that_is_not_flushed_is_a_fault(process: EngineProcess, requests: 
 def test_start_that_fails_leaves_nothing(arguments: dict, deadline_s: float, message: str) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with pytest.raises(EngineFault, match=message):
-        EngineProcess(arguments, deadline_s, command=DOUBLE)
+        EngineProcess("SGLang", DOUBLE, ENVIRONMENT, arguments, deadline_s)
     left = [c for c in psutil.Process().children(recursive=True) if c.pid not in before and runs(c.pid)]
     assert not left
 
@@ -232,7 +232,7 @@ def test_trainer_keeps_its_processes_and_handlers() -> None:
     method = multiprocessing.get_start_method(allow_none=True)
     environment = dict(os.environ)
     with subprocess.Popen(["sleep", "1000"]) as own:
-        process = EngineProcess({}, DEADLINE_S, command=DOUBLE)
+        process = EngineProcess("SGLang", DOUBLE, ENVIRONMENT, {}, DEADLINE_S)
         child = process.about["max_num_seqs"]
         assert runs(child)
         process.close()
@@ -246,8 +246,8 @@ def test_trainer_keeps_its_processes_and_handlers() -> None:
 
 def test_trainer_that_dies_takes_all_with_it() -> None:
     code = (
-        "import sys, time; from rlplug_rollout_sglang.engine_process import EngineProcess; "
-        f"process = EngineProcess({{}}, 60, command={DOUBLE!r}); "
+        "import sys, time; from rlplug.rollout.engines import EngineProcess; "
+        f"process = EngineProcess('SGLang', {DOUBLE!r}, {ENVIRONMENT!r}, {{}}, 60); "
         "print(process._process.pid, process.about['max_num_seqs'], flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as trainer:

@@ -7,6 +7,7 @@ from rlplug.rollout.engines.loop import EngineLoop
 from rlplug.rollout.engines.loop_requests import LoopRequests
 from rlplug.rollout.engines.memory import EngineSizes, MemoryBefore, start_failure
 from rlplug.rollout.engines.options import EngineOptions, PassThrough
+from rlplug.rollout.engines.process import EngineProcess
 from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.engines.requests import EngineRequests, RunningRequest
 from rlplug.rollout.engines.stats import EngineStats
@@ -16,6 +17,7 @@ __all__ = [
     "ColocatedEngine",
     "EngineLoop",
     "EngineOptions",
+    "EngineProcess",
     "EngineRanks",
     "EngineRequests",
     "EngineSizes",

@@ -1,4 +1,4 @@
-"""What a context leaves for a completion."""
+"""Maximum completion length that fits an engine's context."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from rlplug.interfaces.rollout import PolicySpec
 from rlplug.types import Request
 
 
-def max_completion_tokens(request: Request, policy: PolicySpec, context: int, key: str) -> int:
+def max_completion_tokens(request: Request, policy: PolicySpec, context: int | None = None, key: str = "") -> int:
     """Return how many tokens the context leaves for a completion.
 
     Args:
         request: Has the prompt.
-        policy: Of whose own context the engine's may be a part.
-        context: Of the engine: prompt and completion together, in tokens.
+        policy: The engine's context may be a part of the policy's.
+        context: Of the engine: prompt and completion together, in tokens; ``None`` is the policy's.
         key: The engine's option that sets it.
 
     Raises:
-        RunError: None.
+        RunError: It leaves none.
     """
-    room = context - len(request.prompt_ids)
-    if room < 1:
-        remedy = f"raise rollout.{key}" if context < policy.max_context else "shorten it"
+    limit = policy.max_context if context is None else context
+    left = limit - len(request.prompt_ids)
+    if left < 1:
+        remedy = f"raise rollout.{key}" if limit < policy.max_context else "shorten it"
         raise RunError(
             f"request {request.request_id}: its prompt has {len(request.prompt_ids)} tokens, and the engine's context "
-            f"ends at {context}: {remedy}, or let data.max_prompt_tokens filter it."
+            f"ends at {limit}: {remedy}, or let data.max_prompt_tokens filter it."
         )
-    return room
+    return left

@@ -83,7 +83,7 @@ def test_shorter_completions_are_the_beginning_of_longer_ones(model_folder, load
 def test_refusals_say_what_to_do(model_folder, load_policy, start_engine):
     policy = load_policy(model_folder("llama"))
     engine = start_engine(model_folder("llama"), policy)
-    with pytest.raises(RunError, match=r"run/1/0: its prompt has 32 tokens, .* ends at 32\. Shorten it"):
+    with pytest.raises(RunError, match=r"run/1/0: its prompt has 32 tokens, .* ends at 32: shorten it"):
         engine.generate(requests_of([(5,), (5,) * 32]), SamplingParams(10))
     weights = [pair for bucket in weight_buckets(policy, torch.float32) for pair in bucket]
     misspelled = [(name.replace("lm_head", "lm_haed"), tensor) for name, tensor in weights]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, ClassVar, Final
 
 import torch
@@ -17,6 +18,7 @@ from rlplug.interfaces import (
     SleepingPart,
 )
 from rlplug.rollout.engines import (
+    EngineProcess,
     EngineSizes,
     EngineStats,
     FirstRankEngine,
@@ -26,12 +28,13 @@ from rlplug.rollout.engines import (
 )
 from rlplug.types import GIB
 from rlplug.weight_sync.flat_buckets import flatten_bucket
-from rlplug_rollout_sglang.engine_process import EngineProcess
 from rlplug_rollout_sglang.engine_requests import SGLangRequests
 from rlplug_rollout_sglang.fp8 import check_fp8
-from rlplug_rollout_sglang.options import SGLangOptions
+from rlplug_rollout_sglang.options import ENVIRONMENT, SGLangOptions
 from rlplug_rollout_sglang.versions import require_sglang
 from rlplug_rollout_sglang.weights import serialised
+
+COMMAND: Final = (sys.executable, "-c", "from rlplug_rollout_sglang.host import main; main()")
 
 CALL_DEADLINE_S: Final = 600.0
 """For each bucket of a weight sync, and to release or take memory."""
@@ -141,7 +144,8 @@ class SGLangRollout(FirstRankEngine):
         return StartedEngine(str(version), stats, requests)
 
     def _make_process(self, arguments: dict[str, Any]) -> dict[str, int]:
-        self._process = EngineProcess(arguments, self.start_deadline_s, shows_log=self.options.log_level != "error")
+        shows_log = self.options.log_level != "error"
+        self._process = EngineProcess(self.engine, COMMAND, ENVIRONMENT, arguments, self.start_deadline_s, shows_log)
         return self._process.about
 
     def start_failure(self, problem: str, memory: MemoryBefore | None, weight_bytes: int, longest: int) -> RunError:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, TypeAlias
 
 from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rollout.engines import EngineRequests, EngineStats, RunningRequest
+from rlplug.rollout.engines import EngineProcess, EngineRequests, EngineStats, RunningRequest
 from rlplug.types import Completion
-from rlplug_rollout_sglang.engine_process import EngineProcess
 from rlplug_rollout_sglang.sampling import Output, sampling_arguments, to_completion
 
 Answer: TypeAlias = tuple[dict[str, Any] | None, str | None]

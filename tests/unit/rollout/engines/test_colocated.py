@@ -12,7 +12,7 @@ from counting_engine import CountingRequests
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import Bucket, EngineCapabilities, EngineFault, Placement, PolicySpec
-from rlplug.rollout.engines import EngineOptions, EngineStats, FirstRankEngine, MemoryBefore, StartedEngine
+from rlplug.rollout.engines import EngineOptions, FirstRankEngine, MemoryBefore, StartedEngine
 from rlplug.rollout.engines import colocated as colocated_module
 from rlplug.testing.models import ENDS, MAX_CONTEXT, PAD, make_model_folder
 from rlplug.types import NO_VERSION, Request, SamplingParams
@@ -50,7 +50,8 @@ class Engine(FirstRankEngine):
     def launch(self, policy: PolicySpec, placement: Placement) -> StartedEngine:
         if self.problem is not None:
             raise self.problem
-        return StartedEngine("1.0", EngineStats(8, 1000), CountingRequests())
+        requests = CountingRequests()
+        return StartedEngine("1.0", requests.stats, requests)
 
     def start_failure(self, problem: str, memory: MemoryBefore | None, weight_bytes: int, longest: int) -> RunError:
         return RunError(f"{problem} with {weight_bytes} bytes of weights and {longest} tokens")
@@ -152,7 +153,7 @@ def test_requests_reach_the_engine(engine: Engine) -> None:
 def test_a_sync_that_is_complete_gives_completions_its_version(engine: Engine, spec: PolicySpec) -> None:
     assert engine.requests.version == NO_VERSION
     report = engine.update_weights(buckets(spec), 3)
-    assert report.version == 3
+    assert report.policy_version == 3
     assert (engine.calls[0], engine.calls[-1], set(engine.calls[1:-1])) == ("begin", "finish 3", {"load"})
     assert engine.generate(REQUESTS, SamplingParams(4))[0].policy_version == 3
 

@@ -1,4 +1,4 @@
-"""The trainer's end of the process that SGLang runs in (:mod:`rlplug_rollout_sglang.host`)."""
+"""The trainer's end of an engine's own process; the other end is :mod:`rlplug.rollout.engine_host`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -16,14 +15,11 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from rlplug.interfaces import EngineFault
-from rlplug.rollout.engines import is_trainer_variable
-from rlplug_rollout_sglang.options import ENVIRONMENT
-
-COMMAND: Final = (sys.executable, "-c", "from rlplug_rollout_sglang.host import main; main()")
+from rlplug.interfaces.rollout import EngineFault
+from rlplug.rollout.engines.environment import is_trainer_variable
 
 CLOSE_S: Final = 90.0
-"""SGLang waits up to 60 s for its own processes."""
+"""An engine may wait for its own processes; SGLang does for up to 60 s."""
 
 GONE_S: Final = 10.0
 """Where nobody waits for orphans they stay listed; their GPU is free by then."""
@@ -33,24 +29,29 @@ STDERR: Final = 2
 
 
 class EngineProcess:
-    """Starts the process, exchanges messages with it over a pipe that no other process has, and ends it.
+    """Starts an engine's process, exchanges messages with it over a pipe that no other process has, and ends it.
 
     Requests may be handed in from any thread; everything else happens in one.
 
     Args:
-        arguments: Of SGLang's ``Engine``.
+        engine: Name of the engine, for messages.
+        command: Runs :func:`rlplug.rollout.engine_host.run_host`; the pipe's descriptor is added as its last argument.
+        environment: Variables beside the trainer's own, without those of its rank.
+        arguments: Of the engine; plain data.
         start_deadline_s: How long it may take until the engine is ready.
-        shows_log: Let SGLang write to the trainer's standard error. If not, the end of it is in messages of faults.
-        command: What to run; the descriptor of the pipe is added as its last argument.
+        shows_log: Let the engine write to the trainer's standard error. If not, messages of faults have the end of it.
     """
 
     def __init__(
         self,
+        engine: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
         arguments: Mapping[str, Any],
         start_deadline_s: float,
         shows_log: bool = False,
-        command: Sequence[str] = COMMAND,
     ) -> None:
+        self._engine = engine
         self._log = None if shows_log else tempfile.TemporaryFile()  # noqa: SIM115 - it lasts as long as the process
         ours, theirs = socket.socketpair()
         with theirs:
@@ -60,13 +61,13 @@ class EngineProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=STDERR if self._log is None else self._log,
                 stderr=subprocess.STDOUT,
-                env=_environment(),
+                env={**{n: v for n, v in os.environ.items() if not is_trainer_variable(n)}, **environment},
                 start_new_session=True,  # so that Ctrl-C reaches the trainer alone, which then closes it
             )
         self._connection: Connection[Any, Any] = Connection(ours.detach())
         self._sending = threading.Lock()
         self._numbers = itertools.count()
-        self._outputs: list[tuple[str, dict[str, Any] | None, str | None]] = []
+        self._outputs: list[tuple[str, Any, str | None]] = []
         self._results: dict[int, str | None] = {}
         self.loads: list[tuple[int, int, float]] = []
         """Running requests, waiting requests, and share of the KV cache in use, about once a second."""
@@ -87,8 +88,8 @@ class EngineProcess:
         """Stop requests; each still comes back, with what it has."""
         self._send(("abort", list(request_ids)))
 
-    def outputs(self, timeout_s: float) -> list[tuple[str, dict[str, Any] | None, str | None]]:
-        """Return ids with SGLang's answers, or with why there is none; wait at most ``timeout_s`` for the first."""
+    def outputs(self, timeout_s: float) -> list[tuple[str, Any, str | None]]:
+        """Return ids with the engine's answers, or with why there is none; wait at most ``timeout_s`` for the first."""
         deadline = time.monotonic() + timeout_s
         while not self._outputs and self._receive(deadline - time.monotonic()):
             pass
@@ -107,9 +108,9 @@ class EngineProcess:
         self._send(("call", number, name, arguments))
         while number not in self._results:
             if not self._receive(deadline - time.monotonic()):
-                raise EngineFault(f"SGLang did not answer {name!r} within {deadline_s:g} s.{self._tail()}")
+                raise EngineFault(f"{self._engine} did not answer {name!r} within {deadline_s:g} s.{self._tail()}")
         if (problem := self._results.pop(number)) is not None:
-            raise EngineFault(f"SGLang failed at {name!r}: {problem}{self._tail()}")
+            raise EngineFault(f"{self._engine} failed at {name!r}: {problem}{self._tail()}")
 
     def close(self) -> None:
         """End the process and all below it; safe to call twice."""
@@ -176,18 +177,15 @@ class EngineProcess:
             code: int | None = self._process.wait(5.0)
         except subprocess.TimeoutExpired:
             code = None
-        return EngineFault(f"SGLang's process ended, with exit code {code}.{self._tail()}")
+        return EngineFault(f"{self._engine}'s process ended, with exit code {code}.{self._tail()}")
 
     def _tail(self) -> str:
-        """Return the end of what SGLang wrote."""
+        """Return the end of what the engine wrote."""
         if self._log is None:
             return " Its log is above."
         descriptor = self._log.fileno()
         start = max(0, os.fstat(descriptor).st_size - TAIL_BYTES)
-        text = os.pread(descriptor, TAIL_BYTES, start).decode(errors="replace").strip()  # seeking would move SGLang too
+        text = (
+            os.pread(descriptor, TAIL_BYTES, start).decode(errors="replace").strip()
+        )  # no seek: the engine shares the position
         return f" It wrote last:\n{text}" if text else " It wrote nothing."
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment of the process: the trainer's, without the trainer's place among its ranks."""
-    return {name: value for name, value in os.environ.items() if not is_trainer_variable(name)} | ENVIRONMENT
