@@ -54,7 +54,7 @@ class TrackedEngine(RolloutEngine):
         self.capabilities = replace(self.capabilities, multi_turn=caches_prefixes)
 
     def check(self, policy: PolicySpec) -> None:
-        check_fp8_fits(type(self).__name__, policy, self.ranks_per_engine)
+        check_fp8_fits(type(self).__name__, policy, self.options.tensor_parallel_size)
 
     # ---- generation -----------------------------------------------------------------------------------------------
 

@@ -281,37 +281,24 @@ class RayWeightSender(WeightSender):
 
     # ---- a sync ---------------------------------------------------------------------------------------------------
 
-    def send(self, buckets: Iterable[Bucket], version: int) -> None:
-        """Send all weights. A sync that breaks off stays open in the engines: the next one ends it."""
-        self._on_all("pause_generation")
-        for url in self._urls:
-            self.begin(url)
-        try:
-            for bucket in buckets:
-                self._send_bucket(bucket, version)
-        except EngineFault:
-            raise
-        except Exception:
-            self._on_all("resume_generation")
-            raise
-        self.finish()
-
     def begin(self, url: str) -> None:
-        work = self._engines[url].call("update_weights", self._opening[url])
-        self._loop.run_all([work], "update_weights", self._deadline_s)
+        engine = {url: self._engines[url]}
+        self._call(engine, "pause_generation")
+        self._call(engine, "update_weights", self._opening[url])
 
     def ask_to_receive(self, url: str, tensors: TensorList, version: int) -> Future[Any]:
         lists = (tensors.names, tensors.dtypes, tensors.shapes)
         return self._loop.spawn(self._engines[url].call("collective_rpc", "rlplug_receive", args=lists))
 
     def finish(self) -> None:
-        self._on_all("update_weights", None)
-        self._on_all(*RESET)
-        self._on_all("resume_generation")
+        self._call(self._engines, "update_weights", None)
+        self._call(self._engines, *RESET)
+        self._call(self._engines, "resume_generation")
 
-    def leave(self) -> None:
-        self._on_all("collective_rpc", "rlplug_leave")
+    def abandon(self) -> None:
+        """Leave the sync open in the engines: the next one ends it."""
+        self._call(self._engines, "resume_generation")
 
-    def _on_all(self, method: str, *arguments: Any) -> None:
-        work = [engine.call(method, *arguments) for engine in self._engines.values()]
+    def _call(self, engines: Mapping[str, Any], method: str, *arguments: Any) -> None:
+        work = [engine.call(method, *arguments) for engine in engines.values()]
         self._loop.run_all(work, method, self._deadline_s)
