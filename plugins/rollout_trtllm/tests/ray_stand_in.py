@@ -51,7 +51,8 @@ class Cluster:
         for module in modules:
             monkeypatch.setitem(sys.modules, module.__name__, module)
 
-    def _init(self, **arguments: Any) -> None:
+    def _init(self, address: str, **arguments: Any) -> None:
+        arguments["address"] = address
         if not self.is_reachable and arguments["address"] != "local":
             raise ConnectionError("Could not find any running Ray instance.")
         self.inits.append(arguments)

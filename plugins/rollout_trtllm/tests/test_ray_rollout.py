@@ -135,9 +135,9 @@ def test_a_private_ray_has_the_engines_gpus_and_no_others(cluster: Cluster, monk
     init = cluster._init
     import ray
 
-    def spied(**arguments: object) -> None:
+    def spied(address: str, **arguments: object) -> None:
         seen.extend([os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("SLURM_JOB_ID", "unset")])
-        init(**arguments)
+        init(address, **arguments)
 
     monkeypatch.setattr(ray, "init", spied)
     private = PrivateRay("2,3", 2, deadline_s=1.0)
@@ -160,7 +160,7 @@ def test_a_trainer_within_ray_is_refused(cluster: Cluster) -> None:
 def test_a_ray_that_does_not_start_is_reported(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    def fail(**_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError("no space")
 
     monkeypatch.setattr(ray, "init", fail)

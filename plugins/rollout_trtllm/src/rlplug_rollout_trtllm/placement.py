@@ -10,6 +10,8 @@ from rlplug.errors import ConfigError, RLPlugError, RunError
 from rlplug_rollout_trtllm.environment import engine_environment, require_ray
 
 CPUS_PER_WORKER: Final = 1
+NAMESPACE: Final = "rlplug"
+"""Of the actors' names in a cluster."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +77,10 @@ class PrivateRay:
                 "the trainer's process belongs to a Ray cluster already, and TRTLLMRollout starts a Ray of its own for "
                 "the GPUs that it shares: start the trainer outside of Ray, or take TRTLLMRayRollout."
             )
+        sizes = {"num_gpus": size, "num_cpus": 2 * size * CPUS_PER_WORKER}
         try:
             with engine_environment(devices):
-                self._ray.init(
-                    address="local",
-                    num_gpus=size,
-                    num_cpus=2 * size * CPUS_PER_WORKER,
-                    include_dashboard=False,
-                    namespace=f"rlplug-{uuid.uuid4().hex}",
-                )
+                self._ray.init("local", include_dashboard=False, namespace=f"rlplug-{uuid.uuid4().hex}", **sizes)
             self.bundles = Bundles.reserve(self._ray, size, spans_hosts=False, deadline_s=deadline_s)
         except Exception as problem:
             self.close()
@@ -104,13 +101,13 @@ def attach(address: str) -> tuple[Any, bool]:
         ConfigError: Ray is not installed, or there is no cluster.
     """
     ray = require_ray()
-    if ray.is_initialized():
-        return ray, False
+    has_attached = not ray.is_initialized()
     try:
-        ray.init(address=address, namespace="rlplug", log_to_driver=False)
+        if has_attached:
+            ray.init(address, namespace=NAMESPACE, log_to_driver=False)
     except ConnectionError as problem:
         raise ConfigError(
             f"rollout.ray_address is {address!r}, and no Ray cluster answers there: {problem} Start one with ray "
             "start --head, and ray start --address on other hosts."
         ) from problem
-    return ray, True
+    return ray, has_attached

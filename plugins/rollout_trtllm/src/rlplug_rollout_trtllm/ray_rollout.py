@@ -30,12 +30,10 @@ from rlplug.weight_sync.receive_checks import WeightSyncValidator
 from rlplug_rollout_trtllm.engine_host import RESET, UNKNOWN_ARGUMENT, EngineHost
 from rlplug_rollout_trtllm.environment import NEEDED, argument_names, engine_environment
 from rlplug_rollout_trtllm.options import TRTLLMOptions, check_text_only
-from rlplug_rollout_trtllm.placement import Bundles, attach
+from rlplug_rollout_trtllm.placement import NAMESPACE, Bundles, attach
 from rlplug_rollout_trtllm.sampling import TRTLLMRequests
 
 CLOSE_S: Final = 60.0
-NAMESPACE: Final = "rlplug"
-"""Of the actors' names in the cluster."""
 MAX_CALLS: Final = 100_000
 """Calls of one actor at a time: each request is one while it runs."""
 NO_WEIGHTS: Final = base64.b64encode(pickle.dumps([])).decode("ascii")

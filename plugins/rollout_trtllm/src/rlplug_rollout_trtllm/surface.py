@@ -26,17 +26,11 @@ LLM_ARGS: Final = frozenset(
 )
 """Arguments of an engine."""
 
-METHODS: Final[Mapping[str, tuple[str, ...]]] = {
-    "setup_async": (),
-    "generate_async": ("inputs", "sampling_params"),
-    "release": ("tags",),
-    "resume": ("tags",),
-    "update_weights": ("weights",),
-    "collective_rpc": ("method", "args", "unique_reply_rank"),
-    "pause_generation": (),
-    "resume_generation": (),
-    "shutdown": (),
-}
+METHODS: Final = (
+    *("setup_async()", "generate_async(inputs, sampling_params)", "release(tags)", "resume(tags)"),
+    *("update_weights(weights)", "collective_rpc(method, args, unique_reply_rank)"),
+    *("pause_generation()", "resume_generation()", "shutdown()"),
+)
 """Methods of ``AsyncLLM``, with the parameters that are given."""
 
 SAMPLING: Final = (
@@ -64,7 +58,7 @@ MEMORY_TYPES: Final = ("model", "model_extra", SLEEPING_WEIGHTS, SLEEPING_CACHE,
 """Members of ``ExecutorMemoryType``, by value, that a model has without drafts and grammars."""
 
 SYMBOLS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
-    "tensorrt_llm": {"AsyncLLM": PLACING, "SamplingParams": SAMPLING},
+    "tensorrt_llm": {"AsyncLLM": (*PLACING, *METHODS), "SamplingParams": SAMPLING},
     "tensorrt_llm.llmapi": {
         "KvCacheConfig": tuple(DEFAULTS["KvCacheConfig"]),
         "CudaGraphConfig": CUDA_GRAPHS,
@@ -72,10 +66,10 @@ SYMBOLS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "CapacitySchedulerPolicy": ("MAX_UTILIZATION", "GUARANTEED_NO_EVICT"),
     },
     "tensorrt_llm.llmapi.llm_args": {"SleepConfig": ("restore_modes",), "ExecutorMemoryType": MEMORY_TYPES},
-    "tensorrt_llm.llmapi.rlhf_utils": {"WorkerExtension": ()},
+    "tensorrt_llm.llmapi.rlhf_utils": {"WorkerExtension": ("update_weights()",)},
     "tensorrt_llm._torch.utils": {"get_device_uuid": ()},
 }
-"""Names by module, each with its keywords, fields or members that the plugin uses."""
+"""Names by module, each with its keywords, fields, members and methods that the plugin uses."""
 
 EXTENSION: Final = "rlplug_rollout_trtllm.worker_extension.RLPlugWorkerExtension"
 """What the engine's workers load, by name: a subclass of its ``WorkerExtension``."""
@@ -103,28 +97,20 @@ def installed_arguments() -> Collection[str] | None:
 
 
 def _of_symbol(name: str, symbol: Any, members: Collection[str]) -> Iterator[str]:
-    yield from (f"{name} has no {member!r}" for member in members if not _has(symbol, member))
-    if name == "AsyncLLM":
-        yield from _of_the_engine(symbol)
-    if name == "WorkerExtension" and not hasattr(symbol, "update_weights"):
-        yield "WorkerExtension has no method update_weights"
-    if name in DEFAULTS:
-        fresh = symbol()
-        for field, expected in DEFAULTS[name].items():
-            if (found := getattr(fresh, field, expected)) != expected:
-                yield f"{name}.{field} is {found!r} by default, and was {expected!r}"
-
-
-def _of_the_engine(engine: Any) -> Iterator[str]:
-    for name, parameters in METHODS.items():
-        method = getattr(engine, name, None)
-        if method is None:
-            yield f"AsyncLLM has no method {name}"
+    for member in members:
+        method, is_method, parameters = member.rstrip(")").partition("(")
+        if not is_method:
+            yield from () if _has(symbol, member) else (f"{name} has no {member!r}",)
+        elif (found := getattr(symbol, method, None)) is None:
+            yield f"{name} has no method {method}"
         else:
-            yield from (f"AsyncLLM.{name} takes no {p!r}" for p in parameters if not _has(method, p))
-    known = installed_arguments()
-    if known is not None:
-        yield from (f"AsyncLLM takes no argument {name!r}" for name in sorted(LLM_ARGS - set(known)))
+            yield from (f"{name}.{method} takes no {p!r}" for p in parameters.split(", ") if p and not _has(found, p))
+    if name == "AsyncLLM" and (known := installed_arguments()) is not None:
+        yield from (f"AsyncLLM takes no argument {argument!r}" for argument in sorted(LLM_ARGS - set(known)))
+    fresh = symbol() if name in DEFAULTS else None
+    for field, expected in DEFAULTS.get(name, {}).items():
+        if (default := getattr(fresh, field, expected)) != expected:
+            yield f"{name}.{field} is {default!r} by default, and was {expected!r}"
 
 
 def _has(symbol: Any, name: str) -> bool:
