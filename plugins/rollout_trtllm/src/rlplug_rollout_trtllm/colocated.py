@@ -9,7 +9,7 @@ import base64
 import contextlib
 import pickle
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -30,13 +30,11 @@ from rlplug.rollout.engines import EngineLoop, EngineSizes, FirstRankEngine, Mem
 from rlplug.types import GIB
 from rlplug.weight_sync.flat_buckets import flatten_bucket, tensors_of
 from rlplug_rollout_trtllm.engine_host import RESET, UNKNOWN_ARGUMENT, EngineHost, memory_tags
-from rlplug_rollout_trtllm.environment import VERSIONS, argument_names, engine_environment, visible_devices
+from rlplug_rollout_trtllm.environment import VERSIONS, engine_environment, visible_devices
 from rlplug_rollout_trtllm.options import TRTLLMOptions, check_text_only
 from rlplug_rollout_trtllm.placement import PrivateRay
 from rlplug_rollout_trtllm.sampling import TRTLLMRequests
-
-Reduce: TypeAlias = Callable[[Tensor], tuple[Any, tuple[Any, ...]]]
-"""From a tensor to what makes it again in another process, and its arguments."""
+from rlplug_rollout_trtllm.surface import argument_names
 
 CALL_DEADLINE_S: Final = 600.0
 """For each bucket of a weight sync, and to release or take memory."""
@@ -234,10 +232,11 @@ class TRTLLMRollout(FirstRankEngine):
         self._loop.run_all([self._host.call(method, *arguments)], method, CALL_DEADLINE_S)
 
 
-def serialised(named: Iterable[tuple[str, Tensor]], reduce: Reduce) -> str:
+def serialised(named: Iterable[tuple[str, Tensor]], reduce: Callable[[Tensor], Any]) -> str:
     """Return handles to tensors, which must stay as they are until the engine has answered, as its workers read them.
 
-    Only globals of torch and plain values are in it: the workers un-pickle nothing else.
+    ``reduce`` returns what makes a tensor again in another process, and its arguments. Only globals of torch and plain
+    values are in it: the workers un-pickle nothing else.
     """
     handles = [(name, reduce(tensor)) for name, tensor in named]
     return base64.b64encode(pickle.dumps(handles)).decode("ascii")

@@ -60,7 +60,7 @@ class EngineHost:
 
         Args:
             name: For :meth:`abort`; no two requests have the same.
-            sampling: :func:`rlplug_rollout_trtllm.sampling.sampling_arguments`.
+            sampling: :meth:`rlplug_rollout_trtllm.sampling.TRTLLMRequests.arguments`.
         """
         from tensorrt_llm import SamplingParams
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,6 @@ from packaging.version import Version
 
 from rlplug.errors import ConfigError
 from rlplug.rollout.engines import SupportedVersions, environment_variables, is_trainer_variable
-from rlplug_rollout_trtllm.surface import LLM_ARGS, installed_arguments
 
 VERSIONS: Final = SupportedVersions(
     engine="TensorRT-LLM",
@@ -74,12 +72,3 @@ def require_ray() -> Any:
     except ImportError:
         how = "pip install 'rlplug-rollout-trtllm[ray]'"
         raise ConfigError(f"TensorRT-LLM's workers are actors of Ray, which is not installed: {how}.") from None
-
-
-def argument_names() -> set[str]:
-    """Return the names of the engine's arguments: those of the contract, and those that the installed one lists.
-
-    Where TensorRT-LLM is not installed, as on a trainer's host whose engines are elsewhere, those of the contract.
-    """
-    is_installed = importlib.util.find_spec("tensorrt_llm") is not None
-    return set(LLM_ARGS) | set((installed_arguments() if is_installed else None) or ())

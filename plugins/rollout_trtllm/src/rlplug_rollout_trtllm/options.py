@@ -154,7 +154,9 @@ class TRTLLMOptions(EngineOptions):
         if policy.fp8 is not None:
             model = model | {"quantization_config": policy.fp8.quantization_config()}
         longest = self.longest(policy)
-        cache = {"dtype": self.kv_cache_dtype}
+        cache, graphs = {"dtype": self.kv_cache_dtype}, {"enable_padding": True}
+        sizes = self.given("cuda_graph_batch_sizes", "cuda_graph_max_batch_size")
+        graphs |= {name.removeprefix("cuda_graph_"): value for name, value in sizes.items()}
         arguments = {
             "model": policy.path,
             "backend": "pytorch",
@@ -165,7 +167,7 @@ class TRTLLMOptions(EngineOptions):
             "max_input_len": longest,  # else prompts of more than 1,024 tokens are refused
             "ray_worker_extension_cls": EXTENSION,
             "kv_cache_config": cache | self.given("free_gpu_memory_fraction", "enable_block_reuse", "tokens_per_block"),
-            "cuda_graph_config": self._graphs(),
+            "cuda_graph_config": None if self.disable_cuda_graph else graphs,
             **self.given("tensor_parallel_size", "enable_chunked_prefill", "disable_overlap_scheduler"),
             **self.given("max_batch_size", "moe_tensor_parallel_size", "moe_expert_parallel_size"),
             **self._pass_size(longest),
@@ -173,11 +175,6 @@ class TRTLLMOptions(EngineOptions):
         if self.scheduler_policy is not None:
             arguments["scheduler_config"] = {"capacity_scheduler_policy": self.scheduler_policy}
         return arguments | extra | ({"model_kwargs": model} if model else {})
-
-    def _graphs(self) -> dict[str, Any] | None:
-        sizes = {"batch_sizes": self.cuda_graph_batch_sizes, "max_batch_size": self.cuda_graph_max_batch_size}
-        given = {name: value for name, value in sizes.items() if value is not None}
-        return None if self.disable_cuda_graph else {"enable_padding": True, **given}
 
     def _pass_size(self, longest: int) -> dict[str, int]:
         given = self.given("max_num_tokens")

@@ -28,10 +28,11 @@ from rlplug.rollout.servers.process_group import Group, Rendezvous, SendGroup
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug.weight_sync.receive_checks import WeightSyncValidator
 from rlplug_rollout_trtllm.engine_host import RESET, UNKNOWN_ARGUMENT, EngineHost
-from rlplug_rollout_trtllm.environment import NEEDED, argument_names, engine_environment
+from rlplug_rollout_trtllm.environment import NEEDED, engine_environment
 from rlplug_rollout_trtllm.options import TRTLLMOptions, check_text_only
 from rlplug_rollout_trtllm.placement import NAMESPACE, Bundles, attach
 from rlplug_rollout_trtllm.sampling import TRTLLMRequests
+from rlplug_rollout_trtllm.surface import argument_names
 
 CLOSE_S: Final = 60.0
 MAX_CALLS: Final = 100_000

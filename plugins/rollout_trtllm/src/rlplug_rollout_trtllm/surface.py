@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
@@ -90,7 +91,16 @@ def differences() -> list[str]:
     return found
 
 
-def installed_arguments() -> Collection[str] | None:
+def argument_names() -> set[str]:
+    """Return the names of the engine's arguments: those of the contract, and those that the installed one lists.
+
+    Where TensorRT-LLM is not installed, as on a trainer's host whose engines are elsewhere, those of the contract.
+    """
+    is_installed = importlib.util.find_spec("tensorrt_llm") is not None
+    return set(LLM_ARGS) | (_installed_arguments() or set() if is_installed else set())
+
+
+def _installed_arguments() -> set[str] | None:
     """Return the arguments that the installed engine itself lists; ``None`` where it has no such list."""
     arguments = getattr(importlib.import_module("tensorrt_llm.llmapi.llm_args"), "TorchLlmArgs", None)
     return None if arguments is None else set(arguments.model_fields)
@@ -105,8 +115,8 @@ def _of_symbol(name: str, symbol: Any, members: Collection[str]) -> Iterator[str
             yield f"{name} has no method {method}"
         else:
             yield from (f"{name}.{method} takes no {p!r}" for p in parameters.split(", ") if p and not _has(found, p))
-    if name == "AsyncLLM" and (known := installed_arguments()) is not None:
-        yield from (f"AsyncLLM takes no argument {argument!r}" for argument in sorted(LLM_ARGS - set(known)))
+    if name == "AsyncLLM" and (known := _installed_arguments()) is not None:
+        yield from (f"AsyncLLM takes no argument {argument!r}" for argument in sorted(LLM_ARGS - known))
     fresh = symbol() if name in DEFAULTS else None
     for field, expected in DEFAULTS.get(name, {}).items():
         if (default := getattr(fresh, field, expected)) != expected:
