@@ -13,7 +13,6 @@ from packaging.version import Version
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import EngineCapabilities, EngineFault, PolicySpec
-from rlplug.rollout.engines import SupportedVersions
 from rlplug.rollout.servers import (
     LOOPBACK,
     BackendContext,
@@ -37,9 +36,8 @@ from rlplug_rollout_sglang.fp8 import check_fp8
 from rlplug_rollout_sglang.options import CONTEXT_MARGIN, ENVIRONMENT, SAMPLING_BACKEND, SGLangOptions
 from rlplug_rollout_sglang.sampler import FLAG
 from rlplug_rollout_sglang.sampling import Output, sampling_arguments, to_completion
-from rlplug_rollout_sglang.versions import INSTALL, NEWEST, OLDEST, require_sglang
+from rlplug_rollout_sglang.versions import VERSIONS, require_sglang
 
-VERSIONS: Final = SupportedVersions("SGLang", "rlplug-rollout-sglang", OLDEST, NEWEST, INSTALL)
 NEEDED: Final = {
     "skip_tokenizer_init": (True, "with --skip-tokenizer-init: token ids go in and out"),
     "incremental_streaming_output": (True, "with --incremental-streaming-output"),
