@@ -62,13 +62,7 @@ class TRTLLMRollout(FirstRankEngine):
     engine = "TensorRT-LLM"
     elsewhere = "run engines on GPUs of their own (TRTLLMRayRollout)"
     capabilities: EngineCapabilities = EngineCapabilities(
-        colocated=True,
-        sleep=True,
-        restart=True,
-        streaming=True,
-        fp8_refit=True,
-        multi_turn=True,
-        tensor_parallel=True,
+        colocated=True, sleep=True, restart=True, streaming=True, fp8_refit=True, multi_turn=True, tensor_parallel=True
     )
     options: TRTLLMOptions
     requests: TRTLLMRequests

@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from rlplug.errors import ConfigError
 from rlplug.interfaces import PolicySpec
 from rlplug.rollout.engines import EngineOptions, EngineStats, PassThrough
-from rlplug_rollout_trtllm.surface import EXTENSION
+from rlplug_rollout_trtllm.surface import EXTENSION, PLACING
 
 DEFAULT_MAX_NUM_TOKENS: Final = 8192
 """The engine's own, which a prompt may exceed with chunked prefill alone."""
@@ -27,11 +27,8 @@ RESERVED: Final = {
     "enable_sleep": "model.sleep_between_rollouts asks for it",
     "sampler_type": "logprobs are those of the sampler that is the default",
     "ray_worker_extension_cls": "the plugin brings one",
-    "ray_placement_config": "it follows from where the engine runs",
+    **dict.fromkeys(("ray_placement_config", *PLACING), "it follows from where the engine runs"),
     "orchestrator_type": "weights can be sent to Ray's workers alone",
-    "placement_groups": "it follows from where the engine runs",
-    "placement_bundle_indices": "it follows from where the engine runs",
-    "per_worker_gpu_share": "it follows from where the engine runs",
     "pipeline_parallel_size": "weights reach the workers of one model as whole tensors",
     "max_input_len": "rollout.context_length has it",
     "speculative_config": "logprobs are of the distribution that model.sampling asks for",
