@@ -68,9 +68,9 @@ class TRTLLMRollout(FirstRankEngine):
     requests: TRTLLMRequests
 
     def __init__(self, generate_deadline_s: float = 1800.0, start_deadline_s: float = 1800.0, **options: Any) -> None:
-        chosen = TRTLLMOptions(**options)
+        self.options = TRTLLMOptions(**options)
         longest_call_s = max(start_deadline_s, CALL_DEADLINE_S)
-        super().__init__(chosen, chosen.enable_block_reuse, generate_deadline_s, longest_call_s)
+        super().__init__(self.options, self.options.enable_block_reuse, generate_deadline_s, longest_call_s)
         self.start_deadline_s = start_deadline_s
         self._ray: PrivateRay | None = None
         self._loop: EngineLoop | None = None

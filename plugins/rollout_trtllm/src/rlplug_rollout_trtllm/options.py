@@ -97,14 +97,14 @@ class TRTLLMOptions(EngineOptions):
     moe_expert_parallel_size: int | None = None
     llm_args: dict[str, Any] = field(default_factory=dict)
 
-    share_key: ClassVar = "free_gpu_memory_fraction"
-    context_key: ClassVar = "context_length"
-    positive: ClassVar = (
+    share_key: ClassVar[str] = "free_gpu_memory_fraction"
+    context_key: ClassVar[str] = "context_length"
+    positive: ClassVar[tuple[str, ...]] = (
         *("context_length", "max_batch_size", "max_num_tokens", "tokens_per_block", "cuda_graph_max_batch_size"),
         *("tensor_parallel_size", "moe_tensor_parallel_size", "moe_expert_parallel_size"),
     )
-    batch_sizes_key: ClassVar = "cuda_graph_batch_sizes"
-    pass_through: ClassVar = PassThrough("llm_args", "TensorRT-LLM", RESERVED, OWN_NAMES)
+    batch_sizes_key: ClassVar[str | None] = "cuda_graph_batch_sizes"
+    pass_through: ClassVar[PassThrough] = PassThrough("llm_args", "TensorRT-LLM", RESERVED, OWN_NAMES)
 
     def __post_init__(self) -> None:
         super().__post_init__()

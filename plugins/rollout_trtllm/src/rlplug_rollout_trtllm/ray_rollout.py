@@ -76,8 +76,8 @@ class TRTLLMRayRollout(TrackedEngine):
     ) -> None:
         if num_engines < 1:
             raise ConfigError(f"rollout.num_engines is {num_engines}: give a positive number.")
-        chosen = TRTLLMOptions(**options)
-        super().__init__(chosen, chosen.enable_block_reuse, generate_deadline_s)
+        self.options = TRTLLMOptions(**options)
+        super().__init__(self.options, self.options.enable_block_reuse, generate_deadline_s)
         self.num_engines = num_engines
         self.ray_address = ray_address
         self.spans_hosts = spans_hosts
