@@ -20,7 +20,7 @@ from rlplug.testing.reference import ReferencePolicy
 from rlplug.types import Request, SamplingParams
 
 DOUBLE = Path(__file__).parent / "double"
-if str(DOUBLE) not in sys.path:
+if "tensorrt_llm" not in sys.modules:  # a process that has this one's path has no modules yet
     sys.path.insert(0, str(DOUBLE))
     from trtllm_double.install import install
 
