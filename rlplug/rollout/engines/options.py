@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -61,7 +61,7 @@ class EngineOptions:
     share_may_be_one: ClassVar[bool] = False
     context_key: ClassVar[str]
     """The option for the longest prompt and completion together."""
-    positive: ClassVar[Sequence[str]]
+    positive: ClassVar[tuple[str, ...]]
     """Options that are positive numbers, or ``None``."""
     batch_sizes_key: ClassVar[str | None] = None
     """The option that lists the batch sizes of CUDA graphs, where ``disable_cuda_graph`` turns these off."""
