@@ -51,7 +51,8 @@ class Cluster:
         for module in modules:
             monkeypatch.setitem(sys.modules, module.__name__, module)
 
-    def _init(self, **arguments: Any) -> None:
+    def _init(self, address: str, **arguments: Any) -> None:
+        arguments["address"] = address
         if not self.is_reachable and arguments["address"] != "local":
             raise ConnectionError("Could not find any running Ray instance.")
         self.inits.append(arguments)
@@ -109,12 +110,12 @@ class Actor:
         self._host, self._loop = host, loop
 
     def __getattr__(self, name: str) -> Any:
-        def remote(*arguments: Any) -> Any:
-            sent = pickle.loads(pickle.dumps(arguments))
-            future = asyncio.run_coroutine_threadsafe(self._call(name, sent), self._loop)
+        def remote(*arguments: Any, **keywords: Any) -> Any:
+            sent = pickle.loads(pickle.dumps((arguments, keywords)))
+            future = asyncio.run_coroutine_threadsafe(self._call(name, *sent), self._loop)
             return asyncio.wrap_future(future)
 
         return SimpleNamespace(remote=remote)
 
-    async def _call(self, name: str, arguments: Any) -> Any:
-        return pickle.loads(pickle.dumps(await getattr(self._host, name)(*arguments)))
+    async def _call(self, name: str, arguments: Any, keywords: Any) -> Any:
+        return pickle.loads(pickle.dumps(await getattr(self._host, name)(*arguments, **keywords)))

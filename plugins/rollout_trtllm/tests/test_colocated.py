@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import on_double as cases
 import pytest
-import trtllm_cases as cases
-from on_double import RolloutOnDouble
-from rlplug_rollout_trtllm import colocated, engine_requests
+from on_double import GREEDY, RolloutOnDouble
+from ranks import run_ranks
+from rlplug_rollout_trtllm import colocated
 from rlplug_rollout_trtllm.engine_host import EngineHost
 from rlplug_rollout_trtllm.ray_rollout import TRTLLMRayRollout
 from rlplug_rollout_trtllm.surface import EXTENSION
+from tensorrt_llm import AsyncLLM
+from trtllm_double.contract import calls as asked
 
 from rlplug.errors import ConfigError, RunError
-from rlplug.interfaces import Bucket, EngineFault, Placement
-from rlplug.types import SamplingParams
+from rlplug.interfaces import Bucket, EngineFault, FP8Weights, Placement
 
-GREEDY = SamplingParams(4, temperature=0.0)
+TRAINER = Path(__file__).with_name("trtllm_trainer.py")
 
 
 @pytest.fixture(scope="module")
@@ -30,56 +33,46 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(folder: Path) -> Iterator[RolloutOnDouble]:
-    import trtllm_double
-
     engine = RolloutOnDouble(max_batch_size=8)
     engine.start(cases.spec(folder), cases.CPU)
-    trtllm_double.clear_calls()
+    asked.clear()
     yield engine
     engine.close()
 
 
 @pytest.fixture
 def ready(engine: RolloutOnDouble, folder: Path) -> RolloutOnDouble:
-    import trtllm_double
-
     engine.update_weights(cases.buckets(folder), 1)
-    trtllm_double.clear_calls()
+    asked.clear()
     return engine
 
 
 def calls() -> list[str]:
     """Return the names of the engine's calls, those of the same kind in a row once; of RPCs, the method."""
-    import trtllm_double
-
-    named = [summary if name == "collective_rpc" else name for name, summary in trtllm_double.calls]
+    named = [summary if name == "collective_rpc" else name for name, summary in asked]
     named = [
         "finalise" if (name, entry) == ("update_weights", ("update_weights", None)) else name
-        for name, entry in zip(named, trtllm_double.calls, strict=True)
+        for name, entry in zip(named, asked, strict=True)
     ]
     return [name for index, name in enumerate(named) if index == 0 or name != named[index - 1]]
 
 
 def tags(name: str) -> list[set[str]]:
-    import trtllm_double
-
-    return [set(summary) for called, summary in trtllm_double.calls if called == name]
+    return [set(summary) for called, summary in asked if called == name]
 
 
 # ---- order ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_start_gives_the_engine_its_extension_and_its_place(folder: Path) -> None:
-    import trtllm_double
-
-    trtllm_double.clear_calls()
+    asked.clear()
     engine = RolloutOnDouble()
     engine.start(cases.spec(folder), cases.CPU)
-    name, keywords = trtllm_double.calls[0]
+    name, keywords = asked[0]
     assert name == "AsyncLLM"
     assert {"placement_groups", "placement_bundle_indices", "per_worker_gpu_share", "sleep_config"} <= set(keywords)
     assert calls() == ["AsyncLLM", "setup_async"]
-    assert engine._running._engine.args.extension == EXTENSION
+    assert engine._host._engine.args.extension == EXTENSION
     engine.close()
 
 
@@ -103,13 +96,6 @@ def test_a_step_of_an_engine_that_sleeps(ready: RolloutOnDouble, folder: Path) -
         "resume",
         "generate_async",
     ]
-
-
-def test_what_is_released_comes_back_in_two_parts(ready: RolloutOnDouble, folder: Path) -> None:
-    ready.sleep()
-    ready.wake("weights")
-    ready.update_weights(cases.buckets(folder), 2)
-    ready.wake("kv_cache")
     (released,), (weights, cache) = tags("release"), tags("resume")
     assert cache == {"kv_cache"}
     assert weights == released - cache
@@ -175,7 +161,6 @@ def test_a_rollout_that_hangs_is_a_fault_with_what_is_done(
         return await generate(self, name, prompt, sampling)
 
     monkeypatch.setattr(EngineHost, "generate", hang_on_the_second)
-    monkeypatch.setattr(engine_requests, "WAIT_S", 0.2)
     ready._requests.deadline_s = 0.5
     with pytest.raises(EngineFault, match=r"1 of 2 completions.*generate_deadline_s 0\.5") as fault:
         ready.generate(cases.requests(2), GREEDY)
@@ -195,10 +180,10 @@ def test_a_request_that_fails_is_a_fault_that_names_it(ready: RolloutOnDouble, m
 
 
 def test_a_bucket_that_hangs_is_a_fault(engine: RolloutOnDouble, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def hang(self: EngineHost, payload: Any) -> None:
+    async def hang(self: AsyncLLM, weights: Any) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(EngineHost, "update_weights", hang)
+    monkeypatch.setattr(AsyncLLM, "update_weights", hang)
     monkeypatch.setattr(colocated, "CALL_DEADLINE_S", 0.05)
     with pytest.raises(EngineFault, match=r"did not answer 'update_weights' within 0\.05 s"):
         engine.update_weights(cases.buckets(folder), 1)
@@ -211,8 +196,8 @@ def test_weights_wait_for_no_request_that_runs(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(EngineHost, "generate", hang)
-    monkeypatch.setattr(engine_requests, "WAIT_S", 0.01)
-    monkeypatch.setattr(engine_requests.EngineRequests.wait_until_idle, "__defaults__", (0.05,))
+    monkeypatch.setattr("rlplug.rollout.engines.loop_requests.WAIT_S", 0.01)
+    monkeypatch.setattr("rlplug.rollout.engines.loop_requests.IDLE_S", 0.05)
     ready.submit(cases.requests(1), GREEDY)
     with pytest.raises(EngineFault, match="1 requests still run"):
         ready.update_weights(cases.buckets(folder), 2)
@@ -253,10 +238,31 @@ def test_a_tensor_parallel_engine_takes_no_single_requests() -> None:
 
 
 def test_fp8_that_does_not_fit_is_refused_before_anything_starts(folder: Path) -> None:
-    from rlplug.interfaces import FP8Weights
-
     names = [name for name, _ in cases.reference(folder).model.named_parameters() if "proj" in name]
     policy = replace(cases.spec(folder), fp8=FP8Weights(tuple(names), ("lm_head.weight",)))
     for engine in (RolloutOnDouble(), TRTLLMRayRollout()):
         with pytest.raises(ConfigError, match=r"cannot take .*k_proj"):
             engine.check(policy)
+
+
+# ---- two ranks, in processes of their own, that share an engine -----------------------------------------------------
+
+
+def test_two_ranks_share_an_engine(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases.reference(folder)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    run_ranks([str(TRAINER), str(folder), str(tmp_path)], 2)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    start, *others = first["calls"]
+    assert start == ["start", 2, [0, 1], "4,5"]  # on the GPUs of both
+    assert others[:5] == [
+        ["pause_generation"],
+        ["update_weights", "GPU-double-0", "GPU-double-1"],  # a bucket has the handles of both
+        ["update_weights", None],
+        ["collective_rpc", "reset_prefix_cache"],
+        ["resume_generation"],
+    ]
+    assert [name for name, *_ in others[5:]] == ["collective_rpc", "release", "close"]
+    assert second["calls"] == []
+    assert first["versions"] == second["versions"] == [5, 5, 5]
+    assert first["bytes"] == second["bytes"]

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from rlplug_rollout_trtllm import plugin
 from rlplug_rollout_trtllm.colocated import TRTLLMRollout
-from rlplug_rollout_trtllm.memory import start_failure
+from rlplug_rollout_trtllm.environment import (
+    NEEDED,
+    VERSIONS,
+    engine_environment,
+    require_ray,
+    visible_devices,
+)
 from rlplug_rollout_trtllm.options import RESERVED, TRTLLMOptions, check_text_only
 from rlplug_rollout_trtllm.ray_rollout import TRTLLMRayRollout
 from rlplug_rollout_trtllm.surface import LLM_ARGS
-from rlplug_rollout_trtllm.versions import require_ray, require_tensorrt_llm
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import EngineMemory, EngineMemoryRequest, FP8Weights, Placement, PolicySpec
@@ -102,27 +111,24 @@ def test_fp8_becomes_a_quantization_config() -> None:
     assert made["model_kwargs"] == {"rope_theta": 1.0, "quantization_config": fp8.quantization_config()}
 
 
-@pytest.mark.parametrize("name", sorted(RESERVED))
-def test_reserved_arguments_are_refused_with_a_reason(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"llm_args\.{name} cannot be set: "):
-        arguments(llm_args={name: 1})
+def test_reserved_arguments_are_refused_with_a_reason() -> None:
+    for name in RESERVED:
+        with pytest.raises(ConfigError, match=rf"llm_args\.{name} cannot be set: "):
+            arguments(llm_args={name: 1})
 
 
-def test_arguments_with_an_option_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"set rollout\.context_length instead"):
-        arguments(llm_args={"max_seq_len": 5})
-    with pytest.raises(ConfigError, match=r"set rollout\.max_batch_size instead"):
-        arguments(llm_args={"max_batch_size": 5})
-
-
-def test_unknown_arguments_are_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="Did you mean 'batch_wait_timeout_iters'"):
-        arguments(llm_args={"batch_wait_timeout_iter": 5})
-
-
-def test_a_quantization_config_of_ones_own_is_refused() -> None:
-    with pytest.raises(ConfigError, match="quantization_config cannot be set"):
-        arguments(llm_args={"model_kwargs": {"quantization_config": {}}})
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_seq_len": 5}, r"set rollout\.context_length instead"),
+        ({"max_batch_size": 5}, r"set rollout\.max_batch_size instead"),
+        ({"batch_wait_timeout_iter": 5}, "Did you mean 'batch_wait_timeout_iters'"),
+        ({"model_kwargs": {"quantization_config": {}}}, "quantization_config cannot be set"),
+    ],
+)
+def test_arguments_that_cannot_be_passed_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        arguments(llm_args=given)
 
 
 @pytest.mark.parametrize(
@@ -180,24 +186,17 @@ def test_a_cpu_is_refused_by_name() -> None:
 def test_a_missing_engine_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt_llm", None)
     with pytest.raises(ConfigError, match="NVIDIA's TensorRT-LLM container"):
-        require_tensorrt_llm()
+        VERSIONS.require_module("tensorrt_llm")
 
 
-def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Other:
-        __version__ = "1.4.0"
-
-    monkeypatch.setitem(sys.modules, "tensorrt_llm", Other)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"TensorRT-LLM 1\.4\.0 is installed"):
-        require_tensorrt_llm()
-
-
-def test_a_release_candidate_of_the_line_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Other:
-        __version__ = "1.3.0rc26"
-
-    monkeypatch.setitem(sys.modules, "tensorrt_llm", Other)  # type: ignore[arg-type]
-    assert str(require_tensorrt_llm()) == "1.3.0rc26"
+@pytest.mark.parametrize(("version", "is_known"), [("1.4.0", False), ("1.2.9", False), ("1.3.0rc26", True)])
+def test_versions_of_the_1_3_line_are_known(monkeypatch: pytest.MonkeyPatch, version: str, is_known: bool) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt_llm", SimpleNamespace(__version__=version))  # type: ignore[arg-type]
+    if is_known:
+        assert str(VERSIONS.require_module("tensorrt_llm")) == version
+        return
+    with pytest.raises(ConfigError, match=f"TensorRT-LLM {version} is installed"):
+        VERSIONS.require_module("tensorrt_llm")
 
 
 def test_a_missing_ray_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,9 +233,53 @@ def test_engines_on_other_gpus_plan_nothing() -> None:
     assert TRTLLMRayRollout().plan_memory(SPEC, NEEDS) is None
 
 
-@pytest.mark.parametrize(("weights_gib", "advice"), [(20, "model.offload"), (2, "lower rollout.free_gpu_memory")])
+@pytest.mark.parametrize(
+    ("weights_gib", "advice"), [(20, "model.memory.offload"), (2, "lower rollout.free_gpu_memory")]
+)
 def test_a_failed_start_says_who_holds_the_memory(weights_gib: int, advice: str) -> None:
     memory = MemoryBefore(total=80 << 30, free=16 << 30, trainer=50 << 30)
-    message = str(start_failure("out of memory", memory, 0.5, weights_gib << 30))
+    message = str(TRTLLMRollout().start_failure("out of memory", memory, weights_gib << 30, 4096))
     assert "Of the GPU's 80.0 GiB: 50.0 the trainer's tensors" in message
     assert advice in message
+
+
+# ---- environment ----------------------------------------------------------------------------------------------------
+
+CONTRACT = json.loads((Path(__file__).parent / "trtllm_contract.json").read_text())["environment"]
+LAUNCHERS = {"PMI_RANK": "0", "PMIX_ID": "a", "MPI_X": "1", "OMPI_COMM_WORLD_SIZE": "8", "SLURM_JOB_ID": "77"}
+TRAINERS = {"RANK": "3", "MASTER_ADDR": "h", "TORCHELASTIC_RUN_ID": "x", "PYTORCH_CUDA_ALLOC_CONF": "y"}
+
+
+@pytest.fixture
+def trainers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**LAUNCHERS, **TRAINERS}.items():
+        monkeypatch.setenv(name, value)
+    for name in NEEDED:
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+
+
+@pytest.mark.usefixtures("trainers")
+def test_an_engine_starts_in_the_environment_of_the_contract() -> None:
+    with contextlib.suppress(ZeroDivisionError), engine_environment("4"):
+        assert not [name for name in os.environ if re.match(CONTRACT["unset_before_start"], name)]
+        assert all(os.environ[name] == value for name, value in (each.split("=") for each in CONTRACT["set"]))
+        assert not TRAINERS.keys() & os.environ.keys()  # workers have no place of the trainer's
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "4"
+        raise ZeroDivisionError
+    assert {name: os.environ[name] for name in (*LAUNCHERS, *TRAINERS)} == {**LAUNCHERS, **TRAINERS}
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+    assert os.environ["TLLM_DISABLE_MPI"] == "1"  # it is asked for at any time
+
+
+@pytest.mark.usefixtures("trainers")
+def test_devices_are_counted_among_those_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert visible_devices(2, 2) == "6,7"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert visible_devices(2, 2) == "2,3"
+
+
+def test_devices_that_are_no_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5ebe9f43")
+    with pytest.raises(ConfigError, match="name GPUs by their index"):
+        visible_devices(0, 1)

@@ -1,4 +1,4 @@
-"""From requests to sampling parameters, and from outputs to completions; what every trap would do is checked."""
+"""Requests as sampling parameters, outputs as completions, and buckets as payloads; every trap is checked."""
 
 from __future__ import annotations
 
@@ -8,22 +8,35 @@ from typing import Any
 import on_double  # noqa: F401 - it makes the double importable
 import pytest
 import torch
-from rlplug_rollout_trtllm.sampling import Output, sampling_arguments, to_completion
+from rlplug_rollout_trtllm.colocated import merged, serialised
+from rlplug_rollout_trtllm.options import TRTLLMOptions
+from rlplug_rollout_trtllm.sampling import Output, TRTLLMRequests
 from rlplug_rollout_trtllm.surface import SAMPLING
 
 from rlplug.errors import RunError
 from rlplug.interfaces import PolicySpec
-from rlplug.rollout.engines import max_completion_tokens
-from rlplug.types import Request, SamplingParams
+from rlplug.rollout.engines import EngineLoop, RunningRequest
+from rlplug.types import Completion, Request, SamplingParams
 
 SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7, 9), pad_token_id=0, max_context=100)
 REQUEST = Request("step/0", (5, 6), seed=(1 << 64) + 3)
 GREEDY = SamplingParams(temperature=0.0)
+LOOP = EngineLoop("TensorRT-LLM")
 SAMPLINGS = [SamplingParams(), GREEDY, SamplingParams(temperature=0.7, top_p=0.9, top_k=20)]
 
 
 def arguments(sampling: SamplingParams, policy: PolicySpec = SPEC, room: int = 50) -> dict[str, Any]:
-    return sampling_arguments(REQUEST, sampling, policy, room)
+    return tracker(policy).arguments(RunningRequest(0, REQUEST, sampling, room, False, 0.0))
+
+
+def tracker(policy: PolicySpec = SPEC) -> TRTLLMRequests:
+    requests = TRTLLMRequests(LOOP, [], policy, 100, TRTLLMOptions().stats(), 1.0)
+    requests.version = 3
+    return requests
+
+
+def completion(output: Output) -> Completion:
+    return tracker().completion(RunningRequest(0, REQUEST, GREEDY, 50, False, 0.0), output)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -52,11 +65,6 @@ def test_greedy_is_asked_for_with_untempered_logprobs() -> None:
     assert made["logprobs_mode"] == "raw"
 
 
-def test_limits_of_tokens() -> None:
-    assert arguments(SamplingParams(200), room=50)["max_tokens"] == 50
-    assert arguments(SamplingParams(20), room=50)["max_tokens"] == 20
-
-
 def test_every_end_token_ends_and_is_kept() -> None:
     made = arguments(GREEDY)
     assert (made["end_id"], made["stop_token_ids"]) == (1, [7, 9])
@@ -72,12 +80,6 @@ def test_a_model_without_end_tokens_has_one_that_is_never_sampled() -> None:
 
 def test_seeds_fit_into_63_bits() -> None:
     assert arguments(GREEDY)["seed"] == 3
-
-
-def test_a_prompt_without_room_is_refused_by_name() -> None:
-    assert max_completion_tokens(REQUEST, SPEC, 100, "context_length") == 98
-    with pytest.raises(RunError, match=r"request step/0.*raise rollout\.context_length"):
-        max_completion_tokens(REQUEST, SPEC, 2, "context_length")
 
 
 # ---- outputs --------------------------------------------------------------------------------------------------------
@@ -110,20 +112,41 @@ def test_a_token_without_logprob_is_refused() -> None:
 
 def test_a_cancelled_request_has_what_is_whole() -> None:
     output = Output.of(result([4, 5], [{4: logprob(-0.1)}], "cancelled"))
-    completion = to_completion(REQUEST, output, SPEC.eos_token_ids, version=3)
-    assert (completion.token_ids, completion.logprobs, completion.finish_reason) == ((4,), (-0.1,), "abort")
+    made = completion(output)
+    assert (made.token_ids, made.logprobs, made.finish_reason) == ((4,), (-0.1,), "abort")
 
 
 def test_a_last_possible_token_that_ends_is_a_stop() -> None:
-    assert to_completion(REQUEST, Output((4, 7), (-1.0, -1.0), "length"), (1, 7), 3).finish_reason == "stop"
-    assert to_completion(REQUEST, Output((4, 5), (-1.0, -1.0), "length"), (1, 7), 3).finish_reason == "length"
+    assert completion(Output((4, 7), (-1.0, -1.0), "length")).finish_reason == "stop"
+    assert completion(Output((4, 5), (-1.0, -1.0), "length")).finish_reason == "length"
 
 
 def test_a_stop_without_its_end_token_is_refused() -> None:
     with pytest.raises(RunError, match="left its end token out"):
-        to_completion(REQUEST, Output((4,), (-1.0,), "stop"), (1, 7), 3)
+        completion(Output((4,), (-1.0,), "stop"))
 
 
 def test_other_ends_are_refused() -> None:
     with pytest.raises(RunError, match="finish reason 'timeout'"):
-        to_completion(REQUEST, Output((4,), (-1.0,), "timeout"), (1, 7), 3)
+        completion(Output((4,), (-1.0,), "timeout"))
+
+
+# ---- weights --------------------------------------------------------------------------------------------------------
+
+
+def test_the_payload_is_what_workers_read() -> None:
+    from trtllm_double import wire
+
+    bucket = [("odd", torch.arange(7, dtype=torch.bfloat16)), ("scalar", torch.tensor(2.5))]
+    items = wire.decode(serialised(bucket, wire.reduce_tensor))
+    assert [name for name, _ in items] == ["odd", "scalar"]
+    assert all(len(arguments) > 6 for _, (_, arguments) in items)
+
+
+def test_payloads_of_several_gpus_become_one() -> None:
+    assert merged([{"GPU-0": "a"}, {"GPU-1": "b"}]) == {"GPU-0": "a", "GPU-1": "b"}
+
+
+def test_two_ranks_on_one_gpu_are_refused() -> None:
+    with pytest.raises(RunError, match="the same GPU, GPU-0"):
+        merged([{"GPU-0": "a"}, {"GPU-0": "b"}])

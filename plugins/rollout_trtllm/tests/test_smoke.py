@@ -1,9 +1,12 @@
-"""The surface that the plugin names, compared with the contract and with the double; and what the command says."""
+"""The names that the plugin uses, compared with the contract and with the double; and what the smoke command says."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import sys
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +22,19 @@ CONTRACT = json.loads((Path(__file__).parent / "trtllm_contract.json").read_text
 @pytest.fixture(autouse=True)
 def ray(monkeypatch: pytest.MonkeyPatch) -> None:
     Cluster(gpus=1).install(monkeypatch)
-    import ray
-
-    monkeypatch.setattr(ray, "__version__", "2.50.0", raising=False)
+    monkeypatch.setattr(importlib.import_module("ray"), "__version__", "2.50.0", raising=False)
 
 
-def changed(monkeypatch: pytest.MonkeyPatch, module: str, name: str, value: Any) -> list[str]:
-    """Return the differences of an engine in which one thing is another."""
-    monkeypatch.setattr(importlib.import_module(module), name, value)
-    return surface.differences()
-
-
-# ---- the copy of the contract ---------------------------------------------------------------------------------------
-
-
-def test_the_symbols_are_the_contracts() -> None:
-    listed = {module: set(names) for module, names in CONTRACT["imports"].items()}
-    assert all(set(names) <= listed[module] for module, names in surface.SYMBOLS.items())
-
-
-def test_the_arguments_are_the_contracts() -> None:
-    about = CONTRACT["AsyncLLM.__init__"]
-    assert set(about["kwargs_allowed"]) == surface.LLM_ARGS
-    assert list(surface.PLACING) == about["named"]
-
-
-def test_the_methods_are_the_contracts() -> None:
-    methods = CONTRACT["methods"]
-    assert set(surface.METHODS) - {"shutdown"} == set(methods)  # that one is of every LLM
-    for name, parameters in surface.METHODS.items():
+def test_the_names_are_the_contracts() -> None:
+    listed, engine, methods = CONTRACT["imports"], CONTRACT["AsyncLLM.__init__"], CONTRACT["methods"]
+    assert all(set(names) <= set(listed[module]) for module, names in surface.SYMBOLS.items())
+    assert set(engine["kwargs_allowed"]) == surface.LLM_ARGS
+    assert list(surface.PLACING) == engine["named"]
+    named = dict(method.rstrip(")").split("(") for method in surface.METHODS)
+    assert named.keys() - {"shutdown"} == set(methods)  # that one is of every LLM
+    for name, parameters in named.items():
         known = {each.partition("=")[0] for each in methods.get(name, {}).get("params", [])}
-        assert set(parameters) <= known, name
-
-
-def test_fields_and_defaults_are_the_contracts() -> None:
+        assert {each for each in parameters.split(", ") if each} <= known, name
     assert set(surface.SAMPLING) <= set(CONTRACT["SamplingParams"]["fields"])
     assert surface.DEFAULTS["SamplingParams"] == CONTRACT["SamplingParams"]["defaults"]
     assert surface.DEFAULTS["KvCacheConfig"] == CONTRACT["KvCacheConfig"]
@@ -60,81 +42,84 @@ def test_fields_and_defaults_are_the_contracts() -> None:
     assert set(surface.MEMORY_TYPES) <= set(CONTRACT["ExecutorMemoryType"])
 
 
-# ---- differences ----------------------------------------------------------------------------------------------------
-
-
 def test_the_double_has_all_of_it() -> None:
     assert surface.differences() == []
 
 
-def test_a_missing_symbol_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(importlib.import_module("tensorrt_llm.llmapi"), "CudaGraphConfig")
-    assert surface.differences() == ["tensorrt_llm.llmapi has no CudaGraphConfig"]
+class KvCacheConfig:
+    def __init__(self, enable_block_reuse: bool = False, free_gpu_memory_fraction: float = 0.9, dtype: str = "auto"):
+        self.enable_block_reuse = enable_block_reuse
 
 
-def test_a_missing_method_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = importlib.import_module("tensorrt_llm").AsyncLLM
-    monkeypatch.delattr(engine, "pause_generation")
-    assert surface.differences() == ["AsyncLLM has no method pause_generation"]
+class TorchLlmArgs:
+    model_fields = dict.fromkeys(surface.LLM_ARGS - {"model_kwargs"})
 
 
-def test_a_missing_keyword_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def release(self: Any, kinds: Any) -> None: ...
-
-    engine = importlib.import_module("tensorrt_llm").AsyncLLM
-    monkeypatch.setattr(engine, "release", release)
-    assert surface.differences() == ["AsyncLLM.release takes no 'tags'"]
+async def release(self: Any, kinds: Any) -> None: ...
 
 
-def test_a_missing_argument_is_named_where_the_engine_lists_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    class TorchLlmArgs:
-        model_fields = dict.fromkeys(surface.LLM_ARGS - {"model_kwargs"})
+MemoryType = StrEnum("MemoryType", [(name, name) for name in surface.MEMORY_TYPES if name != "model_weights"])  # type: ignore[misc]
 
-    arguments = importlib.import_module("tensorrt_llm.llmapi.llm_args")
-    monkeypatch.setattr(arguments, "TorchLlmArgs", TorchLlmArgs, raising=False)
-    assert surface.differences() == ["AsyncLLM takes no argument 'model_kwargs'"]
+Change = Callable[[pytest.MonkeyPatch], None]
 
 
-def test_a_missing_field_and_a_changed_default_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    class KvCacheConfig:
-        def __init__(
-            self, enable_block_reuse: bool = False, free_gpu_memory_fraction: float = 0.9, dtype: str = "auto"
-        ):
-            self.enable_block_reuse = enable_block_reuse
-
-    found = changed(monkeypatch, "tensorrt_llm.llmapi", "KvCacheConfig", KvCacheConfig)
-    assert found == [
-        "KvCacheConfig has no field 'tokens_per_block'",
-        "KvCacheConfig.enable_block_reuse is False by default, and was True",
-    ]
+def replaced(path: str, value: Any) -> Change:
+    return lambda patch: patch.setattr(path, value, raising=False)
 
 
-def test_a_missing_memory_type_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensorrt_llm.llmapi.llm_args import ExecutorMemoryType
+def without(path: str) -> Change:
+    return lambda patch: patch.delattr(path)
 
-    others = [member for member in ExecutorMemoryType if member.value != "model_weights"]
-    found = changed(monkeypatch, "tensorrt_llm.llmapi.llm_args", "ExecutorMemoryType", others)
-    assert found == ["ExecutorMemoryType has no 'model_weights'"]
+
+CHANGES: dict[str, tuple[Change, list[str]]] = {
+    "module": (
+        lambda patch: patch.setitem(sys.modules, "tensorrt_llm._torch.utils", None),
+        ["no module tensorrt_llm._torch.utils: import of tensorrt_llm._torch.utils halted; None in sys.modules"],
+    ),
+    "symbol": (without("tensorrt_llm.llmapi.CudaGraphConfig"), ["tensorrt_llm.llmapi has no CudaGraphConfig"]),
+    "method": (without("tensorrt_llm.AsyncLLM.pause_generation"), ["AsyncLLM has no method pause_generation"]),
+    "keyword": (replaced("tensorrt_llm.AsyncLLM.release", release), ["AsyncLLM.release takes no 'tags'"]),
+    "argument": (
+        replaced("tensorrt_llm.llmapi.llm_args.TorchLlmArgs", TorchLlmArgs),
+        ["AsyncLLM takes no argument 'model_kwargs'"],
+    ),
+    "field and default": (
+        replaced("tensorrt_llm.llmapi.KvCacheConfig", KvCacheConfig),
+        [
+            "KvCacheConfig has no 'tokens_per_block'",
+            "KvCacheConfig.enable_block_reuse is False by default, and was True",
+        ],
+    ),
+    "member": (
+        replaced("tensorrt_llm.llmapi.llm_args.ExecutorMemoryType", MemoryType),
+        ["ExecutorMemoryType has no 'model_weights'"],
+    ),
+    "extension": (
+        replaced("tensorrt_llm.llmapi.rlhf_utils.WorkerExtension", object),
+        ["WorkerExtension has no method update_weights"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_what_differs_is_named(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    change, expected = CHANGES[case]
+    change(monkeypatch)
+    assert surface.differences() == expected
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
-def test_the_surface_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert smoke.main(["--surface-only"]) == 0
-    assert "0 differences" in capsys.readouterr().out
-
-
-def test_a_difference_is_printed_and_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.delattr(importlib.import_module("tensorrt_llm").AsyncLLM, "resume")
-    assert smoke.main(["--surface-only"]) == 1
-    assert "differs: AsyncLLM has no method resume" in capsys.readouterr().out
-
-
-def test_without_the_engine_it_says_how_to_get_it(
+def test_the_surface_decides_on_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(importlib.import_module("sys").modules, "tensorrt_llm", None)
+    assert smoke.main(["--surface-only"]) == 0
+    assert "0 differences" in capsys.readouterr().out
+    monkeypatch.delattr("tensorrt_llm.AsyncLLM.resume")
+    assert smoke.main(["--surface-only"]) == 1
+    assert "differs: AsyncLLM has no method resume" in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "tensorrt_llm", None)
     assert smoke.main([]) == 1
     assert "NVIDIA's TensorRT-LLM container" in capsys.readouterr().out
 
@@ -154,9 +139,3 @@ def test_the_kit_decides_on_a_gpu(monkeypatch: pytest.MonkeyPatch, code: int, ex
     assert smoke.main(["--model", "folder"]) == expected
     assert Path(given[0][-1]).name == "smoke_checks.py"
     assert Path(given[0][-1]).is_file()
-
-
-def test_help_says_what_exit_codes_mean(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        smoke.main(["--help"])
-    assert "Exit code 0" in capsys.readouterr().out

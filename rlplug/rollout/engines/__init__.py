@@ -1,8 +1,10 @@
 """Parts that rollout engines share. Authors of engine plugins import them from here."""
 
-from rlplug.rollout.engines.colocated import ColocatedEngine, FirstRankEngine, StartedEngine
+from rlplug.rollout.engines.colocated import ColocatedEngine, FirstRankEngine, StartedEngine, TrackedEngine
 from rlplug.rollout.engines.context_limit import max_completion_tokens
 from rlplug.rollout.engines.environment import environment_variables, is_trainer_variable
+from rlplug.rollout.engines.loop import EngineLoop
+from rlplug.rollout.engines.loop_requests import LoopRequests
 from rlplug.rollout.engines.memory import EngineSizes, MemoryBefore, start_failure
 from rlplug.rollout.engines.options import EngineOptions, PassThrough
 from rlplug.rollout.engines.process import EngineProcess
@@ -13,6 +15,7 @@ from rlplug.rollout.engines.versions import SupportedVersions
 
 __all__ = [
     "ColocatedEngine",
+    "EngineLoop",
     "EngineOptions",
     "EngineProcess",
     "EngineRanks",
@@ -20,11 +23,13 @@ __all__ = [
     "EngineSizes",
     "EngineStats",
     "FirstRankEngine",
+    "LoopRequests",
     "MemoryBefore",
     "PassThrough",
     "RunningRequest",
     "StartedEngine",
     "SupportedVersions",
+    "TrackedEngine",
     "environment_variables",
     "is_trainer_variable",
     "max_completion_tokens",

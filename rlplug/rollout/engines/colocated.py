@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.errors import ConfigError, RLPlugError, RunError
 from rlplug.interfaces.rollout import EngineFault, Placement, PolicySpec, RolloutEngine
-from rlplug.interfaces.weight_sync import Bucket, SyncReport
+from rlplug.interfaces.weight_sync import Bucket, SyncReport, TensorInfo
 from rlplug.rollout.engines.memory import MemoryBefore
 from rlplug.rollout.engines.options import EngineOptions
 from rlplug.rollout.engines.ranks import EngineRanks
@@ -35,7 +35,65 @@ class StartedEngine:
     """``None`` on a rank whose engine another rank owns."""
 
 
-class ColocatedEngine(RolloutEngine):
+class TrackedEngine(RolloutEngine):
+    """An engine whose requests run in :class:`EngineRequests`; ``start`` makes these, ``_stats`` and ``_weights``.
+
+    Args:
+        options: How the engine is built.
+        caches_prefixes: Whether a conversation's cache stays between its turns.
+        generate_deadline_s: For a rollout, or for a request that was submitted.
+    """
+
+    _stats: EngineStats
+    _weights: Mapping[str, TensorInfo]
+
+    def __init__(self, options: EngineOptions, caches_prefixes: bool, generate_deadline_s: float) -> None:
+        self.options = options
+        self.generate_deadline_s = generate_deadline_s
+        self._requests: EngineRequests[Any] | None = None
+        self.capabilities = replace(self.capabilities, multi_turn=caches_prefixes)
+
+    def check(self, policy: PolicySpec) -> None:
+        check_fp8_fits(type(self).__name__, policy, self.options.tensor_parallel_size)
+
+    # ---- generation -----------------------------------------------------------------------------------------------
+
+    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
+        return self.requests.generate(requests, sampling)
+
+    def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
+        self._streaming.submit(requests, sampling)
+
+    def collect(self, timeout_s: float) -> list[Completion]:
+        return self._streaming.collect(timeout_s)
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        self._streaming.abort(request_ids)
+
+    def stats(self) -> dict[str, float]:
+        return self._stats.drain()
+
+    def advice(self) -> list[str]:
+        return self._stats.advice()
+
+    @property
+    def requests(self) -> EngineRequests[Any]:
+        """Requests that run in this rank's engine."""
+        assert self._requests is not None, "start comes first, and another rank may own the engine"
+        return self._requests
+
+    @property
+    def _streaming(self) -> EngineRequests[Any]:
+        if not self.capabilities.streaming:
+            raise self._cannot("streaming")
+        return self.requests
+
+    def validator(self) -> WeightSyncValidator:
+        """Return what checks the buckets of one weight sync."""
+        return WeightSyncValidator(type(self).__name__, self._weights)
+
+
+class ColocatedEngine(TrackedEngine):
     """An engine on the trainer's own GPUs. With tensor parallelism, consecutive ranks run one engine together.
 
     This class has every rank call its part of the engine, and return what that returns.
@@ -52,14 +110,9 @@ class ColocatedEngine(RolloutEngine):
     """The way to use the engine on GPUs of its own, for messages."""
 
     def __init__(self, options: EngineOptions, caches_prefixes: bool, generate_deadline_s: float) -> None:
-        self.options = options
-        self.generate_deadline_s = generate_deadline_s
-        self._requests: EngineRequests[Any] | None = None
-        self.capabilities = replace(
-            self.capabilities,
-            streaming=options.tensor_parallel_size == 1,  # ranks that share an engine generate together
-            multi_turn=caches_prefixes,
-        )
+        super().__init__(options, caches_prefixes, generate_deadline_s)
+        # ranks that share an engine generate together
+        self.capabilities = replace(self.capabilities, streaming=options.tensor_parallel_size == 1)
 
     # ---- the engine's own -----------------------------------------------------------------------------------------
 
@@ -99,9 +152,6 @@ class ColocatedEngine(RolloutEngine):
     def ranks_per_engine(self) -> int:
         return self.options.tensor_parallel_size
 
-    def check(self, policy: PolicySpec) -> None:
-        check_fp8_fits(type(self).__name__, policy, self.ranks_per_engine)
-
     def start(self, policy: PolicySpec, placement: Placement) -> None:
         began, size = time.perf_counter(), self.ranks_per_engine
         self.prepare(policy, placement)
@@ -130,42 +180,6 @@ class ColocatedEngine(RolloutEngine):
 
     def join_ranks(self, placement: Placement) -> None:
         """Join the ranks that share this rank's engine."""
-
-    # ---- generation -----------------------------------------------------------------------------------------------
-
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        return self.requests.generate(requests, sampling)
-
-    def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
-        self._streaming.submit(requests, sampling)
-
-    def collect(self, timeout_s: float) -> list[Completion]:
-        return self._streaming.collect(timeout_s)
-
-    def abort(self, request_ids: Sequence[str]) -> None:
-        self._streaming.abort(request_ids)
-
-    def stats(self) -> dict[str, float]:
-        return self._stats.drain()
-
-    def advice(self) -> list[str]:
-        return self._stats.advice()
-
-    @property
-    def requests(self) -> EngineRequests[Any]:
-        """Requests that run in this rank's engine."""
-        assert self._requests is not None, "start comes first, and another rank may own the engine"
-        return self._requests
-
-    @property
-    def _streaming(self) -> EngineRequests[Any]:
-        if not self.capabilities.streaming:
-            raise self._cannot("streaming")
-        return self.requests
-
-    def validator(self) -> WeightSyncValidator:
-        """Return what checks the buckets of one weight sync."""
-        return WeightSyncValidator(type(self).__name__, self._weights)
 
 
 class FirstRankEngine(ColocatedEngine):

@@ -1,7 +1,7 @@
 """Options of an engine: the checks that all engines make, and arguments that pass through to the engine's library."""
 
 # no postponed annotations: jsonargparse evaluates those of a base class among the names of the subclass's module
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -60,7 +60,7 @@ class EngineOptions:
     share_may_be_one: ClassVar[bool] = False
     context_key: ClassVar[str]
     """The option for the longest prompt and completion together."""
-    positive: ClassVar[Sequence[str]]
+    positive: ClassVar[tuple[str, ...]]
     """Options that are positive numbers, or ``None``."""
     batch_sizes_key: ClassVar[str | None] = None
     """The option that lists the batch sizes of CUDA graphs, where ``disable_cuda_graph`` turns these off."""

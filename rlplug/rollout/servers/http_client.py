@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import resource
-import threading
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import aiohttp
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
+from rlplug.rollout.engines.loop import EngineLoop
 
 Result = TypeVar("Result")
 
@@ -47,9 +47,7 @@ class HTTPClient:
         self._key_name = key_name
         self._server_key = server_key
         _allow_files()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rollout-http", daemon=True)
-        self._thread.start()
+        self._loop = EngineLoop("the servers")
         self._session = self.spawn(self._open(key)).result()
 
     @staticmethod
@@ -62,7 +60,7 @@ class HTTPClient:
 
     def spawn(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
         """Run a coroutine in the loop; those of one thread begin in the order of the calls."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return self._loop.spawn(coroutine)
 
     def run_all(self, coroutines: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
         """Run coroutines at once, and return their results in order, or raise the first of their errors."""
@@ -70,11 +68,9 @@ class HTTPClient:
 
     def close(self) -> None:
         """Cancel all calls, and close all connections."""
-        if self._loop.is_closed():
+        if self._loop.is_closed:
             return
         self.spawn(self._close()).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
         self._loop.close()
 
     async def _close(self) -> None:

@@ -79,6 +79,10 @@ class WeightSender(ABC):
     def finish(self) -> None:
         """Have all engines use the weights that came, and drop their prefix caches."""
 
+    def abandon(self) -> None:
+        """Have all engines end a sync that broke off, so that another may begin; by default as one that is complete."""
+        self.finish()
+
     # ---- what the trainer calls -----------------------------------------------------------------------------------
 
     def connect(self) -> None:
@@ -116,7 +120,7 @@ class WeightSender(ABC):
         except EngineFault:
             raise
         except BaseException:
-            self.finish()
+            self.abandon()
             raise
         self.finish()
 

@@ -5,14 +5,14 @@ It was never run on TensorRT-LLM itself: a strict double stands in for it in the
 
 from __future__ import annotations
 
+import base64
 import contextlib
-import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final, Protocol
+import pickle
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
 
 from rlplug.distributed.rng import preserved_rng
 from rlplug.errors import ConfigError, RunError
@@ -24,45 +24,32 @@ from rlplug.interfaces import (
     EngineMemoryRequest,
     Placement,
     PolicySpec,
-    RolloutEngine,
     SleepingPart,
-    SyncReport,
 )
-from rlplug.rollout.engines import EngineRanks
-from rlplug.types import Completion, Request, SamplingParams
-from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
-from rlplug.weight_sync.manifest import policy_weights
-from rlplug.weight_sync.receive_checks import WeightSyncValidator
-from rlplug_rollout_trtllm.engine_host import EngineHost
-from rlplug_rollout_trtllm.engine_loop import EngineLoop
-from rlplug_rollout_trtllm.engine_requests import EngineRequests
-from rlplug_rollout_trtllm.environment import engine_environment
-from rlplug_rollout_trtllm.gpu import TrainerGPU, visible_devices
-from rlplug_rollout_trtllm.memory import planned_memory, start_failure
+from rlplug.rollout.engines import EngineLoop, EngineSizes, FirstRankEngine, MemoryBefore, StartedEngine, start_failure
+from rlplug.types import GIB
+from rlplug.weight_sync.flat_buckets import flatten_bucket, tensors_of
+from rlplug_rollout_trtllm.engine_host import RESET, UNKNOWN_ARGUMENT, EngineHost, memory_tags
+from rlplug_rollout_trtllm.environment import VERSIONS, engine_environment, visible_devices
 from rlplug_rollout_trtllm.options import TRTLLMOptions, check_text_only
-from rlplug_rollout_trtllm.placement import Bundles, PrivateRay
-from rlplug_rollout_trtllm.stats import made_stats, seen_metrics
-from rlplug_rollout_trtllm.versions import argument_names, require_tensorrt_llm
-from rlplug_rollout_trtllm.weights import flattened, merged, serialised, tensors_of
+from rlplug_rollout_trtllm.placement import PrivateRay
+from rlplug_rollout_trtllm.sampling import TRTLLMRequests
+from rlplug_rollout_trtllm.surface import argument_names
 
 CALL_DEADLINE_S: Final = 600.0
 """For each bucket of a weight sync, and to release or take memory."""
 CLOSE_S: Final = 60.0
 
-
-class PlacedRay(Protocol):
-    """A Ray in which one engine has its place."""
-
-    bundles: Bundles
-
-    def close(self) -> None:
-        """End it."""
+PASS_BYTES: Final = int(4.0 * GIB)
+"""Activations of its passes, CUDA graphs, communicators, and its worker's CUDA context: an estimate, not measured."""
+ASLEEP_BYTES: Final = int(2.0 * GIB)
+"""What stays when it sleeps, CUDA graphs among it: an estimate, not measured."""
 
 
-class TRTLLMRollout(RolloutEngine):
+class TRTLLMRollout(FirstRankEngine):
     """Generates with TensorRT-LLM on the trainer's own GPUs, in workers of a Ray of its own.
 
-    With ``model.sleep_between_rollouts`` the update has the memory that the engine takes. With
+    With ``model.memory.sleep_between_rollouts`` the update has the memory that the engine takes. With
     ``tensor_parallel_size`` above 1, as many consecutive ranks share one engine, and no request can be submitted.
 
     Args:
@@ -72,206 +59,192 @@ class TRTLLMRollout(RolloutEngine):
         options: Those of :class:`rlplug_rollout_trtllm.options.TRTLLMOptions`.
     """
 
+    engine = "TensorRT-LLM"
+    elsewhere = "run engines on GPUs of their own (TRTLLMRayRollout)"
     capabilities: EngineCapabilities = EngineCapabilities(
-        colocated=True,
-        sleep=True,
-        restart=True,
-        streaming=True,
-        fp8_refit=True,
-        multi_turn=True,
-        tensor_parallel=True,
+        colocated=True, sleep=True, restart=True, streaming=True, fp8_refit=True, multi_turn=True, tensor_parallel=True
     )
+    options: TRTLLMOptions
+    requests: TRTLLMRequests
 
     def __init__(self, generate_deadline_s: float = 1800.0, start_deadline_s: float = 1800.0, **options: Any) -> None:
         self.options = TRTLLMOptions(**options)
-        self.generate_deadline_s = generate_deadline_s
+        longest_call_s = max(start_deadline_s, CALL_DEADLINE_S)
+        super().__init__(self.options, self.options.enable_block_reuse, generate_deadline_s, longest_call_s)
         self.start_deadline_s = start_deadline_s
-        self._seats: EngineRanks | None = None
-        self._ray: PlacedRay | None = None
+        self._ray: PrivateRay | None = None
         self._loop: EngineLoop | None = None
         self._host: EngineHost | None = None
         self._is_asleep = False
-        self.capabilities = replace(
-            self.capabilities,
-            streaming=self.options.tensor_parallel_size == 1,  # the first of the ranks alone has the requests
-            multi_turn=self.options.enable_block_reuse,
-        )
-
-    @property
-    def ranks_per_engine(self) -> int:
-        return self.options.tensor_parallel_size
 
     def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
-        return planned_memory(self.options, policy, needs)
+        # free_gpu_memory_fraction is a share of what is free when weights and passes are there; here, as if all else of
+        # the GPU were. A share of the whole GPU, as the plan recommends for other engines, does not follow from it.
+        sizes = EngineSizes.of(self.options, policy, needs)
+        free = max(0, needs.device_bytes - sizes.weights - PASS_BYTES)
+        return EngineMemory(
+            weights=sizes.weights,
+            kv_cache=int(self.options.free_gpu_memory_fraction * free),
+            other=PASS_BYTES,
+            asleep=ASLEEP_BYTES,
+            kv_bytes_per_token=sizes.kv_bytes_per_token,
+            share_key="free_gpu_memory_fraction",
+            share_has_passes=False,
+        )
 
     def check(self, policy: PolicySpec) -> None:
         check_text_only(policy)
-        check_fp8_fits(type(self).__name__, policy, self.options.tensor_parallel_size)
+        super().check(policy)
 
-    # ---- what tests without a GPU replace -------------------------------------------------------------------------
+    # ---- the GPU, which tests without one replace -----------------------------------------------------------------
 
-    def make_gpu(self, device: torch.device) -> TrainerGPU:
-        """Return the trainer's GPU."""
-        return TrainerGPU(device)
+    def prepare(self, policy: PolicySpec, placement: Placement) -> None:
+        if placement.device.type != "cuda":
+            raise ConfigError(
+                f"model.rollout is TRTLLMRollout, which needs a GPU, and the trainer runs on {placement.device}: use "
+                "HFRollout or VLLMRollout there."
+            )
 
-    def make_ray(self, devices: str) -> PlacedRay:
+    def make_ray(self, devices: str) -> PrivateRay:
         """Start a Ray for the engine's workers."""
         return PrivateRay(devices, self.ranks_per_engine, self.start_deadline_s)
 
+    def handle(self, tensor: Tensor) -> tuple[Any, tuple[Any, ...]]:
+        """Return a handle to a tensor for another process on the same GPU."""
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        function, arguments = reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+        return function, arguments
+
+    def wait_for_copy(self, device: torch.device) -> None:
+        """Wait until all that was written is there."""
+        torch.cuda.current_stream(device).synchronize()
+
+    def collect_handles(self) -> None:
+        """Free what other processes have let go."""
+        torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+
     # ---- start and close ------------------------------------------------------------------------------------------
 
-    def start(self, policy: PolicySpec, placement: Placement) -> None:
-        began, size = time.perf_counter(), self.ranks_per_engine
-        self._gpu = self.make_gpu(placement.device)
-        if placement.world_size % size:
-            raise ConfigError(
-                f"rollout.tensor_parallel_size is {size}, and the trainer has {placement.world_size} ranks: give a "
-                "divisor of that, or run engines on GPUs of their own (TRTLLMRayRollout)."
-            )
-        self._weights = policy_weights(policy)
-        if self._seats is None:  # once: a restart finds the same ranks
-            waiting_s = max(self.generate_deadline_s, self.start_deadline_s, CALL_DEADLINE_S) + 60
-            self._seats = EngineRanks(placement, size, waiting_s)
-        self._seats.check_devices("TensorRT-LLM", self._gpu.index)
+    def launch(self, policy: PolicySpec, placement: Placement) -> StartedEngine:
+        index = placement.device.index or 0
         with engine_environment(), preserved_rng():
-            require_tensorrt_llm()
-            arguments = self.options.arguments(policy, argument_names())
-            self._uuid = self._gpu.uuid()
-        memory = self._gpu.memory()
-        self._is_asleep = False
-        try:
-            version = self._seats.from_first(lambda: self._make_engine(arguments))
-        except EngineFault as problem:
-            self.close()
-            num_bytes = sum(weight.num_bytes for weight in self._weights.values()) // size
-            raise start_failure(str(problem), memory, self.options.free_gpu_memory_fraction, num_bytes) from problem
-        except RunError:
-            self.close()
-            raise
-        self._stats = made_stats(self.options)
-        if self._loop is not None and self._host is not None:
-            self._requests = EngineRequests(
-                self._loop,
-                [self._host],
-                policy,
-                self.options.longest(policy),
-                self._stats,
-                self.generate_deadline_s,
-            )
-        rank_zero_info(f"TensorRT-LLM {version}: started in {time.perf_counter() - began:.0f} s")
+            VERSIONS.require_module("tensorrt_llm")
+            from tensorrt_llm._torch.utils import get_device_uuid
 
-    def _make_engine(self, arguments: Mapping[str, Any]) -> str:
-        devices = visible_devices(self._gpu.index, self.ranks_per_engine)
+            arguments = self.options.arguments(policy, argument_names())
+            self._uuid = str(get_device_uuid(index))  # by it the engine's workers know the GPU
+        self._is_asleep = False
+        version = self.ranks.from_first(lambda: self._make_engine(arguments, index))
+        stats = self.options.stats()
+        if self._loop is None or self._host is None:
+            return StartedEngine(version, stats, None)
+        requests = TRTLLMRequests(
+            self._loop, [self._host], policy, self.options.longest(policy), stats, self.generate_deadline_s
+        )
+        return StartedEngine(version, stats, requests)
+
+    def _make_engine(self, arguments: Mapping[str, Any], index: int) -> str:
+        devices = visible_devices(index, self.ranks_per_engine)
         ray = self._ray = self.make_ray(devices)
-        loop, host = EngineLoop(), EngineHost()
+        loop, host = EngineLoop(self.engine), EngineHost()
         self._loop, self._host = loop, host
         with preserved_rng():
-            bundles = ray.bundles
-            started = host.start(arguments, [bundles.group], [bundles.indices], sleeps=True, devices=devices)
-            return loop.run(started, "start", self.start_deadline_s)
+            started = host.start(arguments, ray.bundles, sleeps=True, devices=devices)
+            (version,) = loop.run_all([started], "start", self.start_deadline_s)
+        return version
+
+    def start_failure(self, problem: str, memory: MemoryBefore | None, weight_bytes: int, longest: int) -> RunError:
+        free, share = 0 if memory is None else memory.free, self.options.free_gpu_memory_fraction
+        key = f"at most, of what they leave, for rollout.free_gpu_memory_fraction {share:g}"
+        claims = {"of that for weights": weight_bytes, key: share * max(0, free - weight_bytes)}
+        remedy = (
+            "If it ran out of memory: lower rollout.free_gpu_memory_fraction, max_batch_size or max_num_tokens. "
+            + UNKNOWN_ARGUMENT
+        )
+        if weight_bytes + PASS_BYTES > free:
+            remedy = "Free memory with model.memory.offload, or share the model between GPUs with tensor_parallel_size."
+        return start_failure(self.engine, problem, memory, claims, remedy)
 
     def close(self) -> None:
-        host, self._host = self._host, None
-        loop, self._loop = self._loop, None
-        ray, self._ray = self._ray, None
-        if loop is not None:
-            if host is not None:
-                with contextlib.suppress(EngineFault):  # what is left then ends with its Ray
-                    loop.run(host.close(), "shutdown", CLOSE_S)
-            loop.close()
-        if ray is not None:
-            ray.close()
-
-    # ---- generation -----------------------------------------------------------------------------------------------
-
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        return self._shared.from_first(lambda: self._requests.generate(requests, sampling))
-
-    def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
-        if not self.capabilities.streaming:
-            super().submit(requests, sampling)
-        self._requests.submit(requests, sampling)
-
-    def collect(self, timeout_s: float) -> list[Completion]:
-        if not self.capabilities.streaming:
-            super().collect(timeout_s)
-        return self._requests.collect(timeout_s)
-
-    def abort(self, request_ids: Sequence[str]) -> None:
-        if not self.capabilities.streaming:
-            super().abort(request_ids)
-        self._requests.abort(request_ids)
-
-    def stats(self) -> dict[str, float]:
-        return self._shared.from_first(lambda: seen_metrics(self._stats))
+        if self._loop is not None and self._host is not None:
+            with contextlib.suppress(EngineFault):  # what is left then ends with its Ray
+                self._loop.run_all([self._host.close()], "shutdown", CLOSE_S)
+        for part in (self._loop, self._ray):
+            if part is not None:
+                part.close()
+        self._loop = self._host = self._ray = None
 
     # ---- weights and memory ---------------------------------------------------------------------------------------
 
-    def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
-        """Take every weight. A sync that is refused, or breaks off, stays open in the engine: the next one ends it."""
-        receipt = WeightSyncValidator(type(self).__name__, self._weights)
-        self._shared.from_first(self._pause)
-        try:
-            for bucket in receipt.count(buckets):
-                self._load(bucket)
-            report = receipt.report(version)
-        except EngineFault:
-            raise
-        except Exception:
-            self._shared.from_first(self._go_on)
-            raise
-        self._shared.from_first(lambda: self._finish(version))
-        self._gpu.collect_handles()
-        return report
+    def begin_sync(self) -> None:
+        self._on_first(*self._if_awake("pause_generation"), waits=True)
 
-    def _load(self, bucket: Bucket) -> None:
+    def load_bucket(self, bucket: Bucket, version: int) -> None:
         """Send one bucket: each rank has a copy on its own GPU, from which the engine's worker there reads it."""
-        flat, slots = flattened(bucket)
-        self._gpu.wait()
-        payloads = self._shared.gathered({self._uuid: serialised(tensors_of(flat, slots), self._gpu.reduce)})
-        self._shared.from_first(lambda: self._call("update_weights", self._running.update_weights(merged(payloads))))
+        flat, places = flatten_bucket(bucket)
+        self.wait_for_copy(flat.device)
+        payloads = self.ranks.gathered({self._uuid: serialised(tensors_of(flat, places), self.handle)})
+        self.ranks.from_first(lambda: self._call("update_weights", merged(payloads)))
         del flat  # it had to stay until now
 
-    def _pause(self) -> None:
-        self._requests.wait_until_idle()
-        if not self._is_asleep:
-            self._call("pause_generation", self._running.pause())
+    def abandon_sync(self) -> None:
+        """Leave the sync open in the engine: the next one ends it."""
+        self._on_first(*self._if_awake("resume_generation"))
 
-    def _finish(self, version: int) -> None:
-        self._call("finalise weights", self._running.finish_update())
-        if not self._is_asleep:  # what slept is empty
-            self._call("reset_prefix_cache", self._running.forget())
-        self._go_on()
-        self._requests.version = version
-
-    def _go_on(self) -> None:
-        if not self._is_asleep:
-            self._call("resume_generation", self._running.go_on())
+    def finish_sync(self, version: int) -> None:
+        self._on_first(("update_weights", None), *self._if_awake(RESET, "resume_generation"))
+        self.collect_handles()
 
     def sleep(self) -> None:
-        self._shared.from_first(self._release)
+        self._on_first(RESET, ("release", memory_tags()), waits=True)  # what is known of the memory would stay
         self._is_asleep = True
 
-    def _release(self) -> None:
-        self._requests.wait_until_idle()
-        self._call("reset_prefix_cache", self._running.forget())  # memory goes, and what is known of it would stay
-        self._call("release", self._running.release())
-
     def wake(self, part: SleepingPart) -> None:
-        self._shared.from_first(lambda: self._call(f"resume {part}", self._running.resume(part)))
+        self._on_first(("resume", memory_tags(part)))
         if part == "kv_cache":
             self._is_asleep = False
 
-    def _call(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        assert self._loop is not None, "start comes first, and only the first seat has an engine"
-        self._loop.run(work, name, CALL_DEADLINE_S)
+    def _if_awake(self, *calls: Any) -> tuple[Any, ...]:
+        """Return calls that an engine which sleeps does not need: it has no requests, and its cache is empty."""
+        return () if self._is_asleep else calls
 
-    @property
-    def _shared(self) -> EngineRanks:
-        assert self._seats is not None, "start comes first"
-        return self._seats
+    def _on_first(self, *calls: Any, waits: bool = False) -> None:
+        """Make calls on the rank that has the engine, names or tuples with arguments; ``waits`` for requests before."""
 
-    @property
-    def _running(self) -> EngineHost:
-        assert self._host is not None, "start comes first, and only the first seat has an engine"
-        return self._host
+        def make() -> None:
+            if waits:
+                self.requests.wait_until_idle()
+            for call in calls:
+                self._call(*([call] if isinstance(call, str) else call))
+
+        self.ranks.from_first(make)
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        assert self._loop is not None, "start comes first, and only the first rank has an engine"
+        assert self._host is not None
+        self._loop.run_all([self._host.call(method, *arguments)], method, CALL_DEADLINE_S)
+
+
+def serialised(named: Iterable[tuple[str, Tensor]], reduce: Callable[[Tensor], Any]) -> str:
+    """Return handles to tensors, which must stay as they are until the engine has answered, as its workers read them.
+
+    ``reduce`` returns what makes a tensor again in another process, and its arguments. Only globals of torch and plain
+    values are in it: the workers un-pickle nothing else.
+    """
+    handles = [(name, reduce(tensor)) for name, tensor in named]
+    return base64.b64encode(pickle.dumps(handles)).decode("ascii")
+
+
+def merged(payloads: Iterable[dict[str, str]]) -> dict[str, str]:
+    """Return the payloads of all GPUs of an engine as one, by the GPU's UUID.
+
+    Raises:
+        RunError: Two are of the same GPU.
+    """
+    together: dict[str, str] = {}
+    for payload in payloads:
+        if shared := together.keys() & payload.keys():
+            raise RunError(f"two ranks that share an engine train on the same GPU, {min(shared)}.")
+        together |= payload
+    return together

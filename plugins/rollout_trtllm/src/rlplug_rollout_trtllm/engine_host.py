@@ -6,12 +6,19 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rlplug_rollout_trtllm.environment import engine_environment
+from rlplug_rollout_trtllm.environment import VERSIONS, engine_environment
+from rlplug_rollout_trtllm.placement import Bundles
 from rlplug_rollout_trtllm.sampling import Output
 from rlplug_rollout_trtllm.surface import SLEEPING_CACHE, SLEEPING_WEIGHTS
-from rlplug_rollout_trtllm.versions import require_tensorrt_llm
 
 ABORT_INTERVAL_S: Final = 0.2
+
+RESET: Final = ("collective_rpc", "reset_prefix_cache")
+"""Call that empties the cache of prompts."""
+UNKNOWN_ARGUMENT: Final = (
+    "If it does not know an argument: python -m rlplug_rollout_trtllm.smoke --surface-only says what differs."
+)
+"""Advice about an engine that did not start."""
 
 
 class EngineHost:
@@ -22,32 +29,26 @@ class EngineHost:
         self._results: dict[str, Any] = {}
 
     async def start(
-        self,
-        arguments: Mapping[str, Any],
-        groups: Sequence[Any],
-        bundles: Sequence[Sequence[int]],
-        sleeps: bool,
-        devices: str | None = None,
+        self, arguments: Mapping[str, Any], bundles: Bundles, sleeps: bool, devices: str | None = None
     ) -> str:
         """Build the engine, and return its version.
 
         Args:
             arguments: :meth:`rlplug_rollout_trtllm.options.TRTLLMOptions.arguments`.
-            groups: Ray's placement groups.
-            bundles: Of each, the bundles in which a worker runs; a bundle has one GPU.
+            bundles: A worker runs in each.
             sleeps: Whether memory can be given back.
             devices: For ``CUDA_VISIBLE_DEVICES`` of the workers; ``None`` leaves it.
         """
         with engine_environment(devices):
-            version = require_tensorrt_llm()
+            version = VERSIONS.require_module("tensorrt_llm")
             from tensorrt_llm import AsyncLLM
 
-            placing = {
-                "placement_groups": list(groups),
-                "placement_bundle_indices": [list(each) for each in bundles],
-                "per_worker_gpu_share": 1.0,
-            }
-            engine = AsyncLLM(**placing, **_configured(arguments, sleeps))
+            engine = AsyncLLM(
+                placement_groups=[bundles.group],
+                placement_bundle_indices=[bundles.indices],
+                per_worker_gpu_share=1.0,
+                **_configured(arguments, sleeps),
+            )
             await engine.setup_async()
         self._engine = engine
         return str(version)
@@ -59,7 +60,7 @@ class EngineHost:
 
         Args:
             name: For :meth:`abort`; no two requests have the same.
-            sampling: :func:`rlplug_rollout_trtllm.sampling.sampling_arguments`.
+            sampling: :meth:`rlplug_rollout_trtllm.sampling.TRTLLMRequests.arguments`.
         """
         from tensorrt_llm import SamplingParams
 
@@ -77,47 +78,16 @@ class EngineHost:
                 result.abort()
             await asyncio.sleep(ABORT_INTERVAL_S)
 
-    # ---- weights and memory ---------------------------------------------------------------------------------------
+    async def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        """Call another method of ``AsyncLLM``, and return what workers return.
 
-    async def pause(self) -> None:
-        """Take no request until :meth:`go_on`; requests that run would be stopped."""
-        await self._engine.pause_generation()
-
-    async def go_on(self) -> None:
-        """Take requests again."""
-        await self._engine.resume_generation()
-
-    async def update_weights(self, payload: Mapping[str, str]) -> None:
-        """Load a bucket, of which each of the engine's GPUs has handles in ``payload``, by UUID."""
-        await self._engine.update_weights(dict(payload))
-
-    async def finish_update(self) -> None:
-        """Put new weights into the form that kernels read, when all have come."""
-        await self._engine.update_weights(None)
-
-    async def forget(self) -> None:
-        """Empty the cache of prompts: it holds what the former weights computed."""
-        await self._engine.collective_rpc("reset_prefix_cache")
-
-    async def release(self) -> None:
-        """Give all memory back."""
-        await self._engine.release(_memory_types())
-
-    async def resume(self, part: str) -> None:
-        """Take memory again: for ``kv_cache``, or for ``weights``, which is all but that."""
-        of_cache = [SLEEPING_CACHE]
-        tags = of_cache if part == SLEEPING_CACHE else [tag for tag in _memory_types() if tag not in of_cache]
-        await self._engine.resume(tags)
-
-    async def call_workers(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of all workers, and return what they return."""
-        results = await self._engine.collective_rpc(method, args=arguments)
-        return list(results)
-
-    async def call_worker(self, worker: int, method: str, *arguments: Any) -> Any:
-        """Call a method of one worker, by its rank."""
-        (result,) = await self._engine.collective_rpc(method, args=arguments, unique_reply_rank=worker)
-        return result
+        ``pause_generation`` stops requests that run, and refuses others until ``resume_generation``. ``update_weights``
+        loads a bucket, of which each of the engine's GPUs has handles, by UUID; with ``None`` it puts new weights into
+        the form that kernels read, when all have come. ``collective_rpc`` calls a method of the workers, such as
+        ``reset_prefix_cache``: the cache of prompts holds what the former weights computed.
+        """
+        result = await getattr(self._engine, method)(*arguments, **keywords)
+        return result if method == "collective_rpc" else None
 
     async def address(self) -> str:
         """Return the address of this host in Ray's cluster."""
@@ -150,7 +120,9 @@ def _configured(arguments: Mapping[str, Any], sleeps: bool) -> dict[str, Any]:
     return configured
 
 
-def _memory_types() -> list[str]:
+def memory_tags(part: str | None = None) -> list[str]:
+    """Return the names of an engine's memory: of ``kv_cache``, of ``weights``, which is all but that, or of all."""
     from tensorrt_llm.llmapi.llm_args import ExecutorMemoryType
 
-    return [member.value for member in ExecutorMemoryType if not member.value.startswith("_")]
+    tags = [member.value for member in ExecutorMemoryType if not member.value.startswith("_")]
+    return [tag for tag in tags if part is None or (tag == SLEEPING_CACHE) == (part == SLEEPING_CACHE)]

@@ -1,22 +1,31 @@
-"""The environment in which TensorRT-LLM starts, and the trainer's, which comes back after."""
+"""TensorRT-LLM and Ray as they are installed, and the environment in which TensorRT-LLM starts."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
-MPI_VARIABLES: Final = re.compile(r"^(PMI|PMIX|MPI|OMPI|SLURM)_")
-"""Of launchers: TensorRT-LLM would join their MPI job, or wait for one."""
+from packaging.version import Version
 
-TRAINERS_VARIABLES: Final = re.compile(
-    r"^(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_RANK"
-    r"|ROLE_WORLD_SIZE|ROLE_NAME|PYTORCH_CUDA_ALLOC_CONF|PYTORCH_ALLOC_CONF|TORCHELASTIC_.*)$"
+from rlplug.errors import ConfigError
+from rlplug.rollout.engines import SupportedVersions, environment_variables, is_trainer_variable
+
+VERSIONS: Final = SupportedVersions(
+    engine="TensorRT-LLM",
+    plugin="rlplug-rollout-trtllm",
+    oldest=Version("1.3.0"),
+    newest=Version("1.4.0"),
+    install="run inside NVIDIA's TensorRT-LLM container of the 1.3 line, and there pip install rlplug "
+    "rlplug-rollout-trtllm",
 )
-"""A rank's place among others, as torchrun says it, and how its allocator works. The engine's workers get a copy of
-the environment, and have places of their own."""
+"""Of these, sources and documentation were read, and nothing was run. Import one in :func:`engine_environment`."""
+
+MPI_VARIABLES: Final = re.compile(r"(PMI|PMIX|MPI|OMPI|SLURM)_")
+"""Variables of launchers: TensorRT-LLM would join their MPI job, or wait for one."""
 
 NEEDED: Final[Mapping[str, str]] = {
     "TLLM_DISABLE_MPI": "1",
@@ -29,29 +38,37 @@ not by a pool of threads. These stay set: TensorRT-LLM looks at the first whenev
 
 @contextmanager
 def engine_environment(devices: str | None = None) -> Iterator[None]:
-    """Surround the start of an engine, the import of its library included.
+    """Surround the start of an engine, the import of its library included; the trainer's variables come back after.
 
     Args:
         devices: For ``CUDA_VISIBLE_DEVICES`` of the engine's processes; ``None`` leaves it. The process that it is set
             in has opened its GPU before, and does not look at it again.
     """
-    removed = {name: value for name, value in os.environ.items() if _is_unwanted(name)}
-    former_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
-    for name in removed:
-        del os.environ[name]
+    changes: dict[str, str | None] = {n: None for n in os.environ if MPI_VARIABLES.match(n) or is_trainer_variable(n)}
     os.environ.update(NEEDED)
-    if devices is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = devices
-    try:
+    with environment_variables(changes if devices is None else changes | {"CUDA_VISIBLE_DEVICES": devices}):
         yield
-    finally:
-        os.environ.update(removed)
-        if devices is not None:
-            if former_devices is None:
-                del os.environ["CUDA_VISIBLE_DEVICES"]
-            else:
-                os.environ["CUDA_VISIBLE_DEVICES"] = former_devices
 
 
-def _is_unwanted(name: str) -> bool:
-    return bool(MPI_VARIABLES.match(name) or TRAINERS_VARIABLES.match(name))
+def visible_devices(first: int, count: int) -> str:
+    """Return ``CUDA_VISIBLE_DEVICES`` for an engine on ``count`` GPUs of the trainer's, from the ``first`` on.
+
+    Raises:
+        ConfigError: The trainer's own names them otherwise than by numbers, which the engine's workers cannot read.
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [name.strip() for name in given.split(",")] if given else [str(index) for index in range(first + count)]
+    if not all(name.isdecimal() for name in names):
+        raise ConfigError(
+            f"CUDA_VISIBLE_DEVICES is {given}, and TensorRT-LLM's workers read numbers alone: name GPUs by their index."
+        )
+    return ",".join(names[first : first + count])
+
+
+def require_ray() -> Any:
+    """Import Ray, and return it; ``ConfigError`` without it."""
+    try:
+        return importlib.import_module("ray")
+    except ImportError:
+        how = "pip install 'rlplug-rollout-trtllm[ray]'"
+        raise ConfigError(f"TensorRT-LLM's workers are actors of Ray, which is not installed: {how}.") from None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from transformers import AutoConfig
 
-from rlplug.errors import ConfigError, did_you_mean
+from rlplug.errors import ConfigError
 from rlplug.interfaces import PolicySpec
-from rlplug_rollout_trtllm.surface import EXTENSION
+from rlplug.rollout.engines import EngineOptions, EngineStats, PassThrough
+from rlplug_rollout_trtllm.surface import EXTENSION, PLACING
 
 DEFAULT_MAX_NUM_TOKENS: Final = 8192
 """The engine's own, which a prompt may exceed with chunked prefill alone."""
@@ -22,15 +23,12 @@ RESERVED: Final = {
     "trust_remote_code": "nothing of a checkpoint is executed",
     "backend": "weights can be sent to the pytorch backend alone",
     "load_format": "weights come from the trainer",
-    "sleep_config": "model.sleep_between_rollouts asks for it, and what slept is sent again",
-    "enable_sleep": "model.sleep_between_rollouts asks for it",
+    "sleep_config": "model.memory.sleep_between_rollouts asks for it, and what slept is sent again",
+    "enable_sleep": "model.memory.sleep_between_rollouts asks for it",
     "sampler_type": "logprobs are those of the sampler that is the default",
     "ray_worker_extension_cls": "the plugin brings one",
-    "ray_placement_config": "it follows from where the engine runs",
+    **dict.fromkeys(("ray_placement_config", *PLACING), "it follows from where the engine runs"),
     "orchestrator_type": "weights can be sent to Ray's workers alone",
-    "placement_groups": "it follows from where the engine runs",
-    "placement_bundle_indices": "it follows from where the engine runs",
-    "per_worker_gpu_share": "it follows from where the engine runs",
     "pipeline_parallel_size": "weights reach the workers of one model as whole tensors",
     "max_input_len": "rollout.context_length has it",
     "speculative_config": "logprobs are of the distribution that model.sampling asks for",
@@ -46,23 +44,18 @@ OWN_NAMES: Final = {
 }
 """Arguments for which there is an option of another name."""
 
-POSITIVE: Final = (
-    *("context_length", "max_batch_size", "max_num_tokens", "tokens_per_block", "cuda_graph_max_batch_size"),
-    *("tensor_parallel_size", "moe_tensor_parallel_size", "moe_expert_parallel_size"),
-)
-
 VISION: Final = ("vision_config", "visual", "image_token_id", "image_token_index", "audio_config")
 """What the configuration of a model has that takes more than text."""
 
 
 @dataclass(frozen=True)
-class TRTLLMOptions:
+class TRTLLMOptions(EngineOptions):
     """How an engine is built. What is ``null`` is left to TensorRT-LLM.
 
     Args:
         free_gpu_memory_fraction: Share of the memory that is free when weights are loaded, for the KV cache.
             Activations and CUDA graphs live in the rest, beside the trainer. Raise it when requests wait; with
-            ``model.sleep_between_rollouts`` the update has that memory too.
+            ``model.memory.sleep_between_rollouts`` the update has that memory too.
         kv_cache_dtype: ``auto`` is that of the weights; ``fp8`` holds twice the tokens in the same memory.
         enable_block_reuse: Keep blocks of the KV cache for prompts that begin alike: completions of one prompt, and
             turns of one conversation.
@@ -104,37 +97,37 @@ class TRTLLMOptions:
     moe_expert_parallel_size: int | None = None
     llm_args: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if not 0 < self.free_gpu_memory_fraction < 1:
-            raise ConfigError(
-                f"rollout.free_gpu_memory_fraction is {self.free_gpu_memory_fraction}: give a share above 0, below 1."
-            )
-        for name in POSITIVE:
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"rollout.{name} is {value}: give a positive number.")
-        sizes = self.cuda_graph_batch_sizes
-        if sizes is not None and (not sizes or min(sizes) < 1):
-            raise ConfigError(
-                f"rollout.cuda_graph_batch_sizes is {sizes}: give positive numbers, or set disable_cuda_graph."
-            )
-        if sizes is not None and self.cuda_graph_max_batch_size is not None:
-            raise ConfigError("rollout.cuda_graph_batch_sizes names them all: leave cuda_graph_max_batch_size out.")
-        self._check_experts()
+    share_key: ClassVar[str] = "free_gpu_memory_fraction"
+    context_key: ClassVar[str] = "context_length"
+    positive: ClassVar[tuple[str, ...]] = (
+        *("context_length", "max_batch_size", "max_num_tokens", "tokens_per_block", "cuda_graph_max_batch_size"),
+        *("tensor_parallel_size", "moe_tensor_parallel_size", "moe_expert_parallel_size"),
+    )
+    batch_sizes_key: ClassVar[str | None] = "cuda_graph_batch_sizes"
+    pass_through: ClassVar[PassThrough] = PassThrough("llm_args", "TensorRT-LLM", RESERVED, OWN_NAMES)
 
-    def _check_experts(self) -> None:
-        tensor, experts = self.moe_tensor_parallel_size, self.moe_expert_parallel_size
-        if tensor is None and experts is None:
-            return
-        if (tensor or 1) * (experts or 1) != self.tensor_parallel_size:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cuda_graph_batch_sizes is not None and self.cuda_graph_max_batch_size is not None:
+            raise ConfigError("rollout.cuda_graph_batch_sizes names them all: leave cuda_graph_max_batch_size out.")
+        tensor, experts = self.moe_tensor_parallel_size or 1, self.moe_expert_parallel_size or 1
+        if self.given("moe_tensor_parallel_size", "moe_expert_parallel_size") and (
+            tensor * experts != self.tensor_parallel_size
+        ):
             raise ConfigError(
-                f"rollout.moe_tensor_parallel_size {tensor or 1} times moe_expert_parallel_size {experts or 1} is not "
+                f"rollout.moe_tensor_parallel_size {tensor} times moe_expert_parallel_size {experts} is not "
                 f"tensor_parallel_size {self.tensor_parallel_size}: the GPUs of one model share its experts so."
             )
 
-    def longest(self, policy: PolicySpec) -> int:
-        """Return the longest prompt and completion together, in tokens."""
-        return policy.max_context if self.context_length is None else min(self.context_length, policy.max_context)
+    def stats(self) -> EngineStats:
+        """Return counters of tokens and time; what TensorRT-LLM's scheduler does is not looked at."""
+        return EngineStats(
+            max_num_seqs=self.max_batch_size or 0,
+            kv_cache_tokens=0,  # it is not told
+            max_num_seqs_key="rollout.max_batch_size",
+            memory_key="rollout.free_gpu_memory_fraction",
+            observes_scheduler=False,
+        )
 
     def arguments(self, policy: PolicySpec, known: Collection[str]) -> dict[str, Any]:
         """Return the arguments of an engine as plain data, without those that follow from where it runs.
@@ -149,82 +142,48 @@ class TRTLLMOptions:
             ConfigError: ``llm_args`` names what is set elsewhere, or what the engine does not have; a prompt would not
                 fit into a pass.
         """
-        self._check_llm_args(known)
+        extra = self.passed_arguments(policy, known)
+        model = extra.pop("model_kwargs", {})
+        if "quantization_config" in model:
+            raise ConfigError(
+                f"rollout.llm_args.model_kwargs.quantization_config cannot be set: {RESERVED['quant_config']}."
+            )
+        if policy.fp8 is not None:
+            model = model | {"quantization_config": policy.fp8.quantization_config()}
         longest = self.longest(policy)
-        arguments: dict[str, Any] = {
+        cache, graphs = {"dtype": self.kv_cache_dtype}, {"enable_padding": True}
+        sizes = self.given("cuda_graph_batch_sizes", "cuda_graph_max_batch_size")
+        graphs |= {name.removeprefix("cuda_graph_"): value for name, value in sizes.items()}
+        arguments = {
             "model": policy.path,
             "backend": "pytorch",
             "load_format": "dummy",
             "skip_tokenizer_init": True,
-            "dtype": str(policy.dtype).removeprefix("torch.") if self.dtype == "auto" else self.dtype,
+            "dtype": self.dtype_name(policy),
             "max_seq_len": longest,
             "max_input_len": longest,  # else prompts of more than 1,024 tokens are refused
-            "tensor_parallel_size": self.tensor_parallel_size,
             "ray_worker_extension_cls": EXTENSION,
-            "kv_cache_config": self._cache(),
-            "cuda_graph_config": self._graphs(),
-            "enable_chunked_prefill": self.enable_chunked_prefill,
-            "disable_overlap_scheduler": self.disable_overlap_scheduler,
+            "kv_cache_config": cache | self.given("free_gpu_memory_fraction", "enable_block_reuse", "tokens_per_block"),
+            "cuda_graph_config": None if self.disable_cuda_graph else graphs,
+            **self.given("tensor_parallel_size", "enable_chunked_prefill", "disable_overlap_scheduler"),
+            **self.given("max_batch_size", "moe_tensor_parallel_size", "moe_expert_parallel_size"),
+            **self._pass_size(longest),
         }
-        max_num_tokens = self._pass_size(longest)
-        if max_num_tokens is not None:
-            arguments["max_num_tokens"] = max_num_tokens
-        for name in ("max_batch_size", "moe_tensor_parallel_size", "moe_expert_parallel_size"):
-            if getattr(self, name) is not None:
-                arguments[name] = getattr(self, name)
         if self.scheduler_policy is not None:
             arguments["scheduler_config"] = {"capacity_scheduler_policy": self.scheduler_policy}
-        if policy.fp8 is not None:
-            arguments["model_kwargs"] = {"quantization_config": policy.fp8.quantization_config()}
-        extra = dict(self.llm_args)
-        if "model_kwargs" in extra:
-            arguments["model_kwargs"] = {**extra.pop("model_kwargs"), **arguments.get("model_kwargs", {})}
-        return arguments | extra
+        return arguments | extra | ({"model_kwargs": model} if model else {})
 
-    def _cache(self) -> dict[str, Any]:
-        cache = {
-            "free_gpu_memory_fraction": self.free_gpu_memory_fraction,
-            "dtype": self.kv_cache_dtype,
-            "enable_block_reuse": self.enable_block_reuse,
-        }
-        return cache if self.tokens_per_block is None else cache | {"tokens_per_block": self.tokens_per_block}
-
-    def _graphs(self) -> dict[str, Any] | None:
-        if self.disable_cuda_graph:
-            return None
-        graphs: dict[str, Any] = {"enable_padding": True}
-        if self.cuda_graph_batch_sizes is not None:
-            graphs["batch_sizes"] = self.cuda_graph_batch_sizes
-        elif self.cuda_graph_max_batch_size is not None:
-            graphs["max_batch_size"] = self.cuda_graph_max_batch_size
-        return graphs
-
-    def _pass_size(self, longest: int) -> int | None:
+    def _pass_size(self, longest: int) -> dict[str, int]:
+        given = self.given("max_num_tokens")
         if self.enable_chunked_prefill:
-            return self.max_num_tokens
-        if self.max_num_tokens is None:
-            return longest if longest > DEFAULT_MAX_NUM_TOKENS else None
-        if self.max_num_tokens < longest:
+            return given
+        size = self.max_num_tokens or max(longest, DEFAULT_MAX_NUM_TOKENS)
+        if size < longest:
             raise ConfigError(
-                f"rollout.max_num_tokens is {self.max_num_tokens}, and a prompt may have up to {longest} tokens "
+                f"rollout.max_num_tokens is {size}, and a prompt may have up to {longest} tokens "
                 "(rollout.context_length): raise it, or set enable_chunked_prefill."
             )
-        return self.max_num_tokens
-
-    def _check_llm_args(self, known: Collection[str]) -> None:
-        for name, value in self.llm_args.items():
-            if name in OWN_NAMES or name in self.__dataclass_fields__:
-                raise ConfigError(f"rollout.llm_args.{name}: set rollout.{OWN_NAMES.get(name, name)} instead.")
-            if name in RESERVED:
-                raise ConfigError(f"rollout.llm_args.{name} cannot be set: {RESERVED[name]}.")
-            if name not in known:
-                raise ConfigError(
-                    f"rollout.llm_args.{name} is no argument of the installed TensorRT-LLM.{did_you_mean(name, known)}"
-                )
-            if name == "model_kwargs" and "quantization_config" in value:
-                raise ConfigError(
-                    f"rollout.llm_args.model_kwargs.quantization_config cannot be set: {RESERVED['quant_config']}."
-                )
+        return given if size == DEFAULT_MAX_NUM_TOKENS else {"max_num_tokens": size}
 
 
 def check_text_only(policy: PolicySpec) -> None:

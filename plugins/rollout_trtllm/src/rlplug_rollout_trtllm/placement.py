@@ -1,19 +1,17 @@
-"""Where Ray puts an engine's workers: on the trainer's own GPUs, or on free ones of a cluster."""
+"""GPUs that Ray gives to an engine's workers: the trainer's own, or free ones of a cluster."""
 
 from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from rlplug.errors import ConfigError, RLPlugError, RunError
-from rlplug_rollout_trtllm.environment import engine_environment
-from rlplug_rollout_trtllm.versions import require_ray
+from rlplug_rollout_trtllm.environment import engine_environment, require_ray
 
 CPUS_PER_WORKER: Final = 1
-
-Strategy = Literal["STRICT_PACK", "PACK"]
-"""All workers of an engine on one host; or on as few as possible."""
+NAMESPACE: Final = "rlplug"
+"""Of the actors' names in a cluster."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +20,39 @@ class Bundles:
 
     group: Any
     indices: list[int]
+
+    @classmethod
+    def reserve(cls, ray: Any, size: int, spans_hosts: bool, deadline_s: float) -> Bundles:
+        """Reserve GPUs for the workers of one engine: on one host, or on as few as possible.
+
+        Raises:
+            RunError: There were not enough free ones in time.
+        """
+        from ray.util.placement_group import placement_group
+
+        strategy = "PACK" if spans_hosts else "STRICT_PACK"
+        bundles = cls(placement_group([{"GPU": 1, "CPU": CPUS_PER_WORKER}] * size, strategy=strategy), [*range(size)])
+        if not bundles.group.wait(timeout_seconds=deadline_s):
+            bundles.remove()
+            where = "" if spans_hosts else "on one host "
+            raise RunError(
+                f"Ray had no {size} free GPUs {where}for an engine within {deadline_s:g} s: it has "
+                f"{ray.cluster_resources().get('GPU', 0):g}, of which {ray.available_resources().get('GPU', 0):g} are "
+                "free. Add hosts, or lower rollout.num_engines or tensor_parallel_size."
+            )
+        return bundles
+
+    def remove(self) -> None:
+        """Give the GPUs back."""
+        from ray.util.placement_group import remove_placement_group
+
+        remove_placement_group(self.group)
+
+    def first_node(self) -> str:
+        """Return the id of the node of an engine's first worker: the engine talks to it over a socket of that host."""
+        from ray.util import placement_group_table
+
+        return str(placement_group_table(self.group)["bundles_to_node_id"][0])
 
 
 class PrivateRay:
@@ -46,21 +77,15 @@ class PrivateRay:
                 "the trainer's process belongs to a Ray cluster already, and TRTLLMRollout starts a Ray of its own for "
                 "the GPUs that it shares: start the trainer outside of Ray, or take TRTLLMRayRollout."
             )
+        sizes = {"num_gpus": size, "num_cpus": 2 * size * CPUS_PER_WORKER}
         try:
             with engine_environment(devices):
-                self._ray.init(
-                    address="local",
-                    num_gpus=size,
-                    num_cpus=2 * size * CPUS_PER_WORKER,
-                    include_dashboard=False,
-                    namespace=f"rlplug-{uuid.uuid4().hex}",
-                )
-            self.bundles = make_bundles(self._ray, size, "STRICT_PACK", deadline_s)
-        except RLPlugError:
-            self.close()
-            raise
+                self._ray.init("local", include_dashboard=False, namespace=f"rlplug-{uuid.uuid4().hex}", **sizes)
+            self.bundles = Bundles.reserve(self._ray, size, spans_hosts=False, deadline_s=deadline_s)
         except Exception as problem:
             self.close()
+            if isinstance(problem, RLPlugError):
+                raise
             raise RunError(f"Ray did not start on GPUs {devices}: {type(problem).__name__}: {problem}") from problem
 
     def close(self) -> None:
@@ -76,47 +101,13 @@ def attach(address: str) -> tuple[Any, bool]:
         ConfigError: Ray is not installed, or there is no cluster.
     """
     ray = require_ray()
-    if ray.is_initialized():
-        return ray, False
+    has_attached = not ray.is_initialized()
     try:
-        ray.init(address=address, namespace="rlplug", log_to_driver=False)
+        if has_attached:
+            ray.init(address, namespace=NAMESPACE, log_to_driver=False)
     except ConnectionError as problem:
         raise ConfigError(
             f"rollout.ray_address is {address!r}, and no Ray cluster answers there: {problem} Start one with ray "
             "start --head, and ray start --address on other hosts."
         ) from problem
-    return ray, True
-
-
-def make_bundles(ray: Any, size: int, strategy: Strategy, deadline_s: float) -> Bundles:
-    """Reserve GPUs for the workers of one engine.
-
-    Raises:
-        RunError: There were not enough free ones in time.
-    """
-    from ray.util.placement_group import placement_group
-
-    group = placement_group([{"GPU": 1, "CPU": CPUS_PER_WORKER}] * size, strategy=strategy)
-    if not group.wait(timeout_seconds=deadline_s):
-        remove_bundles(Bundles(group, []))
-        where = "on one host " if strategy == "STRICT_PACK" else ""
-        raise RunError(
-            f"Ray had no {size} free GPUs {where}for an engine within {deadline_s:g} s: it has "
-            f"{ray.cluster_resources().get('GPU', 0):g}, of which {ray.available_resources().get('GPU', 0):g} are "
-            "free. Add hosts, or lower rollout.num_engines or tensor_parallel_size."
-        )
-    return Bundles(group, list(range(size)))
-
-
-def remove_bundles(bundles: Bundles) -> None:
-    """Give GPUs back."""
-    from ray.util.placement_group import remove_placement_group
-
-    remove_placement_group(bundles.group)
-
-
-def first_node(bundles: Bundles) -> str:
-    """Return the id of the node of an engine's first worker: the engine talks to it over a socket of that host."""
-    from ray.util import placement_group_table
-
-    return str(placement_group_table(bundles.group)["bundles_to_node_id"][0])
+    return ray, has_attached

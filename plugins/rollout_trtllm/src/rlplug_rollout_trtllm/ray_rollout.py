@@ -5,44 +5,43 @@ It was never run on TensorRT-LLM itself, nor on Ray: a strict double and a stand
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import contextlib
+import pickle
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Final
 
+import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.distributed.rng import preserved_rng
 from rlplug.errors import ConfigError, RLPlugError, RunError
-from rlplug.interfaces import (
-    Bucket,
-    EngineCapabilities,
-    EngineFault,
-    Placement,
-    PolicySpec,
-    RolloutEngine,
-    SyncReport,
-)
-from rlplug.rollout.engines import EngineRanks
-from rlplug.types import Completion, Request, SamplingParams
-from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
+from rlplug.interfaces import Bucket, EngineCapabilities, EngineFault, Placement, PolicySpec, SyncReport
+from rlplug.rollout.engines import EngineLoop, EngineRanks, TrackedEngine
+from rlplug.rollout.servers import TensorList, WeightSender
+from rlplug.rollout.servers.process_group import Group, Rendezvous, SendGroup
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug.weight_sync.receive_checks import WeightSyncValidator
-from rlplug_rollout_trtllm.engine_loop import EngineLoop
-from rlplug_rollout_trtllm.engine_requests import EngineRequests
-from rlplug_rollout_trtllm.environment import engine_environment
+from rlplug_rollout_trtllm.engine_host import RESET, UNKNOWN_ARGUMENT, EngineHost
+from rlplug_rollout_trtllm.environment import NEEDED, engine_environment
 from rlplug_rollout_trtllm.options import TRTLLMOptions, check_text_only
-from rlplug_rollout_trtllm.placement import Bundles, Strategy, attach, make_bundles, remove_bundles
-from rlplug_rollout_trtllm.ray_engines import NAMESPACE, EngineAddress, RayEngine, RayWeightSender, gathered, make_actor
-from rlplug_rollout_trtllm.stats import made_stats, seen_metrics
-from rlplug_rollout_trtllm.versions import argument_names
+from rlplug_rollout_trtllm.placement import NAMESPACE, Bundles, attach
+from rlplug_rollout_trtllm.sampling import TRTLLMRequests
+from rlplug_rollout_trtllm.surface import argument_names
 
 CLOSE_S: Final = 60.0
+MAX_CALLS: Final = 100_000
+"""Calls of one actor at a time: each request is one while it runs."""
+NO_WEIGHTS: Final = base64.b64encode(pickle.dumps([])).decode("ascii")
+"""A bucket of handles to nothing: it opens a sync, whose weights come through the group."""
 
 
-class TRTLLMRayRollout(RolloutEngine):
+class TRTLLMRayRollout(TrackedEngine):
     """Generates with TensorRT-LLM on GPUs that the trainer does not have, of the hosts of a Ray cluster.
 
     The trainer's first rank starts the engines and sends the weights, in one process group with all of their workers.
@@ -62,6 +61,8 @@ class TRTLLMRayRollout(RolloutEngine):
     capabilities: EngineCapabilities = EngineCapabilities(
         colocated=False, disaggregated=True, streaming=True, fp8_refit=True, multi_turn=True, tensor_parallel=True
     )
+    options: TRTLLMOptions
+    requests: TRTLLMRequests
 
     def __init__(
         self,
@@ -76,60 +77,55 @@ class TRTLLMRayRollout(RolloutEngine):
         if num_engines < 1:
             raise ConfigError(f"rollout.num_engines is {num_engines}: give a positive number.")
         self.options = TRTLLMOptions(**options)
+        super().__init__(self.options, self.options.enable_block_reuse, generate_deadline_s)
         self.num_engines = num_engines
         self.ray_address = ray_address
         self.spans_hosts = spans_hosts
-        self.generate_deadline_s = generate_deadline_s
         self.start_deadline_s = start_deadline_s
         self.sync_deadline_s = sync_deadline_s
-        self._seats: EngineRanks | None = None
+        self._ranks: EngineRanks | None = None
         self._loop: EngineLoop | None = None
         self._sender: RayWeightSender | None = None
         self._own: list[tuple[Bundles, RayEngine]] = []
         self._ray: Any = None
         self._has_attached = False
-        self.capabilities = replace(self.capabilities, multi_turn=self.options.enable_block_reuse)
 
     def check(self, policy: PolicySpec) -> None:
         check_text_only(policy)
-        check_fp8_fits(type(self).__name__, policy, self.options.tensor_parallel_size)
+        super().check(policy)
 
     # ---- start and close ------------------------------------------------------------------------------------------
 
     def start(self, policy: PolicySpec, placement: Placement) -> None:
         began = time.perf_counter()
-        self._placement, self._weights = placement, policy_weights(policy)
-        if self._seats is None:  # once: a restart finds the same ranks
+        self._weights = policy_weights(policy)
+        if self._ranks is None:  # once: a restart finds the same ranks
             waiting_s = max(self.generate_deadline_s, self.start_deadline_s * self.num_engines, self.sync_deadline_s)
-            self._seats = EngineRanks(placement, placement.world_size, waiting_s + 60)
+            self._ranks = EngineRanks(placement, placement.world_size, waiting_s + 60)
         with engine_environment(), preserved_rng():
             arguments = self.options.arguments(policy, argument_names())
             self._ray, self._has_attached = attach(self.ray_address)
-        loop = self._loop = EngineLoop()
+        loop = self._loop = EngineLoop("TensorRT-LLM")
         try:
             with preserved_rng():
-                places = self._seats.from_first(lambda: self._make_engines(arguments, loop))
+                hosts = self._ranks.from_first(lambda: self._make_engines(arguments, loop, placement.device))
         except BaseException:
             self.close()
             raise
-        engines = [RayEngine(self._ray.get_actor(place.name, namespace=NAMESPACE)) for place in places]
+        engines = [RayEngine(self._ray.get_actor(name, namespace=NAMESPACE)) for name in hosts]
         first = placement.rank % len(engines)
-        self._stats = made_stats(self.options)
-        self._requests = EngineRequests(
-            loop,
-            [*engines[first:], *engines[:first]],
-            policy,
-            self.options.longest(policy),
-            self._stats,
-            self.generate_deadline_s,
+        turns: Any = [*engines[first:], *engines[:first]]
+        self._stats = self.options.stats()
+        self._requests = TRTLLMRequests(
+            loop, turns, policy, self.options.longest(policy), self._stats, self.generate_deadline_s
         )
-        hosts = ", ".join(sorted({place.address for place in places}))
         rank_zero_info(
-            f"TensorRT-LLM: {len(places)} engines on {hosts}; started in {time.perf_counter() - began:.0f} s"
+            f"TensorRT-LLM: {len(engines)} engines on {', '.join(sorted(set(hosts.values())))}; started in "
+            f"{time.perf_counter() - began:.0f} s"
         )
 
-    def _make_engines(self, arguments: Mapping[str, Any], loop: EngineLoop) -> list[EngineAddress]:
-        """Start all engines, and join a group with their workers.
+    def _make_engines(self, arguments: Mapping[str, Any], loop: EngineLoop, device: torch.device) -> dict[str, str]:
+        """Start all engines, join a group with their workers, and return the address of each engine's host by name.
 
         Raises:
             RunError: There are too few GPUs, or an engine did not start.
@@ -138,77 +134,48 @@ class TRTLLMRayRollout(RolloutEngine):
         names = [f"trtllm-{run}-{number}" for number in range(self.num_engines)]
         try:
             for name in names:
-                strategy: Strategy = "PACK" if self.spans_hosts else "STRICT_PACK"
-                bundles = make_bundles(self._ray, size, strategy, self.start_deadline_s)
-                self._own.append((bundles, RayEngine(make_actor(self._ray, name, bundles))))
-            starts = [
-                engine.call("start", arguments, [bundles.group], [bundles.indices], False)
-                for bundles, engine in self._own
-            ]
-            loop.run(gathered(starts), "start", self.start_deadline_s)
-            addresses = loop.run(
-                gathered([engine.call("address") for _, engine in self._own]), "address", self.start_deadline_s
-            )
-            places = [EngineAddress(name, address) for name, address in zip(names, addresses, strict=True)]
-            pairs = [(place, engine) for place, (_, engine) in zip(places, self._own, strict=True)]
-            self._sender = RayWeightSender(loop, pairs, size, self._placement.device, self.sync_deadline_s)
+                bundles = Bundles.reserve(self._ray, size, self.spans_hosts, self.start_deadline_s)
+                self._own.append((bundles, RayEngine.make(self._ray, name, bundles)))
+            starts = [engine.start(arguments, bundles, False) for bundles, engine in self._own]
+            loop.run_all(starts, "start", self.start_deadline_s)
+            questions = [engine.address() for _, engine in self._own]
+            hosts = dict(zip(names, loop.run_all(questions, "address", self.start_deadline_s), strict=True))
+            urls = {f"ray://{hosts[name]}/{name}": engine for name, (_, engine) in zip(names, self._own, strict=True)}
+            self._sender = RayWeightSender(loop, urls, size, device, self.sync_deadline_s)
             self._sender.connect()
         except EngineFault as problem:
-            raise RunError(
-                f"TensorRT-LLM did not start: {problem} If it does not know an argument: python -m "
-                "rlplug_rollout_trtllm.smoke --surface-only says what differs."
-            ) from problem
+            raise RunError(f"TensorRT-LLM did not start: {problem} {UNKNOWN_ARGUMENT}") from problem
         except RLPlugError:
             raise
         except Exception as problem:
             raise RunError(f"Ray failed to start engines: {type(problem).__name__}: {problem}") from problem
-        return places
+        return hosts
 
     def close(self) -> None:
-        sender, self._sender = self._sender, None
-        loop, self._loop = self._loop, None
-        own, self._own = self._own, []
-        if loop is not None:
+        if self._loop is not None:
             with contextlib.suppress(EngineFault):  # what is left then ends with its actor
-                loop.run(gathered([engine.call("close") for _, engine in own]), "shutdown", CLOSE_S)
-        if sender is not None:
-            sender.close()
-        for bundles, engine in own:
+                self._loop.run_all([engine.close() for _, engine in self._own], "shutdown", CLOSE_S)
+        if self._sender is not None:
+            self._sender.close()
+        for bundles, engine in self._own:
             self._ray.kill(engine.actor)
-            remove_bundles(bundles)
-        if loop is not None:
-            loop.close()
+            bundles.remove()
+        if self._loop is not None:
+            self._loop.close()
         if self._has_attached and self._ray.is_initialized():
             self._ray.shutdown()
-        self._ray, self._has_attached = None, False
-
-    # ---- generation -----------------------------------------------------------------------------------------------
-
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        return self._requests.generate(requests, sampling)
-
-    def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
-        self._requests.submit(requests, sampling)
-
-    def collect(self, timeout_s: float) -> list[Completion]:
-        return self._requests.collect(timeout_s)
-
-    def abort(self, request_ids: Sequence[str]) -> None:
-        self._requests.abort(request_ids)
-
-    def stats(self) -> dict[str, float]:
-        return seen_metrics(self._stats)
+        self._sender, self._loop, self._own, self._ray, self._has_attached = None, None, [], None, False
 
     # ---- weights --------------------------------------------------------------------------------------------------
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
         """Take every weight. A sync that is refused, or breaks off, stays open in the engines: the next one ends it."""
-        assert self._seats is not None, "start comes first"
-        receipt, reports = WeightSyncValidator(type(self).__name__, self._weights), list[SyncReport]()
-        counted = self._complete(receipt, buckets, version, reports)
+        assert self._ranks is not None, "start comes first"
+        validator, reports = self.validator(), list[SyncReport]()
+        counted = _complete(validator, buckets, version, reports)
         fault: EngineFault | None = None
         try:
-            self._requests.wait_until_idle()
+            self.requests.wait_until_idle()
             if self._sender is not None:
                 self._sender.send(counted, version)
         except EngineFault as problem:
@@ -217,14 +184,120 @@ class TRTLLMRayRollout(RolloutEngine):
             pass
         # no rank may generate before all weights are there
         own = "" if fault is None else str(fault)
-        if message := self._seats.from_first(lambda: own) or own:
+        if message := self._ranks.from_first(lambda: own) or own:
             raise EngineFault(message) from fault
-        self._requests.version = version
+        self.requests.version = version
         return reports[0]
 
-    def _complete(
-        self, receipt: WeightSyncValidator, buckets: Iterable[Bucket], version: int, reports: list[SyncReport]
-    ) -> Iterator[Bucket]:
-        """Yield the buckets, and look for what is missing before engines are told that all came."""
-        yield from receipt.count(buckets)
-        reports.append(receipt.report(version))
+
+def _complete(
+    validator: WeightSyncValidator, buckets: Iterable[Bucket], version: int, reports: list[SyncReport]
+) -> Iterator[Bucket]:
+    """Yield the buckets, and look for what is missing before engines are told that all came."""
+    yield from validator.count(buckets)
+    reports.append(validator.report(version))
+
+
+class RayEngine:
+    """One engine, as a rank of the trainer sees it: the methods of its :class:`EngineHost`, which is an actor.
+
+    Args:
+        actor: Ray's handle.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    def __getattr__(self, method: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        async def call(*arguments: Any, **keywords: Any) -> Any:
+            return await getattr(self.actor, method).remote(*arguments, **keywords)
+
+        return call
+
+    @classmethod
+    def make(cls, ray: Any, name: str, bundles: Bundles) -> RayEngine:
+        """Make the actor of an engine, which has not started yet, on the host of the engine's first worker."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        remote = ray.remote(EngineHost)
+        return cls(
+            remote.options(
+                name=name,
+                namespace=NAMESPACE,
+                num_cpus=0,
+                num_gpus=0,  # its workers have them
+                max_concurrency=MAX_CALLS,
+                runtime_env={"env_vars": dict(NEEDED)},
+                scheduling_strategy=NodeAffinitySchedulingStrategy(bundles.first_node(), soft=False),
+            ).remote()
+        )
+
+
+class RayWeightSender(WeightSender):
+    """Sends weights from the trainer's rank 0 to the workers of all engines.
+
+    Args:
+        loop: Engines are called in it.
+        engines: All of them, by a URL of their host.
+        workers: Of each engine.
+        device: Where the trainer's weights are.
+        deadline_s: For joining, and for each bucket.
+    """
+
+    engine = "TensorRT-LLM"
+
+    def __init__(
+        self, loop: EngineLoop, engines: Mapping[str, Any], workers: int, device: torch.device, deadline_s: float
+    ) -> None:
+        super().__init__(list(engines), device, deadline_s)
+        self._loop = loop
+        self._engines = engines
+        self._workers = workers
+        self._opening: dict[str, dict[str, str]] = {}
+
+    # ---- joining --------------------------------------------------------------------------------------------------
+
+    def num_workers(self, url: str) -> int:
+        return self._workers
+
+    def ask_to_join(self, url: str, rendezvous: Rendezvous) -> Future[Any]:
+        return self._loop.spawn(self._join_workers(url, rendezvous))
+
+    async def _join_workers(self, url: str, rendezvous: Rendezvous) -> None:
+        on_gpu, call = self._device.type == "cuda", self._engines[url].call
+        joins = []
+        for worker in range(self._workers):
+            meeting = replace(rendezvous, rank_offset=rendezvous.rank_offset + worker)
+            arguments = (meeting, on_gpu, self._deadline_s)
+            joins.append(call("collective_rpc", "rlplug_join", args=arguments, unique_reply_rank=worker))
+        self._opening[url] = {uuid: NO_WEIGHTS for (uuid,) in await asyncio.gather(*joins)}
+
+    def join(self, address: str, port: int, world_size: int) -> Group:
+        return SendGroup.over_tcp(Rendezvous(address, port, 0, world_size), self._device, self._deadline_s)
+
+    def remedy(self) -> str:
+        return "Their hosts must reach the trainer's first, and each other, over TCP and NCCL (NCCL_SOCKET_IFNAME)."
+
+    # ---- a sync ---------------------------------------------------------------------------------------------------
+
+    def begin(self, url: str) -> None:
+        engine = {url: self._engines[url]}
+        self._call(engine, "pause_generation")
+        self._call(engine, "update_weights", self._opening[url])
+
+    def ask_to_receive(self, url: str, tensors: TensorList, version: int) -> Future[Any]:
+        lists = (tensors.names, tensors.dtypes, tensors.shapes)
+        return self._loop.spawn(self._engines[url].call("collective_rpc", "rlplug_receive", args=lists))
+
+    def finish(self) -> None:
+        self._call(self._engines, "update_weights", None)
+        self._call(self._engines, *RESET)
+        self._call(self._engines, "resume_generation")
+
+    def abandon(self) -> None:
+        """Leave the sync open in the engines: the next one ends it."""
+        self._call(self._engines, "resume_generation")
+
+    def _call(self, engines: Mapping[str, Any], method: str, *arguments: Any) -> None:
+        work = [engine.call(method, *arguments) for engine in engines.values()]
+        self._loop.run_all(work, method, self._deadline_s)

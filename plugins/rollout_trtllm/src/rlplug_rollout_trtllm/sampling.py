@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rlplug.errors import RunError
-from rlplug.interfaces import PolicySpec
-from rlplug.types import Completion, FinishReason, Request, SamplingParams
+from rlplug.rollout.engines import LoopRequests, RunningRequest
+from rlplug.types import Completion, FinishReason
 
 PROCESSED: Final = "processed"
 """Logprobs after temperature, top-k and top-p, renormalised over what these keep; of a greedy request 0."""
@@ -17,35 +17,6 @@ RAW: Final = "raw"
 
 NO_END: Final = -1
 """An end token that is never sampled; without one, TensorRT-LLM would ask a tokenizer."""
-
-
-def sampling_arguments(request: Request, sampling: SamplingParams, policy: PolicySpec, room: int) -> dict[str, Any]:
-    """Return the arguments of TensorRT-LLM's ``SamplingParams`` for one request, as plain data.
-
-    Nothing that decides on a token is left to a default: without temperature, top-p and top-k the engine is greedy, and
-    without ``max_tokens`` it stops after 32. Its first end token is ``end_id``, which is always in the output; others
-    are stop tokens, which are there with ``include_stop_str_in_output`` alone.
-    """
-    first, *others = policy.eos_token_ids or (NO_END,)
-    # top_k=1 is greedy whatever the others are, and greedy logprobs are the untempered ones
-    drawn = (1.0, 1.0, 1) if sampling.is_greedy else (sampling.temperature, sampling.top_p, sampling.top_k)
-    temperature, top_p, top_k = drawn
-    return {
-        "max_tokens": min(request.limit(sampling), room),
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,  # 0 is all
-        "n": 1,
-        "seed": request.seed % (1 << 63),
-        "end_id": first,
-        "pad_id": policy.pad_token_id,
-        "stop_token_ids": others or None,
-        "include_stop_str_in_output": True,
-        "ignore_eos": False,
-        "detokenize": False,
-        "logprobs": 0,  # of the sampled token alone
-        "logprobs_mode": RAW if sampling.is_greedy else PROCESSED,
-    }
 
 
 @dataclass(frozen=True)
@@ -81,26 +52,48 @@ def _logprob(entry: Mapping[int, Any], token_id: int) -> float:
     return float(entry[token_id].logprob)
 
 
-def to_completion(request: Request, output: Output, end_tokens: Collection[int], version: int) -> Completion:
-    """Return what TensorRT-LLM generated as a completion.
+class TRTLLMRequests(LoopRequests[Output]):
+    """Requests in TensorRT-LLM."""
 
-    Args:
-        end_tokens: Of the policy.
-        version: Of the policy, which the engine has.
+    engine = "TensorRT-LLM"
 
-    Raises:
-        RunError: It ended in a way that training has no use for.
-    """
-    reasons: dict[str, FinishReason] = {"stop": "stop", "length": "length", "cancelled": "abort"}
-    if output.finish_reason not in reasons:
-        raise RunError(
-            f"request {request.request_id}: TensorRT-LLM ended it with finish reason {output.finish_reason!r}."
-        )
-    reason, ended = reasons[output.finish_reason], output.token_ids[-1:]
-    if reason == "length" and ended and ended[0] in end_tokens:
-        reason = "stop"
-    if reason == "stop" and not (ended and ended[0] in end_tokens):
-        raise RunError(
-            f"request {request.request_id}: TensorRT-LLM stopped it and left its end token out, which training needs."
-        )
-    return Completion(request.request_id, output.token_ids, output.logprobs, reason, version)
+    def arguments(self, running: RunningRequest) -> dict[str, Any]:
+        """Return the arguments of TensorRT-LLM's ``SamplingParams`` for one request, as plain data.
+
+        Nothing that decides on a token is left to a default: without temperature, top-p and top-k the engine is greedy,
+        and without ``max_tokens`` it stops after 32. Its first end token is ``end_id``, which is always in the output;
+        others are stop tokens, which are there with ``include_stop_str_in_output`` alone.
+        """
+        sampling = running.sampling
+        first, *others = self.policy.eos_token_ids or (NO_END,)
+        # top_k=1 is greedy whatever the others are, and greedy logprobs are the untempered ones
+        drawn = (1.0, 1.0, 1) if sampling.is_greedy else (sampling.temperature, sampling.top_p, sampling.top_k)
+        temperature, top_p, top_k = drawn
+        return {
+            "max_tokens": running.max_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,  # 0 is all
+            "n": 1,
+            "seed": running.request.seed % (1 << 63),
+            "end_id": first,
+            "pad_id": self.policy.pad_token_id,
+            "stop_token_ids": others or None,
+            "include_stop_str_in_output": True,
+            "ignore_eos": False,
+            "detokenize": False,
+            "logprobs": 0,  # of the sampled token alone
+            "logprobs_mode": RAW if sampling.is_greedy else PROCESSED,
+        }
+
+    def completion(self, running: RunningRequest, output: Output) -> Completion:
+        reasons: dict[str, FinishReason] = {"stop": "stop", "length": "length", "cancelled": "abort"}
+        name, ends = running.request.request_id, self.policy.eos_token_ids
+        if output.finish_reason not in reasons:
+            raise RunError(f"request {name}: TensorRT-LLM ended it with finish reason {output.finish_reason!r}.")
+        reason, has_end = reasons[output.finish_reason], bool(output.token_ids) and output.token_ids[-1] in ends
+        if reason == "length" and has_end:
+            reason = "stop"
+        if reason == "stop" and not has_end:
+            raise RunError(f"request {name}: TensorRT-LLM stopped it and left its end token out, which training needs.")
+        return Completion(name, output.token_ids, output.logprobs, reason, self.version)

@@ -1,4 +1,4 @@
-"""What to run first where TensorRT-LLM is installed: ``python -m rlplug_rollout_trtllm.smoke``.
+"""The check to run first where TensorRT-LLM is installed: ``python -m rlplug_rollout_trtllm.smoke``.
 
 It says how the installed engine differs from what the plugin uses of it, and then runs the conformance kit on it.
 """
@@ -16,12 +16,11 @@ from typing import Final
 import torch
 
 from rlplug.errors import ConfigError
-from rlplug_rollout_trtllm.environment import engine_environment
+from rlplug_rollout_trtllm.environment import VERSIONS, engine_environment, require_ray
 from rlplug_rollout_trtllm.surface import differences
-from rlplug_rollout_trtllm.versions import require_ray, require_tensorrt_llm
 
 MODEL_VARIABLE: Final = "RLPLUG_SMOKE_MODEL"
-"""Of the environment: the folder that :mod:`rlplug_rollout_trtllm.smoke_checks` takes."""
+"""Environment variable with the folder that :mod:`rlplug_rollout_trtllm.smoke_checks` takes."""
 
 SEEDS: Final = (
     "By its sources, TensorRT-LLM 1.3 draws a request by its own seed only when it is sampled alone. So checks of "
@@ -32,25 +31,6 @@ SEEDS: Final = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the checks; return 0 when nothing differs and all pass, else 1."""
-    asked = _parser().parse_args(arguments)
-    try:
-        found = _surface()
-    except ConfigError as problem:
-        print(problem)
-        return 1
-    if asked.surface_only:
-        return 1 if found else 0
-    if not torch.cuda.is_available():
-        print("No GPU: the conformance kit was not run.")
-        return 1
-    if importlib.util.find_spec("pytest") is None:
-        print("No pytest: the conformance kit was not run. pip install 'rlplug-rollout-trtllm[smoke]'")
-        return 1
-    failed = _conformance(asked.model)
-    return 1 if found or failed else 0
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m rlplug_rollout_trtllm.smoke",
         description="Check TensorRT-LLM as it is installed here: first the names that the plugin uses of it, then, on "
@@ -66,30 +46,41 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="a model of the Llama family with its weights, for kernels that do not take the kit's own, which is tiny",
     )
-    return parser
+    asked = parser.parse_args(arguments)
+    try:
+        is_as_known = _compare_surface()
+    except ConfigError as problem:
+        print(problem)
+        return 1
+    passed = asked.surface_only or _run_kit(asked.model or "")
+    return 0 if is_as_known and passed else 1
 
 
-def _surface() -> list[str]:
+def _compare_surface() -> bool:
     with engine_environment():
-        version = require_tensorrt_llm()
+        version = VERSIONS.require_module("tensorrt_llm")
         found = differences()
     print(f"TensorRT-LLM {version}, Ray {require_ray().__version__}, torch {torch.__version__}")
     for line in found:
         print(f"  differs: {line}")
     print(f"{len(found)} differences from the names that rlplug-rollout-trtllm uses.")
-    return found
+    return not found
 
 
-def _conformance(model: str | None) -> bool:
+def _run_kit(model: str) -> bool:
+    if not torch.cuda.is_available():
+        print("No GPU: the conformance kit was not run.")
+        return False
+    if importlib.util.find_spec("pytest") is None:
+        print("No pytest: the conformance kit was not run. pip install 'rlplug-rollout-trtllm[smoke]'")
+        return False
     import pytest
 
-    os.environ[MODEL_VARIABLE] = model or ""
+    os.environ[MODEL_VARIABLE] = model
     checks = Path(__file__).with_name("smoke_checks.py")
     print(SEEDS, flush=True)
-    code = pytest.main(
-        ["--import-mode=importlib", "-p", "no:cacheprovider", "--rootdir", str(checks.parent), str(checks)]
-    )
-    return code != 0
+    options = ["--import-mode=importlib", "-p", "no:cacheprovider", "--rootdir", str(checks.parent)]
+    return pytest.main([*options, str(checks)]) == 0
 
 
 if __name__ == "__main__":

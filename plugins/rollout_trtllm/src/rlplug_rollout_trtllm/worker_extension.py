@@ -1,18 +1,15 @@
-"""What the engine's workers load, by name: their part of a weight sync. Imported in their processes alone."""
+"""The extension that the engine's workers load, by name: their part of a weight sync. Imported in them alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from tensorrt_llm._torch.utils import get_device_uuid
 from tensorrt_llm.llmapi.rlhf_utils import WorkerExtension
 
-from rlplug.rollout.servers.process_group import GroupBackend, SendGroup
-from rlplug_rollout_trtllm.weight_group import make_group
-from rlplug_rollout_trtllm.weights import Slot, tensors_of
+from rlplug.rollout.servers.process_group import Rendezvous, SendGroup
 
 
 class RLPlugWorkerExtension(WorkerExtension):  # type: ignore[misc, unused-ignore]
@@ -27,26 +24,24 @@ class RLPlugWorkerExtension(WorkerExtension):  # type: ignore[misc, unused-ignor
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
-    def rlplug_join(
-        self, backend: GroupBackend, address: str, port: int, rank: int, world_size: int, timeout_s: float
-    ) -> str:
+    def rlplug_join(self, rendezvous: Rendezvous, on_gpu: bool, timeout_s: float) -> str:
         """Join the group in which the trainer, its rank 0, sends weights; return the UUID of the worker's GPU."""
         worker: Any = self
         self.rlplug_leave()
-        on_gpu = backend == "nccl"
         self._rlplug_device = torch.device("cuda", worker.device_id) if on_gpu else torch.device("cpu")
-        with torch.cuda.device(self._rlplug_device) if on_gpu else nullcontext():
-            self._rlplug_group: SendGroup | None = make_group(backend, address, port, rank, world_size, timeout_s)
+        self._rlplug_group: SendGroup | None = SendGroup.over_tcp(rendezvous, self._rlplug_device, timeout_s)
         return str(get_device_uuid(worker.device_id))
 
-    def rlplug_receive(self, slots: Sequence[Slot], num_bytes: int) -> None:
+    def rlplug_receive(self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> None:
         """Receive a bucket and load it, between an ``update_weights`` that opens a sync and the one that ends it."""
         assert self._rlplug_group is not None, "rlplug_join comes first"
         worker: Any = self
-        flat = torch.empty(num_bytes, dtype=torch.uint8, device=self._rlplug_device)
-        self._rlplug_group.broadcast(flat)
+        weights = {}
+        for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
+            weights[name] = torch.empty(*shape, dtype=getattr(torch, dtype), device=self._rlplug_device)
+            self._rlplug_group.broadcast(weights[name])
         loader = worker.engine.model_engine
-        loader.model_loader.reload(loader.model, dict(tensors_of(flat, slots)), allow_partial_loading=True)
+        loader.model_loader.reload(loader.model, weights, allow_partial_loading=True)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 

@@ -1,10 +1,4 @@
-"""What stands behind the double of ``tensorrt_llm``: names from ``trtllm_contract.json``, a tiny model on the CPU.
+"""A double of ``tensorrt_llm``: names from ``trtllm_contract.json``, a tiny model on the CPU.
 
 Everything that the contract forbids raises. The real engine lets some of it pass silently; the docstrings say which.
 """
-
-from __future__ import annotations
-
-from trtllm_double.journal import calls, clear_calls
-
-__all__ = ["calls", "clear_calls"]

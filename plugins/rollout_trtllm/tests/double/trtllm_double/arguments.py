@@ -1,4 +1,4 @@
-"""What ``AsyncLLM`` takes: the contract's ``AsyncLLM.__init__``, the configurations, and ``environment``."""
+"""What ``AsyncLLM`` and its requests take: the contract's ``AsyncLLM.__init__``, configurations, ``environment``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from transformers import AutoConfig
 
 from trtllm_double.contract import CONTRACT, FP8, LLM
 from trtllm_double.memory import SleepConfig
+from trtllm_double.sampling import SamplingParams
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -57,19 +58,16 @@ class Arguments:
 
     model: str
     dtype: torch.dtype
-    world_size: int
     tensor_parallel_size: int
     max_batch_size: int
     max_num_tokens: int
     max_seq_len: int
     max_input_len: int | None
-    is_dummy: bool
     kv_cache_config: Any
     sleep_config: SleepConfig | None
     quantization_config: dict[str, Any] | None
     config_overrides: dict[str, Any]
     enable_chunked_prefill: bool
-    skip_tokenizer_init: bool
     extension: str
 
 
@@ -103,34 +101,31 @@ def check_arguments(given: dict[str, Any]) -> Arguments:
         raise ValueError(f"AsyncLLM: backend must be 'pytorch', and is {given['backend']!r}")
     if not (Path(given["model"]) / "config.json").exists():
         raise ValueError(f"AsyncLLM: model={given['model']!r} is no folder of a model")
+    if str(given.get("load_format", "auto")).lower() != FP8["load_format"]:
+        raise ValueError(f"AsyncLLM: load_format={FP8['load_format']!r}: weights of the folder would stay beside FP8")
+    if given.get("skip_tokenizer_init") is not True or given.get("pipeline_parallel_size", 1) != 1:
+        raise ValueError("AsyncLLM: the double has no tokenizer (skip_tokenizer_init) and no pipeline")
     overrides = dict(_instance(given, "model_kwargs", dict, {}))
     quantization = overrides.pop("quantization_config", None)
-    is_dummy = str(given.get("load_format", "auto")).lower() == "dummy"
-    if quantization is not None and not is_dummy:
-        raise ValueError(f"AsyncLLM: {FP8['passed_as']} asks for load_format={FP8['load_format']!r}")
     config = AutoConfig.from_pretrained(given["model"])
     for key in overrides:
         if not hasattr(config, key):
             raise ValueError(f"AsyncLLM: model_kwargs.{key} is no setting of the model's config.json")
-    sizes = {size: _positive(given, size, 1) for size in ("tensor_parallel_size", "pipeline_parallel_size")}
     _instance(given, "cuda_graph_config", CudaGraphConfig, None)
     _instance(given, "scheduler_config", SchedulerConfig, None)
     return Arguments(
         model=str(given["model"]),
         dtype=_dtype(given.get("dtype", "auto"), config),
-        world_size=sizes["tensor_parallel_size"] * sizes["pipeline_parallel_size"],
-        tensor_parallel_size=sizes["tensor_parallel_size"],
+        tensor_parallel_size=_positive(given, "tensor_parallel_size", 1),
         max_batch_size=_positive(given, "max_batch_size", 2048),
         max_num_tokens=_positive(given, "max_num_tokens", 8192),
         max_seq_len=_positive(given, "max_seq_len", config.max_position_embeddings),
         max_input_len=_positive(given, "max_input_len", None),
-        is_dummy=is_dummy,
         kv_cache_config=_instance(given, "kv_cache_config", KvCacheConfig, KvCacheConfig()),
         sleep_config=_instance(given, "sleep_config", SleepConfig, None),
         quantization_config=quantization,
         config_overrides=overrides,
         enable_chunked_prefill=bool(given.get("enable_chunked_prefill", False)),
-        skip_tokenizer_init=bool(given.get("skip_tokenizer_init", False)),
         extension=given.get("ray_worker_extension_cls", "tensorrt_llm.llmapi.rlhf_utils.WorkerExtension"),
     )
 
@@ -155,3 +150,42 @@ def _dtype(name: str, config: Any) -> torch.dtype:
     if name not in DTYPES:
         raise ValueError(f"AsyncLLM: dtype must be 'auto' or one of {sorted(DTYPES)}, and is {name!r}")
     return DTYPES[name]
+
+
+def check_prompt(inputs: Any, vocabulary: int) -> tuple[int, ...]:
+    """Return token ids; ValueError for anything else, or ids that the model lacks."""
+    prompt = tuple(inputs)
+    if not prompt or not all(type(token) is int and 0 <= token < vocabulary for token in prompt):
+        raise ValueError(f"inputs must be token ids, ints below {vocabulary}: {prompt}")
+    return prompt
+
+
+def check_sampling(params: Any) -> None:
+    """Refuse what needs a tokenizer.
+
+    That the engine cannot detokenise without one is an error here; the real one returns no text.
+    """
+    if not isinstance(params, SamplingParams):
+        raise TypeError(f"sampling_params must be SamplingParams, and is {type(params).__name__}")
+    if params.detokenize:
+        raise ValueError("detokenize=True, the default, and skip_tokenizer_init=True exclude each other")
+    if params.end_id is None:
+        raise ValueError("tokenizer is required to reset end_id if it is None: specify end_id")
+
+
+def max_tokens(limits: Arguments, num_prompt: int, params: Any) -> int:
+    """Return how many tokens a request may get: what it asks for (32 if it does not), or what the context has.
+
+    Raises:
+        ValueError: The prompt leaves no room, or is longer than ``max_input_len`` or ``max_num_tokens``.
+    """
+    room = limits.max_seq_len - num_prompt
+    if room <= 0:
+        raise ValueError(f"the prompt has {num_prompt} tokens, and max_seq_len={limits.max_seq_len}")
+    if limits.max_input_len is not None and num_prompt > limits.max_input_len:
+        raise ValueError(f"the prompt has {num_prompt} tokens, and max_input_len={limits.max_input_len}")
+    if num_prompt > limits.max_num_tokens and not limits.enable_chunked_prefill:
+        raise ValueError(f"the prompt has {num_prompt} tokens, and max_num_tokens={limits.max_num_tokens}")
+    if type(params.max_tokens) is not int or params.max_tokens <= 0:
+        raise ValueError(f"max_tokens must be above 0, and is {params.max_tokens}")
+    return min(params.max_tokens, room)

@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from trtllm_double.contract import CONTRACT
-from trtllm_double.handles import reduce_tensor
 from trtllm_double.llm import AsyncLLM
 from trtllm_double.memory import SleepConfig
 from trtllm_double.sampling import SamplingParams
+from trtllm_double.wire import reduce_tensor
 from trtllm_double.worker import get_device_uuid
 
 PROMPT = [5, 9, 13, 21]

@@ -9,14 +9,12 @@ from typing import Any
 
 from trtllm_double import model as models
 from trtllm_double import wire
-from trtllm_double.admission import Admission
-from trtllm_double.arguments import check_arguments, check_environment
+from trtllm_double.arguments import check_arguments, check_environment, check_prompt, check_sampling, max_tokens
 from trtllm_double.contract import LLM as LLM_CONTRACT
+from trtllm_double.contract import record
 from trtllm_double.fp8 import FP8Layers
-from trtllm_double.journal import record
 from trtllm_double.memory import KV_CACHE, WEIGHT_TAGS, ExecutorMemoryType, Memory
 from trtllm_double.requests import GenerationResult
-from trtllm_double.requests import Sequence as CompletionSequence
 from trtllm_double.sampling import SamplingParams
 from trtllm_double.weights import Weights
 from trtllm_double.worker import Worker, worker_class
@@ -59,12 +57,11 @@ class AsyncLLM(LLM):
         self._loop: asyncio.AbstractEventLoop | None = None
         check_environment()
         self.args = check_arguments(kwargs)
-        _check_placement(placement_groups, placement_bundle_indices, self.args.world_size)
+        _check_placement(placement_groups, placement_bundle_indices, self.args.tensor_parallel_size)
         self._worker_class = worker_class(self.args.extension)
         self._memory = Memory(self.args.sleep_config)
         self._is_paused = False
         self._requests: list[GenerationResult] = []
-        self._num_requests = 0
         self._stepping: asyncio.Task[None] | None = None
 
     # ---- setup and end ----------------------------------------------------------------------------------------------
@@ -78,11 +75,13 @@ class AsyncLLM(LLM):
         arguments = self.args
         model = models.build(arguments)
         fp8 = FP8Layers(model, arguments.quantization_config, arguments.tensor_parallel_size)
-        self._weights = Weights(model, fp8, arguments.world_size, not arguments.is_dummy, self._check_weights_free)
-        self._admission = Admission(arguments, model.config.vocab_size)
+        size = arguments.tensor_parallel_size
+        self._weights = Weights(model, fp8, size, self._check_weights_free)
+        self._vocabulary = model.config.vocab_size
         self.forward = models.Forward(model, arguments.kv_cache_config.enable_block_reuse)
-        ranks, size = range(arguments.world_size), arguments.world_size
-        self._workers: list[Worker] = [self._worker_class(self, rank, size, model, self._weights) for rank in ranks]
+        self._workers: list[Worker] = [
+            self._worker_class(self, rank, size, model, self._weights) for rank in range(size)
+        ]
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="trtllm_double worker")
         self._loop = asyncio.get_running_loop()
         return self
@@ -130,19 +129,10 @@ class AsyncLLM(LLM):
         self._check_set_up()
         self._check_can_generate()
         params = SamplingParams() if sampling_params is None else sampling_params
-        prompt = self._admission.prompt(inputs)
+        prompt = check_prompt(inputs, self._vocabulary)
         record("generate_async", len(prompt))
-        self._admission.complete(params)
-        max_tokens = self._admission.max_tokens(prompt, params)
-        self._num_requests += 1
-        first_seed = None if params.seed is None else params.seed << 32
-        sequences = [
-            CompletionSequence(i, prompt, params, max_tokens, None if first_seed is None else first_seed + i)
-            for i in range(params.n)
-        ]
-        tokenizer = self._admission.tokenizer
-        decode = tokenizer.decode if tokenizer is not None and params.detokenize else None
-        request = GenerationResult(self._num_requests, prompt, sequences, decode)
+        check_sampling(params)
+        request = GenerationResult(prompt, params, max_tokens(self.args, len(prompt), params))
         self._requests.append(request)
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.get_running_loop().create_task(self._step_all())

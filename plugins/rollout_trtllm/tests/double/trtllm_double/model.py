@@ -16,10 +16,7 @@ def build(arguments: Arguments) -> Any:
     """Return the model. The random generators of the process stay as they are: the real engine has its own."""
     config = AutoConfig.from_pretrained(arguments.model, **arguments.config_overrides)
     with torch.random.fork_rng(devices=[]):
-        if arguments.is_dummy:
-            model = AutoModelForCausalLM.from_config(config, dtype=arguments.dtype)
-        else:
-            model = AutoModelForCausalLM.from_pretrained(arguments.model, config=config, dtype=arguments.dtype)
+        model = AutoModelForCausalLM.from_config(config, dtype=arguments.dtype)
     return model.eval().requires_grad_(False)
 
 

@@ -47,13 +47,11 @@ def _check(self: Any) -> None:
         raise ValueError(f"require top_k >= 0, got top_k={self.top_k}")
     if self.temperature is not None and self.temperature < 0:
         raise ValueError(f"require temperature >= 0, got temperature={self.temperature}")
-    if self.n < 1 or (self.n > 1 and is_greedy(self)):
-        raise ValueError(f"greedy decoding does not allow multiple returns, got n={self.n}")
+    if self.n != 1:
+        raise ValueError(f"greedy decoding does not allow multiple returns, and the double none, got n={self.n}")
     if self.seed is not None and not 0 <= self.seed < 1 << 64:
         raise ValueError(f"require 0 <= seed < 2**64, got seed={self.seed}")
     self.logprobs_mode = LogprobMode(self.logprobs_mode)
-    if isinstance(self.logprobs, bool):
-        self.logprobs = 0 if self.logprobs else None
     if self.logprobs is not None and self.logprobs < 0:
         raise ValueError(f"require logprobs >= 0, got logprobs={self.logprobs}")
     if self.logprobs_simple_format and self.logprobs != 0:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rlplug.weight_sync.hf_names import hf_views
-from trtllm_double import handles
+from trtllm_double import wire
 from trtllm_double.fp8 import SUFFIX, FP8Layers, dequantise
 
 
@@ -23,13 +22,10 @@ class Weights:
         model: Its parameters are what a sync writes, each expert's by itself.
         fp8: Which of them come in FP8.
         world_size: Workers.
-        is_ready: Whether the model can be used before a first sync.
         check_free: Called when weights begin to change; raises RuntimeError while that may not be.
     """
 
-    def __init__(
-        self, model: nn.Module, fp8: FP8Layers, world_size: int, is_ready: bool, check_free: Callable[[], None]
-    ) -> None:
+    def __init__(self, model: nn.Module, fp8: FP8Layers, world_size: int, check_free: Callable[[], None]) -> None:
         self._parameters = hf_views(model)
         self._fp8 = fp8
         self._check_free = check_free
@@ -37,8 +33,7 @@ class Weights:
         self._finalised: set[int] = set()
         self._arrived: set[str] = set()
         self._handles: set[bytes] = set()
-        self.is_open = False
-        self.is_ready = is_ready
+        self.is_open = self.is_ready = False
 
     @torch.no_grad()
     def lose(self, mode: str) -> None:
@@ -137,7 +132,7 @@ class Weights:
         missing = sorted(self._parameters.keys() - self._arrived)
         was_open, self.is_open = self.is_open, False
         self._arrived.clear()
-        handles.drop(self._handles)
+        wire.drop(self._handles)
         self._handles.clear()
         if not was_open:
             raise RuntimeError("update_weights(None) without a bucket before it")
@@ -149,12 +144,6 @@ class Weights:
 def _same(first: list[dict[str, Tensor]], other: list[dict[str, Tensor]]) -> bool:
     """Whether two workers got the same updates."""
     return len(first) == len(other) and all(
-        one.keys() == two.keys() and all(_equal(one[name], two[name]) for name in one)
+        one.keys() == two.keys() and all(wire.same_bits(one[name], two[name]) for name in one)
         for one, two in zip(first, other, strict=True)
-    )
-
-
-def _equal(first: Any, other: Any) -> bool:
-    return (first.dtype, first.shape) == (other.dtype, other.shape) and torch.equal(
-        first.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)
     )

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from rlplug.weight_sync.hf_names import hf_views
-from trtllm_double import handles, wire
+from trtllm_double import wire
 from trtllm_double.contract import RPC, WIRE
 from trtllm_double.weights import Weights
 
@@ -47,7 +47,7 @@ class WorkerExtension:
             raise RuntimeError(f"update_weights: nothing for {missing}: every worker needs {WIRE['weights']}")
         weights, used = {}, set()
         for name, (func, args) in wire.decode(ipc_handles[get_device_uuid(worker.device_id)]):
-            handle, weights[name] = handles.open_handle(name, func, args, worker.device_id, worker.double_name)
+            handle, weights[name] = wire.open_handle(name, func, args, worker.device_id, worker.double_name)
             used.add(handle)
         worker.double_weights.load(worker.global_rank, weights, used)
 
@@ -90,13 +90,6 @@ class Worker:
         """Take memory again; the first worker does it for all."""
         if self.global_rank == 0:
             self._engine.resume_memory(wakeup_tags)
-
-    def report_device_id(self) -> str:
-        """Return the GPU's uuid."""
-        return get_device_uuid(self.device_id)
-
-    def wait_for_engine_idle(self) -> None:
-        """Return: the engine's requests end before a call reaches its workers."""
 
 
 def worker_class(qualified_name: str) -> type[Worker]:

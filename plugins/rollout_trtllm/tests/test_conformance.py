@@ -1,4 +1,4 @@
-"""TensorRT-LLM on GPUs of its own passes the checks of every engine: over the double, a stand-in for Ray, and gloo.
+"""Both engines pass the checks of every engine, over a strict double on the CPU, a stand-in for Ray, and gloo.
 
 That says that the plugin keeps the contract of the double, and nothing of TensorRT-LLM and Ray, which were not run.
 """
@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import on_double  # noqa: F401 - it makes the double importable
 import pytest
+from on_double import RolloutOnDouble
 from ray_stand_in import Cluster
 from rlplug_rollout_trtllm.ray_rollout import TRTLLMRayRollout
 
 from rlplug.testing import EngineConformance
+
+
+class TestTRTLLMRollout(EngineConformance):
+    def make_engine(self) -> RolloutOnDouble:
+        return RolloutOnDouble(max_batch_size=64)
 
 
 class TestTRTLLMRayRollout(EngineConformance):

@@ -1,1 +1,0 @@
-"""``tensorrt_llm._torch`` of the double."""
