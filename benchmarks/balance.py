@@ -1,4 +1,6 @@
-"""How evenly ways of cutting a step into passes share its work: ``python benchmarks/balance.py``, a few seconds.
+"""Compares ways of cutting a step into passes by how evenly they share its work; takes a few seconds.
+
+Run ``python benchmarks/balance.py``.
 
 A step's sequences, of lengths drawn from two distributions with long tails, are cut into passes of at most
 16,384 tokens a rank, twice the longest. Compared are

@@ -1,4 +1,4 @@
-"""What the FP8 benchmark measures beside rollouts: how far logprobs are apart, and how fast weights are rounded."""
+"""Measurements of the FP8 benchmark beside rollouts: the mismatch of logprobs, and the speed of rounding weights."""
 
 from __future__ import annotations
 

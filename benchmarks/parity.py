@@ -70,7 +70,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the YAML file says."""
+    """Content of the YAML file."""
 
     model: str
     prompts: Prompts

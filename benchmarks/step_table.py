@@ -12,7 +12,7 @@ PHASES = ("wake", "sync", "rollout", "rewards", "logprobs", "update", "sleep")
 IN_RLPLUG = {"rollout": "generate"}
 """A step's phase ``rollout`` holds wake, sync and sleep too."""
 IN_TRL = {"sync": "sync_weights", "rollout": "generate", "rewards": "_calculate_rewards"}
-"""What TRL's own profiler tells apart; where it has no name of its own, a phase stays empty."""
+"""Phases that TRL's own profiler distinguishes; a phase without a name there stays empty."""
 
 
 def summary(rows: Sequence[dict[str, Any]], warm_up: int) -> dict[str, Any]:

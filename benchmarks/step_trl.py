@@ -40,7 +40,7 @@ VARIANTS: dict[str, dict[str, bool]] = {
     "liger, no checkpointing": {"checkpointing": False},
     "liger, no checkpointing, no correction": {"checkpointing": False, "correction": False},
 }
-"""What differs from TRL's defaults with its Liger loss. Without its correction of the mismatch between engine and
+"""Differences from TRL's defaults with its Liger loss. Without its correction of the mismatch between engine and
 trainer it computes no old logprobs."""
 
 MICRO_BATCH_TOKENS = 40960

@@ -1,4 +1,4 @@
-"""What both sides of the step benchmark do: models, prompts, lengths of completions, and what is measured of each."""
+"""Workloads of both sides of the step benchmark: models, prompts, lengths of completions, and measurements."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def say(**values: Any) -> None:
 
 @dataclass(frozen=True)
 class Work:
-    """What a step asks of one GPU."""
+    """Work of a step on one GPU."""
 
     update_flops: float
     prompt_flops: float

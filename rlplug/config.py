@@ -29,12 +29,12 @@ from rlplug.weight_sync.config import WeightSyncConfig
 
 @dataclass(frozen=True)
 class MemoryConfig:
-    """What trainer and engine do to fit on the same GPUs.
+    """Memory settings that let trainer and engine fit on the same GPUs.
 
     Args:
-        sleep_between_rollouts: Let the engine give its device memory back while the policy is updated; ``auto`` does
+        sleep_between_rollouts: Let the engine free its device memory while the policy is updated; ``auto`` does
             so when the memory plan says that update and engine do not fit together.
-        offload: What the trainer moves to host memory while the engine generates: nothing, the optimizers' state, or
+        offload: State that the trainer moves to host memory while the engine generates: none, the optimizers' state, or
             the weights and the reference policy as well.
         on_shortfall: When the memory plan of a GPU run does not fit, ``stop`` before anything is loaded, or ``warn``.
     """
@@ -46,19 +46,19 @@ class MemoryConfig:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a run tolerates before it clips, skips, restarts or stops.
+    """Limits beyond which a run clips, skips, restarts or stops.
 
     Args:
         max_grad_norm: Clip the policy's gradients to this global norm; ``null`` only measures it.
         mismatch_gate: The run stops in its first step when engine and trainer disagree on the sampled tokens by more
             than this, as the mean absolute difference of logprobs in nats. bf16 engines show about 0.03. ``null``
             only measures it.
-        gate_every_step: Hold every step to ``mismatch_gate``: proof that each weight sync brought what was trained.
+        gate_every_step: Apply ``mismatch_gate`` in every step: proof that each weight sync sent the trained weights.
         on_nonfinite: After a NaN or infinite loss or gradient, ``stop`` the run or ``skip`` that optimizer step. The
             batch is saved for inspection either way.
         reward_deadline_s: Longest time for one reward call.
         max_reward_error_share: The run stops when a larger share of a step's samples has no reward.
-        max_engine_restarts: How often one rollout may start its engines anew after one died or missed a deadline.
+        max_engine_restarts: Most restarts of engines in one rollout, after one died or missed a deadline.
         stall_s: Write Python stacks to stderr when one phase takes longer.
     """
 
@@ -84,7 +84,7 @@ class RunConfig:
         rollout: The engine; ``HFRollout``, transformers' own ``generate``, by default.
         critic: The value function, for an algorithm that needs one, such as PPO; ``{}`` takes every default.
         reference: The frozen model that a KL penalty holds the policy near; by default the policy's initial model.
-        environment: What answers the policy after each turn, by name; every trajectory gets one of its own. By default
+        environment: Answers the policy after each turn, by name; every trajectory gets one of its own. By default
             a completion is one turn.
         lr_scheduler: Called with the optimizer; steps once per RL step.
         optimizations: Applied in order, before and after sharding; one without an effect stops the run.
@@ -93,11 +93,11 @@ class RunConfig:
         batch: Global and per-GPU sizes.
         sampling: How training completions are drawn.
         turns: Limits of trajectories with an environment.
-        partial_rollout: Let long trajectories go on in the next step; by default a step waits for all of its own.
+        partial_rollout: Let long trajectories continue in the next step; by default a step waits for all of its own.
         validation: When and how held-out prompts are scored.
-        weight_sync: In what form and in what pieces weights travel to the engine.
-        memory: What trainer and engine do to fit on the same GPUs.
-        limits: What a run tolerates before it clips, skips, restarts or stops.
+        weight_sync: Dtype and bucket size in which weights are sent to the engine.
+        memory: Settings that let trainer and engine fit on the same GPUs.
+        limits: Limits beyond which a run clips, skips, restarts or stops.
     """
 
     policy: ModelConfig

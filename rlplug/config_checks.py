@@ -1,4 +1,4 @@
-"""What the parts of a run must agree on, checked before anything is loaded."""
+"""Checks that the parts of a run agree, made before anything is loaded."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def check_training(
     make_tokenizer: MakeTokenizer,
     has_val_prompts: bool,
 ) -> None:
-    """Check what the parts of a training run must agree on.
+    """Check that the parts of a training run agree.
 
     Args:
-        config: The run's.
-        batch: The run's sizes.
+        config: Options of the run.
+        batch: Sizes of the run.
         total_steps: RL steps of the run.
         longest: Tokens of the longest possible sequence.
         sequence_size: Ranks that share a row.
@@ -134,7 +134,7 @@ def check_partial_rollout(
     engine: RolloutEngine,
     engines: Iterable[type],
 ) -> None:
-    """Refuse a partial rollout that nothing would correct for, or that the engine cannot break off.
+    """Refuse a partial rollout that nothing would correct for, or that the engine cannot interrupt.
 
     Raises:
         ConfigError: The message names the key and the fix.
@@ -205,7 +205,7 @@ def check_engine(config: RunConfig, engines: Iterable[type], is_here: bool = Tru
     """Refuse an engine that cannot do what the run asks of it.
 
     Args:
-        config: The run's.
+        config: Options of the run.
         engines: The registered classes, among which messages name those that can.
         is_here: False for an engine that will run elsewhere: whether it can sleep is not known here.
 

@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a run: what its files say, its plan, its models, and what runs."""
+"""Setup of a run from its configuration: reads its files, plans it, builds its models, and starts its parts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RunInputs:
     tokenizer: PreTrainedTokenizerBase
     spec: PolicySpec
     tools: Sequence[Mapping[str, Any]]
-    """JSON schemas of what the policy may call in its environment."""
+    """JSON schemas of the functions that the policy may call in its environment."""
 
     def prompt_rules(self, max_new_tokens: int) -> PromptRules:
         """Return the rules that prompts must keep beside completions of up to ``max_new_tokens``."""
@@ -62,7 +62,7 @@ class RunPlan:
     batch: BatchPlan
     total_steps: int
     optimizations: tuple[Optimization, ...]
-    """The configured ones, without those that the memory plan could leave out."""
+    """Configured optimizations, without those that the memory plan could leave out."""
     sleeps: bool
     """Whether the engine sleeps between rollouts."""
     memory: Decisions | None = None
@@ -83,7 +83,7 @@ class Run:
 
 
 def make_rewards(config: RunConfig) -> RewardRunner:
-    """Return what runs the rewards, beside the environment's."""
+    """Return the runner of the rewards, which adds those of the environment."""
     return RewardRunner(
         config.rewards,
         deadline_s=config.limits.reward_deadline_s,
@@ -116,8 +116,8 @@ def check_rollout(config: RunConfig, inputs: RunInputs, engine_is_here: bool = T
     """Refuse an engine that cannot do what the run asks of it, and optimizations that do not go together.
 
     Args:
-        config: The run's.
-        inputs: The run's.
+        config: Options of the run.
+        inputs: Facts about policy and environment.
         engine_is_here: False for a run that is planned for another machine, whose engine may sleep where this one's
             cannot.
 
@@ -140,9 +140,9 @@ def plan_run(
     """Check all that can be checked before anything is loaded, and decide sizes and memory.
 
     Args:
-        config: The run's.
-        inputs: What the run's files say.
-        data: With its prompts.
+        config: Options of the run.
+        inputs: Facts about policy and environment, read from files.
+        data: Data module with the prompts.
         strategy: Only its options are read: it need not be set up.
         world_size: Ranks of the run.
         gpu: The fullest GPU of the run; ``None`` without GPUs, where memory is not planned.

@@ -32,7 +32,7 @@ class ForwardOutput:
     """Results of a forward-only pass, float32 [B, T] each; ``None`` for what the pass does not compute."""
 
     tokens: TokenLogprobs | None = None
-    """Of the policy."""
+    """Logprobs of the policy."""
     ref_logprobs: Tensor | None = None
     values: Tensor | None = None
 

@@ -59,14 +59,14 @@ class MicroBatch:
 
     indices: tuple[int, ...]
     is_filler: bool = False
-    """Has no rows of its own: repeats one without weight, because every rank must run the same number of passes."""
+    """Whether the rank has no rows left: it repeats one with weight zero, because all ranks run as many passes."""
 
 
 class BatchPlan:
     """Resolved sizes for ``world_size`` ranks.
 
     Args:
-        sizes: What the user set.
+        sizes: Sizes that the user set.
         world_size: Ranks of the run, each with an engine that generates its share of the prompts.
         data_size: Ranks, or groups of ranks, that hold different rows in a pass; all by default.
         sequence_size: Ranks that share the tokens of each row, and with them the token budgets.
@@ -100,7 +100,7 @@ class BatchPlan:
         self.num_mini_batches = self.num_completions // self.mini_batch_size
         self.micro_batch_size = sizes.micro_batch_size_per_gpu
         self.max_tokens: dict[PassKind, int] = {}
-        """Of one rank's pass in each phase; empty when ``micro_batch_size`` decides."""
+        """Token budget of one rank's pass in each phase; empty when ``micro_batch_size`` decides."""
         if self.micro_batch_size is None:
             update = sizes.max_tokens_per_gpu or self._default_budget(longest or 0)
             self.max_tokens = {"update": update, "forward": sizes.max_tokens_per_gpu_forward or 2 * update}
@@ -178,10 +178,10 @@ class BatchPlan:
         passes together do.
 
         Args:
-            rows: Of the step's batch; the same on every rank.
+            rows: Rows of the step's batch; the same on every rank.
             lengths: Tokens of every row of the step's batch.
             rank: Below ``data_size``; ranks that share sequences give the same.
-            phase: Whose budget holds.
+            phase: Phase whose token budget applies.
         """
         tokens = tuple(lengths[row] for row in rows)
         costs = tuple(num + self.quadratic_cost * num**2 for num in tokens)

@@ -16,7 +16,7 @@ class GroupSelection:
     """Collects the groups of a step, as the algorithm selects them.
 
     Args:
-        algorithm: The run's.
+        algorithm: Algorithm of the run.
         prompts_per_step: Groups that a step takes.
         partial_rollout: Groups under way in a partial rollout.
     """
@@ -30,13 +30,13 @@ class GroupSelection:
         return self.prompts_per_step - rollout.num_groups
 
     def num_prompts_wanted(self, rollout: Rollout) -> int:
-        """Return how many prompts to draw: for the groups that ``rollout`` lacks, with the algorithm's reserve."""
+        """Return how many prompts to draw: for the groups that ``rollout`` lacks, with over-sampling."""
         if self.partial_rollout is not None:
             return self.partial_rollout.num_wanted(self.prompts_per_step)
         return math.ceil(self.num_missing(rollout) * self.algorithm.over_sampling)
 
     def add(self, rollout: Rollout, samples: Sequence[Sample]) -> Rollout:
-        """Return ``rollout`` with the samples that the algorithm wants to train on; what is too many is surplus."""
+        """Return ``rollout`` with the samples that the algorithm selects; groups beyond the step's are surplus."""
         num_missing = self.num_missing(rollout)
         for group in Rollout(tuple(samples)).groups():
             if num_missing == 0:

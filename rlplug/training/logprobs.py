@@ -1,4 +1,4 @@
-"""The phase ``logprobs``: old, reference and critic numbers of a step's batch, where the update needs them."""
+"""The phase ``logprobs``: old and reference logprobs and critic values of a batch, where the update needs them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def compute_logprobs(
     """Return the batch with ``old_logprobs``, ``ref_logprobs`` and ``values``, and the policy's logprobs if it ran.
 
     Args:
-        batch: Of the step, on the CPU of every rank.
-        models: The run's.
+        batch: Batch of the step, on the CPU of every rank.
+        models: Models of the run.
         runner: Runs them over micro-batches.
-        offload: Brings the reference policy to the device.
+        offload: Copies the reference policy to the device.
         step: Number of the step, from 1.
         always: Run the policy even where its one update computes the same logprobs anyway.
     """

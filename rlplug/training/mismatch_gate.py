@@ -1,4 +1,4 @@
-"""The mismatch of engine and trainer: measured on the sampled tokens, and a gate."""
+"""Engine-trainer mismatch: measures it on the sampled tokens, and stops a run above a limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MismatchGate:
     Args:
         engine: Name of the engine, for messages.
         limit: Largest mean absolute difference of logprobs, in nats; ``None`` only measures.
-        every_step: Hold every step to the limit, and not the first one of a run alone.
+        every_step: Apply the limit in every step, and not only in the first one of a run.
     """
 
     engine: str
@@ -31,11 +31,11 @@ class MismatchGate:
         """Return ``mismatch/...`` metrics over the tokens of ``policy_version``; none where there are no such tokens.
 
         Args:
-            batch: Of the step, with ``rollout_logprobs`` and ``policy_versions``.
+            batch: Batch of the step, with ``rollout_logprobs`` and ``policy_versions``.
             sampled_logprobs: float32 [B, T], the trainer's.
-            policy_version: Of the trainer's weights. Tokens of former versions, which a partial rollout has, may
+            policy_version: Version of the trainer's weights. Tokens of older versions, which a partial rollout has, may
                 differ.
-            step: For the message.
+            step: Number of the step, for the message.
             is_first_step: Whether it is the first step of this process.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Spreads items of unequal cost over ranks and passes, so that ranks, which meet in every pass, wait little."""
+"""Balances sequences of different lengths over ranks and micro-batches, to reduce idle time at collectives."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def schedule(costs: Sequence[float], weights: Sequence[int], num_ranks: int, max
     Parts are empty in the last pass only, and only where items are too few for every part to get one.
 
     Args:
-        costs: Of each item, above 0, in any unit; there is at least one.
-        weights: Of each item, at most ``max_weight``. Of two items the costlier is not the lighter.
+        costs: Cost of each item, above 0, in any unit; there is at least one.
+        weights: Weight of each item, at most ``max_weight``. Of two items the costlier is not the lighter.
         num_ranks: Parts of a pass.
-        max_weight: Of a part.
+        max_weight: Largest weight of a part.
     """
     assert max(weights) <= max_weight, f"an item of weight {max(weights)}, in parts of at most {max_weight}"
     items = sorted(range(len(costs)), key=costs.__getitem__, reverse=True)
@@ -51,28 +51,28 @@ def partition(
     """Return ``num_parts`` parts of about the same cost, and the items that did not fit.
 
     Longest processing time first (Graham 1969): the costliest item that is left goes to the part that costs least so
-    far. A part without room for it is closed, because the items that follow are rarely much lighter.
+    far. A part that cannot hold it is closed, because the items that follow are rarely much lighter.
 
     Args:
         items: Costliest first.
-        costs: Of all items.
-        weights: Of all items.
-        max_weight: Of a part.
-        max_cost: Of a part; an item beyond it is left out, and lighter ones may still follow.
+        costs: Costs of all items.
+        weights: Weights of all items.
+        max_weight: Largest weight of a part.
+        max_cost: Largest cost of a part; an item beyond it is left out, and lighter ones may still follow.
     """
     parts: list[Part] = [[] for _ in range(num_parts)]
-    room = [max_weight] * num_parts
+    remaining = [max_weight] * num_parts
     open_parts = [(0.0, index) for index in range(num_parts)]  # sorted, so it is a heap
     left = []
     for item in items:
-        while open_parts and room[open_parts[0][1]] < weights[item]:
+        while open_parts and remaining[open_parts[0][1]] < weights[item]:
             heapq.heappop(open_parts)
         if not open_parts or open_parts[0][0] + costs[item] > max_cost:
             left.append(item)
             continue
         cost, index = open_parts[0]
         parts[index].append(item)
-        room[index] -= weights[item]
+        remaining[index] -= weights[item]
         heapq.heapreplace(open_parts, (cost + costs[item], index))
     return parts, left
 

@@ -12,10 +12,10 @@ from rlplug.types import ENVIRONMENT, Rollout, Sample, SamplingParams
 
 @dataclass
 class ValidationConfig:
-    """How held-out prompts are scored.
+    """Settings of validation on held-out prompts.
 
     Args:
-        every_n_steps: Validate after every so many steps of ``fit``; never by default.
+        every_n_steps: Validate after every n steps of ``fit``; never by default.
         at_start: Validate also before the first step.
         num_samples: Completions per prompt; metrics are ``pass@k`` for k = 1, 2, 4, ... up to it.
         temperature: 0 is greedy, which goes with one sample.

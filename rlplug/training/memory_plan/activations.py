@@ -1,6 +1,6 @@
-"""What a pass over tokens takes: the tensors that blocks keep for the backward pass, and the output layer's.
+"""Memory of a pass over tokens: the tensors that blocks keep for the backward pass, and the output layer's.
 
-Counts are of elements a token, in the pass's dtype, of blocks in the shape of Llama: the tensors that autograd saves,
+Counts are elements per token, in the pass's dtype, of blocks in the shape of Llama: the tensors that autograd saves,
 each once, and float32 ones twice. Measured against benchmarks/results/2026-11-21-update-on-h200.
 """
 
@@ -21,7 +21,7 @@ BLOCKS_ON_DEVICE: Final = 2
 
 
 def block_elements(shape: ModelShape, fused: bool) -> int:
-    """Return what one block keeps: inputs and outputs of norms, attention and the MLP."""
+    """Return the elements that one block keeps: inputs and outputs of norms, attention and the MLP."""
     hidden, (query, key, mlp) = shape.hidden, shape.widths
     attention = 2 * query + 2 * key
     if fused:  # a norm keeps its input and its result; the MLP keeps gate, up projection and their product
@@ -52,8 +52,8 @@ def output_layer(shape: ModelShape, traits: ActivationTraits, num_scored: int, i
     """Return the bytes of the output layer's logits and gradients.
 
     Args:
-        shape: The model's.
-        traits: Of its passes.
+        shape: Shape of the model.
+        traits: Activation traits of its passes.
         num_scored: Tokens of the pass whose logprobs are wanted; 0 for a critic.
         itemsize: Bytes of an element in the pass's dtype.
         is_update: Whether a backward pass follows.
@@ -65,5 +65,5 @@ def output_layer(shape: ModelShape, traits: ActivationTraits, num_scored: int, i
     logits = traits.logits_chunk * shape.vocab * itemsize
     if not is_update:
         return logits
-    # the weight's gradient is summed in float32 and then cast: both are there
+    # the weight's gradient is summed in float32 and then cast: both exist at once
     return 2 * logits + shape.vocab * shape.hidden * (FLOAT32 + itemsize)

@@ -1,4 +1,4 @@
-"""What a run leaves to its plan: whether the engine sleeps, and which optional optimizations it needs."""
+"""Decisions of the memory plan: whether the engine sleeps, and which optional optimizations a run needs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ NUM_LARGEST: Final = 3
 
 @dataclass(frozen=True)
 class Decisions:
-    """A plan, and what it decided."""
+    """A memory plan and its decisions."""
 
     plan: MemoryPlan
     why: str
-    """Of an engine that may sleep; empty elsewhere."""
+    """Why the engine sleeps or stays awake; empty for an engine that cannot sleep."""
     kept: tuple[Optimization, ...]
     left_out: tuple[Effect, ...]
 
@@ -38,7 +38,7 @@ def decide(
     An engine that sleeps costs less time than blocks that are computed twice, so it sleeps first.
 
     Args:
-        optimizations: The run's.
+        optimizations: Optimizations of the run.
         sleep: ``model.memory.sleep_between_rollouts``.
         facts_with: Returns the run with some of them, and an engine that stays awake.
     """

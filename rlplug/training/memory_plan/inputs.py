@@ -1,4 +1,4 @@
-"""What a run's memory follows from, as plain numbers: remedies change them and plan anew."""
+"""Inputs of the memory plan, as plain numbers: remedies change them and plan again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rlplug.training.batch_plan import PassKind
 from rlplug.types import GIB
 
 CUDA_BYTES: Final = int(0.6 * GIB)
-"""CUDA's context and libraries, of one process."""
+"""Bytes of CUDA's context and libraries, of one process."""
 NCCL_BYTES: Final = int(0.5 * GIB)
 RESERVE_SHARE: Final = 0.1
-"""Of the device, for the allocator's fragmentation."""
+"""Share of the device that is reserved for the allocator's fragmentation."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ModelInputs:
     shape: ModelShape
     traits: ActivationTraits = ActivationTraits()
     state_bytes: float = 0.0
-    """Of the optimizer, per parameter; 0 for a network that does not learn."""
+    """Bytes of optimizer state per parameter; 0 for a network that does not learn."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Sizes:
     """Tokens of the longest possible prompt and completion."""
     max_new_tokens: int
     max_tokens: dict[PassKind, int]
-    """Of a rank's pass; empty when ``micro_batch_size`` decides."""
+    """Token budget of a rank's pass; empty when ``micro_batch_size`` decides."""
     micro_batch_size: int | None = None
     sequence_size: int = 1
 
@@ -91,14 +91,14 @@ class Sizes:
 
 @dataclass(frozen=True)
 class MemoryInputs:
-    """All that decides on what one GPU holds."""
+    """All numbers that determine the memory of one GPU."""
 
     gpu: GPU
     policy: ModelInputs
     sizes: Sizes
     reference: ModelInputs | None = None
     critic: ModelInputs | None = None
-    """With a trunk of its own; a head on the policy's trunk is next to nothing."""
+    """A critic with a trunk of its own; a head on the policy's trunk takes almost nothing."""
     num_gpus: int = 1
     shards: int = 1
     """Ranks that a network's weights are split over, besides those of the tensor axis."""
@@ -112,8 +112,8 @@ class MemoryInputs:
     sleeps: bool = False
     bucket_bytes: int = 1 << 30
     completions: int = 0
-    """Of one engine, in a step."""
+    """Completions of one engine in a step."""
     logprobs_every_step: bool = True
     """Whether the policy runs before each update, or in the first step alone."""
     assumes_state: bool = False
-    """The optimizer's state could not be found out."""
+    """Whether the size of the optimizer's state could not be determined."""

@@ -18,7 +18,7 @@ ENGINE: Final = "engine"
 
 @dataclass(frozen=True)
 class Item:
-    """What one kind of thing takes in one phase."""
+    """Memory of one item in one phase."""
 
     num_bytes: int
     note: str = ""
@@ -30,7 +30,7 @@ Items: TypeAlias = dict[str, Item]
 
 @dataclass(frozen=True)
 class Pass:
-    """What passes over one network take, in bytes, beside what always lies there."""
+    """Bytes that passes over one network allocate, beside its resident state."""
 
     gradients: int
     gathered: int
@@ -47,7 +47,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What lives on each GPU, phase by phase."""
+    """Memory of each GPU, phase by phase."""
 
     facts: MemoryInputs
 
@@ -60,7 +60,7 @@ class MemoryPlan:
         return sum(item.num_bytes for item in self.phases[phase].values())
 
     def allocated(self, phase: PlanPhase) -> int:
-        """Return what torch counts of it: neither CUDA's own memory nor the engine's."""
+        """Return the part that torch counts: neither CUDA's own memory nor the engine's."""
         items = self.phases[phase].items()
         return sum(item.num_bytes for name, item in items if name != CUDA and not name.startswith(ENGINE))
 

@@ -1,4 +1,4 @@
-"""What a plan recommends to set: the engine's share of the GPU, the token budget, and what to offload."""
+"""Recommendations of the memory plan: the engine's share of the GPU, the token budget, and what to offload."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def recommendations(facts: MemoryInputs) -> list[str]:
 
 
 def _engine_share(facts: MemoryInputs) -> str | None:
-    """Recommend room for all completions of an engine at once, or the most that fits."""
+    """Recommend a KV cache that holds all completions of an engine at once, or the largest that fits."""
     engine = facts.engine
     if engine is None or engine.least_kv_cache is None:
         return None

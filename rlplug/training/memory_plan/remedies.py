@@ -1,4 +1,4 @@
-"""What makes a plan fit that does not: the smallest change, and the largest sizes that would."""
+"""Changes that make a plan fit: the smallest change, and the largest sizes that fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlplug.training.memory_plan.plan import MemoryPlan
 CHUNK: Final = 4096
 """Default of FusedLogprobs."""
 MOST_GPUS: Final = 64
-"""Times as many are looked at."""
+"""Most GPUs that are tried, as a multiple of the run's."""
 OFFLOADS: Final[tuple[OffloadMode, ...]] = ("none", "optimizer", "optimizer_and_weights")
 ENGINE_OPTIONS: Final = "model.rollout.init_args"
 
