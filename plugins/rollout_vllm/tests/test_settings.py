@@ -10,13 +10,12 @@ import pytest
 import torch
 from rlplug_rollout_vllm import options as options_module
 from rlplug_rollout_vllm.colocated import VLLMRollout
-from rlplug_rollout_vllm.options import VLLMOptions
-from rlplug_rollout_vllm.sampling import sampling_arguments, to_completion
-from rlplug_rollout_vllm.versions import require_vllm
+from rlplug_rollout_vllm.engine_requests import VLLMRequests, sampling_arguments
+from rlplug_rollout_vllm.options import VERSIONS, VLLMOptions
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import FP8Weights, PolicySpec
-from rlplug.rollout.engines import MemoryBefore
+from rlplug.rollout.engines import EngineStats, MemoryBefore, RunningRequest
 from rlplug.types import GIB, Request, SamplingParams
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -115,16 +114,16 @@ def test_values_that_cannot_be(wrong):
 def test_versions_that_are_known(monkeypatch, version, is_known):
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version))
     if is_known:
-        assert str(require_vllm()) == version
+        assert str(VERSIONS.require_module("vllm")) == version
     else:
         with pytest.raises(ConfigError, match=rf"vLLM {version} is installed.*rlplug-rollout-vllm knows"):
-            require_vllm()
+            VERSIONS.require_module("vllm")
 
 
 def test_missing_vllm_is_said_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ConfigError, match=r"pip install 'rlplug-rollout-vllm\[cuda\]'"):
-        require_vllm()
+        VERSIONS.require_module("vllm")
 
 
 # ---- a failed start -------------------------------------------------------------------------------------------------
@@ -160,5 +159,12 @@ def test_sampling_arguments_name_every_end_token():
 
 
 def test_unknown_finish_reason_is_no_completion():
-    with pytest.raises(RunError, match="'error'"):
-        to_completion("a", [1], [0.0], "error", 1)
+    logprobs = SimpleNamespace(token_ids=[1], logprobs=[0.0])
+    generated = SimpleNamespace(token_ids=[1], logprobs=logprobs, finish_reason="error")
+    answer = SimpleNamespace(outputs=[generated], prompt_token_ids=[1], num_cached_tokens=0)
+    requests = VLLMRequests(None, SPEC, 4096, EngineStats(1, 1), deadline_s=1.0)
+    running = RunningRequest(0, Request("a", (1,), seed=5), SamplingParams(10), 10, is_submitted=False, since=0.0)
+    with pytest.raises(RunError, match="request a: vLLM ended it with finish reason 'error'"):
+        requests.read(running, answer)
+    generated.finish_reason = "stop"
+    assert requests.read(running, answer).finish_reason == "stop"

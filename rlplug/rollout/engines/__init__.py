@@ -3,13 +3,14 @@
 from rlplug.rollout.engines.colocated import ColocatedEngine, FirstRankEngine, StartedEngine, TrackedEngine
 from rlplug.rollout.engines.context_limit import max_completion_tokens
 from rlplug.rollout.engines.environment import environment_variables, is_trainer_variable
+from rlplug.rollout.engines.finish_reasons import as_finish_reason
 from rlplug.rollout.engines.loop import EngineLoop
 from rlplug.rollout.engines.loop_requests import LoopRequests
 from rlplug.rollout.engines.memory import EngineSizes, MemoryBefore, start_failure
 from rlplug.rollout.engines.options import EngineOptions, PassThrough
 from rlplug.rollout.engines.process import EngineProcess
 from rlplug.rollout.engines.ranks import EngineRanks
-from rlplug.rollout.engines.requests import EngineRequests, RunningRequest
+from rlplug.rollout.engines.requests import EngineRequests, RunningRequest, arrivals
 from rlplug.rollout.engines.stats import EngineStats
 from rlplug.rollout.engines.versions import SupportedVersions
 
@@ -30,6 +31,8 @@ __all__ = [
     "StartedEngine",
     "SupportedVersions",
     "TrackedEngine",
+    "arrivals",
+    "as_finish_reason",
     "environment_variables",
     "is_trainer_variable",
     "max_completion_tokens",

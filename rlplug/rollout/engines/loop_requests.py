@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeVar
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault, PolicySpec
 from rlplug.rollout.engines.loop import EngineLoop
-from rlplug.rollout.engines.requests import WAIT_S, EngineRequests, RunningRequest
+from rlplug.rollout.engines.requests import WAIT_S, EngineRequests, RunningRequest, arrivals
 from rlplug.rollout.engines.stats import EngineStats
 from rlplug.types import Completion
 
@@ -93,13 +93,7 @@ class LoopRequests(EngineRequests[Output | Exception]):
                 self._loop.spawn(_abort(engine, names))
 
     def poll(self, timeout_s: float) -> list[tuple[str, Output | Exception]]:
-        arrived: list[tuple[str, Output | Exception]] = []
-        try:
-            arrived.append(self._arrived.get(timeout=timeout_s) if timeout_s > 0 else self._arrived.get_nowait())
-            while True:
-                arrived.append(self._arrived.get_nowait())
-        except queue.Empty:
-            return arrived
+        return list(arrivals(self._arrived, timeout_s))
 
     def read(self, running: RunningRequest, answer: Output | Exception) -> Completion:
         if isinstance(answer, RunError) and not isinstance(answer, EngineFault):  # it would come again

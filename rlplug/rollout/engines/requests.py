@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import queue
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -20,6 +21,7 @@ from rlplug.rollout.engines.stats import EngineStats
 from rlplug.types import NO_VERSION, Completion, Request, SamplingParams
 
 Answer = TypeVar("Answer")
+Item = TypeVar("Item")
 
 PROGRESS_S: Final = 30.0
 WAIT_S: Final = 1.0
@@ -257,3 +259,13 @@ class EngineRequests(ABC, Generic[Answer]):
             num_all, completions = total(), done()
             message = f"{self.engine} has {len(completions)} of {num_all} completions and failed: {fault}"
             raise EngineFault(message, completions) from fault
+
+
+def arrivals(items: queue.SimpleQueue[Item], timeout_s: float) -> Iterator[Item]:
+    """Yield what is in a queue, waiting at most ``timeout_s`` for the first."""
+    try:
+        yield items.get(timeout=timeout_s) if timeout_s > 0 else items.get_nowait()
+        while True:
+            yield items.get_nowait()
+    except queue.Empty:
+        return

@@ -11,15 +11,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
+from rlplug.rollout.engines.finish_reasons import as_finish_reason
 from rlplug.rollout.servers.http_client import Server
 from rlplug.rollout.servers.process_group import Group, Rendezvous, SendGroup
 from rlplug.rollout.servers.processes import Launch, ServerSlot
 from rlplug.rollout.servers.weight_sender import TensorList
-from rlplug.types import Completion, FinishReason, Request, SamplingParams
-
-FINISH_REASONS: dict[str | None, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+from rlplug.types import Completion, Request, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -192,11 +190,10 @@ class ServerBackend(ABC):
         Raises:
             RunError: It finished for a reason that training has no use for.
         """
-        name, reason = pending.request.request_id, pending.finish_reason
-        if reason not in FINISH_REASONS:
-            raise RunError(f"request {name}: {self.labels.engine} ended it with finish reason {reason!r}.")
+        name = pending.request.request_id
+        reason = as_finish_reason(self.labels.engine, name, pending.finish_reason)
         tokens, logprobs = tuple(pending.token_ids), tuple(pending.logprobs)
-        return Completion(name, tokens, logprobs, FINISH_REASONS[reason], pending.version)
+        return Completion(name, tokens, logprobs, reason, pending.version)
 
     async def abort(self, server: Server, pending: PendingRequest) -> None:  # noqa: B027 - overriding is optional
         """Stop a request whose connection was closed, for servers that do not notice that at once."""

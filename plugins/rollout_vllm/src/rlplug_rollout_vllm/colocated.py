@@ -36,8 +36,7 @@ from rlplug.rollout.engines import (
 )
 from rlplug.types import GIB
 from rlplug_rollout_vllm.engine_requests import VLLMRequests
-from rlplug_rollout_vllm.options import VLLMOptions
-from rlplug_rollout_vllm.versions import require_vllm
+from rlplug_rollout_vllm.options import VERSIONS, VLLMOptions
 from rlplug_rollout_vllm.weights import load_weights
 
 PASS_BYTES: Final = int(0.96 * GIB)
@@ -47,12 +46,7 @@ ASLEEP_BYTES: Final = GIB // 2
 
 
 class VLLMRollout(ColocatedEngine):
-    """Generates with vLLM on the trainer's own devices.
-
-    With ``model.memory.sleep_between_rollouts`` the update has the memory that the engine takes (CUDA only). With
-    ``tensor_parallel_size`` above 1, as many consecutive ranks run one engine together.
-
-    What was submitted runs while ``collect`` or ``generate`` is called, and at no other time.
+    """Generates with vLLM on the trainer's own devices, as ``docs/rollout-engines.md`` says.
 
     Args:
         generate_deadline_s: For a rollout, or for a request that was submitted: when the engine works longer on it,
@@ -74,6 +68,7 @@ class VLLMRollout(ColocatedEngine):
     engine: ClassVar[str] = "vLLM"
     elsewhere: ClassVar[str] = "run servers of their own (VLLMServerRollout)"
     options: VLLMOptions
+    _requests: VLLMRequests | None
 
     def __init__(self, generate_deadline_s: float = 1800.0, **options: Any) -> None:
         self.options = VLLMOptions(**options)
@@ -97,11 +92,9 @@ class VLLMRollout(ColocatedEngine):
             least_kv_cache=least if fixed is None else None,
         )
 
-    # ---- start and close ------------------------------------------------------------------------------------------
-
     def launch(self, policy: PolicySpec, placement: Placement) -> StartedEngine:
         with _process_for_vllm(placement):
-            version = require_vllm()
+            version = VERSIONS.require_module("vllm")
             arguments = self.options.arguments(policy, placement.device)
             arguments["enable_sleep_mode"] = placement.device.type == "cuda"
             self._shares_group = dist.is_initialized()
@@ -112,14 +105,12 @@ class VLLMRollout(ColocatedEngine):
             except (AssertionError, RuntimeError, ValueError) as problem:
                 raise EngineFault(f"{type(problem).__name__}: {problem}") from problem
         (self._model,) = self._engine.apply_model(lambda model: model)
-        config = self._engine.vllm_config
-        stats = EngineStats(
-            max_num_seqs=config.scheduler_config.max_num_seqs,
-            kv_cache_tokens=(config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
-        )
+        config, cache = self._engine.vllm_config, self._engine.vllm_config.cache_config
+        kv_cache_tokens = (cache.num_gpu_blocks or 0) * cache.block_size
+        stats = EngineStats(config.scheduler_config.max_num_seqs, kv_cache_tokens)
         longest = config.model_config.max_model_len
-        self._vllm_requests = VLLMRequests(self._engine, policy, longest, stats, self.generate_deadline_s)
-        return StartedEngine(str(version), stats, self._vllm_requests)
+        requests = VLLMRequests(self._engine, policy, longest, stats, self.generate_deadline_s)
+        return StartedEngine(str(version), stats, requests)
 
     def start_failure(self, problem: str, memory: MemoryBefore | None, weight_bytes: int, longest: int) -> RunError:
         share = self.options.gpu_memory_utilization
@@ -154,14 +145,13 @@ class VLLMRollout(ColocatedEngine):
         if scheduler_stats is not None and iteration_stats is not None:
             self._stats.preemptions += iteration_stats.num_preempted_reqs
 
-    # ---- weights and memory ---------------------------------------------------------------------------------------
-
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
         validator = self.validator()
         load_weights(self._model, self._engine.vllm_config, validator.count(buckets))
         if self._placement.device.type == "cuda":
             torch.cuda.synchronize(self._placement.device)
-        self._vllm_requests.start_version(version)
+        assert self._requests is not None, "start comes first"
+        self._requests.start_version(version)
         return validator.report(version)
 
     def sleep(self) -> None:
@@ -182,8 +172,7 @@ def _make_engine(arguments: dict[str, Any], observe: Callable[..., None]) -> Any
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    def ignore(*_: Any) -> None:
-        """Do nothing."""
+    def ignore(*_: Any) -> None: ...
 
     logger = SimpleNamespace(record=observe, log=ignore, log_engine_initialized=ignore, record_sleep_state=ignore)
     return LLMEngine.from_engine_args(

@@ -1,4 +1,4 @@
-"""Requests in a vLLM of this process, which moves only while it is stepped."""
+"""Requests to vLLM, and those in an engine of this process, which moves only while it is stepped."""
 
 from __future__ import annotations
 
@@ -13,12 +13,26 @@ import torch
 from rlplug.distributed.rng import preserved_rng
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rollout.engines import EngineRequests, EngineStats, RunningRequest
-from rlplug.types import Completion
-from rlplug_rollout_vllm.sampling import sampling_arguments, to_completion
+from rlplug.rollout.engines import EngineRequests, EngineStats, RunningRequest, arrivals, as_finish_reason
+from rlplug.types import Completion, Request, SamplingParams
 
 QUIET_STEPS: Final = 4
 """Steps after which an engine without requests has let the memory of aborted ones go."""
+
+
+def sampling_arguments(request: Request, sampling: SamplingParams, policy: PolicySpec, room: int) -> dict[str, Any]:
+    """Return the arguments of vLLM's ``SamplingParams`` for one request, as plain data."""
+    return {
+        "max_tokens": min(request.limit(sampling), room),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": request.seed,
+        "stop_token_ids": list(policy.eos_token_ids),
+        "ignore_eos": True,  # the end tokens are stop_token_ids
+        "logprobs": 0,  # of the sampled token alone
+        "detokenize": False,
+    }
 
 
 class VLLMRequests(EngineRequests[Any]):
@@ -33,10 +47,8 @@ class VLLMRequests(EngineRequests[Any]):
     engine: ClassVar[str] = "vLLM"
     context_key: ClassVar[str] = "max_model_len"
 
-    def __init__(
-        self, engine: Any, policy: PolicySpec, max_model_len: int, stats: EngineStats, deadline_s: float
-    ) -> None:
-        super().__init__(policy, max_model_len, stats, deadline_s)
+    def __init__(self, engine: Any, policy: PolicySpec, context: int, stats: EngineStats, deadline_s: float) -> None:
+        super().__init__(policy, context, stats, deadline_s)
         self._engine = engine
         self._seconds = 0.0
         self._inside: set[str] = set()
@@ -54,7 +66,8 @@ class VLLMRequests(EngineRequests[Any]):
         self._arrivals.put(lambda: self._stop([running.name for running in requests]))
 
     def poll(self, timeout_s: float) -> list[tuple[str, Any]]:
-        outputs = self._take_arrivals(0.0 if self._inside else timeout_s)
+        waits_s = 0.0 if self._inside else timeout_s
+        outputs = [output for arrival in arrivals(self._arrivals, waits_s) for output in arrival()]
         if self._inside and not outputs and timeout_s > 0:
             began = time.perf_counter()
             outputs = [output for output in self._engine.step() if output.finished]
@@ -69,7 +82,8 @@ class VLLMRequests(EngineRequests[Any]):
         self.stats.prompt_tokens += len(answer.prompt_token_ids)
         self.stats.cached_prompt_tokens += answer.num_cached_tokens or 0
         name = running.request.request_id
-        return to_completion(name, token_ids, logprobs.logprobs, generated.finish_reason, self.version)
+        reason = as_finish_reason(self.engine, name, generated.finish_reason)
+        return Completion(name, tuple(token_ids), tuple(logprobs.logprobs), reason, self.version)
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -102,19 +116,7 @@ class VLLMRequests(EngineRequests[Any]):
             "new weights must wait until they are collected or aborted."
         )
 
-    # ---- the engine: only in the thread that generates or collects --------------------------------------------------
-
-    def _take_arrivals(self, timeout_s: float) -> list[Any]:
-        """Do what other calls left to be done, waiting for the first of it."""
-        outputs: list[Any] = []
-        try:
-            outputs += self._arrivals.get(timeout=timeout_s)() if timeout_s > 0 else self._arrivals.get_nowait()()
-            while True:
-                outputs += self._arrivals.get_nowait()()
-        except queue.Empty:
-            return outputs
-
-    def _add(self, requests: Sequence[RunningRequest]) -> list[Any]:
+    def _add(self, requests: Sequence[RunningRequest]) -> list[Any]:  # this and _stop: in the thread that collects
         from vllm import SamplingParams as VLLMSamplingParams
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -129,17 +131,13 @@ class VLLMRequests(EngineRequests[Any]):
         return []
 
     def _stop(self, names: Sequence[str]) -> list[Any]:
-        inside = [name for name in names if name in self._inside]
-        outputs = [self._output_so_far(name) for name in inside]
+        """End requests, and return what they have, as vLLM itself makes it of one that is aborted."""
+        from vllm.v1.engine import FinishReason
+
+        inside, processor = [name for name in names if name in self._inside], self._engine.output_processor
+        internal_ids = [internal_id for (internal_id,) in map(processor.external_req_ids.__getitem__, inside)]
+        states = [processor.request_states[internal_id] for internal_id in internal_ids]
+        outputs = [state.make_request_output([], None, FinishReason.ABORT, None) for state in states]
         self._engine.abort_request(inside)
         self._inside -= set(inside)
         return outputs
-
-    def _output_so_far(self, name: str) -> Any:
-        """Return a running request's output, as vLLM itself makes it of one that is aborted."""
-        from vllm.v1.engine import FinishReason
-
-        processor = self._engine.output_processor
-        (internal_id,) = processor.external_req_ids[name]
-        state = processor.request_states[internal_id]
-        return state.make_request_output([], None, FinishReason.ABORT, None)

@@ -10,9 +10,7 @@ import torch
 from rlplug.rollout.servers.process_group import Rendezvous, SendGroup
 
 BACKEND: Final = "rlplug_gloo"
-
-TIMEOUT_S: Final = 300.0
-"""For a worker that waits for a tensor."""
+TIMEOUT_S: Final = 300.0  # for a worker that waits for a tensor
 
 
 def register() -> None:

@@ -1,4 +1,4 @@
-"""What of vLLM can be set: the knobs of its tuning guides by name, and the rest through ``engine_args``."""
+"""Known versions of vLLM, and its options: the knobs of its tuning guides by name, the rest in ``engine_args``."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
 import torch
+from packaging.version import Version
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import PolicySpec
-from rlplug.rollout.engines import EngineOptions, PassThrough
+from rlplug.rollout.engines import EngineOptions, PassThrough, SupportedVersions
 
+INSTALL: Final = "pip install 'rlplug-rollout-vllm[cuda]', or [cpu] on a machine without a GPU"
+VERSIONS: Final = SupportedVersions("vLLM", "rlplug-rollout-vllm", Version("0.26"), Version("0.33"), INSTALL)
+
+CPU_BATCHED_TOKENS: Final = 4096
 CPU_KV_CACHE_GIB: Final = 1.0
 """Of an engine on a CPU, whose host's memory is also the trainer's."""
 
@@ -28,8 +33,6 @@ RESERVED: Final = {
     "disable_log_stats": "rollout/... metrics come from vLLM's statistics",
 }
 """Arguments of vLLM that the plugin sets itself, and why."""
-
-CPU_BATCHED_TOKENS: Final = 4096
 
 
 @dataclass(frozen=True)
@@ -111,10 +114,8 @@ class VLLMOptions(EngineOptions):
         }
         if on_cpu:
             # vLLM 0.32 cuts no prompt of a seeded request there: "CPU Generator does not use offset"
-            arguments["enable_chunked_prefill"] = False
-            arguments["max_num_batched_tokens"] = max(
-                self.longest(policy), self.max_num_batched_tokens or CPU_BATCHED_TOKENS
-            )
+            whole = max(self.longest(policy), self.max_num_batched_tokens or CPU_BATCHED_TOKENS)
+            arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": whole}
         kv_cache_gib = CPU_KV_CACHE_GIB if self.kv_cache_gib is None and on_cpu else self.kv_cache_gib
         if kv_cache_gib is not None:
             arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * (1 << 30))

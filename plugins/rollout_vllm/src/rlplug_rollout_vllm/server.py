@@ -20,10 +20,8 @@ from rlplug.rollout.servers import (
     LOOPBACK,
     BackendContext,
     EngineLabels,
-    Group,
     Launch,
     PendingRequest,
-    Rendezvous,
     SchedulerState,
     Server,
     ServerBackend,
@@ -34,10 +32,10 @@ from rlplug.rollout.servers import (
     TensorList,
     check_server_fp8,
 )
+from rlplug.rollout.servers.process_group import Group, Rendezvous
+from rlplug_rollout_vllm.engine_requests import sampling_arguments
 from rlplug_rollout_vllm.gloo_transfer import BACKEND
-from rlplug_rollout_vllm.options import VLLMOptions
-from rlplug_rollout_vllm.sampling import sampling_arguments
-from rlplug_rollout_vllm.versions import VERSIONS, require_vllm
+from rlplug_rollout_vllm.options import VERSIONS, VLLMOptions
 
 KEY: Final = "VLLM_API_KEY"
 LOGPROBS_MODE: Final = "processed_logprobs"
@@ -92,7 +90,7 @@ class VLLMBackend(ServerBackend):
 
     def __init__(self, options: VLLMOptions, context: BackendContext) -> None:
         super().__init__(options, context)
-        require_vllm()
+        VERSIONS.require_module("vllm")
         self._transfer = {"backend": "nccl" if self.device.type == "cuda" else BACKEND}
         self._arguments = {"stream_interval": STREAM_INTERVAL} | options.arguments(self.policy, self.device)
         self._arguments["data_parallel_size"] = context.data_parallel_size
@@ -104,8 +102,7 @@ class VLLMBackend(ServerBackend):
         environment = {
             KEY: slot.key,
             "VLLM_SERVER_DEV_MODE": "1",  # the routes for weights
-            # the trainer's cores too
-            "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
+            "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),  # the trainer's too
             "VLLM_ENABLE_V1_MULTIPROCESSING": None,  # of an engine in the trainer's process
         }
         return Launch(command, environment)
@@ -195,13 +192,9 @@ class VLLMBackend(ServerBackend):
 
 
 class VLLMServerRollout(ServerEngine):
-    """Generates with vLLM in server processes, on GPUs of their own.
+    """Generates with vLLM in server processes, on GPUs of their own, as ``docs/rollout-engines.md`` says.
 
-    Without ``urls``, the first rank starts servers on its host, which end with the trainer. Requests go round-robin to
-    all servers; weights reach all of them over one NCCL group (gloo on a CPU).
-
-    Servers that run already are named by ``urls``; ``docs/rollout-engines.md`` says how to start them. Weights and keys
-    travel unencrypted: keep to a network of your own.
+    Weights and keys travel unencrypted: keep to a network of your own.
 
     Args:
         gpus: For the servers, as indices among the GPUs that the trainer sees; each server gets
@@ -216,11 +209,7 @@ class VLLMServerRollout(ServerEngine):
     """
 
     capabilities: EngineCapabilities = EngineCapabilities(
-        colocated=False,
-        disaggregated=True,
-        streaming=True,
-        fp8_refit=torch.cuda.is_available(),
-        tensor_parallel=True,
+        colocated=False, disaggregated=True, streaming=True, fp8_refit=torch.cuda.is_available(), tensor_parallel=True
     )
     backend_class = VLLMBackend
 
@@ -235,15 +224,9 @@ class VLLMServerRollout(ServerEngine):
         sync_deadline_s: float = 300.0,
         **options: Any,
     ) -> None:
+        chosen = VLLMOptions(**options)
         super().__init__(
-            VLLMOptions(**options),
-            gpus,
-            urls,
-            api_key_env,
-            start_deadline_s,
-            request_deadline_s,
-            sync_deadline_s,
-            data_parallel_size,
+            chosen, gpus, urls, api_key_env, start_deadline_s, request_deadline_s, sync_deadline_s, data_parallel_size
         )
 
 

@@ -13,18 +13,12 @@ from rlplug.interfaces import Bucket
 PLAIN_METHODS = frozenset({"NoneType", "UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
 
 
-def is_plain(model: nn.Module, vllm_config: Any) -> bool:
-    """Whether a weight, once loaded, is what the kernels read: nothing is quantised, re-packed or derived from it."""
-    methods = {type(getattr(module, "quant_method", None)).__name__ for module in model.modules()}
-    on_gpu = all(parameter.is_cuda for parameter in model.parameters())
-    return on_gpu and methods <= PLAIN_METHODS and not vllm_config.model_config.use_mla
-
-
 @torch.no_grad()
 def load_weights(model: nn.Module, vllm_config: Any, buckets: Iterable[Bucket]) -> None:
     """Load all weights of a model, bucket by bucket.
 
-    Plain weights are copied where they are. Others go through vLLM's layer-wise reload, which keeps a layer's weights
+    Plain weights, which kernels read as they are loaded, are copied where they are. Others (quantised, re-packed, or
+    with something derived from them) go through vLLM's layer-wise reload, which keeps a layer's weights
     until all have come, processes them as at a start, and copies the result to where CUDA graphs read it. That happens
     also when a bucket is refused, so that the model can take another sync.
     """
@@ -32,7 +26,9 @@ def load_weights(model: nn.Module, vllm_config: Any, buckets: Iterable[Bucket]) 
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
     load: Any = model.load_weights
-    if is_plain(model, vllm_config):
+    methods = {type(getattr(module, "quant_method", None)).__name__ for module in model.modules()}
+    on_gpu = all(parameter.is_cuda for parameter in model.parameters())
+    if on_gpu and methods <= PLAIN_METHODS and not vllm_config.model_config.use_mla:
         for bucket in buckets:
             load(iter(bucket))
         return
@@ -49,24 +45,17 @@ def load_weights(model: nn.Module, vllm_config: Any, buckets: Iterable[Bucket]) 
 
 def repack(model: nn.Module) -> None:
     """Do after a layer-wise reload what it leaves out on a CPU (vLLM 0.32), where kernels read packed weights."""
-    _repack_tied_head(model)
-    _repack_experts(model)
-
-
-def _repack_tied_head(model: nn.Module) -> None:
-    """Have an output layer that reads the embedding's weight follow it: it is no layer that got weights."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
     embeddings: list[Any] = [m for m in model.modules() if type(m) is VocabParallelEmbedding]
-    heads: list[Any] = [m for m in model.modules() if isinstance(m, ParallelLMHead)]
-    for head in heads:
-        if any(head.weight.data_ptr() == embedding.weight.data_ptr() for embedding in embeddings):
-            head.quant_method.process_weights_after_loading(head)
-
-
-def _repack_experts(model: nn.Module) -> None:
-    """Pack experts' weights, which vLLM does only when it makes their kernel, at a start."""
+    module: Any
     for module in model.modules():
+        # an output layer that reads the embedding's weight is no layer that got weights
+        if isinstance(module, ParallelLMHead) and any(
+            module.weight.data_ptr() == embedding.weight.data_ptr() for embedding in embeddings
+        ):
+            module.quant_method.process_weights_after_loading(module)
+        # vLLM packs experts' weights only when it makes their kernel, at a start
         kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
         if kernel is not None and not any(parameter.is_cuda for parameter in module.parameters()):
             kernel.fused_experts.process_weights_after_loading(module)
