@@ -50,6 +50,7 @@ PASS_BYTES: Final = int(2.0 * GIB)
 ASLEEP_BYTES: Final = int(1.5 * GIB)
 """What stays when it sleeps, CUDA graphs among it: an estimate, not measured."""
 
+SHARE_MODEL: Final = "share the model between GPUs with rollout.tensor_parallel_size."
 KV_MARGIN: Final = 256
 """Tokens of the KV cache beyond the longest sequence: SGLang counts whole pages, and keeps one of them free."""
 
@@ -57,8 +58,7 @@ KV_MARGIN: Final = 256
 class SGLangRollout(FirstRankEngine):
     """Generates with SGLang on the trainer's own GPUs, in processes of its own.
 
-    With ``model.memory.sleep_between_rollouts`` the update has the memory that the engine takes. With
-    ``tensor_parallel_size`` above 1, as many consecutive ranks share one engine, and no request can be submitted.
+    With ``tensor_parallel_size`` above 1, as many consecutive ranks share one engine, and no request can be submitted.
 
     Args:
         generate_deadline_s: A rollout that takes longer, or a request that was submitted, counts as a fault: its engine
@@ -68,13 +68,7 @@ class SGLangRollout(FirstRankEngine):
     """
 
     capabilities: EngineCapabilities = EngineCapabilities(
-        colocated=True,
-        sleep=True,
-        restart=True,
-        streaming=True,
-        fp8_refit=True,
-        multi_turn=True,
-        tensor_parallel=True,
+        colocated=True, sleep=True, restart=True, streaming=True, fp8_refit=True, multi_turn=True, tensor_parallel=True
     )
 
     engine: ClassVar[str] = "SGLang"
@@ -138,10 +132,8 @@ class SGLangRollout(FirstRankEngine):
             max_num_seqs_key="rollout.max_running_requests",
             memory_key="rollout.mem_fraction_static (or max_total_tokens)",
         )
-        if self._process is None:
-            return StartedEngine(str(version), stats, None)
-        requests = SGLangRequests(self._process, policy, longest, stats, self.generate_deadline_s)
-        return StartedEngine(str(version), stats, requests)
+        args = (policy, longest, stats, self.generate_deadline_s)
+        return StartedEngine(str(version), stats, SGLangRequests(self._process, *args) if self._process else None)
 
     def _make_process(self, arguments: dict[str, Any]) -> dict[str, int]:
         shows_log = self.options.log_level != "error"
@@ -152,12 +144,9 @@ class SGLangRollout(FirstRankEngine):
         assert memory is not None, "it runs on a GPU"
         share, asked = self.options.mem_fraction_static, self.options.mem_fraction_static * memory.free
         if weight_bytes + PASS_BYTES > memory.free:
-            remedy = (
-                "Free memory with model.memory.offload, or share the model between GPUs with "
-                "rollout.tensor_parallel_size."
-            )
+            remedy = f"Free memory with model.memory.offload, or {SHARE_MODEL}"
         elif weight_bytes > 0.9 * asked:
-            remedy = "Raise rollout.mem_fraction_static, or share the model between GPUs with tensor_parallel_size."
+            remedy = f"Raise rollout.mem_fraction_static, or {SHARE_MODEL}"
         else:
             remedy = (
                 "If it ran out of memory: lower rollout.mem_fraction_static, which leaves more for passes and CUDA "

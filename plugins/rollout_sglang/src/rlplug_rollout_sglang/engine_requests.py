@@ -29,12 +29,8 @@ class SGLangRequests(EngineRequests[Answer]):
         self._process = process
 
     def start(self, requests: Sequence[RunningRequest]) -> None:
-        self._process.submit(
-            [
-                (r.name, r.request.prompt_ids, sampling_arguments(r.request, r.sampling, self.policy, r.max_tokens))
-                for r in requests
-            ]
-        )
+        samplings = [sampling_arguments(r.request, r.sampling, self.policy, r.max_tokens) for r in requests]
+        self._process.submit([(r.name, r.request.prompt_ids, s) for r, s in zip(requests, samplings, strict=True)])
 
     def stop(self, requests: Sequence[RunningRequest]) -> None:
         self._process.abort([running.name for running in requests])

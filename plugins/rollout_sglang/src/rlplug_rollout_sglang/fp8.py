@@ -10,12 +10,8 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces import PolicySpec
 from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
 
-LOSE_SCALES: Final = frozenset(
-    {
-        *("LlamaForCausalLM", "MistralForCausalLM", "Ministral3ForCausalLM", "Phi3ForCausalLM"),
-        *("InternLM3ForCausalLM", "TeleFLMForCausalLM"),
-    }
-)
+LLAMA_LIKE: Final = ("Llama", "Mistral", "Ministral3", "Phi3", "InternLM3", "TeleFLM")
+LOSE_SCALES: Final = frozenset(f"{name}ForCausalLM" for name in LLAMA_LIKE)
 """Models that SGLang (0.5.13 to 0.5.23) loads with ``models/llama.py``. It looks for scales of blocks under
 ``weight_scale``, has them under ``weight_scale_inv``, and drops what it does not find: weights would be the values of a
 sync times the scales of the start."""

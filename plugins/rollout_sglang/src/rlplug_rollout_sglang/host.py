@@ -1,9 +1,4 @@
-"""The process that SGLang runs in.
-
-SGLang wants a process of its own. When one of its children fails, or when it shuts down, it kills every process below
-the one that it is in; it changes signal handlers, the environment, and how processes are started. All that is well in
-this process, which has no other purpose, and ends when its trainer does.
-"""
+"""The process that SGLang runs in; ``docs/rollout-engines.md`` says why it needs one of its own."""
 
 from __future__ import annotations
 
@@ -66,11 +61,10 @@ class SGLangHost(EngineHost):
 
     async def call_begin_update(self) -> None:
         """Get ready for new weights; older versions need no such call, and have none."""
-        if not hasattr(self._tokenizer, "begin_weight_update"):
-            return
-        from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput
+        if hasattr(self._tokenizer, "begin_weight_update"):
+            from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput
 
-        _require(await self._tokenizer.begin_weight_update(BeginWeightUpdateReqInput()))
+            _require(await self._tokenizer.begin_weight_update(BeginWeightUpdateReqInput()))
 
     async def call_update_weights(self, payloads: list[bytes], version: str) -> None:
         """Load a bucket, of which each tensor-parallel rank has a serialised handle in ``payloads``."""

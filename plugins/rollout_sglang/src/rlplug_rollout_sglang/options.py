@@ -23,9 +23,7 @@ SAMPLING_BACKEND: Final = "rlplug"
 
 RESERVED: Final = {
     "model_path": "model.policy.path names it",
-    "tokenizer_path": "token ids go in and out",
-    "skip_tokenizer_init": "token ids go in and out",
-    "tokenizer_worker_num": "token ids go in and out",
+    **dict.fromkeys(("tokenizer_path", "skip_tokenizer_init", "tokenizer_worker_num"), "token ids go in and out"),
     "load_format": "weights come from the trainer",
     "weight_version": "it is the policy's",
     "enable_weights_cpu_backup": "weights that slept are sent again",
@@ -35,16 +33,9 @@ RESERVED: Final = {
     "enable_memory_saver": "model.memory.sleep_between_rollouts asks for it",
     "tp_size": "rollout.tensor_parallel_size has it",
     "dp_size": "each engine is one replica: the trainer's ranks, or SGLangServerRollout, have as many as fit",
-    "pp_size": "an engine is on one host",
-    "nnodes": "an engine is on one host",
-    "node_rank": "an engine is on one host",
-    "dist_init_addr": "an engine is on one host",
-    "base_gpu_id": "it follows from where the engine runs",
-    "gpu_id_step": "it follows from where the engine runs",
-    "host": "it follows from where the engine runs",
-    "port": "it follows from where the engine runs",
-    "api_key": "it follows from where the engine runs",
-    "admin_api_key": "it follows from where the engine runs",
+    **dict.fromkeys(("pp_size", "nnodes", "node_rank", "dist_init_addr"), "an engine is on one host"),
+    **dict.fromkeys(("base_gpu_id", "gpu_id_step", "host", "port"), "it follows from where the engine runs"),
+    **dict.fromkeys(("api_key", "admin_api_key"), "it follows from where the engine runs"),
     "custom_sigquit_handler": "the plugin notices when a process of SGLang ends",
     "incremental_streaming_output": "it follows from how completions are read",
     "speculative_algorithm": "the plugin's sampler draws one token at a time",
@@ -61,12 +52,9 @@ FORMER_NAMES: Final = {
 OWN_NAMES: Final = {
     "tp_size": "tensor_parallel_size",
     "random_seed": "seed",
-    "cuda_graph_bs_decode": "cuda_graph_batch_sizes",
-    "cuda_graph_bs": "cuda_graph_batch_sizes",
-    "cuda_graph_max_bs_decode": "cuda_graph_max_batch_size",
-    "cuda_graph_max_bs": "cuda_graph_max_batch_size",
-    "disable_prefill_cuda_graph": "cuda_graphs_for_prompts",
-    "disable_piecewise_cuda_graph": "cuda_graphs_for_prompts",
+    **dict.fromkeys(("cuda_graph_bs_decode", "cuda_graph_bs"), "cuda_graph_batch_sizes"),
+    **dict.fromkeys(("cuda_graph_max_bs_decode", "cuda_graph_max_bs"), "cuda_graph_max_batch_size"),
+    **dict.fromkeys(("disable_prefill_cuda_graph", "disable_piecewise_cuda_graph"), "cuda_graphs_for_prompts"),
 }
 """Arguments of SGLang for which there is an option of another name."""
 
@@ -137,10 +125,10 @@ class SGLangOptions(EngineOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.chunked_prefill_size is not None and self.chunked_prefill_size < 1 and self.chunked_prefill_size != -1:
+        size = self.chunked_prefill_size
+        if size is not None and size < 1 and size != -1:
             raise ConfigError(
-                f"rollout.chunked_prefill_size is {self.chunked_prefill_size}: give a positive number, or -1 to cut "
-                "no prompt."
+                f"rollout.chunked_prefill_size is {size}: give a positive number, or -1 to cut no prompt."
             )
 
     def arguments(self, policy: PolicySpec) -> dict[str, Any]:
@@ -150,7 +138,6 @@ class SGLangOptions(EngineOptions):
             ConfigError: ``server_args`` names what is set elsewhere, or what the installed SGLang does not have.
         """
         known = sglang_argument_names()
-        passed = self.passed_arguments(policy, known)
         arguments: dict[str, Any] = {
             "model_path": policy.path,
             "skip_tokenizer_init": True,
@@ -165,12 +152,12 @@ class SGLangOptions(EngineOptions):
             **self.given("chunked_prefill_size", "attention_backend", "disable_radix_cache", "disable_cuda_graph"),
             **self.given("sleep_on_idle", "log_level"),
         }
-        if self.cuda_graph_batch_sizes is not None:
-            arguments["cuda_graph_bs_decode"] = self.cuda_graph_batch_sizes
-        if self.cuda_graph_max_batch_size is not None:
-            arguments["cuda_graph_max_bs_decode"] = self.cuda_graph_max_batch_size
+        for name in ("cuda_graph_bs_decode", "cuda_graph_max_bs_decode"):
+            if (value := getattr(self, OWN_NAMES[name])) is not None:
+                arguments[name] = value
         if policy.fp8 is not None:
-            overrides = {"quantization_config": policy.fp8.quantization_config()}
-            arguments["json_model_override_args"] = json.dumps(overrides)
+            arguments["json_model_override_args"] = json.dumps(
+                {"quantization_config": policy.fp8.quantization_config()}
+            )
         named = {name if name in known else FORMER_NAMES.get(name, name): value for name, value in arguments.items()}
-        return named | passed
+        return named | self.passed_arguments(policy, known)

@@ -1,9 +1,7 @@
 """How SGLang draws tokens for rlplug: by each request's seed, with the logprobs of what it drew from.
 
-SGLang's own samplers return logprobs as if top-p and top-k kept every token, take top-p of what was there before top-k,
-and read seeds only together with batch-invariant kernels, which cost much of the speed. So this is a sampling backend
-of its own. SGLang finds :func:`register` through the entry point ``sglang.srt.plugins``, in each of its processes; it
-does something in those alone whose environment has ``RLPLUG_SGLANG_SAMPLER=1``.
+SGLang's own samplers do neither (``docs/rollout-engines.md``). SGLang finds :func:`register` through the entry point
+``sglang.srt.plugins``, in each of its processes; it does something in those alone whose environment has :data:`FLAG`.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor
 
 FLAG: Final = "RLPLUG_SGLANG_SAMPLER"
-"""Variable of the environment that turns the backend on."""
+"""Variable of the environment that turns the backend on, where it is ``1``."""
 
 BATCHES: Final = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch"
 """What of SGLang gathers the sampling parameters of a batch."""
@@ -60,16 +58,10 @@ def _make_sampler() -> Any:
         ) -> Tensor:
             assert not sampling_info.need_min_p_sampling, "rlplug asks for no min_p"
             logits = self._preprocess_logits(logits_output.next_token_logits, sampling_info)
-            token_ids, logprobs = draw(
-                logits,
-                sampling_info.temperatures.view(-1),
-                sampling_info.top_ks,
-                sampling_info.top_ps,
-                sampling_info.sampling_seed,
-                positions,
-                truncates=sampling_info.need_top_k_sampling or sampling_info.need_top_p_sampling,
-                all_greedy=sampling_info.is_all_greedy,
-            )
+            how = (sampling_info.temperatures.view(-1), sampling_info.top_ks, sampling_info.top_ps)
+            truncates = sampling_info.need_top_k_sampling or sampling_info.need_top_p_sampling
+            seeds, all_greedy = sampling_info.sampling_seed, sampling_info.is_all_greedy
+            token_ids, logprobs = draw(logits, *how, seeds, positions, truncates=truncates, all_greedy=all_greedy)
             if return_logprob:
                 logits_output.next_token_logprobs = logprobs
             self._sync_token_ids_across_tp(token_ids, sampling_info)

@@ -86,10 +86,7 @@ def to_completion(
         )
     has_ended = output.finish_reason == "length" and output.token_ids[-1] in end_tokens
     reason = "stop" if has_ended else reasons[output.finish_reason]
-    return Completion(request.request_id, output.token_ids, _logprobs(sampling, output), reason, version)
-
-
-def _logprobs(sampling: SamplingParams, output: Output) -> tuple[float, ...]:
     # SGLang takes top_k=1 for greedy, whose logprobs are untempered; what is drawn with top_k=1 has no choice
     has_choice = sampling.is_greedy or sampling.top_k != 1
-    return output.logprobs if has_choice else (0.0,) * len(output.logprobs)
+    logprobs = output.logprobs if has_choice else (0.0,) * len(output.logprobs)
+    return Completion(request.request_id, output.token_ids, logprobs, reason, version)

@@ -86,13 +86,9 @@ class SGLangBackend(ServerBackend):
             self._arguments = {"stream_interval": STREAM_INTERVAL} | options.arguments(self.policy)
 
     def launch(self, slot: ServerSlot) -> Launch:
-        here = {
-            "host": LOOPBACK,
-            "port": slot.port,
-            "api_key": slot.key,
-            "incremental_streaming_output": True,  # else each event has all tokens so far
-        }
-        file = slot.folder / f"arguments-{slot.port}.json"  # a command line is read by every user of the host
+        # without incremental_streaming_output each event has all tokens so far
+        here = {"host": LOOPBACK, "port": slot.port, "api_key": slot.key, "incremental_streaming_output": True}
+        file = slot.folder / f"arguments-{slot.port}.json"  # it has the key; all users read command lines
         file.write_text(json.dumps(self._arguments | here))
         # where NCCL_CUMEM_ENABLE is not set, SGLang turns it off, and both ends of the group must agree: NCCL's default
         environment = ENVIRONMENT | {"NCCL_CUMEM_ENABLE": os.environ.get("NCCL_CUMEM_ENABLE", "-2")}
@@ -208,11 +204,8 @@ class SGLangBackend(ServerBackend):
 class SGLangServerRollout(ServerEngine):
     """Generates with SGLang in server processes, on GPUs of their own.
 
-    Without ``urls``, the first rank starts servers on its host, which end with the trainer. Requests go round-robin to
-    all servers; weights reach all of them over one NCCL group.
-
-    Servers that run already are named by ``urls``; ``docs/rollout-engines.md`` says how to start them. SGLang need not
-    be installed beside the trainer then. Weights and keys travel unencrypted: keep to a network of your own.
+    Without ``urls``, the first rank starts servers on its host, which end with the trainer. With them, SGLang need not
+    be installed beside the trainer; ``docs/rollout-engines.md`` says how to start such servers, and what they trust.
 
     Args:
         gpus: For the servers, as indices among the GPUs that the trainer sees; each server gets

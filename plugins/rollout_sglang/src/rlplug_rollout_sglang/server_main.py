@@ -1,7 +1,4 @@
-"""``python -m rlplug_rollout_sglang.server_main FILE``: SGLang's ``launch_server``, with its arguments from a file.
-
-A command line can be read by every user of the host, and the arguments have the server's key.
-"""
+"""``python -m rlplug_rollout_sglang.server_main FILE``: SGLang's ``launch_server``, with its arguments from a file."""
 
 import json
 import sys

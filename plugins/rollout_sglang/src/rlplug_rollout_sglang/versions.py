@@ -45,7 +45,8 @@ def argument_names(package: Traversable) -> set[str]:
     names: set[str] = set()
     for node in ast.parse((package / "srt" / "server_args.py").read_text()).body:
         if isinstance(node, ast.ClassDef) and node.name == "ServerArgs":
-            names |= {field.target.id for field in node.body if _is_field(field)}  # type: ignore[attr-defined]
+            targets = [field.target for field in node.body if isinstance(field, ast.AnnAssign)]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
     fields = package / "srt" / "arg_groups" / "field_order.py"
     if fields.is_file():
         for node in ast.parse(fields.read_text()).body:
@@ -53,7 +54,3 @@ def argument_names(package: Traversable) -> set[str]:
                 names |= set(ast.literal_eval(node.value))
     assert {"model_path", "tp_size"} <= names, "ServerArgs is elsewhere in this SGLang"
     return names
-
-
-def _is_field(node: ast.stmt) -> bool:
-    return isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
@@ -33,6 +32,4 @@ def serialised(flat: Tensor, places: Sequence[FlatTensor]) -> bytes:
     ]
     if flat.is_cuda:
         torch.cuda.current_stream(flat.device).synchronize()
-    buffer = io.BytesIO()
-    ForkingPickler(buffer).dump({"flattened_tensor": flat, "metadata": entries})
-    return buffer.getvalue()
+    return bytes(ForkingPickler.dumps({"flattened_tensor": flat, "metadata": entries}))
