@@ -11,7 +11,7 @@ import torch
 from rlplug_rollout_trtllm.colocated import merged, serialised
 from rlplug_rollout_trtllm.options import TRTLLMOptions
 from rlplug_rollout_trtllm.sampling import Output, TRTLLMRequests
-from rlplug_rollout_trtllm.surface import SAMPLING
+from rlplug_rollout_trtllm.surface import SYMBOLS
 
 from rlplug.errors import RunError
 from rlplug.interfaces import PolicySpec
@@ -42,7 +42,7 @@ def completion(output: Output) -> Completion:
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_nothing_that_decides_on_a_token_is_left_to_a_default(sampling: SamplingParams) -> None:
     made = arguments(sampling)
-    assert set(made) == set(SAMPLING)
+    assert set(made) == set(SYMBOLS["tensorrt_llm"]["SamplingParams"])
     assert all(made[name] is not None for name in ("temperature", "top_p", "top_k", "max_tokens", "end_id", "seed"))
 
 

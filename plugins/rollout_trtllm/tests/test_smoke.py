@@ -16,6 +16,9 @@ import torch
 from ray_stand_in import Cluster
 from rlplug_rollout_trtllm import smoke, surface
 
+ASYNC_LLM = surface.SYMBOLS["tensorrt_llm"]["AsyncLLM"]
+METHODS = [member for member in ASYNC_LLM if member.endswith(")")]
+MEMORY_TYPES = surface.SYMBOLS["tensorrt_llm.llmapi.llm_args"]["ExecutorMemoryType"]
 CONTRACT = json.loads((Path(__file__).parent / "trtllm_contract.json").read_text())
 
 
@@ -29,17 +32,19 @@ def test_the_names_are_the_contracts() -> None:
     listed, engine, methods = CONTRACT["imports"], CONTRACT["AsyncLLM.__init__"], CONTRACT["methods"]
     assert all(set(names) <= set(listed[module]) for module, names in surface.SYMBOLS.items())
     assert set(engine["kwargs_allowed"]) == surface.LLM_ARGS
-    assert list(surface.PLACING) == engine["named"]
-    named = dict(method.rstrip(")").split("(") for method in surface.METHODS)
+    assert list(surface.PLACING) == engine["named"] == [member for member in ASYNC_LLM if member not in METHODS]
+    named = dict(method.rstrip(")").split("(") for method in METHODS)
     assert named.keys() - {"shutdown"} == set(methods)  # that one is of every LLM
     for name, parameters in named.items():
         known = {each.partition("=")[0] for each in methods.get(name, {}).get("params", [])}
         assert {each for each in parameters.split(", ") if each} <= known, name
-    assert set(surface.SAMPLING) <= set(CONTRACT["SamplingParams"]["fields"])
+    assert set(surface.SYMBOLS["tensorrt_llm"]["SamplingParams"]) <= set(CONTRACT["SamplingParams"]["fields"])
     assert surface.DEFAULTS["SamplingParams"] == CONTRACT["SamplingParams"]["defaults"]
     assert surface.DEFAULTS["KvCacheConfig"] == CONTRACT["KvCacheConfig"]
-    assert list(surface.CUDA_GRAPHS) == CONTRACT["CudaGraphConfig"]
-    assert set(surface.MEMORY_TYPES) <= set(CONTRACT["ExecutorMemoryType"])
+    llmapi = surface.SYMBOLS["tensorrt_llm.llmapi"]
+    assert list(llmapi["KvCacheConfig"]) == list(CONTRACT["KvCacheConfig"])
+    assert list(llmapi["CudaGraphConfig"]) == CONTRACT["CudaGraphConfig"]
+    assert set(MEMORY_TYPES) <= set(CONTRACT["ExecutorMemoryType"])
 
 
 def test_the_double_has_all_of_it() -> None:
@@ -58,7 +63,7 @@ class TorchLlmArgs:
 async def release(self: Any, kinds: Any) -> None: ...
 
 
-MemoryType = StrEnum("MemoryType", [(name, name) for name in surface.MEMORY_TYPES if name != "model_weights"])  # type: ignore[misc]
+MemoryType = StrEnum("MemoryType", [(name, name) for name in MEMORY_TYPES if name != "model_weights"])  # type: ignore[misc]
 
 Change = Callable[[pytest.MonkeyPatch], None]
 

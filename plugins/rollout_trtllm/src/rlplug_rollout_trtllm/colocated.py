@@ -1,7 +1,4 @@
-"""``TRTLLMRollout``: TensorRT-LLM on the trainer's own GPUs, one engine per GPU or per tensor-parallel group of ranks.
-
-It was never run on TensorRT-LLM itself: a strict double stands in for it in the tests.
-"""
+"""``TRTLLMRollout``: TensorRT-LLM on the trainer's own GPUs, never run but over the double of the tests."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from rlplug.interfaces import (
 from rlplug.rollout.engines import EngineLoop, EngineSizes, FirstRankEngine, MemoryBefore, StartedEngine, start_failure
 from rlplug.types import GIB
 from rlplug.weight_sync.flat_buckets import flatten_bucket, tensors_of
-from rlplug_rollout_trtllm.engine_host import RESET, UNKNOWN_ARGUMENT, EngineHost, memory_tags
+from rlplug_rollout_trtllm.engine_host import CLOSE_S, RESET, UNKNOWN_ARGUMENT, EngineHost, memory_tags
 from rlplug_rollout_trtllm.environment import VERSIONS, engine_environment, visible_devices
 from rlplug_rollout_trtllm.options import TRTLLMOptions, check_text_only
 from rlplug_rollout_trtllm.placement import PrivateRay
@@ -38,7 +35,6 @@ from rlplug_rollout_trtllm.surface import argument_names
 
 CALL_DEADLINE_S: Final = 600.0
 """For each bucket of a weight sync, and to release or take memory."""
-CLOSE_S: Final = 60.0
 
 PASS_BYTES: Final = int(4.0 * GIB)
 """Activations of its passes, CUDA graphs, communicators, and its worker's CUDA context: an estimate, not measured."""
@@ -113,8 +109,7 @@ class TRTLLMRollout(FirstRankEngine):
         """Return a handle to a tensor for another process on the same GPU."""
         from torch.multiprocessing.reductions import reduce_tensor
 
-        function, arguments = reduce_tensor(tensor)  # type: ignore[no-untyped-call]
-        return function, arguments
+        return reduce_tensor(tensor)  # type: ignore[no-any-return, no-untyped-call]
 
     def wait_for_copy(self, device: torch.device) -> None:
         """Wait until all that was written is there."""
@@ -136,19 +131,16 @@ class TRTLLMRollout(FirstRankEngine):
             self._uuid = str(get_device_uuid(index))  # by it the engine's workers know the GPU
         self._is_asleep = False
         version = self.ranks.from_first(lambda: self._make_engine(arguments, index))
-        stats = self.options.stats()
+        stats, longest = self.options.stats(), self.options.longest(policy)
         if self._loop is None or self._host is None:
             return StartedEngine(version, stats, None)
-        requests = TRTLLMRequests(
-            self._loop, [self._host], policy, self.options.longest(policy), stats, self.generate_deadline_s
-        )
+        requests = TRTLLMRequests(self._loop, [self._host], policy, longest, stats, self.generate_deadline_s)
         return StartedEngine(version, stats, requests)
 
     def _make_engine(self, arguments: Mapping[str, Any], index: int) -> str:
         devices = visible_devices(index, self.ranks_per_engine)
         ray = self._ray = self.make_ray(devices)
-        loop, host = EngineLoop(self.engine), EngineHost()
-        self._loop, self._host = loop, host
+        self._loop, self._host = loop, host = EngineLoop(self.engine), EngineHost()
         with preserved_rng():
             started = host.start(arguments, ray.bundles, sleeps=True, devices=devices)
             (version,) = loop.run_all([started], "start", self.start_deadline_s)
@@ -158,10 +150,8 @@ class TRTLLMRollout(FirstRankEngine):
         free, share = 0 if memory is None else memory.free, self.options.free_gpu_memory_fraction
         key = f"at most, of what they leave, for rollout.free_gpu_memory_fraction {share:g}"
         claims = {"of that for weights": weight_bytes, key: share * max(0, free - weight_bytes)}
-        remedy = (
-            "If it ran out of memory: lower rollout.free_gpu_memory_fraction, max_batch_size or max_num_tokens. "
-            + UNKNOWN_ARGUMENT
-        )
+        lower = "lower rollout.free_gpu_memory_fraction, max_batch_size or max_num_tokens."
+        remedy = f"If it ran out of memory: {lower} {UNKNOWN_ARGUMENT}"
         if weight_bytes + PASS_BYTES > free:
             remedy = "Free memory with model.memory.offload, or share the model between GPUs with tensor_parallel_size."
         return start_failure(self.engine, problem, memory, claims, remedy)
@@ -202,8 +192,7 @@ class TRTLLMRollout(FirstRankEngine):
 
     def wake(self, part: SleepingPart) -> None:
         self._on_first(("resume", memory_tags(part)))
-        if part == "kv_cache":
-            self._is_asleep = False
+        self._is_asleep = part != "kv_cache"
 
     def _if_awake(self, *calls: Any) -> tuple[Any, ...]:
         """Return calls that an engine which sleeps does not need: it has no requests, and its cache is empty."""
@@ -227,21 +216,15 @@ class TRTLLMRollout(FirstRankEngine):
 
 
 def serialised(named: Iterable[tuple[str, Tensor]], reduce: Callable[[Tensor], Any]) -> str:
-    """Return handles to tensors, which must stay as they are until the engine has answered, as its workers read them.
+    """Return handles to tensors, which must stay as they are until the engine's workers have read them.
 
-    ``reduce`` returns what makes a tensor again in another process, and its arguments. Only globals of torch and plain
-    values are in it: the workers un-pickle nothing else.
+    ``reduce`` returns what makes a tensor again: globals of torch and plain values, as workers un-pickle nothing else.
     """
-    handles = [(name, reduce(tensor)) for name, tensor in named]
-    return base64.b64encode(pickle.dumps(handles)).decode("ascii")
+    return base64.b64encode(pickle.dumps([(name, reduce(tensor)) for name, tensor in named])).decode("ascii")
 
 
 def merged(payloads: Iterable[dict[str, str]]) -> dict[str, str]:
-    """Return the payloads of all GPUs of an engine as one, by the GPU's UUID.
-
-    Raises:
-        RunError: Two are of the same GPU.
-    """
+    """Return the payloads of an engine's GPUs as one, by UUID; ``RunError`` when two are of the same GPU."""
     together: dict[str, str] = {}
     for payload in payloads:
         if shared := together.keys() & payload.keys():

@@ -12,13 +12,13 @@ from rlplug_rollout_trtllm.sampling import Output
 from rlplug_rollout_trtllm.surface import SLEEPING_CACHE, SLEEPING_WEIGHTS
 
 ABORT_INTERVAL_S: Final = 0.2
+CLOSE_S: Final = 60.0
 
 RESET: Final = ("collective_rpc", "reset_prefix_cache")
 """Call that empties the cache of prompts."""
 UNKNOWN_ARGUMENT: Final = (
     "If it does not know an argument: python -m rlplug_rollout_trtllm.smoke --surface-only says what differs."
 )
-"""Advice about an engine that did not start."""
 
 
 class EngineHost:
@@ -31,13 +31,9 @@ class EngineHost:
     async def start(
         self, arguments: Mapping[str, Any], bundles: Bundles, sleeps: bool, devices: str | None = None
     ) -> str:
-        """Build the engine, and return its version.
+        """Build the engine, with a worker in each bundle, and return its version.
 
-        Args:
-            arguments: :meth:`rlplug_rollout_trtllm.options.TRTLLMOptions.arguments`.
-            bundles: A worker runs in each.
-            sleeps: Whether memory can be given back.
-            devices: For ``CUDA_VISIBLE_DEVICES`` of the workers; ``None`` leaves it.
+        ``arguments`` are those of ``TRTLLMOptions``; ``devices`` is ``CUDA_VISIBLE_DEVICES`` of the workers, if given.
         """
         with engine_environment(devices):
             version = VERSIONS.require_module("tensorrt_llm")
@@ -56,12 +52,7 @@ class EngineHost:
     # ---- requests -------------------------------------------------------------------------------------------------
 
     async def generate(self, name: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any]) -> Output:
-        """Return what is generated for one request.
-
-        Args:
-            name: For :meth:`abort`; no two requests have the same.
-            sampling: :meth:`rlplug_rollout_trtllm.sampling.TRTLLMRequests.arguments`.
-        """
+        """Return what is generated for one request, which no other has the ``name`` of."""
         from tensorrt_llm import SamplingParams
 
         result = self._engine.generate_async(inputs=list(prompt_ids), sampling_params=SamplingParams(**sampling))
@@ -79,13 +70,7 @@ class EngineHost:
             await asyncio.sleep(ABORT_INTERVAL_S)
 
     async def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        """Call another method of ``AsyncLLM``, and return what workers return.
-
-        ``pause_generation`` stops requests that run, and refuses others until ``resume_generation``. ``update_weights``
-        loads a bucket, of which each of the engine's GPUs has handles, by UUID; with ``None`` it puts new weights into
-        the form that kernels read, when all have come. ``collective_rpc`` calls a method of the workers, such as
-        ``reset_prefix_cache``: the cache of prompts holds what the former weights computed.
-        """
+        """Call another method of ``AsyncLLM``; return what workers return. ``docs/tensorrt-llm.md`` describes them."""
         result = await getattr(self._engine, method)(*arguments, **keywords)
         return result if method == "collective_rpc" else None
 
@@ -107,8 +92,7 @@ def _configured(arguments: Mapping[str, Any], sleeps: bool) -> dict[str, Any]:
     from tensorrt_llm.llmapi import CapacitySchedulerPolicy, CudaGraphConfig, KvCacheConfig, SchedulerConfig
     from tensorrt_llm.llmapi.llm_args import ExecutorMemoryType, SleepConfig
 
-    configured = dict(arguments)
-    configured["kv_cache_config"] = KvCacheConfig(**arguments["kv_cache_config"])
+    configured = {**arguments, "kv_cache_config": KvCacheConfig(**arguments["kv_cache_config"])}
     graphs = arguments["cuda_graph_config"]
     configured["cuda_graph_config"] = None if graphs is None else CudaGraphConfig(**graphs)
     if scheduler := arguments.get("scheduler_config"):

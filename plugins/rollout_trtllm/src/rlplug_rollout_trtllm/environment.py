@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -40,9 +39,8 @@ not by a pool of threads. These stay set: TensorRT-LLM looks at the first whenev
 def engine_environment(devices: str | None = None) -> Iterator[None]:
     """Surround the start of an engine, the import of its library included; the trainer's variables come back after.
 
-    Args:
-        devices: For ``CUDA_VISIBLE_DEVICES`` of the engine's processes; ``None`` leaves it. The process that it is set
-            in has opened its GPU before, and does not look at it again.
+    ``devices`` is ``CUDA_VISIBLE_DEVICES`` of the engine's processes, if given. The process that it is set in has
+    opened its GPU before, and does not look at it again.
     """
     changes: dict[str, str | None] = {n: None for n in os.environ if MPI_VARIABLES.match(n) or is_trainer_variable(n)}
     os.environ.update(NEEDED)
@@ -51,11 +49,7 @@ def engine_environment(devices: str | None = None) -> Iterator[None]:
 
 
 def visible_devices(first: int, count: int) -> str:
-    """Return ``CUDA_VISIBLE_DEVICES`` for an engine on ``count`` GPUs of the trainer's, from the ``first`` on.
-
-    Raises:
-        ConfigError: The trainer's own names them otherwise than by numbers, which the engine's workers cannot read.
-    """
+    """Return ``CUDA_VISIBLE_DEVICES`` for an engine on ``count`` GPUs of the trainer's, from the ``first`` on."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [name.strip() for name in given.split(",")] if given else [str(index) for index in range(first + count)]
     if not all(name.isdecimal() for name in names):
@@ -68,7 +62,8 @@ def visible_devices(first: int, count: int) -> str:
 def require_ray() -> Any:
     """Import Ray, and return it; ``ConfigError`` without it."""
     try:
-        return importlib.import_module("ray")
+        import ray
     except ImportError:
         how = "pip install 'rlplug-rollout-trtllm[ray]'"
         raise ConfigError(f"TensorRT-LLM's workers are actors of Ray, which is not installed: {how}.") from None
+    return ray

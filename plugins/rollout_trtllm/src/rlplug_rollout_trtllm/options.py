@@ -45,7 +45,6 @@ OWN_NAMES: Final = {
 """Arguments for which there is an option of another name."""
 
 VISION: Final = ("vision_config", "visual", "image_token_id", "image_token_index", "audio_config")
-"""What the configuration of a model has that takes more than text."""
 
 
 @dataclass(frozen=True)
@@ -120,27 +119,14 @@ class TRTLLMOptions(EngineOptions):
             )
 
     def stats(self) -> EngineStats:
-        """Return counters of tokens and time; what TensorRT-LLM's scheduler does is not looked at."""
-        return EngineStats(
-            max_num_seqs=self.max_batch_size or 0,
-            kv_cache_tokens=0,  # it is not told
-            max_num_seqs_key="rollout.max_batch_size",
-            memory_key="rollout.free_gpu_memory_fraction",
-            observes_scheduler=False,
-        )
+        """Return counters of tokens and time; the scheduler is not looked at, and the cache's size not told."""
+        return EngineStats(max_num_seqs=self.max_batch_size or 0, kv_cache_tokens=0, observes_scheduler=False)
 
     def arguments(self, policy: PolicySpec, known: Collection[str]) -> dict[str, Any]:
         """Return the arguments of an engine as plain data, without those that follow from where it runs.
 
-        Those that are configurations of their own are dictionaries of their fields; ``None`` for ``cuda_graph_config``
-        means without graphs.
-
-        Args:
-            known: Names of all arguments of the engine.
-
-        Raises:
-            ConfigError: ``llm_args`` names what is set elsewhere, or what the engine does not have; a prompt would not
-                fit into a pass.
+        Configurations of their own are dictionaries of their fields. ``None`` for ``cuda_graph_config`` means without.
+        ``ConfigError`` when ``llm_args`` has what is set elsewhere, or not ``known``, or a prompt exceeds a pass.
         """
         extra = self.passed_arguments(policy, known)
         model = extra.pop("model_kwargs", {})
@@ -174,24 +160,19 @@ class TRTLLMOptions(EngineOptions):
         return arguments | extra | ({"model_kwargs": model} if model else {})
 
     def _pass_size(self, longest: int) -> dict[str, int]:
-        given = self.given("max_num_tokens")
         if self.enable_chunked_prefill:
-            return given
+            return self.given("max_num_tokens")
         size = self.max_num_tokens or max(longest, DEFAULT_MAX_NUM_TOKENS)
         if size < longest:
             raise ConfigError(
                 f"rollout.max_num_tokens is {size}, and a prompt may have up to {longest} tokens "
                 "(rollout.context_length): raise it, or set enable_chunked_prefill."
             )
-        return given if size == DEFAULT_MAX_NUM_TOKENS else {"max_num_tokens": size}
+        return self.given("max_num_tokens") if size == DEFAULT_MAX_NUM_TOKENS else {"max_num_tokens": size}
 
 
 def check_text_only(policy: PolicySpec) -> None:
-    """Refuse a model that takes more than text.
-
-    Raises:
-        ConfigError: Its configuration has a part for images or sound.
-    """
+    """Raise ``ConfigError`` for a model whose configuration has a part for images or sound."""
     config = AutoConfig.from_pretrained(policy.path)
     if found := [name for name in VISION if getattr(config, name, None) is not None]:
         raise ConfigError(

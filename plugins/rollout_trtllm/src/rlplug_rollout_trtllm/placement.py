@@ -9,7 +9,6 @@ from typing import Any, Final
 from rlplug.errors import ConfigError, RLPlugError, RunError
 from rlplug_rollout_trtllm.environment import engine_environment, require_ray
 
-CPUS_PER_WORKER: Final = 1
 NAMESPACE: Final = "rlplug"
 """Of the actors' names in a cluster."""
 
@@ -23,15 +22,11 @@ class Bundles:
 
     @classmethod
     def reserve(cls, ray: Any, size: int, spans_hosts: bool, deadline_s: float) -> Bundles:
-        """Reserve GPUs for the workers of one engine: on one host, or on as few as possible.
-
-        Raises:
-            RunError: There were not enough free ones in time.
-        """
+        """Reserve GPUs for the workers of one engine: on one host, or on as few as possible."""
         from ray.util.placement_group import placement_group
 
         strategy = "PACK" if spans_hosts else "STRICT_PACK"
-        bundles = cls(placement_group([{"GPU": 1, "CPU": CPUS_PER_WORKER}] * size, strategy=strategy), [*range(size)])
+        bundles = cls(placement_group([{"GPU": 1, "CPU": 1}] * size, strategy=strategy), [*range(size)])
         if not bundles.group.wait(timeout_seconds=deadline_s):
             bundles.remove()
             where = "" if spans_hosts else "on one host "
@@ -58,16 +53,8 @@ class Bundles:
 class PrivateRay:
     """A Ray of this process alone, whose only GPUs are those of one engine.
 
-    So no other decides which worker gets which GPU. The trainer's processes are none of Ray's.
-
-    Args:
-        devices: ``CUDA_VISIBLE_DEVICES`` of the engine's processes.
-        size: Workers.
-        deadline_s: For Ray to make room.
-
-    Raises:
-        ConfigError: Ray is not installed, or the process belongs to a cluster already.
-        RunError: It did not start, or there was no room in time.
+    So no other decides which worker gets which GPU. The trainer's processes are none of Ray's. ``devices`` is
+    ``CUDA_VISIBLE_DEVICES`` of the engine's processes, and ``size`` how many workers it has.
     """
 
     def __init__(self, devices: str, size: int, deadline_s: float) -> None:
@@ -77,7 +64,7 @@ class PrivateRay:
                 "the trainer's process belongs to a Ray cluster already, and TRTLLMRollout starts a Ray of its own for "
                 "the GPUs that it shares: start the trainer outside of Ray, or take TRTLLMRayRollout."
             )
-        sizes = {"num_gpus": size, "num_cpus": 2 * size * CPUS_PER_WORKER}
+        sizes = {"num_gpus": size, "num_cpus": 2 * size}
         try:
             with engine_environment(devices):
                 self._ray.init("local", include_dashboard=False, namespace=f"rlplug-{uuid.uuid4().hex}", **sizes)
@@ -95,11 +82,7 @@ class PrivateRay:
 
 
 def attach(address: str) -> tuple[Any, bool]:
-    """Connect this process to a cluster that runs; return Ray, and whether it was not connected before.
-
-    Raises:
-        ConfigError: Ray is not installed, or there is no cluster.
-    """
+    """Connect this process to a cluster that runs; return Ray, and whether it was not connected before."""
     ray = require_ray()
     has_attached = not ray.is_initialized()
     try:

@@ -1,7 +1,4 @@
-"""``TRTLLMRayRollout``: TensorRT-LLM on GPUs of their own, on one host or on many, found through a Ray cluster.
-
-It was never run on TensorRT-LLM itself, nor on Ray: a strict double and a stand-in take their places in the tests.
-"""
+"""``TRTLLMRayRollout``: TensorRT-LLM on GPUs of a Ray cluster, never run but over the double and a stand-in for Ray."""
 
 from __future__ import annotations
 
@@ -26,15 +23,13 @@ from rlplug.rollout.engines import EngineLoop, EngineRanks, TrackedEngine
 from rlplug.rollout.servers import TensorList, WeightSender
 from rlplug.rollout.servers.process_group import Group, Rendezvous, SendGroup
 from rlplug.weight_sync.manifest import policy_weights
-from rlplug.weight_sync.receive_checks import WeightSyncValidator
-from rlplug_rollout_trtllm.engine_host import RESET, UNKNOWN_ARGUMENT, EngineHost
+from rlplug_rollout_trtllm.engine_host import CLOSE_S, RESET, UNKNOWN_ARGUMENT, EngineHost
 from rlplug_rollout_trtllm.environment import NEEDED, engine_environment
 from rlplug_rollout_trtllm.options import TRTLLMOptions, check_text_only
 from rlplug_rollout_trtllm.placement import NAMESPACE, Bundles, attach
 from rlplug_rollout_trtllm.sampling import TRTLLMRequests
 from rlplug_rollout_trtllm.surface import argument_names
 
-CLOSE_S: Final = 60.0
 MAX_CALLS: Final = 100_000
 """Calls of one actor at a time: each request is one while it runs."""
 NO_WEIGHTS: Final = base64.b64encode(pickle.dumps([])).decode("ascii")
@@ -115,21 +110,13 @@ class TRTLLMRayRollout(TrackedEngine):
         engines = [RayEngine(self._ray.get_actor(name, namespace=NAMESPACE)) for name in hosts]
         first = placement.rank % len(engines)
         turns: Any = [*engines[first:], *engines[:first]]
-        self._stats = self.options.stats()
-        self._requests = TRTLLMRequests(
-            loop, turns, policy, self.options.longest(policy), self._stats, self.generate_deadline_s
-        )
-        rank_zero_info(
-            f"TensorRT-LLM: {len(engines)} engines on {', '.join(sorted(set(hosts.values())))}; started in "
-            f"{time.perf_counter() - began:.0f} s"
-        )
+        self._stats, longest = self.options.stats(), self.options.longest(policy)
+        self._requests = TRTLLMRequests(loop, turns, policy, longest, self._stats, self.generate_deadline_s)
+        where, seconds = ", ".join(sorted(set(hosts.values()))), time.perf_counter() - began
+        rank_zero_info(f"TensorRT-LLM: {len(engines)} engines on {where}; started in {seconds:.0f} s")
 
     def _make_engines(self, arguments: Mapping[str, Any], loop: EngineLoop, device: torch.device) -> dict[str, str]:
-        """Start all engines, join a group with their workers, and return the address of each engine's host by name.
-
-        Raises:
-            RunError: There are too few GPUs, or an engine did not start.
-        """
+        """Start all engines, join a group with their workers, and return the address of each engine's host by name."""
         size, run = self.options.tensor_parallel_size, uuid.uuid4().hex[:8]
         names = [f"trtllm-{run}-{number}" for number in range(self.num_engines)]
         try:
@@ -172,7 +159,12 @@ class TRTLLMRayRollout(TrackedEngine):
         """Take every weight. A sync that is refused, or breaks off, stays open in the engines: the next one ends it."""
         assert self._ranks is not None, "start comes first"
         validator, reports = self.validator(), list[SyncReport]()
-        counted = _complete(validator, buckets, version, reports)
+
+        def complete() -> Iterator[Bucket]:
+            yield from validator.count(buckets)
+            reports.append(validator.report(version))  # what is missing is refused before engines hear that all came
+
+        counted = complete()
         fault: EngineFault | None = None
         try:
             self.requests.wait_until_idle()
@@ -190,20 +182,8 @@ class TRTLLMRayRollout(TrackedEngine):
         return reports[0]
 
 
-def _complete(
-    validator: WeightSyncValidator, buckets: Iterable[Bucket], version: int, reports: list[SyncReport]
-) -> Iterator[Bucket]:
-    """Yield the buckets, and look for what is missing before engines are told that all came."""
-    yield from validator.count(buckets)
-    reports.append(validator.report(version))
-
-
 class RayEngine:
-    """One engine, as a rank of the trainer sees it: the methods of its :class:`EngineHost`, which is an actor.
-
-    Args:
-        actor: Ray's handle.
-    """
+    """One engine, as a rank of the trainer sees it: the methods of its :class:`EngineHost`, which is an actor."""
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
@@ -219,30 +199,14 @@ class RayEngine:
         """Make the actor of an engine, which has not started yet, on the host of the engine's first worker."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        remote = ray.remote(EngineHost)
-        return cls(
-            remote.options(
-                name=name,
-                namespace=NAMESPACE,
-                num_cpus=0,
-                num_gpus=0,  # its workers have them
-                max_concurrency=MAX_CALLS,
-                runtime_env={"env_vars": dict(NEEDED)},
-                scheduling_strategy=NodeAffinitySchedulingStrategy(bundles.first_node(), soft=False),
-            ).remote()
-        )
+        near = NodeAffinitySchedulingStrategy(bundles.first_node(), soft=False)
+        taken = {"num_cpus": 0, "num_gpus": 0}  # its workers have them
+        chosen = {"name": name, "namespace": NAMESPACE, "max_concurrency": MAX_CALLS, "scheduling_strategy": near}
+        return cls(ray.remote(EngineHost).options(**chosen, **taken, runtime_env={"env_vars": dict(NEEDED)}).remote())
 
 
 class RayWeightSender(WeightSender):
-    """Sends weights from the trainer's rank 0 to the workers of all engines.
-
-    Args:
-        loop: Engines are called in it.
-        engines: All of them, by a URL of their host.
-        workers: Of each engine.
-        device: Where the trainer's weights are.
-        deadline_s: For joining, and for each bucket.
-    """
+    """Sends weights from the trainer's rank 0 to the workers of all engines, which are given by a URL of their host."""
 
     engine = "TensorRT-LLM"
 
@@ -299,5 +263,4 @@ class RayWeightSender(WeightSender):
         self._call(self._engines, "resume_generation")
 
     def _call(self, engines: Mapping[str, Any], method: str, *arguments: Any) -> None:
-        work = [engine.call(method, *arguments) for engine in engines.values()]
-        self._loop.run_all(work, method, self._deadline_s)
+        self._loop.run_all([each.call(method, *arguments) for each in engines.values()], method, self._deadline_s)

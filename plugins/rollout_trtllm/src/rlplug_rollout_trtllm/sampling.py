@@ -29,11 +29,7 @@ class Output:
 
     @classmethod
     def of(cls, result: Any) -> Output:
-        """Read what ``generate_async`` resolves to.
-
-        Raises:
-            RunError: A token has no logprob.
-        """
+        """Read what ``generate_async`` resolves to; ``RunError`` when a token has no logprob."""
         (generated,) = result.outputs
         token_ids = tuple(int(token) for token in generated.token_ids)
         entries: Sequence[Mapping[int, Any]] = generated.logprobs or ()
@@ -42,14 +38,11 @@ class Output:
             token_ids, entries = token_ids[: len(entries)], entries[: len(token_ids)]
         if len(entries) != len(token_ids):
             raise RunError(f"TensorRT-LLM returned {len(token_ids)} tokens and {len(entries)} logprobs.")
-        return cls(token_ids, tuple(map(_logprob, entries, token_ids)), reason)
-
-
-def _logprob(entry: Mapping[int, Any], token_id: int) -> float:
-    """Return a token's logprob from those of its position: the first of them may be the likeliest token's."""
-    if token_id not in entry:
-        raise RunError(f"TensorRT-LLM returned logprobs without that of the sampled token {token_id}.")
-    return float(entry[token_id].logprob)
+        for token_id, entry in zip(token_ids, entries, strict=True):
+            if token_id not in entry:  # the first of a position may be the likeliest token's
+                raise RunError(f"TensorRT-LLM returned logprobs without that of the sampled token {token_id}.")
+        logprobs = (float(entry[token_id].logprob) for token_id, entry in zip(token_ids, entries, strict=True))
+        return cls(token_ids, tuple(logprobs), reason)
 
 
 class TRTLLMRequests(LoopRequests[Output]):
@@ -58,11 +51,10 @@ class TRTLLMRequests(LoopRequests[Output]):
     engine = "TensorRT-LLM"
 
     def arguments(self, running: RunningRequest) -> dict[str, Any]:
-        """Return the arguments of TensorRT-LLM's ``SamplingParams`` for one request, as plain data.
+        """Return the arguments of ``SamplingParams`` for one request, as plain data; no default decides on a token.
 
-        Nothing that decides on a token is left to a default: without temperature, top-p and top-k the engine is greedy,
-        and without ``max_tokens`` it stops after 32. Its first end token is ``end_id``, which is always in the output;
-        others are stop tokens, which are there with ``include_stop_str_in_output`` alone.
+        The first end token is ``end_id``, which is always in the output. Others are stop tokens, which are there with
+        ``include_stop_str_in_output`` alone.
         """
         sampling = running.sampling
         first, *others = self.policy.eos_token_ids or (NO_END,)
