@@ -9,7 +9,9 @@ for one process with a line of JSON::
 and gets the lines ``{"pid": 17}`` and, at its end, ``{"exit_code": 0}`` (minus the number of the signal that ended it).
 Each process leads a session of its own; closing the connection kills its whole process group.
 
-What libraries read while they are imported is the same for all: one thread of OpenMP, and no network for the hub.
+What libraries read while they are imported is the same for all: one thread of OpenMP, and no network for the hub. So
+are the seed of ``hash`` and the modules that are imported: a test of those, or of a plugin that is blocked, needs
+``subprocess``.
 """
 
 import atexit

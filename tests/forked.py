@@ -83,7 +83,7 @@ class ForkedProcess:
         Args:
             env: The whole environment; by default this process's.
             cwd: The folder to run in; by default this process's.
-            output: The file for stdout and stderr, which may exist.
+            output: The file for stdout and stderr.
             separate_errors: Keep stderr in a file of its own.
         """
         python, *self.args = map(str, command)
@@ -91,6 +91,8 @@ class ForkedProcess:
         place.num_started += 1
         self._stdout = Path(output or place.folder / f"{place.num_started}.out").absolute()
         self._stderr = self._stdout.with_suffix(".err") if separate_errors else self._stdout
+        for file in (self._stdout, self._stderr):
+            file.write_bytes(b"")  # it can be read at once
         job = {"command": self.args, "env": dict(os.environ if env is None else env)}
         job |= {"cwd": str(cwd or os.getcwd()), "stdout": str(self._stdout), "stderr": str(self._stderr)}
         self._connection = place.connect()

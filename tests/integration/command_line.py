@@ -62,7 +62,7 @@ class Result:
 class Runs(Mapping[str, Result]):
     """Results by name; a job runs when its result is first asked for, from the repository's root."""
 
-    def __init__(self, jobs: dict[str, Job], folder: Path, timeout: float = 600) -> None:
+    def __init__(self, jobs: dict[str, Job], folder: Path, timeout: float = 840) -> None:
         self.jobs = jobs
         self.folder = folder
         self.timeout = timeout
@@ -100,7 +100,7 @@ def samples(values: Iterable[Any], *on_every_push: Any) -> list[Any]:
     ]
 
 
-def run_job(job: Job, log: Path, timeout: float = 600) -> Result:
+def run_job(job: Job, log: Path, timeout: float = 840) -> Result:
     """Run one command line; the output of further ranks goes beside that of the first."""
     if job.copy is not None:
         shutil.copytree(*job.copy)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from types import ModuleType
 import pytest
 import yaml
 from command_line import ROOT
+from forked import run_forked
 
 from rlplug.interfaces import EngineCapabilities
 
@@ -34,7 +34,7 @@ def cells_of(table: str, row: str) -> list[str]:
 
 def test_the_page_is_what_the_code_says() -> None:
     command = [sys.executable, "scripts/write_engine_table.py", "--check"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = run_forked(command, cwd=ROOT, timeout=300)
 
     assert done.returncode == 0, done.stdout + done.stderr
 
