@@ -25,7 +25,7 @@ def results(folder: Path) -> Runs:
         "kept": [*FP8, "--model.weight_sync.keep", '["*.self_attn.*"]'],
         "uncorrected": [*FP8, "--model.algorithm.correction", "null"],
         "misspelled": [*FP8, "--model.weight_sync.keep", '["*.attention.*"]'],
-        "no transform": ["--model.weight_sync.keep_first_layers", "1"],
+        "no dtype": ["--model.weight_sync.keep_first_layers", "1"],
         "unable": [*FP8, "--model.rollout", "parts.Silent", "--model.limits.mismatch_gate", "null"],
     }
     return Runs({n: Job([*SMALL, *line, "--run.dir", str(folder / n)]) for n, line in lines.items()}, folder)
@@ -78,7 +78,7 @@ def test_a_run_without_correction_says_so(folder: Path, results: Runs) -> None:
     ("name", "words"),
     [
         ("misspelled", "model.weight_sync.keep has '*.attention.*', which matches no linear layer"),
-        ("no transform", "its transform is null: set it to fp8_block, or remove the rest"),
+        ("no dtype", "its dtype is null: set model.weight_sync.dtype to fp8_block, or remove"),
         (
             "unable",
             "model.weight_sync.dtype needs an engine with 'fp8_refit', which Silent lacks. Engines here that",

@@ -90,8 +90,8 @@ def test_options_that_leave_nothing_are_refused(values, message):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"keep": ["lm_head"]}, "its transform is null"),
-        ({"power_of_two_scales": True}, "its transform is null"),
+        ({"keep": ["lm_head"]}, "its dtype is null"),
+        ({"power_of_two_scales": True}, "its dtype is null"),
         ({"transform": "fp8_block", "keep_first_layers": -1}, "keep_first_layers is -1"),
     ],
 )
