@@ -207,7 +207,8 @@ def check_engine(config: RunConfig, engines: Iterable[type], is_here: bool = Tru
     Args:
         config: Options of the run.
         engines: The registered classes, among which messages name those that can.
-        is_here: False for an engine that will run elsewhere: whether it can sleep is not known here.
+        is_here: False for an engine that will run on another machine. Whether it can sleep, or take FP8, may depend on
+            the device, and is not known here.
 
     Raises:
         ConfigError: The message names the key and the fix.
@@ -224,7 +225,7 @@ def check_engine(config: RunConfig, engines: Iterable[type], is_here: bool = Tru
             "model.limits.mismatch_gate to null to run without that check."
         )
     if config.weight_sync.dtype is not None:
-        for capability in ("fp8_refit", "logprobs"):
+        for capability in ("fp8_refit", "logprobs") if is_here else ("logprobs",):
             require_capability(engine, capability, "model.weight_sync.dtype", engines)
     if config.partial_rollout is not None:
         check_partial_rollout(config.partial_rollout, config.sampling, algorithm, engine, engines)

@@ -118,8 +118,8 @@ def check_rollout(config: RunConfig, inputs: RunInputs, engine_is_here: bool = T
     Args:
         config: Options of the run.
         inputs: Facts about policy and environment.
-        engine_is_here: False for a run that is planned for another machine, whose engine may sleep where this one's
-            cannot.
+        engine_is_here: False for a run that is planned for another machine, whose engine may sleep or take FP8 where
+            this one's cannot.
 
     Raises:
         ConfigError: The message names the key and the fix.

@@ -66,7 +66,7 @@ EVERYTHING = {
         ],
         "rollout": {"class_path": "SleepyRollout"},
         "optimizations": [{"class_path": "FreezeEmbeddings"}],
-        "sleep_between_rollouts": True,
+        "memory": {"sleep_between_rollouts": True},
     },
     "run": {"dir": "runs/everything"},
 }
