@@ -10,7 +10,6 @@ from typing import Literal
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 
 from rlplug.distributed.offload import OffloadMode
-from rlplug.errors import ConfigError
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.optimization import Optimization
@@ -121,10 +120,6 @@ class RunConfig:
     weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     limits: Limits = field(default_factory=Limits)
-
-    def __post_init__(self) -> None:
-        if self.environment is None and self.turns != TurnOptions():
-            raise ConfigError("model.turns is set, and model.environment is not: name an environment, or remove it.")
 
     @cached_property
     def engine(self) -> RolloutEngine:

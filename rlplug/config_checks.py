@@ -17,7 +17,7 @@ from rlplug.models.config import MakeTokenizer, ModelConfig, require_same_tokens
 from rlplug.models.critic import CriticConfig
 from rlplug.models.hf_files import read_config
 from rlplug.models.packing_checks import check_long_sequences
-from rlplug.rollout.config import PartialRollout
+from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.training.batch_plan import BatchPlan
 from rlplug.training.validation import ValidationConfig
 from rlplug.types import SamplingParams
@@ -214,6 +214,8 @@ def check_engine(config: RunConfig, engines: Iterable[type], is_here: bool = Tru
         ConfigError: The message names the key and the fix.
     """
     engine, algorithm = config.engine, config.algorithm
+    if config.environment is None and config.turns != TurnOptions():
+        raise ConfigError("model.turns is set, and model.environment is not: name an environment, or remove it.")
     if config.memory.sleep_between_rollouts is True and is_here:
         require_capability(engine, "sleep", "model.memory.sleep_between_rollouts", engines)
     if algorithm.needs.rollout_logprobs:
