@@ -59,12 +59,15 @@ def test_plugins_import_names_that_a_package_lists(face: str) -> None:
 
 
 def test_no_module_is_public_for_nobody() -> None:
-    assert PUBLIC - {module for _, module, _ in imports()} == set()
+    """A plugin of this repository imports it, or the page for authors of engines tells them to."""
+    guide = (ROOT / "docs/writing-an-engine.md").read_text()
+    unused = PUBLIC - {module for _, module, _ in imports()}
+    assert {module for module in unused if f"../{module.replace('.', '/')}.py" not in guide} == set()
 
 
 def test_contributors_can_read_which_modules_are_public() -> None:
     guide = (ROOT / "CONTRIBUTING.md").read_text()
-    start = guide.index("- Core imports no plugin")
+    start = guide.index("- The core imports no plugin")
     words = set(re.findall(r"`([\w.]+)`", guide[start : guide.index("\n\n", start)]))
     missing = [name for name in sorted(PUBLIC) if name not in words and name.rpartition(".")[2] not in words]
     assert missing == []

@@ -210,7 +210,7 @@ def test_rank_shares_partition_in_order(num_items, world_size):
 
 def test_the_printed_plan_names_what_will_run():
     plan = BatchPlan(BatchSizes(prompts_per_step=8, group_size=4, mini_batch_size=16), world_size=2, longest=8193)
-    assert plan.rows() == [
+    assert plan.table_rows() == [
         ("data-parallel ranks", "2", "train on different completions"),
         ("prompts a step", "8", "4 an engine"),
         ("completions a step", "32", "groups of 4"),
@@ -224,7 +224,7 @@ def test_the_printed_plan_names_what_will_run():
 
 def test_the_printed_plan_of_other_sizes():
     def value(name, *args):
-        return next((value for key, value, _ in BatchPlan(*args).rows() if key == name), None)
+        return next((value for key, value, _ in BatchPlan(*args).table_rows() if key == name), None)
 
     by_count = BatchSizes(prompts_per_step=4, micro_batch_size_per_gpu=3)
     assert value("update pass", by_count, 2) == value("forward-only pass", by_count, 2) == "3 completions"
@@ -273,7 +273,7 @@ def test_attention_cost_of_other_models():
 def test_the_printed_plan_says_when_old_logprobs_are_computed():
     def row(reason, **sizes):
         plan = BatchPlan(BatchSizes(prompts_per_step=4, group_size=2, **sizes), 1)
-        return next(rest for name, *rest in plan.rows(reason) if name == "old_logprobs")
+        return next(rest for name, *rest in plan.table_rows(reason) if name == "old_logprobs")
 
     assert row(None) == ["skipped", "exactly on-policy: the current logprobs"]
     assert row("for the values") == ["computed", "for the values"]

@@ -92,7 +92,7 @@ def test_options_that_leave_nothing_are_refused(values, message):
     [
         ({"keep": ["lm_head"]}, "its dtype is null"),
         ({"power_of_two_scales": True}, "its dtype is null"),
-        ({"transform": "fp8_block", "keep_first_layers": -1}, "keep_first_layers is -1"),
+        ({"dtype": "fp8_block", "keep_first_layers": -1}, "keep_first_layers is -1"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(values, message):
