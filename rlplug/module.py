@@ -59,7 +59,9 @@ class RLModule(LightningModule):
         config = self.config = RunConfig(optimizer=optimizer, **options)
         self.rewards = run_setup.make_rewards(config)
         gate, every_step = config.limits.mismatch_gate, config.limits.gate_every_step
-        self.mismatch_gate = MismatchGate(type(config.engine).__name__, gate, every_step)
+        self.mismatch_gate = MismatchGate(
+            type(config.engine).__name__, gate, every_step, config.partial_rollout is not None
+        )
         self.partial_rollout = None if config.partial_rollout is None else PartialRolloutState(config.partial_rollout)
         """Groups that go on in the next step."""
         self.models = Models()

@@ -19,16 +19,18 @@ class MismatchGate:
         engine: Name of the engine, for messages.
         limit: Largest mean absolute difference of logprobs, in nats; ``None`` only measures.
         every_step: Apply the limit in every step, and not only in the first one of a run.
+        has_old_tokens: Whether a batch may have tokens of older versions alone, as in a partial rollout.
     """
 
     engine: str
     limit: float | None
     every_step: bool
+    has_old_tokens: bool
 
     def compare(
         self, batch: Batch, sampled_logprobs: Tensor, policy_version: int, step: int, is_first_step: bool
     ) -> dict[str, float]:
-        """Return ``mismatch/...`` metrics over the tokens of ``policy_version``; none where there are no such tokens.
+        """Return ``mismatch/...`` metrics over the tokens of ``policy_version``.
 
         Args:
             batch: Batch of the step, with ``rollout_logprobs`` and ``policy_versions``.
@@ -43,7 +45,7 @@ class MismatchGate:
         """
         assert batch.policy_versions is not None
         mask = batch.response_mask & (batch.policy_versions == policy_version)
-        if batch.response_mask.any() and not mask.any():
+        if self.has_old_tokens and not mask.any():
             return {}
         metrics = mismatch_metrics(batch.rollout_logprobs, sampled_logprobs, mask)
         if self.limit is None or not (is_first_step or self.every_step):

@@ -22,6 +22,7 @@ from rlplug.rollout.servers.scheduler_metrics import SchedulerMetrics
 from rlplug.rollout.servers.server_checks import changed_options, check_urls, devices_of_servers
 from rlplug.rollout.servers.server_weights import ServerWeightSender
 from rlplug.types import NO_VERSION, Completion, Request, SamplingParams
+from rlplug.weight_sync.buckets import drain
 from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug.weight_sync.receive_checks import WeightSyncValidator
@@ -213,8 +214,7 @@ class ServerEngine(RolloutEngine):
                 self._sender.send(buckets, version)
             except EngineFault as problem:
                 fault = self._explained(problem)
-        for _ in buckets:  # the others wait in those that are left
-            pass
+        drain(buckets)
         return fault
 
     # ---- stats ----------------------------------------------------------------------------------------------------

@@ -142,9 +142,9 @@ class WeightSender(ABC):
             dtypes=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
             shapes=[list(tensor.shape) for tensor in tensors],
         )
-        receipts = [self.ask_to_receive(url, listed, version) for url in self._urls]
+        answers = [self.ask_to_receive(url, listed, version) for url in self._urls]
         stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
-        self._together(receipts, lambda: self._broadcast(tensors, stream))
+        self._together(answers, lambda: self._broadcast(tensors, stream))
 
     def _broadcast(self, tensors: Sequence[torch.Tensor], stream: torch.cuda.Stream | None) -> None:
         assert self._group is not None
