@@ -14,6 +14,7 @@ import torch
 from sabotage import Sabotaged, mixed
 
 from rlplug.interfaces import Placement, PolicySpec
+from rlplug.rollout.engines.context_limit import max_completion_tokens
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.testing.distribution import DistributionChecks
 from rlplug.testing.models import BOS, PAD
@@ -78,9 +79,9 @@ class KnowsOneEndToken(HFRollout):
 
 class CutsAllAtTheContextOfOne(HFRollout):
     def generate(self, requests, sampling):
-        room = min((self._max_completion_tokens(request) for request in requests), default=sampling.max_new_tokens)
+        rooms = [max_completion_tokens(request, self._policy) for request in requests]
         return super().generate(
-            requests, dataclasses.replace(sampling, max_new_tokens=min(room, sampling.max_new_tokens))
+            requests, dataclasses.replace(sampling, max_new_tokens=min([*rooms, sampling.max_new_tokens]))
         )
 
 
