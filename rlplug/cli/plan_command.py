@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
-from rlplug.cli.run_folder import batch_table
+from rlplug.cli.run_output import batch_table
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.setup import plan_run

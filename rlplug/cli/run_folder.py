@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import platform
-import statistics
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -16,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
-from rich.table import Table
 
-from rlplug.distributed.checkpoint import newest_checkpoint, run_dir_of
+from rlplug.cli.run_output import print_interrupted, print_samples, print_start, print_summary, print_validation
+from rlplug.distributed.checkpoint import run_dir_of
 from rlplug.models.export import export_policy
 from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.plugin_manager import describe, plugins
-from rlplug.training.memory_plan.table import memory_notes, memory_rows, memory_table
+from rlplug.training.memory_plan.table import memory_notes, memory_rows
 from rlplug.types import RewardError, Sample
 
 if TYPE_CHECKING:
@@ -109,26 +108,14 @@ class RunFolder(Callback):
         self._began = time.monotonic()
         MetricsCSV(self.path / METRICS).drop_after(module.rollout_step)
         self._drop_samples_after(module.rollout_step)
-        batch_plan = self._record["batch_plan"] = module.plan.batch.table_rows(module.config.on_policy_pass)
+        self._record["batch_plan"] = module.plan.batch.table_rows(module.config.on_policy_pass)
         memory = module.plan.memory
         if memory is not None:
             self._record["memory_plan"] = memory_rows(memory.plan)
             self._record["memory_notes"] = memory_notes(memory)
         self._record["effects"] = [effect.description for effect in module.models.effects]
         self._save_record()
-        total = module.plan.total_steps
-        title = f"batch plan, {total} step{'s' * (total > 1)}"
-        self._console.print(batch_table(batch_plan, title))
-        if memory is not None:
-            self._console.print(memory_table(memory.plan))
-            for note in self._record["memory_notes"]:
-                self._console.print(note, highlight=False)
-        for split, count in trainer.datamodule.num_filtered.items():  # type: ignore[attr-defined]
-            if count:
-                self._console.print(f"data.{split}: {count} prompts were left out, because they are too long")
-        for effect in module.models.effects:
-            self._console.print(f"took effect: {effect.description}")
-        self._console.print(f"run folder: {self.path}")
+        print_start(self._console, module, trainer.datamodule.num_filtered, self.path)  # type: ignore[attr-defined]
 
     # ---- each step ------------------------------------------------------------------------------------------------
 
@@ -140,10 +127,7 @@ class RunFolder(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._log_samples(trainer, pl_module)
         if trainer.is_global_zero:
-            table = Table("metric", "value", title=f"validation, run folder {self.path}", title_justify="left")
-            for name, value in trainer.callback_metrics.items():
-                table.add_row(name, f"{float(value):.4g}")
-            self._console.print(table)
+            print_validation(self._console, trainer.callback_metrics, self.path)
             self._finish("finished")
 
     def _log_samples(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -159,7 +143,7 @@ class RunFolder(Callback):
             chosen = _spread(samples, self.samples_per_step)
             self._append_samples(SAMPLES, chosen, step, phase)
             if phase == "validate":
-                self._console.print(_samples_table(chosen, step))
+                print_samples(self._console, chosen, step)
                 for logger in trainer.loggers:
                     if isinstance(logger, TensorBoardLogger):
                         text = "\n\n".join(f"{s.prompt.text} **{s.completion}** ({s.reward:g})" for s in chosen)
@@ -185,10 +169,7 @@ class RunFolder(Callback):
         if module.stop_signal.is_set:
             if trainer.is_global_zero:
                 self._finish("interrupted", f"stopped by Ctrl-C after step {module.rollout_step}")
-                self._console.print(
-                    f"\nStopped after step {module.rollout_step} of {module.plan.total_steps}; saved as "
-                    f"{newest_checkpoint(self.path)}.\nGo on with: rlplug fit --resume {self.path}"
-                )
+                print_interrupted(self._console, module, self.path)
             return
         if self.export_policy:
             inputs = module.inputs
@@ -196,7 +177,8 @@ class RunFolder(Callback):
             export_policy(module.policy, inputs.tokenizer, inputs.spec.dtype, folder, trainer.global_rank)
         if trainer.is_global_zero:
             self._finish("finished")
-            self._print_summary(time.monotonic() - self._began)
+            seconds = time.monotonic() - self._began
+            print_summary(self._console, self.path, MetricsCSV(self.path / METRICS), seconds, self._results())
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._record:
@@ -210,29 +192,16 @@ class RunFolder(Callback):
     def _save_record(self) -> None:
         (self.path / "run.json").write_text(json.dumps(self._record, indent=2))
 
-    def _print_summary(self, total_seconds: float) -> None:
-        """Print the rewards, the paths of the results, and what to do next."""
-        say = self._console.print
-        rewards = [
-            float(row["reward/mean"]) for row in MetricsCSV(self.path / METRICS).read() if row.get("reward/mean")
-        ]
-        if rewards:
-            last = statistics.fmean(rewards[-5:])
-            say(f"\nmean reward {rewards[0]:.3f} -> {last:.3f} (last 5 of {len(rewards)} steps), {total_seconds:.0f} s")
-        if self.export_policy:
-            say(f"policy: {self.path / 'policy'}", soft_wrap=True)
+    def _results(self) -> list[str]:
+        """Write the report, and say where results are."""
+        lines = [f"policy: {self.path / 'policy'}"] if self.export_policy else []
         if self.report and importlib.util.find_spec("plotly"):
             from rlplug.observability.report import write_report
 
-            say(f"report: {write_report(self.path)}", soft_wrap=True)
+            lines.append(f"report: {write_report(self.path)}")
         elif self.report:
-            say(f"no report: pip install 'rlplug[report]', then rlplug report {self.path}", soft_wrap=True)
-        say(
-            "next: open the report; load the policy with AutoModelForCausalLM.from_pretrained; change a key and run "
-            f"again, such as --model.batch.group_size 16; train longer with rlplug fit --resume {self.path} "
-            "--model.num_steps MORE",
-            soft_wrap=True,
-        )
+            lines.append(f"no report: pip install 'rlplug[report]', then rlplug report {self.path}")
+        return lines
 
 
 def _now() -> str:
@@ -264,19 +233,3 @@ def _sample_record(sample: Sample, step: int, phase: str) -> dict[str, Any]:
         "finish_reason": sample.finish_reason,
         "num_tokens": sample.num_response_tokens,
     }
-
-
-def batch_table(rows: Sequence[tuple[str, str, str]], title: str) -> Table:
-    """Return the rows of a batch plan as a table."""
-    table = Table("size", "value", "meaning", title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _samples_table(samples: Sequence[Sample], step: int) -> Table:
-    table = Table("reward", "prompt", "completion", "answer", title=f"validation, step {step}", title_justify="left")
-    for sample in samples:
-        reward = "error" if sample.errors else f"{sample.reward:.2f}"
-        table.add_row(reward, sample.prompt.text[-80:], sample.completion[:200], str(sample.prompt.answer)[:80])
-    return table
