@@ -25,13 +25,12 @@ pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM")
 from rlplug_rollout_vllm import VLLMServerRollout
 from rlplug_rollout_vllm.gloo_transfer import BACKEND
 from rlplug_rollout_vllm.options import VLLMOptions
-from rlplug_rollout_vllm.server import to_flags
 from transformers import AutoModelForCausalLM
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import EngineFault, Placement, PolicySpec
 from rlplug.interfaces.weight_sync import Bucket
-from rlplug.rollout.servers import supervisor
+from rlplug.rollout.servers import supervisor, to_flags
 from rlplug.rollout.servers.addresses import free_ports
 from rlplug.testing.models import make_model_folder
 from rlplug.types import Completion, Request, SamplingParams

@@ -137,14 +137,10 @@ def test_missing_vllm_is_said_with_the_remedy(monkeypatch):
         (139, 0.5, 16, "one sequence of rollout.max_model_len 131072"),
     ],
 )
-def test_failed_start_says_who_holds_the_memory(free, share, weights, words):
+def test_failed_start_says_what_to_set(free, share, weights, words):
     memory = MemoryBefore(total=140 * GIB, free=free * GIB, trainer=90 * GIB)
     engine = VLLMRollout(gpu_memory_utilization=share)
-    error = engine.start_failure("no room", memory, weights * GIB, longest=131072)
-    assert isinstance(error, RunError)
-    assert "no room" in str(error)
-    assert "90.0 the trainer's tensors" in str(error)
-    assert words in str(error)
+    assert words in engine.memory_advice(memory, weights * GIB, longest=131072).remedy
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------

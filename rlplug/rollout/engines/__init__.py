@@ -6,7 +6,7 @@ from rlplug.rollout.engines.environment import environment_variables, is_trainer
 from rlplug.rollout.engines.finish_reasons import as_finish_reason
 from rlplug.rollout.engines.loop import EngineLoop
 from rlplug.rollout.engines.loop_requests import LoopRequests
-from rlplug.rollout.engines.memory import EngineSizes, MemoryBefore, start_failure
+from rlplug.rollout.engines.memory import EngineSizes, MemoryAdvice, MemoryBefore
 from rlplug.rollout.engines.options import EngineOptions, PassThrough
 from rlplug.rollout.engines.process import EngineProcess
 from rlplug.rollout.engines.ranks import EngineRanks
@@ -25,6 +25,7 @@ __all__ = [
     "EngineStats",
     "FirstRankEngine",
     "LoopRequests",
+    "MemoryAdvice",
     "MemoryBefore",
     "PassThrough",
     "RunningRequest",
@@ -36,5 +37,4 @@ __all__ = [
     "environment_variables",
     "is_trainer_variable",
     "max_completion_tokens",
-    "start_failure",
 ]

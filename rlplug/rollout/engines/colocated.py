@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from rlplug.errors import ConfigError, RLPlugError, RunError
 from rlplug.interfaces.rollout import EngineFault, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, SyncReport, TensorInfo
-from rlplug.rollout.engines.memory import MemoryBefore
+from rlplug.rollout.engines.memory import MemoryAdvice, MemoryBefore, start_failure
 from rlplug.rollout.engines.options import EngineOptions
 from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.engines.requests import EngineRequests
@@ -132,12 +132,11 @@ class ColocatedEngine(TrackedEngine):
         """
 
     @abstractmethod
-    def start_failure(self, problem: str, memory: MemoryBefore | None, weight_bytes: int, longest: int) -> RunError:
-        """Return the error of an engine that did not start.
+    def memory_advice(self, memory: MemoryBefore, weight_bytes: int, longest: int) -> MemoryAdvice:
+        """Return what the engine asked for and what to set, for the message that it did not start on a GPU.
 
         Args:
-            problem: What it said.
-            memory: Of its GPU before; ``None`` on a CPU.
+            memory: Of the GPU before.
             weight_bytes: Of the model on this GPU.
             longest: Prompt and completion together, in tokens.
         """
@@ -168,8 +167,11 @@ class ColocatedEngine(TrackedEngine):
             started = self.launch(policy, placement)
         except EngineFault as fault:
             self.close()
+            if memory is None:
+                raise RunError(f"{self.engine} did not start: {fault}") from fault
             weight_bytes = sum(weight.num_bytes for weight in self._weights.values()) // size
-            raise self.start_failure(str(fault), memory, weight_bytes, self.options.longest(policy)) from fault
+            advice = self.memory_advice(memory, weight_bytes, self.options.longest(policy))
+            raise start_failure(self.engine, str(fault), memory, advice) from fault
         except RLPlugError:
             self.close()
             raise

@@ -49,26 +49,32 @@ class EngineSizes:
         )
 
 
-def start_failure(
-    engine: str, problem: str, memory: MemoryBefore | None, claims: Mapping[str, float], remedy: str
-) -> RunError:
+@dataclass(frozen=True)
+class MemoryAdvice:
+    """An engine's part of the message that it did not start on a GPU."""
+
+    claims: Mapping[str, float]
+    """What the engine asks for, in bytes, each in words that follow a number of GiB."""
+    remedy: str
+    """What to set."""
+
+
+def start_failure(engine: str, problem: str, memory: MemoryBefore, advice: MemoryAdvice) -> RunError:
     """Return the error of an engine that did not start, with who holds the GPU's memory.
 
     Args:
         engine: Its name.
         problem: What it said.
-        memory: Of its GPU before; ``None`` on a CPU, where ``claims`` and ``remedy`` say nothing.
-        claims: What the engine asks for, in bytes, each in words that follow a number of GiB.
-        remedy: What to set.
+        memory: Of its GPU before.
+        advice: What it asks for, and what to set.
     """
-    text = f"{engine} did not start: {problem}"
-    if memory is None:
-        return RunError(text)
     sizes = {
         "the trainer's tensors": memory.trainer,
         "other programs and CUDA": memory.total - memory.free - memory.trainer,
         "free": memory.free,
-        **claims,
+        **advice.claims,
     }
     listed = ", ".join(f"{size / GIB:.1f} {what}" for what, size in sizes.items())
-    return RunError(f"{text}\nOf the GPU's {memory.total / GIB:.1f} GiB: {listed}. {remedy}")
+    return RunError(
+        f"{engine} did not start: {problem}\nOf the GPU's {memory.total / GIB:.1f} GiB: {listed}. {advice.remedy}"
+    )

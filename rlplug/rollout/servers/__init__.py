@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     )
     from rlplug.rollout.servers.http_client import Server, ServerError
     from rlplug.rollout.servers.process_group import Group, Rendezvous, SendGroup
-    from rlplug.rollout.servers.processes import Launch, ServerSlot
+    from rlplug.rollout.servers.processes import Launch, ServerSlot, to_flags
     from rlplug.rollout.servers.server_checks import check_server_fp8
     from rlplug.rollout.servers.server_engine import ServerEngine
     from rlplug.rollout.servers.weight_sender import TensorList, WeightSender
@@ -41,6 +41,7 @@ __all__ = [
     "TensorList",
     "WeightSender",
     "check_server_fp8",
+    "to_flags",
 ]
 
 _MODULES = {
@@ -51,7 +52,7 @@ _MODULES = {
     ),
     "http_client": ("Server", "ServerError"),
     "process_group": ("Group", "Rendezvous", "SendGroup"),
-    "processes": ("Launch", "ServerSlot"),
+    "processes": ("Launch", "ServerSlot", "to_flags"),
     "server_checks": ("check_server_fp8",),
     "server_engine": ("ServerEngine",),
     "weight_sender": ("TensorList", "WeightSender"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import subprocess
@@ -11,11 +12,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.errors import RunError
+from rlplug.rollout.engines.environment import is_trainer_variable
 from rlplug.rollout.servers import supervisor
 from rlplug.rollout.servers.addresses import LOOPBACK, free_ports
 from rlplug.rollout.servers.http_client import HTTPClient
@@ -23,19 +25,6 @@ from rlplug.rollout.servers.http_client import HTTPClient
 POLL_S: Final = 0.5
 PROGRESS_S: Final = 15.0
 TAIL_LINES: Final = 40
-
-TRAINER_VARIABLES: Final = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "NODE_RANK",
-    "GROUP_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_USE_AGENT_STORE",
-)
-"""Environment variables that would make a server a part of the trainer's process group."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +46,24 @@ class Launch:
     command: Sequence[str]
     environment: Mapping[str, str | None]
     """Variables beside the trainer's own; ``None`` removes one."""
+
+
+def to_flags(arguments: Mapping[str, Any]) -> list[str]:
+    """Return arguments as flags of a command line, in the form of argparse.
+
+    ``max_len: 8`` is ``--max-len=8``, a list follows its flag, a dict is JSON, ``False`` is ``--no-...``, and ``None``
+    is left out.
+    """
+    flags: list[str] = []
+    for name, value in arguments.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            flags.append(flag if value else flag.replace("--", "--no-", 1))
+        elif isinstance(value, list | tuple):
+            flags += [flag, *map(str, value)]
+        elif value is not None:
+            flags.append(f"{flag}={json.dumps(value) if isinstance(value, dict) else value}")
+    return flags
 
 
 @dataclass(frozen=True)
@@ -145,7 +152,7 @@ class ServerProcesses:
 
 
 def _environment(changes: Mapping[str, str | None], devices: str | None) -> dict[str, str]:
-    environment: dict[str, str | None] = {n: v for n, v in os.environ.items() if n not in TRAINER_VARIABLES}
+    environment: dict[str, str | None] = {n: v for n, v in os.environ.items() if not is_trainer_variable(n)}
     environment |= changes
     if devices is not None:
         environment["CUDA_VISIBLE_DEVICES"] = devices

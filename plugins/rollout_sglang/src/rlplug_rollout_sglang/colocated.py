@@ -22,9 +22,9 @@ from rlplug.rollout.engines import (
     EngineSizes,
     EngineStats,
     FirstRankEngine,
+    MemoryAdvice,
     MemoryBefore,
     StartedEngine,
-    start_failure,
 )
 from rlplug.types import GIB
 from rlplug.weight_sync.flat_buckets import flatten_bucket
@@ -140,8 +140,7 @@ class SGLangRollout(FirstRankEngine):
         self._process = EngineProcess(self.engine, COMMAND, ENVIRONMENT, arguments, self.start_deadline_s, shows_log)
         return self._process.about
 
-    def start_failure(self, problem: str, memory: MemoryBefore | None, weight_bytes: int, longest: int) -> RunError:
-        assert memory is not None, "it runs on a GPU"
+    def memory_advice(self, memory: MemoryBefore, weight_bytes: int, longest: int) -> MemoryAdvice:
         share, asked = self.options.mem_fraction_static, self.options.mem_fraction_static * memory.free
         if weight_bytes + PASS_BYTES > memory.free:
             remedy = f"Free memory with model.memory.offload, or {SHARE_MODEL}"
@@ -153,7 +152,7 @@ class SGLangRollout(FirstRankEngine):
                 "graphs, or chunked_prefill_size, or cuda_graph_max_batch_size."
             )
         claims = {f"of that for rollout.mem_fraction_static {share:g}": asked, "of that for weights": weight_bytes}
-        return start_failure(self.engine, problem, memory, claims, remedy)
+        return MemoryAdvice(claims, remedy)
 
     def close(self) -> None:
         process, self._process = self._process, None

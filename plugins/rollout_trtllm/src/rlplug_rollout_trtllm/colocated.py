@@ -23,7 +23,7 @@ from rlplug.interfaces import (
     PolicySpec,
     SleepingPart,
 )
-from rlplug.rollout.engines import EngineLoop, EngineSizes, FirstRankEngine, MemoryBefore, StartedEngine, start_failure
+from rlplug.rollout.engines import EngineLoop, EngineSizes, FirstRankEngine, MemoryAdvice, MemoryBefore, StartedEngine
 from rlplug.types import GIB
 from rlplug.weight_sync.flat_buckets import flatten_bucket, tensors_of
 from rlplug_rollout_trtllm.engine_host import CLOSE_S, RESET, UNKNOWN_ARGUMENT, EngineHost, memory_tags
@@ -146,15 +146,15 @@ class TRTLLMRollout(FirstRankEngine):
             (version,) = loop.run_all([started], "start", self.start_deadline_s)
         return version
 
-    def start_failure(self, problem: str, memory: MemoryBefore | None, weight_bytes: int, longest: int) -> RunError:
-        free, share = 0 if memory is None else memory.free, self.options.free_gpu_memory_fraction
+    def memory_advice(self, memory: MemoryBefore, weight_bytes: int, longest: int) -> MemoryAdvice:
+        free, share = memory.free, self.options.free_gpu_memory_fraction
         key = f"at most, of what they leave, for rollout.free_gpu_memory_fraction {share:g}"
         claims = {"of that for weights": weight_bytes, key: share * max(0, free - weight_bytes)}
         lower = "lower rollout.free_gpu_memory_fraction, max_batch_size or max_num_tokens."
         remedy = f"If it ran out of memory: {lower} {UNKNOWN_ARGUMENT}"
         if weight_bytes + PASS_BYTES > free:
             remedy = "Free memory with model.memory.offload, or share the model between GPUs with tensor_parallel_size."
-        return start_failure(self.engine, problem, memory, claims, remedy)
+        return MemoryAdvice(claims, remedy)
 
     def close(self) -> None:
         if self._loop is not None and self._host is not None:

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from rlplug.distributed.rng import preserved_rng
-from rlplug.errors import RunError
 from rlplug.interfaces import (
     Bucket,
     EngineCapabilities,
@@ -29,10 +28,10 @@ from rlplug.rollout.engines import (
     ColocatedEngine,
     EngineSizes,
     EngineStats,
+    MemoryAdvice,
     MemoryBefore,
     StartedEngine,
     environment_variables,
-    start_failure,
 )
 from rlplug.types import GIB
 from rlplug_rollout_vllm.engine_requests import VLLMRequests
@@ -112,12 +111,11 @@ class VLLMRollout(ColocatedEngine):
         requests = VLLMRequests(self._engine, policy, longest, stats, self.generate_deadline_s)
         return StartedEngine(str(version), stats, requests)
 
-    def start_failure(self, problem: str, memory: MemoryBefore | None, weight_bytes: int, longest: int) -> RunError:
+    def memory_advice(self, memory: MemoryBefore, weight_bytes: int, longest: int) -> MemoryAdvice:
         share = self.options.gpu_memory_utilization
-        total, free = (memory.total, memory.free) if memory is not None else (0, 0)
-        asked = share * total
-        if asked > free:
-            fits = int(100 * free / total) / 100
+        asked = share * memory.total
+        if asked > memory.free:
+            fits = int(100 * memory.free / memory.total) / 100
             remedy = (
                 f"Set rollout.gpu_memory_utilization to {fits:g} or less, or free memory with model.memory.offload."
             )
@@ -129,7 +127,7 @@ class VLLMRollout(ColocatedEngine):
                 "prompt and completion of the run, raise gpu_memory_utilization, or lower max_num_batched_tokens."
             )
         claims = {f"asked for by rollout.gpu_memory_utilization {share:g}": asked, "of that for weights": weight_bytes}
-        return start_failure(self.engine, problem, memory, claims, remedy)
+        return MemoryAdvice(claims, remedy)
 
     def close(self) -> None:
         engine, self._engine, self._model = self._engine, None, None

@@ -104,13 +104,10 @@ class VLLMOptions(EngineOptions):
             "logprobs_mode": "processed_logprobs",
             "max_model_len": self.longest(policy),
             "dtype": self.dtype_name(policy),
-            "kv_cache_dtype": self.kv_cache_dtype,
-            "gpu_memory_utilization": self.gpu_memory_utilization,
             "enforce_eager": on_cpu if self.enforce_eager is None else self.enforce_eager,
-            "tensor_parallel_size": self.tensor_parallel_size,
-            "seed": self.seed,
-            **self.given("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill"),
-            **self.given("enable_prefix_caching", "cudagraph_capture_sizes"),
+            **self.given("kv_cache_dtype", "gpu_memory_utilization", "tensor_parallel_size", "seed", "max_num_seqs"),
+            **self.given("max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching"),
+            **self.given("cudagraph_capture_sizes"),
         }
         if on_cpu:
             # vLLM 0.32 cuts no prompt of a seeded request there: "CPU Generator does not use offset"

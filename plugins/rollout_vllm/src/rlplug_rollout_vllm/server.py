@@ -8,7 +8,6 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -31,6 +30,7 @@ from rlplug.rollout.servers import (
     ServerSlot,
     TensorList,
     check_server_fp8,
+    to_flags,
 )
 from rlplug.rollout.servers.process_group import Group, Rendezvous
 from rlplug_rollout_vllm.engine_requests import sampling_arguments
@@ -228,20 +228,6 @@ class VLLMServerRollout(ServerEngine):
         super().__init__(
             chosen, gpus, urls, api_key_env, start_deadline_s, request_deadline_s, sync_deadline_s, data_parallel_size
         )
-
-
-def to_flags(arguments: Mapping[str, Any]) -> list[str]:
-    """Return the command line that gives vLLM these arguments; ``None`` leaves one to vLLM."""
-    flags: list[str] = []
-    for name, value in arguments.items():
-        flag = f"--{name.replace('_', '-')}"
-        if isinstance(value, bool):
-            flags.append(flag if value else flag.replace("--", "--no-", 1))
-        elif isinstance(value, list | tuple):
-            flags += [flag, *map(str, value)]
-        elif value is not None:
-            flags.append(f"{flag}={json.dumps(value) if isinstance(value, dict) else value}")
-    return flags
 
 
 def frontend_flags() -> list[str]:

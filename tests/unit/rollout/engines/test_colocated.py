@@ -12,10 +12,10 @@ from counting_engine import CountingRequests
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import Bucket, EngineCapabilities, EngineFault, Placement, PolicySpec
-from rlplug.rollout.engines import EngineOptions, FirstRankEngine, MemoryBefore, StartedEngine
+from rlplug.rollout.engines import EngineOptions, FirstRankEngine, MemoryAdvice, MemoryBefore, StartedEngine
 from rlplug.rollout.engines import colocated as colocated_module
 from rlplug.testing.models import ENDS, MAX_CONTEXT, PAD, make_model_folder
-from rlplug.types import NO_VERSION, Request, SamplingParams
+from rlplug.types import GIB, NO_VERSION, Request, SamplingParams
 from rlplug.weight_sync.buckets import weight_buckets
 from rlplug.weight_sync.manifest import policy_weights
 
@@ -45,6 +45,7 @@ class Engine(FirstRankEngine):
     def __init__(self, caches_prefixes: bool = True, problem: RunError | None = None, **options: Any) -> None:
         super().__init__(Options(**options), caches_prefixes, generate_deadline_s=60.0, longest_call_s=60.0)
         self.problem = problem
+        self.memory: MemoryBefore | None = None
         self.calls: list[str] = []
 
     def launch(self, policy: PolicySpec, placement: Placement) -> StartedEngine:
@@ -53,8 +54,11 @@ class Engine(FirstRankEngine):
         requests = CountingRequests()
         return StartedEngine("1.0", requests.stats, requests)
 
-    def start_failure(self, problem: str, memory: MemoryBefore | None, weight_bytes: int, longest: int) -> RunError:
-        return RunError(f"{problem} with {weight_bytes} bytes of weights and {longest} tokens")
+    def memory_before(self, placement: Placement) -> MemoryBefore | None:
+        return self.memory
+
+    def memory_advice(self, memory: MemoryBefore, weight_bytes: int, longest: int) -> MemoryAdvice:
+        return MemoryAdvice({"for weights": weight_bytes}, f"Set longest to {longest}.")
 
     def close(self) -> None:
         self.calls.append("close")
@@ -127,12 +131,20 @@ def test_a_start_says_what_there_is(spec: PolicySpec, monkeypatch: pytest.Monkey
 
 
 def test_an_engine_that_does_not_start_is_closed_and_explained(spec: PolicySpec) -> None:
-    num_bytes = sum(weight.num_bytes for weight in policy_weights(spec).values())
     engine = Engine(problem=EngineFault("out of memory"), max_length=77)
-    with pytest.raises(RunError, match=f"out of memory with {num_bytes} bytes of weights and 77 tokens") as problem:
+    with pytest.raises(RunError, match=r"^Counter did not start: out of memory$") as problem:
         engine.start(spec, ALONE)
     assert not isinstance(problem.value, EngineFault)
     assert engine.calls == ["close"]
+
+
+def test_an_engine_that_does_not_start_on_a_gpu_is_explained(spec: PolicySpec) -> None:
+    num_bytes = sum(weight.num_bytes for weight in policy_weights(spec).values())
+    engine = Engine(problem=EngineFault("out of memory"), max_length=77)
+    engine.memory = MemoryBefore(total=num_bytes, free=num_bytes, trainer=0)
+    gib = f"{num_bytes / GIB:.1f}"
+    with pytest.raises(RunError, match=rf"out of memory\nOf the GPU's .*, {gib} for weights\. Set longest to 77\."):
+        engine.start(spec, ALONE)
 
 
 def test_a_refusal_at_the_start_is_left_as_it_is(spec: PolicySpec) -> None:

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 
 from rlplug.interfaces import EngineMemoryRequest, PolicySpec
-from rlplug.rollout.engines import EngineOptions, EngineSizes, MemoryBefore, start_failure
+from rlplug.rollout.engines import EngineOptions, EngineSizes, MemoryAdvice, MemoryBefore
+from rlplug.rollout.engines.memory import start_failure
 from rlplug.types import GIB
 
 SPEC = PolicySpec("model", torch.bfloat16, (2,), 2, max_context=8192)
@@ -54,12 +55,8 @@ def test_weights_in_fp8_take_a_byte_each() -> None:
 
 def test_failed_start_says_who_holds_the_memory() -> None:
     memory = MemoryBefore(total=140 * GIB, free=40 * GIB, trainer=90 * GIB)
-    error = start_failure("Engine", "no room", memory, {"for rollout.share 0.5": 70 * GIB}, "Set rollout.share to 0.2.")
-    assert str(error) == (
+    advice = MemoryAdvice({"for rollout.share 0.5": 70 * GIB}, "Set rollout.share to 0.2.")
+    assert str(start_failure("Engine", "no room", memory, advice)) == (
         "Engine did not start: no room\nOf the GPU's 140.0 GiB: 90.0 the trainer's tensors, 10.0 other programs and "
         "CUDA, 40.0 free, 70.0 for rollout.share 0.5. Set rollout.share to 0.2."
     )
-
-
-def test_failed_start_on_a_cpu_says_what_the_engine_said() -> None:
-    assert str(start_failure("Engine", "no room", None, {}, "Set it.")) == "Engine did not start: no room"
