@@ -32,8 +32,9 @@ smollm2: $(VENV)/.installed models/SmolLM2-135M-Instruct/config.json  ## Three G
 test: $(VENV)/.installed-dev models/SmolLM2-135M-Instruct/config.json  ## Run the tests of every push
 	$(PYTEST)
 
-test-all: $(VENV)/.installed-dev models/SmolLM2-135M-Instruct/config.json sglang-wheels  ## Run all tests, the nightly ones too
+test-all: $(VENV)/.installed-dev $(VLLM_VENV)/.installed models/SmolLM2-135M-Instruct/config.json sglang-wheels  ## Run all tests, the nightly ones too
 	$(PYTEST) -m "nightly or not nightly"
+	$(VLLM_BIN)/python -m pytest -m nightly plugins/rollout_vllm/tests
 
 test-vllm: $(VLLM_VENV)/.installed models/SmolLM2-135M-Instruct/config.json  ## Run the tests that need vLLM, on the CPU
 	$(VLLM_BIN)/python -m pytest plugins/rollout_vllm/tests

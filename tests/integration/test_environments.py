@@ -46,6 +46,7 @@ def metrics(runs: Runs, name: str) -> list[dict[str, float]]:
         return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
 
 
+@pytest.mark.nightly
 def test_the_game_is_learned_from_scratch(runs):
     """Guesses at random earn -0.07 with four turns; whoever halves what is left earns 0.81 in 2.9 turns."""
     rows = metrics(runs, "learned")
