@@ -56,7 +56,7 @@ docs: $(VENV)/.installed-dev  ## Rewrite what the documentation takes from the c
 check-docs: $(VENV)/.installed-dev  ## Compare what `make docs` writes with the code, and versions with each other
 	@for script in $(WRITERS) scripts/set_version.py; do $(BIN)/python $$script --check || exit; done
 
-site: $(VENV)/.installed-docs  ## Build the documentation as a site in build/site; a warning is an error
+site: $(VENV)/.installed-dev  ## Build the documentation as a site in build/site; a warning is an error
 	$(BIN)/sphinx-build -q -W --keep-going -d build/doctrees docs build/site
 
 serve-docs: site  ## Show the site on http://127.0.0.1:8000
@@ -86,11 +86,7 @@ $(VENV)/.installed: $(SETUP_FILES) | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(INSTALL) --editable '.[dev]'
-	@touch $@
-
-$(VENV)/.installed-docs: $(VENV)/.installed-dev
-	$(INSTALL) --editable '.[docs]'
+	$(INSTALL) --editable '.[dev,docs]'
 	@touch $@
 
 $(VLLM_VENV)/.requirements: plugins/rollout_vllm/requirements-cpu.txt

@@ -37,6 +37,7 @@ html_show_sphinx = False
 html_copy_source = False
 myst_heading_anchors = 4
 autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
 autodoc_mock_imports = ["tensorrt_llm"]  # not on PyPI for this Python; its workers alone import the extension
 autodoc_typehints_format = "short"
