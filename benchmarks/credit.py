@@ -1,8 +1,8 @@
 """A task on which PPO needs its critic: a completion's first token decides the reward, and lambda is 0.
 
-With ``gae_lambda: 0`` the advantage of a token is ``V(next state) - V(state)``, and only the last token sees the reward.
-A critic that has learned which first tokens pay gives the first token its advantage. With a critic that stays at its
-initial weights, whose values are noise near 0, PPO cannot learn what the first token earns.
+With ``gae_lambda: 0`` the advantage of a token is ``V(next state) - V(state)``, and only the last token sees the
+reward. A critic that has learned which first tokens pay gives the first token its advantage. With a critic that stays
+at its initial weights, whose values are noise near 0, PPO cannot learn what the first token earns.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 
 NUM_STEPS = 40
-THRESHOLD = 0.8
-"""Mean reward that PPO passes within NUM_STEPS with its critic, and stays far below with a broken one."""
 
 
 def starts_with_seven(completion: str) -> float:

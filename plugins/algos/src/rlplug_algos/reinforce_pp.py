@@ -59,8 +59,9 @@ class ReinforcePPBaseline(ClippedPolicyGradient):
         A'_{i,t} = r_i - \mathrm{mean}(r) \qquad A_{i,t} = \frac{A'_{i,t} - \mathrm{mean}(A')}{\mathrm{std}(A')}
 
     The first mean is the group's; the other statistics are over all trainable tokens of the step, all ranks, so that
-    an easy group is not blown up by its own small deviation. The loss is PPO's clipped one, divided by the number of
-    tokens.
+    an easy group is not blown up by its own small deviation. A group whose rewards are all equal has A' = 0, and an
+    advantage other than 0 where mean(A') is not 0, as completions of different lengths make it. The loss is PPO's
+    clipped one, divided by the number of tokens.
     """
 
     compares_groups: ClassVar[bool] = True
