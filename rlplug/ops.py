@@ -63,8 +63,9 @@ def entropy(logits: Tensor) -> Tensor:
 
     A logit may be ``-inf``: its token adds 0 to the sum.
     """
+    lse = logits.logsumexp(dim=-1)
     mean: Tensor = _MeanLogit.apply(logits.softmax(dim=-1), logits)  # type: ignore[no-untyped-call]
-    return logits.logsumexp(dim=-1) - mean
+    return lse - mean
 
 
 class _MeanLogit(torch.autograd.Function):
