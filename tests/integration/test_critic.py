@@ -42,7 +42,14 @@ def final_reward(arguments: list[str], seed: int, num_steps: int, folder: Path) 
 
 
 @pytest.mark.parametrize(("seed", "num_steps", "threshold"), samples([SAMPLE, *WHOLE], SAMPLE))
-def test_ppo_needs_its_critic(credit: ModuleType, seed: int, num_steps: int, threshold: float, tmp_path: Path) -> None:
-    lines = credit.arguments(seed)
-    assert final_reward(lines["PPO"], seed, num_steps, tmp_path / "whole") > threshold
-    assert final_reward(lines["PPO, broken critic"], seed, num_steps, tmp_path / "broken") < 0.2
+def test_ppo_learns_with_its_critic(
+    credit: ModuleType, seed: int, num_steps: int, threshold: float, tmp_path: Path
+) -> None:
+    assert final_reward(credit.arguments(seed)["PPO"], seed, num_steps, tmp_path / "run") > threshold
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("seed", "num_steps"), [(seed, num_steps) for seed, num_steps, _ in WHOLE])
+def test_ppo_fails_with_a_broken_critic(credit: ModuleType, seed: int, num_steps: int, tmp_path: Path) -> None:
+    """Otherwise the task would not show whether the critic works."""
+    assert final_reward(credit.arguments(seed)["PPO, broken critic"], seed, num_steps, tmp_path / "run") < 0.2
