@@ -3,7 +3,7 @@
 ``python benchmarks/algos.py --out OUT`` needs two CPU cores and about ten minutes per seed. All runs share the
 quickstart's policy, prompts, sampling, learning rate and number of steps; ``OPTIONS`` is all that differs. ``OUT`` gets
 ``table.md``, ``curves.csv`` (mean reward per step) and ``curves.png``. A run that ``OUT`` has from before is read, and
-not run again.
+not run again: give other options an ``OUT`` of their own.
 
 ``--task credit`` trains PPO alone, with its critic and with a broken one, on a task that needs it: see
 ``benchmarks/credit.py``.
@@ -91,7 +91,7 @@ class Curve:
 
 
 def train(algorithm: str, seed: int, num_steps: int, arguments: list[str], out: Path) -> Curve:
-    """Run one algorithm, unless ``out`` has its metrics already, and return its curve."""
+    """Run one algorithm, unless ``out`` has its run already, and return its curve."""
     if not (out / "001" / "policy").exists():
         command = [
             *("fit", "--config", "configs/quickstart.yaml", "--run.report", "false", "--run.dir", str(out)),
