@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy
 import torch
 from torch import Tensor
@@ -57,8 +59,32 @@ def token_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Return the entropy in nats, ``H = logsumexp(z) - sum softmax(z) z``, of float32 logits [..., V]."""
-    return logits.logsumexp(dim=-1) - (logits.softmax(dim=-1) * logits).sum(dim=-1)
+    """Return the entropy in nats, ``H = logsumexp(z) - sum softmax(z) z``, of float32 logits [..., V].
+
+    A logit may be ``-inf``: its token adds 0 to the sum.
+    """
+    lse = logits.logsumexp(dim=-1)
+    mean: Tensor = _MeanLogit.apply(logits.softmax(dim=-1), logits)  # type: ignore[no-untyped-call]
+    return lse - mean
+
+
+class _MeanLogit(torch.autograd.Function):
+    """``sum p z`` over the vocabulary, where a token with ``p = 0`` and ``z = -inf`` adds 0, not ``0 * -inf = NaN``.
+
+    Masking z beforehand would keep one more [..., V] tensor for the backward pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, probabilities: Tensor, logits: Tensor) -> Tensor:
+        ctx.save_for_backward(probabilities, logits)
+        products = (probabilities * logits).masked_fill_(logits == -torch.inf, 0.0)
+        return products.sum(dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        probabilities, logits = ctx.saved_tensors
+        gradient = gradients[0].unsqueeze(-1)
+        return (gradient * logits).masked_fill_(logits == -torch.inf, 0.0), gradient * probabilities
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:

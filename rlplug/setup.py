@@ -167,7 +167,8 @@ def plan_run(
     check_training(config, batch, total_steps, longest, mesh.sequence, inputs.tokenizer, hook, bool(data.val_prompts))
     in_fp8 = inputs.spec.fp8 is not None
     algorithm = config.algorithm
-    algorithm.setup(RunInfo(batch.num_completions, batch.group_size, config.sampling.max_new_tokens, in_fp8))
+    max_new_tokens = config.sampling.max_new_tokens
+    algorithm.setup(RunInfo(batch.num_completions, batch.group_size, max_new_tokens, in_fp8, config.seed))
     if in_fp8 and not algorithm.needs.rollout_logprobs:
         rank_zero_warn(UNCORRECTED.format(name=type(algorithm).__name__))
     sleeps = config.memory.sleep_between_rollouts is True

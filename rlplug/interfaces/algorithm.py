@@ -42,6 +42,8 @@ class RunInfo:
     """Longest completion, in tokens."""
     fp8_rollout: bool = False
     """Whether the engine computes with FP8 weights while the trainer does not."""
+    seed: int = 0
+    """Seed of the run, for what an algorithm draws at random."""
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,11 @@ def kl_in_loss(algorithm: type[Algorithm], estimator: str, coefficient: float = 
     return Case(algorithm, options, {"kl": coefficient, "estimator": estimator})
 
 
+def limited(estimator: str) -> Case:
+    case = kl_in_loss(GRPO, estimator, k3_max=0.1)
+    return Case(GRPO, case.options, case.settings | {"k3_max": 0.1})
+
+
 CASES = [
     Case(GRPO),
     Case(
@@ -103,12 +108,15 @@ CASES = [
     Case(GRPO, {"epsilon": 0.5, "entropy_coefficient": 0.01}, {"group": {"epsilon": 0.5}, "entropy": 0.01}),
     Case(GRPO, {"kl_coefficient": 0.05}, {"kl": 0.05}),
     *(kl_in_loss(GRPO, estimator) for estimator in ("k1", "k2", "k3", "k3_unweighted")),
+    *(limited(estimator) for estimator in ("k3", "k3_unweighted")),
+    Case(GRPO, {"clip_dual": 1.3}, {"clip": (0.2, 0.2, 1.3)}),
     *(corrected(GRPO, level=a, mode=b, cap=1.5) for a in ("token", "sequence") for b in ("truncate", "mask")),
     corrected(GRPO, level="token", mode="mask", cap=1.4, floor=0.7),
     Case(DrGRPO),
     Case(DrGRPO, {"kl_coefficient": 0.1, "entropy_coefficient": 0.02}, {"kl": 0.1, "entropy": 0.02}),
     Case(DAPO),
     Case(DAPO, {"overlong_buffer": 4}, {"overlong": (4, 1.0)}),
+    Case(DAPO, {"epsilon": 0.2, "clip_dual": 1.4}, {"group": {"epsilon": 0.2}, "clip": (0.2, 0.28, 1.4)}),
     Case(
         DAPO, {"overlong_filter": True, "aggregation": "sequence"}, {"overlong_filter": True, "aggregation": "sequence"}
     ),
@@ -119,16 +127,20 @@ CASES = [
     ),
     Case(RLOO),
     Case(RLOO, {"kl_coefficient": 0.2, "clip_low": 0.3, "clip_high": 0.4}, {"sequence_kl": 0.2, "clip": (0.3, 0.4)}),
+    Case(RLOO, {"clip_dual": 1.5}, {"clip": (0.2, 0.2, 1.5)}),
     corrected(RLOO, level="sequence", mode="truncate", cap=2.0, floor=0.5),
     Case(ReinforcePP),
     Case(ReinforcePP, {"kl_coefficient": 0.1, "clip_high": 0.3}, {"token_kl": 0.1, "clip": (0.2, 0.3)}),
+    Case(ReinforcePP, {"kl_coefficient": 0.1, "gamma": 0.7}, {"token_kl": 0.1, "gamma": 0.7}),
     Case(ReinforcePPBaseline),
     Case(ReinforcePPBaseline, {"kl_coefficient": 0.1}, {"kl": 0.1}),
     Case(GSPO),
     Case(GSPO, {"clip_low": 0.1, "clip_high": 0.05, "kl_coefficient": 0.2}, {"clip": (0.1, 0.05), "kl": 0.2}),
+    Case(GSPO, {"epsilon": 1e-6, "clip_dual": 1.01}, {"group": {"epsilon": 1e-6}, "clip": (3e-4, 4e-4, 1.01)}),
     corrected(GSPO, level="token", mode="truncate", cap=1.2),
     Case(CISPO),
     Case(CISPO, {"ratio_min": 0.9, "ratio_max": 1.1}, {"ratio_range": (0.9, 1.1)}),
+    Case(CISPO, {"epsilon": 0.3}, {"group": {"epsilon": 0.3}}),
     corrected(CISPO, level="sequence", mode="mask", cap=3.0, floor=0.3),
     Case(PPO),
     Case(
@@ -138,6 +150,11 @@ CASES = [
     ),
     Case(PPO, {"kl_coefficient": 0.1}, {"token_kl": 0.1}),
     Case(PPO, {"kl_coefficient": 0.1, "kl_estimator": "k3"}, {"token_kl": 0.1, "token_kl_estimator": "k3"}),
+    Case(
+        PPO,
+        {"kl_coefficient": 0.1, "kl_estimator": "k3", "k3_max": 0.1},
+        {"token_kl": 0.1, "token_kl_estimator": "k3", "k3_max": 0.1},
+    ),
     Case(PPO, {"kl_coefficient": 0.1, "kl_in": "loss"}, {"kl": 0.1}),
     Case(PPO, {"entropy_coefficient": 0.05, "aggregation": "sequence"}, {"entropy": 0.05, "aggregation": "sequence"}),
     Case(VAPO),

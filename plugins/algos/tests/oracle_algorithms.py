@@ -41,7 +41,8 @@ def advantages(data, settings, max_new_tokens):
         kl = numpy.zeros(mask.shape)
         for i, t in zip(*mask.nonzero(), strict=True):
             estimator = settings.get("token_kl_estimator", "k1")
-            kl[i, t] = oracles.kl_value(data.old_logprobs[i, t], data.ref_logprobs[i, t], estimator)
+            before = data.old_logprobs[i, t], data.ref_logprobs[i, t]
+            kl[i, t] = oracles.kl_value(*before, estimator, settings.get("k3_max"))
         out.metrics["policy/kl"] = kl.sum() / max(mask.sum(), 1)
     if family == "group":
         per_row = oracles.group_relative(rewards, valid, groups, **settings.get("group", {}))
@@ -111,7 +112,7 @@ def loss(data, logprobs, entropy, settings, denominators, max_new_tokens, frozen
         total += weight * limits[i, t] * value
         if beta:
             penalty = logprobs[i, t], data.old_logprobs[i, t], data.ref_logprobs[i, t]
-            value, slope = oracles.kl_penalty(*penalty, settings["estimator"])
+            value, slope = oracles.kl_penalty(*penalty, settings["estimator"], settings.get("k3_max"))
             total, gradient[i, t] = total + weight * beta * value, gradient[i, t] + weight * beta * slope
             metrics["policy/kl"] += oracles.kl_value(penalty[0], penalty[2], "k3") / num_tokens
         bonus = settings.get("entropy", 0.0)

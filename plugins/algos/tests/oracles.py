@@ -115,23 +115,28 @@ def overlong_punishment(length, longest, buffer):
     return (longest - buffer - length) / buffer if length <= longest else -1.0
 
 
-def kl_value(logprob, ref, estimator):
-    """Schulman (2020), with r = ref / pi: k1 = -log r, k2 = (log r)^2 / 2, k3 = r - 1 - log r."""
+def kl_value(logprob, ref, estimator, k3_max=None):
+    """Schulman (2020), with r = ref / pi: k1 = -log r, k2 = (log r)^2 / 2, k3 = r - 1 - log r, limited as in verl."""
     log_r = ref - logprob
-    return {"k1": -log_r, "k2": log_r**2 / 2}.get(estimator, math.exp(log_r) - 1 - log_r)
+    k3 = math.expm1(log_r) - log_r
+    return {"k1": -log_r, "k2": log_r**2 / 2}.get(estimator, k3 if k3_max is None else min(k3, k3_max))
 
 
-def kl_penalty(logprob, old, ref, estimator):
+def kl_penalty(logprob, old, ref, estimator, k3_max=None, longest=math.inf):
     """Value and derivative in ``logprob``, where d log r = -1 and d rho = rho.
 
-    The unbiased KL estimate of arXiv:2512.02556 is k3 times rho; arXiv:2402.03300 equation 4 is k3 alone.
+    The unbiased KL estimate of arXiv:2512.02556 is k3 times rho; arXiv:2402.03300 equation 4 is k3 alone. Log rho is
+    cut at ``longest`` on either side.
     """
-    log_r, value = ref - logprob, kl_value(logprob, ref, estimator)
-    derivative = {"k1": 1.0, "k2": -log_r}.get(estimator, 1 - math.exp(log_r))
+    log_r, value = ref - logprob, kl_value(logprob, ref, estimator, k3_max)
+    derivative = {"k1": 1.0, "k2": -log_r}.get(estimator, -math.expm1(log_r))
+    both = -log_r + (estimator == "k1")  # value + derivative, which cancel down to this in k3
+    if estimator not in ("k1", "k2") and k3_max is not None and kl_value(logprob, ref, estimator) > k3_max:
+        derivative, both = 0.0, value
     if estimator in ("k2", "k3_unweighted"):
         return value, derivative
-    rho = math.exp(logprob - old)
-    return rho * value, rho * (value + derivative)
+    rho = math.exp(min(max(logprob - old, -longest), longest))
+    return rho * value, rho * (both if abs(logprob - old) <= longest else derivative)
 
 
 def correction_weights(old, rollout, mask, level="token", mode="truncate", cap=2.0, floor=0.0):

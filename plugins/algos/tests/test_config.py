@@ -32,7 +32,14 @@ REFUSED = [
     *((GRPO, "clip_low", value) for value in (0.0, -0.2, 1.5, math.nan)),
     *((GRPO, "clip_high", value) for value in (0.0, math.nan)),
     (GRPO, "entropy_coefficient", math.inf),
-    (GRPO, "epsilon", -1e-4),
+    *(
+        (algorithm, "epsilon", value)
+        for algorithm in (GRPO, DAPO, GSPO, CISPO)
+        for value in (-1e-4, math.nan, math.inf)
+    ),
+    *((GRPO, "k3_max", value) for value in (0.0, -1.0, math.nan, math.inf)),
+    *((algorithm, "clip_dual", value) for algorithm in (GRPO, DAPO, PPO) for value in (1.0, -3.0, math.nan, math.inf)),
+    *((ReinforcePP, "gamma", value) for value in (-0.1, 1.1, math.nan)),
     *((DAPO, "over_sampling", value) for value in (0.5, math.nan)),
     (DAPO, "max_refills", -1),
     (DAPO, "overlong_buffer", 0),
@@ -41,7 +48,6 @@ REFUSED = [
     *((PPO, "gamma", value) for value in (-0.1, 1.1, math.nan)),
     *((PPO, "gae_lambda", value) for value in (-0.1, 1.1)),
     *((PPO, "value_clip", value) for value in (0.0, math.nan)),
-    (PPO, "clip_dual", 1.0),
     (PPO, "kl_in", "advantages"),
     (VAPO, "alpha", 0.0),
     (VAPO, "critic_lambda", 1.5),
@@ -65,6 +71,9 @@ def test_refused(algorithm, key, value):
         (DAPO, {"over_sampling": 2.0, "dynamic_sampling": False}, ["DAPO", "over_sampling", "2.0", "dynamic_sampling"]),
         (DAPO, {"max_refills": 2, "dynamic_sampling": False}, ["DAPO", "max_refills", "2", "dynamic_sampling"]),
         (DAPO, {"overlong_penalty": 0.5}, ["DAPO", "overlong_penalty", "0.5", "overlong_buffer"]),
+        (GRPO, {"epsilon": 0.5, "normalize_std": False}, ["GRPO", "epsilon", "0.5", "normalize_std"]),
+        (GRPO, {"k3_max": 10.0}, ["GRPO", "k3_max", "10.0", "kl_coefficient"]),
+        (PPO, {"k3_max": 10.0, "kl_coefficient": 0.1}, ["PPO", "k3_max", "10.0", "kl_estimator"]),
         (PPO, {"kl_horizon": 500}, ["PPO", "kl_horizon", "500", "kl_target"]),
         (CISPO, {"ratio_min": 2.0, "ratio_max": 1.5}, ["CISPO", "ratio_min", "2.0"]),
         (PPO, {"kl_target": 0.1}, ["PPO", "kl_target", "0.1", "kl_coefficient"]),

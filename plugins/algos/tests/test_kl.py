@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy
 import oracles
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from oracle_algorithms import arrays
 from random_batches import SEEDS, assert_agrees, random_batch
 from rlplug_algos.kl import AdaptiveKL, kl_estimate, kl_penalty
+from rlplug_algos.policy_losses import MAX_LOG_RATIO
 
 ESTIMATORS = ["k1", "k2", "k3", "k3_unweighted"]
 POLICIES = [
@@ -36,6 +38,29 @@ def test_values_and_gradients(estimator, dtype):
         assert_agrees(estimate, values, dtype, f"seed {seed}")
         assert_agrees(penalty, [[value for value, _ in row] for row in expected], dtype, f"seed {seed}")
         assert_agrees(gradient, [[slope for _, slope in row] for row in expected], dtype, f"seed {seed}")
+
+
+GRID = numpy.concatenate([numpy.arange(-100, 20.01, 0.1), *(sign * numpy.logspace(-12, 0, 49) for sign in (-1, 1))])
+"""Log ratios of policy and reference, also next to 0, where exp(-d) - 1 is small."""
+
+
+@pytest.mark.parametrize("old_log_ratio", [0.0, -1.5, 3.0, 19.0, 25.0, -25.0])
+@pytest.mark.parametrize(
+    ("estimator", "k3_max"), [*((each, None) for each in ESTIMATORS), ("k3", 10.0), ("k3_unweighted", 10.0)]
+)
+def test_float32_gradients_over_all_log_ratios(estimator, k3_max, old_log_ratio):
+    """Of each token to float32's accuracy: autograd's sum of terms that cancel is off by more than the gradient."""
+    new = torch.tensor(GRID, dtype=torch.float32, requires_grad=True)
+    old = new.detach() - old_log_ratio
+    penalty = kl_penalty(new, old, torch.zeros_like(new), estimator, k3_max)
+    (gradient,) = torch.autograd.grad(penalty.sum(), new)
+    arguments = zip(new.detach().double().tolist(), old.double().tolist(), strict=True)
+    slopes = [oracles.kl_penalty(d, before, 0.0, estimator, k3_max, MAX_LOG_RATIO)[1] for d, before in arguments]
+    expected = torch.tensor(slopes, dtype=torch.float64)
+    fits = penalty.isfinite()  # exp(88.8) is no float32 number: such a value stops the run
+    assert fits.float().mean() > 0.7
+    # nats are rounded to 4e-6 at 100, and so is exp of them, relatively
+    torch.testing.assert_close(gradient[fits].double(), expected[fits], rtol=1e-5, atol=0)
 
 
 def expected_gradient(logits, old_logits, ref_logits, estimator):

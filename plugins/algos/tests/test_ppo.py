@@ -88,7 +88,7 @@ def test_a_step_without_kl_changes_nothing(algorithm):
     made.setup(RUN)
     state = made.state_dict()
     made.after_step({})
-    assert made.state_dict() == state
+    assert made.state_dict() == (state | {"steps_done": 1} if algorithm is PFPPO else state)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

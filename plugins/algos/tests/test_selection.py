@@ -1,15 +1,19 @@
-"""Which samples DAPO and PF-PPO train on: cases by hand."""
+"""Which samples DAPO and PF-PPO train on."""
 
 from __future__ import annotations
 
 import dataclasses
 
 import pytest
+import torch
 from algorithm_cases import CASES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_batches import RUN
 from rlplug_algos.dapo import DAPO
 from rlplug_algos.pf_ppo import PFPPO
 
-from rlplug.types import Prompt, RewardError, Sample
+from rlplug.types import Batch, Prompt, RewardError, Sample
 
 FAILED = None
 
@@ -32,6 +36,22 @@ def group(*rewards, version=3, number=7):
         )
         for index, reward in enumerate(rewards)
     ]
+
+
+def long(sample, length):
+    """The sample with a response of ``length`` tokens."""
+    return dataclasses.replace(
+        sample,
+        token_ids=(1, *[2] * length),
+        response_mask=(False, *[True] * length),
+        rollout_logprobs=(0.0,) * (length + 1),
+    )
+
+
+def made(algorithm, seed=0):
+    """The algorithm in a run with ``seed``."""
+    algorithm.setup(dataclasses.replace(RUN, seed=seed))
+    return algorithm
 
 
 def chosen(algorithm, samples):
@@ -62,8 +82,37 @@ def test_dapo_rejects_prompts_without_a_signal(rewards, kept):
 def test_dapo_looks_at_raw_rewards():
     """Equal rewards stay equal whatever the punishment of length does to them later."""
     samples = group(1.0, 1.0)
-    samples[1] = dataclasses.replace(samples[1], token_ids=(1, *[2] * 10), response_mask=(False, *[True] * 10))
+    samples[1] = long(samples[1], 10)
     assert list(DAPO(overlong_buffer=2).select(samples)) == []
+
+
+TIES = [0.3, 0.1 + 0.2, 1.0, 1.0 + 1e-9, 1.0 - 1e-8, 0.0, -0.0, 1e-46, 1e-42, 1e30, 1.0000001e30, -2.0, 0.75, FAILED]
+"""Rewards that differ as Python numbers, and in float32 or its squares some of them do not."""
+OPTIONS = [{}, {"epsilon": 0.5}, {"overlong_buffer": 4}, {"overlong_buffer": 4, "overlong_penalty": 0.25}]
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(
+    st.sampled_from(OPTIONS),
+    st.lists(
+        st.lists(st.tuples(st.sampled_from(TIES), st.integers(1, 8)), min_size=1, max_size=5), min_size=1, max_size=4
+    ),
+)
+def test_dapo_trains_on_a_group_that_gets_an_advantage(options, drawn):
+    """It is chosen by what ``advantages`` gives it in a step's batch, with and without the punishment of length."""
+    groups = []
+    for number, rows in enumerate(drawn):
+        samples = group(*[reward for reward, _ in rows], number=number)
+        lengths = [length for _, length in rows]
+        groups.append([long(sample, length) for sample, length in zip(samples, lengths, strict=True)])
+    batch = Batch.from_samples([sample for samples in groups for sample in samples], pad_token_id=0)
+    without = {name: value for name, value in options.items() if not name.startswith("overlong")}
+    gets = torch.ones(batch.num_sequences, dtype=torch.bool)
+    for algorithm in (made(DAPO(**without)), made(DAPO(**options))):
+        advantages = algorithm.advantages(batch).advantages
+        gets &= torch.stack([advantages[batch.group_index == index].any() for index in batch.group_index])
+    for samples in groups:
+        assert bool(made(DAPO(**options)).select(samples)) == bool(gets[batch.group_index == samples[0].group].any())
 
 
 def test_dapo_refills():
@@ -105,13 +154,23 @@ def test_pf_ppo_breaks_ties_by_order():
 
 
 def test_pf_ppo_keeps_the_best_and_a_random_other_one():
-    samples = [group(0.1, 0.9, FAILED, 0.5, -1.0, number=number) for number in range(60)]
-    kept = [chosen(PFPPO(keep="best_random"), group) for group in samples]
-    assert {tuple(pair) for pair in kept} == {(0, 1), (1, 3), (1, 4)}
-    # every rank draws the same, each step something else
-    assert [chosen(PFPPO(keep="best_random"), group) for group in samples] == kept
-    later = [group(0.1, 0.9, FAILED, 0.5, -1.0, number=number, version=4) for number in range(60)]
-    assert [chosen(PFPPO(keep="best_random"), group) for group in later] != kept
+    """Every rank draws the same; another run, step or group something else; and a resumed run goes on as it would."""
+    groups = [group(0.1, 0.9, FAILED, 0.5, -1.0, number=number) for number in range(60)]
+
+    def step_of(algorithm):
+        kept = [tuple(chosen(algorithm, samples)) for samples in groups]
+        algorithm.after_step({})
+        return kept
+
+    first, same, other = (made(PFPPO(keep="best_random"), seed) for seed in (5, 5, 6))
+    steps = [step_of(first) for _ in range(3)]
+    assert set(steps[0]) == {(0, 1), (1, 3), (1, 4)}
+    assert [step_of(same) for _ in range(2)] == steps[:2]
+    resumed = made(PFPPO(keep="best_random"), 5)
+    resumed.load_state_dict(same.state_dict())
+    assert step_of(resumed) == steps[2]
+    drawn = [*steps, step_of(other)]
+    assert len({tuple(kept) for kept in drawn}) == len(drawn)
 
 
 def test_pf_ppo_with_one_valid_sample_has_no_other_one():

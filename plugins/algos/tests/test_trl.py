@@ -190,8 +190,9 @@ def test_the_overlong_punishment_of_dapo_is_trls_reward_function(dtype):
 
 
 @dtypes
-def test_the_dual_clip_of_ppo_is_trls_delta(dtype):
-    algorithm = PPO(clip_low=0.2, clip_high=0.2, clip_dual=1.3)
+@pytest.mark.parametrize("algorithm", [GRPO, DAPO, PPO])
+def test_the_dual_clip_is_trls_delta(algorithm, dtype):
+    algorithm = algorithm(clip_low=0.2, clip_high=0.2, clip_dual=1.3)
     algorithm.setup(RUN)
     for seed in SEEDS:
         batch, logprobs, entropy = draw(seed, dtype)

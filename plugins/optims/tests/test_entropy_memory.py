@@ -30,8 +30,12 @@ def lm_head_with(names):
 
 def inputs(dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
-    logits = (torch.randn(ROWS, VOCABULARY, generator=generator) * 3).to(dtype).requires_grad_()
-    return logits, torch.randint(VOCABULARY, (ROWS,), generator=generator)
+    logits = (torch.randn(ROWS, VOCABULARY, generator=generator) * 3).to(dtype)
+    targets = torch.randint(VOCABULARY, (ROWS,), generator=generator)
+    excluded = torch.rand(ROWS, VOCABULARY, generator=generator) < torch.rand(ROWS, 1, generator=generator) - 0.3
+    excluded[torch.arange(ROWS), targets] = False
+    excluded[0] = torch.arange(VOCABULARY) != targets[0]  # a single token is left
+    return logits.masked_fill(excluded, -torch.inf).requires_grad_(), targets
 
 
 def kept_by_sampling(probabilities, sampling):

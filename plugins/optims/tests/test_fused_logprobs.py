@@ -24,7 +24,8 @@ def inputs(num_rows, vocabulary, dtype=torch.float32, bias=False, seed=0):
     hidden = torch.randn(num_rows, HIDDEN, generator=generator)
     weight = torch.randn(vocabulary, HIDDEN, generator=generator) * 3 / HIDDEN**0.5
     offset = torch.randn(vocabulary, generator=generator)
-    targets = torch.randint(vocabulary, (num_rows,), generator=generator)
+    offset[vocabulary // 2 + 1 :: 3] = -torch.inf  # tokens that cannot be, such as those of a padded vocabulary
+    targets = torch.randint(vocabulary // 2, (num_rows,), generator=generator)
     leaves = [leaf.to(dtype).requires_grad_() for leaf in ([hidden, weight, offset] if bias else [hidden, weight])]
     return [*leaves, *[None] * (3 - len(leaves))], targets
 

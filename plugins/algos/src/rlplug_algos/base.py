@@ -13,11 +13,11 @@ from torch import Tensor
 from rlplug.interfaces import Advantages, Algorithm, Denominators, LossOutput, Needs, RunInfo
 from rlplug.ops import masked_mean, masked_sum
 from rlplug.types import Batch
-from rlplug_algos.advantages import degenerate_share, spread
+from rlplug_algos.advantages import degenerate_share, group_relative, spread
 from rlplug_algos.aggregation import Aggregation, aggregate
 from rlplug_algos.corrections import Correction, correction_weights, importance_weights
 from rlplug_algos.kl import KLEstimator, kl_estimate, kl_penalty
-from rlplug_algos.options import require
+from rlplug_algos.options import require, require_use
 from rlplug_algos.policy_losses import PolicyTerm, clipped_loss, token_ratio
 
 
@@ -39,6 +39,8 @@ class PolicyGradient(Algorithm):
         kl_estimator: ``k1``, ``k2``, ``k3`` or ``k3_unweighted``. In the loss, k1 and k3 carry the ratio to the old
             policy, which makes their gradients right off-policy too; k2's is right on-policy; that of
             ``k3_unweighted``, the GRPO paper's, is the forward divergence's. In the rewards only the value counts.
+        k3_max: Largest k3 of a token, in nats, for ``kl_estimator`` k3 and k3_unweighted; above it, k3 has no gradient.
+            verl has 10; ``null`` sets no limit.
         entropy_coefficient: alpha, weight of the entropy bonus.
         correction: Importance weights between the rollout engine and the trainer; ``null`` for none. ``{}`` truncates
             each token's at 2, and so does ``auto`` where the engine calculates in FP8; elsewhere it is ``null``.
@@ -50,6 +52,7 @@ class PolicyGradient(Algorithm):
     aggregation: Aggregation = "token"
     kl_coefficient: float = 0.0
     kl_estimator: KLEstimator = "k3_unweighted"
+    k3_max: float | None = None
     entropy_coefficient: float = 0.0
     correction: Correction | Literal["auto"] | None = "auto"
     run: RunInfo | None = field(init=False, default=None, repr=False)
@@ -58,6 +61,10 @@ class PolicyGradient(Algorithm):
         for key, choices in (("aggregation", get_args(Aggregation)), ("kl_estimator", get_args(KLEstimator))):
             require(self, key, getattr(self, key) in choices, f"give one of {', '.join(choices)}")
         require(self, "kl_coefficient", 0 <= self.kl_coefficient < math.inf, "give 0 or more")
+        is_limit = self.k3_max is None or 0 < self.k3_max < math.inf
+        require(self, "k3_max", is_limit, "give a positive number, such as 10, or null")
+        has_k3 = self.kl_coefficient > 0 and self.kl_estimator in ("k3", "k3_unweighted")
+        require_use(self, "k3_max", has_k3, "a kl_coefficient above 0 and a kl_estimator of k3 or k3_unweighted")
         require(self, "entropy_coefficient", math.isfinite(self.entropy_coefficient), "give a number, such as 0.001")
 
     @property
@@ -96,7 +103,8 @@ class PolicyGradient(Algorithm):
         if not (self.kl_coefficient > 0 and self.kl_in_reward):
             return None
         mask = batch.response_mask
-        return kl_estimate(masked(batch.old_logprobs, mask), masked(batch.ref_logprobs, mask), self.kl_estimator)
+        logprobs, ref_logprobs = masked(batch.old_logprobs, mask), masked(batch.ref_logprobs, mask)
+        return kl_estimate(logprobs, ref_logprobs, self.kl_estimator, self.k3_max)
 
     def sequence_advantages(self, batch: Batch, per_sequence: Tensor, kl: Tensor | None = None) -> Advantages:
         """Return advantages of whole completions, [B], on each of their tokens, with :meth:`advantage_metrics`."""
@@ -134,7 +142,7 @@ class PolicyGradient(Algorithm):
             measured |= {"correction/weight_mean": weights, "correction/limited_share": weights != raw}
         if self.kl_coefficient > 0 and not self.kl_in_reward:
             ref_logprobs = masked(micro_batch.ref_logprobs, mask)
-            penalty = kl_penalty(logprobs, old_logprobs, ref_logprobs, self.kl_estimator)
+            penalty = kl_penalty(logprobs, old_logprobs, ref_logprobs, self.kl_estimator, self.k3_max)
             per_token = per_token + self.current_kl_coefficient * penalty
             measured["policy/kl"] = kl_estimate(logprobs.detach(), ref_logprobs, "k3")
         if self.entropy_coefficient != 0:
@@ -150,15 +158,18 @@ class PolicyGradient(Algorithm):
 
 @dataclass(kw_only=True, eq=False)
 class ClippedPolicyGradient(PolicyGradient):
-    """Policy gradient whose policy term is PPO's clipped loss, with the ratio of each token.
+    """Policy gradient whose policy term is PPO's clipped loss.
 
     Args:
         clip_low: Largest distance of the ratio below 1 before its gradient stops.
         clip_high: Largest distance of the ratio above 1 before its gradient stops.
+        clip_dual: c above 1: the loss of a token with negative advantage is at most c|A| (dual clip, arXiv:1912.09729;
+            its c is 3); ``null`` sets no limit.
     """
 
     clip_low: float = 0.2
     clip_high: float = 0.2
+    clip_dual: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -166,9 +177,38 @@ class ClippedPolicyGradient(PolicyGradient):
         fix = f"give a number between 0 and 1, such as {usual.clip_low}"
         require(self, "clip_low", 0 < self.clip_low < 1, fix)
         require(self, "clip_high", self.clip_high > 0, f"give a number above 0, such as {usual.clip_high}")
+        is_bound = self.clip_dual is None or 1 < self.clip_dual < math.inf
+        require(self, "clip_dual", is_bound, "give more than 1, such as 3, or null")
+
+    def ratio(self, logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
+        """Return the ratio that is clipped, float [B, T]: by default that of each token."""
+        return token_ratio(logprobs, old_logprobs)
 
     def policy_term(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> PolicyTerm:
-        return clipped_loss(token_ratio(logprobs, old_logprobs), advantages, self.clip_low, self.clip_high)
+        ratio = self.ratio(logprobs, old_logprobs, mask)
+        return clipped_loss(ratio, advantages, self.clip_low, self.clip_high, self.clip_dual)
+
+
+@dataclass(kw_only=True, eq=False)
+class GroupNormalized(PolicyGradient):
+    """Policy gradient whose advantages are rewards relative to their group, over its standard deviation.
+
+    Args:
+        epsilon: Added to the group's standard deviation. verl has 1e-6, TRL 1e-4. Without any difference among the
+            group's rewards advantages are 0 whatever it is.
+    """
+
+    compares_groups: ClassVar[bool] = True
+
+    epsilon: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "epsilon", 0 <= self.epsilon < math.inf, "give 0 or more, such as 0.0001")
+
+    def advantages(self, batch: Batch) -> Advantages:
+        relative = group_relative(batch.rewards, batch.reward_valid, batch.group_index, epsilon=self.epsilon)
+        return self.sequence_advantages(batch, relative)
 
 
 def masked(values: Tensor | None, mask: Tensor) -> Tensor:

@@ -6,20 +6,16 @@ MiniMax, "MiniMax-M1: Scaling Test-Time Compute Efficiently with Lightning Atten
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from rlplug.interfaces import Advantages
-from rlplug.types import Batch
-from rlplug_algos.advantages import group_relative
-from rlplug_algos.base import PolicyGradient
+from rlplug_algos.base import GroupNormalized
 from rlplug_algos.options import require
 from rlplug_algos.policy_losses import PolicyTerm, cispo_loss, token_ratio
 
 
 @dataclass(kw_only=True, eq=False)
-class CISPO(PolicyGradient):
+class CISPO(GroupNormalized):
     r"""REINFORCE's loss with GRPO's advantages, weighted by a bounded ratio, so that rare tokens keep their gradient.
 
     .. math::
@@ -34,8 +30,6 @@ class CISPO(PolicyGradient):
             default is that of ScaleRL (arXiv:2510.13786).
     """
 
-    compares_groups: ClassVar[bool] = True
-
     ratio_min: float = 0.0
     ratio_max: float = 5.0
 
@@ -43,9 +37,6 @@ class CISPO(PolicyGradient):
         super().__post_init__()
         require(self, "ratio_min", 0 <= self.ratio_min <= 1, "give 0 for no limit, up to 1, the ratio on-policy")
         require(self, "ratio_max", self.ratio_max >= 1, "give at least 1, the ratio on-policy; 5 is usual")
-
-    def advantages(self, batch: Batch) -> Advantages:
-        return self.sequence_advantages(batch, group_relative(batch.rewards, batch.reward_valid, batch.group_index))
 
     def policy_term(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> PolicyTerm:
         return cispo_loss(logprobs, token_ratio(logprobs, old_logprobs), advantages, self.ratio_min, self.ratio_max)

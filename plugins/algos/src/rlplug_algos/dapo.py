@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from rlplug.interfaces import Advantages, RunInfo
 from rlplug.types import Batch, Sample
 from rlplug_algos.advantages import group_relative, spread
-from rlplug_algos.base import ClippedPolicyGradient
+from rlplug_algos.base import ClippedPolicyGradient, GroupNormalized
 from rlplug_algos.options import require, require_use
 
 
 @dataclass(kw_only=True, eq=False)
-class DAPO(ClippedPolicyGradient):
+class DAPO(GroupNormalized, ClippedPolicyGradient):
     r"""GRPO with a higher upper clip, a mean over tokens, dynamic sampling, and a soft length penalty.
 
     For completion i of length :math:`|o_i|` in its group (equations 8, 9 and 13 of arXiv:2503.14476):
@@ -34,7 +34,7 @@ class DAPO(ClippedPolicyGradient):
     Args:
         dynamic_sampling: Replace prompts whose completions all have the same reward (or fewer than 2 valid ones), since
             their advantages are 0. Rewards are compared before the overlong penalty, as in the paper's code, which
-            filters by accuracy.
+            filters by accuracy. A prompt whose advantages the penalty turns to 0 is replaced as well.
         max_refills: Rounds of further prompts that a step may draw to replace them.
         over_sampling: Prompts that each round draws, as a multiple of the groups that are missing; the paper's code
             draws 3 times as many.
@@ -43,8 +43,6 @@ class DAPO(ClippedPolicyGradient):
             for no penalty. The paper has 4096 of 20480.
         overlong_penalty: p, the penalty at ``max_new_tokens``.
     """
-
-    compares_groups: ClassVar[bool] = True
 
     clip_high: float = 0.28
     dynamic_sampling: bool = True
@@ -71,23 +69,32 @@ class DAPO(ClippedPolicyGradient):
         require(self, "overlong_buffer", fits, fix)
 
     def select(self, group: Sequence[Sample]) -> Sequence[Sample]:
-        rewards = {sample.reward for sample in group if not sample.errors}
-        return () if self.dynamic_sampling and len(rewards) < 2 else group
+        if not self.dynamic_sampling:
+            return group
+        scored = [sample for sample in group if not sample.errors]
+        rewards = torch.tensor([sample.reward for sample in scored], dtype=torch.float32)
+        lengths = torch.tensor([sample.num_response_tokens for sample in scored])
+        return group if self._has_signal(rewards) and self._has_signal(self._shaped(rewards, lengths)) else ()
+
+    def _has_signal(self, rewards: Tensor) -> bool:
+        """Return whether a group's rewards, float32 [B] as in a batch, give an advantage other than 0."""
+        everyone = torch.ones_like(rewards, dtype=torch.bool)
+        one_group = torch.zeros_like(rewards, dtype=torch.int64)
+        return bool(group_relative(rewards, everyone, one_group, epsilon=self.epsilon).any())
 
     def advantages(self, batch: Batch) -> Advantages:
-        rewards = batch.rewards + self._overlong_penalties(batch)
-        per_sequence = group_relative(rewards, batch.reward_valid, batch.group_index)
+        rewards = self._shaped(batch.rewards, batch.response_mask.sum(dim=1))
+        per_sequence = group_relative(rewards, batch.reward_valid, batch.group_index, epsilon=self.epsilon)
         result = self.sequence_advantages(batch, per_sequence)
         if not self.overlong_filter:
             return result
         mask = batch.response_mask & ~batch.truncated[:, None]
         return replace(result, advantages=spread(per_sequence, mask), response_mask=mask)
 
-    def _overlong_penalties(self, batch: Batch) -> Tensor:
-        """Return p times equation 13, float [B], from -p to 0."""
+    def _shaped(self, rewards: Tensor, lengths: Tensor) -> Tensor:
+        """Return the rewards, float [B], plus p times equation 13 of the int64 [B] lengths, which is from -p to 0."""
         if self.overlong_buffer is None:
-            return batch.rewards.new_zeros(())
+            return rewards
         assert self.run is not None
-        lengths = batch.response_mask.sum(dim=1).to(batch.rewards.dtype)
-        excess = (self.run.max_new_tokens - self.overlong_buffer - lengths) / self.overlong_buffer
-        return self.overlong_penalty * excess.clamp(-1, 0)
+        excess = (self.run.max_new_tokens - self.overlong_buffer - lengths.to(rewards.dtype)) / self.overlong_buffer
+        return rewards + self.overlong_penalty * excess.clamp(-1, 0)

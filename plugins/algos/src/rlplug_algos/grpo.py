@@ -6,17 +6,16 @@ Shao et al., "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rlplug.interfaces import Advantages
 from rlplug.types import Batch
 from rlplug_algos.advantages import group_relative
-from rlplug_algos.base import ClippedPolicyGradient
-from rlplug_algos.options import require
+from rlplug_algos.base import ClippedPolicyGradient, GroupNormalized
+from rlplug_algos.options import require_use
 
 
 @dataclass(kw_only=True, eq=False)
-class GRPO(ClippedPolicyGradient):
+class GRPO(GroupNormalized, ClippedPolicyGradient):
     r"""Policy gradient with advantages relative to the group, PPO's clipped ratio, and optionally a KL penalty.
 
     For completion i of a group with rewards r (equation 3 and section 4.1.2 of arXiv:2402.03300):
@@ -31,17 +30,13 @@ class GRPO(ClippedPolicyGradient):
 
     Args:
         normalize_std: Divide by the group's standard deviation; ``false`` only centres advantages.
-        epsilon: Added to the standard deviation; groups whose rewards are all equal get advantage 0.
     """
 
-    compares_groups: ClassVar[bool] = True
-
     normalize_std: bool = True
-    epsilon: float = 1e-4
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "epsilon", self.epsilon >= 0, "give 0 or more, such as 0.0001")
+        require_use(self, "epsilon", self.normalize_std, "normalize_std")
 
     def advantages(self, batch: Batch) -> Advantages:
         per_sequence = group_relative(

@@ -6,9 +6,9 @@ Shen and Zhang, "Policy Filtration for RLHF to Mitigate Noise in Reward Models",
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from rlplug.types import Sample
 from rlplug_algos.options import require
@@ -21,8 +21,8 @@ class PFPPO(PPO):
 
     Args:
         keep: Completions to train on: ``best``, the best one; ``best_worst``, the best and the worst; ``best_random``,
-            the best and a random other one. Among equal rewards the earlier completion counts as better. Completions
-            whose reward failed are left out.
+            the best and a random other one, drawn by the run's seed and the step. Among equal rewards the earlier
+            completion counts as better. Completions whose reward failed are left out.
     """
 
     compares_groups: ClassVar[bool] = True
@@ -33,6 +33,7 @@ class PFPPO(PPO):
         super().__post_init__()
         choices = ("best", "best_worst", "best_random")
         require(self, "keep", self.keep in choices, f"give one of {', '.join(choices)}")
+        self._steps_done = 0
 
     def select(self, group: Sequence[Sample]) -> Sequence[Sample]:
         valid = [sample for sample in group if not sample.errors]
@@ -42,6 +43,18 @@ class PFPPO(PPO):
             return best
         if self.keep == "best_worst":
             return [*best, others[-1]]
-        # seeded by the group alone, so that every rank draws the same
-        draw = random.Random(f"{best[0].policy_version}/{best[0].group}")
+        assert self.run is not None
+        # every rank draws the same, and a resumed run what it would have drawn
+        draw = random.Random(f"{self.run.seed}/{self._steps_done + 1}/{best[0].group}")
         return [*best, draw.choice(others)]
+
+    def after_step(self, metrics: Mapping[str, float]) -> None:
+        super().after_step(metrics)
+        self._steps_done += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"steps_done": self._steps_done}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._steps_done = state.get("steps_done", 0)

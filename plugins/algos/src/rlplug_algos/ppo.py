@@ -22,7 +22,6 @@ from rlplug_algos.aggregation import aggregate
 from rlplug_algos.base import ClippedPolicyGradient, masked, token_share
 from rlplug_algos.kl import AdaptiveKL, KLEstimator
 from rlplug_algos.options import require, require_use
-from rlplug_algos.policy_losses import PolicyTerm, clipped_loss, token_ratio
 from rlplug_algos.value_losses import clipped_value_loss
 
 
@@ -42,8 +41,6 @@ class PPO(ClippedPolicyGradient):
     completion per prompt is enough. The run needs ``model.critic``.
 
     Args:
-        clip_dual: c above 1: the loss of a token with negative advantage is at most c|A| (arXiv:1912.09729; its c is
-            3); ``null`` sets no limit.
         gamma: Discount per token.
         gae_lambda: lambda: 0 trusts the critic alone, 1 the rewards alone.
         value_clip: c_V, largest change of a value in an update before its gradient stops; ``null`` sets no limit.
@@ -55,7 +52,6 @@ class PPO(ClippedPolicyGradient):
     """
 
     kl_estimator: KLEstimator = "k1"
-    clip_dual: float | None = None
     gamma: float = 1.0
     gae_lambda: float = 0.95
     value_clip: float | None = 0.2
@@ -68,7 +64,6 @@ class PPO(ClippedPolicyGradient):
         super().__post_init__()
         for key in ("gamma", "gae_lambda"):
             require(self, key, 0 <= getattr(self, key) <= 1, "give a number from 0 to 1")
-        require(self, "clip_dual", self.clip_dual is None or self.clip_dual > 1, "give more than 1, such as 3, or null")
         require(self, "value_clip", self.value_clip is None or self.value_clip > 0, "give a positive number, or null")
         require(self, "kl_in", self.kl_in in ("reward", "loss"), "give reward or loss")
         require(self, "kl_target", self.kl_target is None or self.kl_target > 0, "give a positive number, or null")
@@ -118,10 +113,6 @@ class PPO(ClippedPolicyGradient):
         if self._adaptive_kl is not None:
             metrics["policy/kl_coefficient"] = self._adaptive_kl.coefficient
         return Advantages(whiten(advantages, mask) if self.whiten_advantages else advantages, returns, metrics=metrics)
-
-    def policy_term(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> PolicyTerm:
-        ratio = token_ratio(logprobs, old_logprobs)
-        return clipped_loss(ratio, advantages, self.clip_low, self.clip_high, self.clip_dual)
 
     def value_loss(self, micro_batch: Batch, values: Tensor, denominators: Denominators) -> LossOutput:
         mask = micro_batch.response_mask

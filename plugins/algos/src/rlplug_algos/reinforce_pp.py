@@ -14,6 +14,7 @@ from rlplug.types import Batch
 from rlplug_algos.advantages import discounted_returns, group_relative, spread, token_rewards, whiten
 from rlplug_algos.base import ClippedPolicyGradient
 from rlplug_algos.kl import KLEstimator
+from rlplug_algos.options import require
 
 
 @dataclass(kw_only=True, eq=False)
@@ -21,14 +22,23 @@ class ReinforcePP(ClippedPolicyGradient):
     r"""PPO's clipped loss on returns with a KL penalty at each token, normalised over the batch.
 
     .. math::
-        R_t = r - \beta \sum_{s \ge t} \log\frac{\pi^{old}_s}{\pi^{ref}_s} \qquad
+        R_t = \gamma^{T-t}\, r - \beta \sum_{s \ge t} \gamma^{s-t} \log\frac{\pi^{old}_s}{\pi^{ref}_s} \qquad
         A_t = \frac{R_t - \mathrm{mean}(R)}{\mathrm{std}(R)}
 
-    Mean and (unbiased) standard deviation are over all trainable tokens of the step, all ranks; the loss is divided by
-    the number of tokens. KL is estimated by ``kl_estimator`` (above: k1). One completion per prompt is enough.
+    with T the last trainable token. Mean and (unbiased) standard deviation are over all trainable tokens of the step,
+    all ranks; the loss is divided by the number of tokens. KL is estimated by ``kl_estimator`` (above: k1). One
+    completion per prompt is enough.
+
+    Args:
+        gamma: Discount per trainable token. The paper has 1.
     """
 
     kl_estimator: KLEstimator = "k1"
+    gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "gamma", 0 <= self.gamma <= 1, "give a number from 0 to 1")
 
     @property
     def kl_in_reward(self) -> bool:
@@ -37,7 +47,7 @@ class ReinforcePP(ClippedPolicyGradient):
     def advantages(self, batch: Batch) -> Advantages:
         mask, kl = batch.response_mask, self.reward_kl(batch)
         rewards = token_rewards(batch.rewards, mask, kl, self.kl_coefficient)
-        returns = discounted_returns(rewards, mask, gamma=1.0)
+        returns = discounted_returns(rewards, mask, self.gamma)
         return Advantages(whiten(returns, mask), metrics=self.advantage_metrics(batch, kl))
 
 
@@ -49,8 +59,9 @@ class ReinforcePPBaseline(ClippedPolicyGradient):
         A'_{i,t} = r_i - \mathrm{mean}(r) \qquad A_{i,t} = \frac{A'_{i,t} - \mathrm{mean}(A')}{\mathrm{std}(A')}
 
     The first mean is the group's; the other statistics are over all trainable tokens of the step, all ranks, so that
-    an easy group is not blown up by its own small deviation. The loss is PPO's clipped one, divided by the number of
-    tokens.
+    an easy group is not blown up by its own small deviation. A group whose rewards are all equal has A' = 0, and an
+    advantage other than 0 where mean(A') is not 0, as completions of different lengths make it. The loss is PPO's
+    clipped one, divided by the number of tokens.
     """
 
     compares_groups: ClassVar[bool] = True

@@ -17,7 +17,7 @@ from rlplug_algos.advantages import leave_one_out
 from rlplug_algos.aggregation import Aggregation
 from rlplug_algos.base import ClippedPolicyGradient
 from rlplug_algos.kl import KLEstimator
-from rlplug_algos.policy_losses import PolicyTerm, clipped_loss, sequence_ratio
+from rlplug_algos.policy_losses import sequence_ratio
 
 
 @dataclass(kw_only=True, eq=False)
@@ -49,6 +49,5 @@ class RLOO(ClippedPolicyGradient):
         rewards = batch.rewards if kl is None else batch.rewards - self.kl_coefficient * kl.sum(dim=1)
         return self.sequence_advantages(batch, leave_one_out(rewards, batch.reward_valid, batch.group_index), kl)
 
-    def policy_term(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> PolicyTerm:
-        ratio = sequence_ratio(logprobs, old_logprobs, mask, length_normalized=False)
-        return clipped_loss(ratio, advantages, self.clip_low, self.clip_high)
+    def ratio(self, logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
+        return sequence_ratio(logprobs, old_logprobs, mask, length_normalized=False)

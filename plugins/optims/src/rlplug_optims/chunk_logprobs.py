@@ -34,8 +34,10 @@ def chunk_logprobs(logits: Tensor, temperature: float, targets: Tensor, with_ent
     total = weights.sum(dim=-1)
     lse = total.log() + largest.squeeze(-1)
     chosen = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1).float() / temperature
-    entropies = lse - (weights * z).sum(dim=-1) / total if with_entropy else torch.zeros_like(lse)
-    return chosen - lse, lse, entropies
+    if not with_entropy:
+        return chosen - lse, lse, torch.zeros_like(lse)
+    products = torch.where(z == -torch.inf, 0.0, weights * z)  # 0 * -inf is NaN
+    return chosen - lse, lse, lse - products.sum(dim=-1) / total
 
 
 def logits_gradient(
@@ -63,7 +65,8 @@ def logits_gradient(
     log_p = logits.float() / temperature - lse.unsqueeze(-1)
     pull = d_logprobs.unsqueeze(-1)
     if entropies is not None and d_entropies is not None:
-        pull = pull + d_entropies.unsqueeze(-1) * (log_p + entropies.unsqueeze(-1))
+        pull_of_entropies = d_entropies.unsqueeze(-1) * (log_p + entropies.unsqueeze(-1))
+        pull = pull + torch.where(log_p == -torch.inf, 0.0, pull_of_entropies)  # exp(log_p) * -inf is NaN
     tokens = torch.arange(logits.shape[-1], device=logits.device)
     onehot = torch.where(tokens == targets.unsqueeze(-1), d_logprobs.unsqueeze(-1), 0.0)
     return ((onehot - log_p.exp() * pull) / temperature).to(logits.dtype)
