@@ -8,13 +8,13 @@ from typing import Final
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from rlplug.interfaces.environment import StepResult
 from rlplug.interfaces.rollout import EngineFault, RolloutEngine
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.environment_calls import EnvironmentCalls, Failure
 from rlplug.rollout.observation_tokens import ObservationTokens
+from rlplug.rollout.step_answer import StepAnswer
 from rlplug.rollout.trajectory import Trajectory
 from rlplug.types import Completion, Request, SamplingParams
 
@@ -125,9 +125,9 @@ class AgentLoop:
                 raise fault
 
     def _step_environments(self, ended: Sequence[Trajectory], environments: EnvironmentCalls) -> None:
-        def step() -> dict[str, StepResult | Failure]:
-            environments.submit(ended)
-            results: dict[str, StepResult | Failure] = {}
+        def step() -> dict[str, StepAnswer | Failure]:
+            environments.submit(ended, self.sampling.max_new_tokens)
+            results: dict[str, StepAnswer | Failure] = {}
             while environments.num_pending:
                 results |= {trajectory.key: result for trajectory, result in environments.collect(COLLECT_S)}
             return results
@@ -159,7 +159,7 @@ class AgentLoop:
             collected = [(running.pop(completion.request_id), completion) for completion in completions]
             ended = [trajectory for trajectory, completion in collected if self._receive(trajectory, completion)]
             if self._environments is not None:
-                self._environments.submit(ended)
+                self._environments.submit(ended, self.sampling.max_new_tokens)
             if fault is not None:
                 running.clear()  # turns that have ended are stepped before the engine restarts
             stepped = self._collect_steps(0.0 if running else COLLECT_S)
@@ -219,26 +219,28 @@ class AgentLoop:
         trajectory.turn_was_cut = is_long and not is_at_turn_limit
         return True
 
-    def _apply(self, trajectory: Trajectory, result: StepResult | Failure) -> None:
+    def _apply(self, trajectory: Trajectory, answer: StepAnswer | Failure) -> None:
         """Append the observation of an environment's step and add its reward, or end the trajectory."""
-        if isinstance(result, Failure):
-            trajectory.error = result.message
+        if isinstance(answer, Failure):
+            trajectory.error = answer.message
             trajectory.finish_reason = "abort"
         else:
-            trajectory.reward += result.reward
-            if result.done:
+            trajectory.reward += answer.reward
+            if answer.done:
                 trajectory.finish_reason = "length" if trajectory.turn_was_cut else "stop"
             else:
-                self._observe(trajectory, result)
+                self._observe(trajectory, answer.text)
         if trajectory.finish_reason is not None and self._environments is not None:
             self._environments.release(trajectory)
 
-    def _observe(self, trajectory: Trajectory, result: StepResult) -> None:
+    def _observe(self, trajectory: Trajectory, text: str | None) -> None:
         """Append an observation, or end the trajectory where no further turn fits."""
         assert self._observations is not None
-        token_ids = self._observations.after(trajectory.token_ids[-1], result.observation)
-        num_left = self.sampling.max_new_tokens - trajectory.num_after_prompt - len(token_ids)
-        if trajectory.num_turns == self._options.max_turns or num_left < 1:
+        if trajectory.num_turns == self._options.max_turns or text is None:
+            trajectory.finish_reason = "length"
+            return
+        token_ids = self._observations.after(trajectory.token_ids[-1], text)
+        if self.sampling.max_new_tokens - trajectory.num_after_prompt - len(token_ids) < 1:
             trajectory.finish_reason = "length"
         else:
             trajectory.add_observation(token_ids)

@@ -68,7 +68,9 @@ class RolloutGenerator:
         self._gather = gather
         self._environments: EnvironmentCalls | None = None
         if make_environment is not None:
-            self._environments = EnvironmentCalls(make_environment, tokenizer, spec.eos_token_ids, options)
+            self._environments = EnvironmentCalls(
+                make_environment, tokenizer, spec.eos_token_ids, options, observations
+            )
         self._ranks = EngineRanks(placement, driver.engine.ranks_per_engine, communicates=make_environment is not None)
 
     def generate(self, request: RolloutRequest, first_group: int = 0) -> list[Sample]:
