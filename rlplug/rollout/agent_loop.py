@@ -11,6 +11,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from rlplug.interfaces.rollout import EngineFault, RolloutEngine
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
+from rlplug.rollout.engines.answer_checks import check_tokens
+from rlplug.rollout.engines.finish_reasons import as_finish_reason
 from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.environment_calls import EnvironmentCalls, Failure
 from rlplug.rollout.observation_tokens import ObservationTokens
@@ -40,6 +42,7 @@ class AgentLoop:
         observations: Turns an environment's observation into tokens.
         partial: Limits on how much of a trajectory one step generates; ``None`` for no limit.
         ranks: The ranks that share the engine; the first one's environments decide for all.
+        vocab_size: Tokens that the policy embeds; ``None`` where it is not known.
     """
 
     def __init__(
@@ -51,8 +54,10 @@ class AgentLoop:
         observations: ObservationTokens | None,
         partial: PartialRollout | None,
         ranks: EngineRanks,
+        vocab_size: int | None,
     ) -> None:
         self.sampling = sampling
+        self._vocab_size = vocab_size
         self._options = options
         self._environments = environments
         self._observations = observations
@@ -117,8 +122,12 @@ class AgentLoop:
                 completions = engine.generate([self._request(trajectory) for trajectory in unfinished], self.sampling)
             except EngineFault as problem:
                 completions, fault = problem.completions, problem
-            by_request = {trajectory.request_id: trajectory for trajectory in unfinished}
-            ended = [by_request[c.request_id] for c in completions if self._receive(by_request[c.request_id], c)]
+            running = {trajectory.request_id: trajectory for trajectory in unfinished}
+            accepted, problem_of_them = self._accept(engine, completions, running)
+            fault = fault or problem_of_them
+            if fault is None and running:
+                fault = EngineFault(f"{type(engine).__name__} returned no completion of request {min(running)}.")
+            ended = [trajectory for trajectory, completion in accepted if self._receive(trajectory, completion)]
             if self._environments is not None:
                 self._step_environments(ended, self._environments)
             if fault is not None:
@@ -156,8 +165,9 @@ class AgentLoop:
                     completions = engine.collect(COLLECT_DURING_STEPS_S if self._num_stepping else COLLECT_S)
             except EngineFault as problem:
                 completions, fault = problem.completions, problem
-            collected = [(running.pop(completion.request_id), completion) for completion in completions]
-            ended = [trajectory for trajectory, completion in collected if self._receive(trajectory, completion)]
+            accepted, problem_of_them = self._accept(engine, completions, running)
+            fault = fault or problem_of_them
+            ended = [trajectory for trajectory, completion in accepted if self._receive(trajectory, completion)]
             if self._environments is not None:
                 self._environments.submit(ended, self.sampling.max_new_tokens)
             if fault is not None:
@@ -191,7 +201,30 @@ class AgentLoop:
         return trajectory.finish_reason is None and self._step_budget[trajectory.key] > 0 and self._seconds_left > 0
 
     def _request(self, trajectory: Trajectory) -> Request:
-        return trajectory.request(min(self._step_budget[trajectory.key], self._turn_budget(trajectory)))
+        return trajectory.request(self._most_tokens(trajectory))
+
+    def _most_tokens(self, trajectory: Trajectory) -> int:
+        return min(self._step_budget[trajectory.key], self._turn_budget(trajectory))
+
+    def _accept(
+        self, engine: RolloutEngine, completions: Sequence[Completion], running: dict[str, Trajectory]
+    ) -> tuple[list[tuple[Trajectory, Completion]], EngineFault | None]:
+        """Check completions, and take their trajectories out of ``running``; return them, and the first fault."""
+        name, accepted, fault = type(engine).__name__, list[tuple[Trajectory, Completion]](), None
+        for completion in completions:
+            if (trajectory := running.get(completion.request_id)) is None:
+                fault = fault or EngineFault(f"{name} returned {completion.request_id!r}, which is no open request.")
+                continue
+            source, most = f"{name}, at request {completion.request_id},", self._most_tokens(trajectory)
+            try:
+                as_finish_reason(name, completion.request_id, completion.finish_reason)
+                tokens = (completion.token_ids, completion.logprobs)
+                check_tokens(source, *tokens, most, self._vocab_size, engine.capabilities.logprobs)
+            except EngineFault as problem:
+                fault = fault or problem
+            else:
+                accepted.append((running.pop(completion.request_id), completion))
+        return accepted, fault
 
     def _turn_budget(self, trajectory: Trajectory) -> int:
         """Return how many more tokens the turn may have, apart from the step's budget."""
