@@ -46,13 +46,17 @@ def encodable(text: str) -> str:
     return plain if plain.isascii() else plain.encode(errors="replace").decode()
 
 
-def brief(value: Any, longest: int = 60) -> str:
-    """Return type and ``repr`` of a value from outside, whose ``__repr__`` may raise or return megabytes."""
+def safe_repr(value: Any, longest: int = 200) -> str:
+    """Return the ``repr`` of a value from outside, whose ``__repr__`` may raise or return megabytes."""
     try:
-        text = encodable(repr(value)[:longest])
+        return encodable(repr(value)[:longest])
     except BaseException as problem:  # noqa: BLE001 - its own code may raise anything, SystemExit too
-        text = f"(its repr raises {type(problem).__name__})"
-    return f"{type(value).__name__} {text}"
+        return f"(its repr raises {type(problem).__name__})"
+
+
+def brief(value: Any, longest: int = 60) -> str:
+    """Return type and :func:`safe_repr` of a value from outside."""
+    return f"{type(value).__name__} {safe_repr(value, longest)}"
 
 
 def describe(error: BaseException, with_line: bool = False) -> str:

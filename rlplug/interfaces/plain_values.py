@@ -48,32 +48,41 @@ def as_reward(value: Any) -> float:
     return number
 
 
-def json_problem(value: Any, depth: int = MAX_DEPTH) -> str | None:
+def json_problem(value: Any, depth: int = MAX_DEPTH, is_json: bool = True) -> str | None:
     """Return what keeps a value from being JSON that a tokenizer and a chat template can take, or ``None``.
 
     Allowed are text without halves of surrogate pairs, integers of a printable size, finite numbers, true, false,
     null, and lists and dictionaries of these with text as keys.
+
+    Args:
+        depth: Levels of lists and dictionaries that are still allowed.
+        is_json: False to look at text and levels alone: any other value is allowed.
     """
-    if depth < 0:
-        return f"more than {MAX_DEPTH} levels of brackets"
     if isinstance(value, str):
         return None if _is_encodable(value) else "half of a surrogate pair, which is no character"
+    inner: list[Any] = []
+    if isinstance(value, Mapping):
+        inner = [*value, *value.values()]
+        for key in value if is_json else ():
+            if not isinstance(key, str):
+                return f"the key {brief(key)}, which is not text"
+    elif isinstance(value, list):
+        inner = value
+    elif is_json:
+        return _atom_problem(value)
+    if inner and depth == 0:
+        return f"more than {MAX_DEPTH} levels of brackets"
+    return next((problem for each in inner if (problem := json_problem(each, depth - 1, is_json))), None)
+
+
+def _atom_problem(value: Any) -> str | None:
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, int):
         return f"an integer of more than {MAX_DIGITS} digits" if abs(value) >= _TOO_LARGE else None
     if isinstance(value, float):
         return None if math.isfinite(value) else f"{value}, which is not a finite number"
-    if isinstance(value, list):
-        inner = value
-    elif isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                return f"the key {brief(key)}, which is not text"
-        inner = [*value, *value.values()]
-    else:
-        return f"a value of type {type(value).__name__}"
-    return next((problem for each in inner if (problem := json_problem(each, depth - 1))), None)
+    return f"a value of type {type(value).__name__}"
 
 
 def _is_encodable(text: str) -> bool:

@@ -117,13 +117,14 @@ class EnvironmentCalls:
         self._close(list(live.values()))
         while self._closing.num_unsettled:
             self._note_closed(1.0)
+        self._note_closed(0.0)
 
     def _close(self, environments: Sequence[Environment]) -> None:
         functions = [environment.close for environment in environments]
         self._runner.add(self._closing, functions, [lambda _: None] * len(functions))
 
     def _note_closed(self, timeout_s: float) -> None:
-        for call in self._runner.settled(self._closing, timeout_s) if self._closing.num_unsettled else []:
+        for call in self._runner.settled(self._closing, timeout_s):
             if call.error:
                 warnings.warn(f"The close of an environment failed: {call.error}", stacklevel=2)
 

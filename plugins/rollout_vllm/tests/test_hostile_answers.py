@@ -1,0 +1,64 @@
+"""Whatever a server of vLLM answers is a completion that can train, or a fault that names the server."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hostile import mutated
+from hypothesis import HealthCheck, given, settings
+from rlplug_rollout_vllm.server import VLLMBackend
+
+from rlplug.interfaces import EngineFault, PolicySpec
+from rlplug.rollout.servers import PendingRequest
+from rlplug.rollout.servers.server_checks import reading
+from rlplug.types import Request, SamplingParams
+
+POLICY = PolicySpec("folder", torch.float32, (1,), 0, 100, vocab_size=50)
+URL = "http://127.0.0.1:1"
+ANSWER: dict[str, Any] = {
+    "choices": [
+        {
+            "token_ids": [3, 4, 1],
+            "logprobs": {"content": [{"logprob": -0.5}, {"logprob": -1.0}, {"logprob": -0.1}]},
+            "finish_reason": "stop",
+        }
+    ]
+}
+
+
+def completion_of(answer: Any) -> Any:
+    backend = VLLMBackend.__new__(VLLMBackend)  # its constructor imports vLLM, which reading an answer does not need
+    pending = PendingRequest(Request("r", (1, 2), 0), SamplingParams(5), 5, 7, False, POLICY.vocab_size)
+    pending.server = SimpleNamespace(url=URL)  # type: ignore[assignment]
+    with reading(URL):
+        backend.receive(pending, answer)
+    if pending.finish_reason is None:
+        raise EngineFault(f"{URL} broke off")
+    pending.check()
+    with reading(URL):
+        return backend.completion(pending)
+
+
+def test_a_whole_answer_is_a_completion() -> None:
+    assert completion_of(ANSWER).token_ids == (3, 4, 1)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(answer=mutated(ANSWER))
+def test_a_mutated_answer_is_a_completion_or_a_fault(answer: Any) -> None:
+    """Generates answers with parts that are missing, null or of other types and sizes."""
+    try:
+        completion = completion_of(answer)
+    except EngineFault as fault:
+        assert URL in str(fault)  # noqa: PT017 - a completion is as good
+        return
+    except Exception as error:
+        if type(error).__name__ != "RunError":  # of a finish reason or version that training has no use for
+            pytest.fail(f"{error!r} for {answer}")
+        return
+    assert all(0 <= token < 50 for token in completion.token_ids)
+    assert all(-1e300 < logprob <= 1e-3 for logprob in completion.logprobs)
+    assert len(completion.token_ids) == len(completion.logprobs) <= 5
