@@ -73,11 +73,12 @@ values = st.sampled_from(ATOMS) | st.recursive(
 )
 """Anything that Python code may return."""
 
+characters = st.characters(exclude_categories=())
+"""All characters, halves of surrogate pairs too."""
+
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(), max_size=4), inner, max_size=3)
-    ),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(characters, max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(characters, max_size=4), inner, max_size=3),
     max_leaves=8,
 )
 """What Python's ``json`` reads and writes: NaN and halves of surrogate pairs included."""

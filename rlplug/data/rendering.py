@@ -55,9 +55,7 @@ def render_all(
         if isinstance(call.value, ConfigError):
             raise call.value
         if call.error:
-            raise ConfigError(
-                f"{template_of(tokenizer)} {call.error} for the prompt {row.uid!r}: correct the template, or the prompt."
-            )
+            raise ConfigError(f"{template_of(tokenizer)} {call.error} for the prompt {row.uid!r}: correct one of them.")
     return [call.value for call in calls]
 
 
@@ -152,7 +150,8 @@ def _chunk_tokens(uids: Sequence[str], texts: list[str], tokenizer: PreTrainedTo
         if len(texts) > 1 and not is_late:  # find the text that it fails at
             return [_chunk_tokens([uid], [text], tokenizer)[0] for uid, text in zip(uids, texts, strict=True)]
         index = max(range(len(texts)), key=lambda index: len(texts[index]))
+        reason = str(error) if is_late else f"failed ({describe(error)})"
         raise ConfigError(
-            f"The tokenizer of model.policy.path {tokenizer.name_or_path!r} {error if is_late else describe(error)} at the "
+            f"The tokenizer of model.policy.path {tokenizer.name_or_path!r} {reason} at the "
             f"prompt {uids[index]!r} of {len(texts[index]):,} characters: shorten or correct it."
         ) from error

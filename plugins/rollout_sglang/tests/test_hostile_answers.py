@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from hostile import mutated
 from hypothesis import HealthCheck, given, settings
 from rlplug_rollout_sglang.options import SGLangOptions
 from rlplug_rollout_sglang.server import SGLangBackend
 
+from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
 from rlplug.rollout.servers import BackendContext, PendingRequest
 from rlplug.rollout.servers.server_checks import reading
@@ -54,12 +54,8 @@ def test_a_mutated_answer_is_a_completion_or_a_fault(answer: Any) -> None:
     """Generates answers with parts that are missing, null or of other types and sizes."""
     try:
         completion = completion_of(answer)
-    except EngineFault as fault:
-        assert URL in str(fault)  # noqa: PT017 - a completion is as good
-        return
-    except Exception as error:
-        if type(error).__name__ != "RunError":  # of a finish reason or version that training has no use for
-            pytest.fail(f"{error!r} for {answer}")
+    except RunError as error:  # one that is no fault: a finish reason or a version that training has no use for
+        assert URL in str(error) or not isinstance(error, EngineFault)  # noqa: PT017 - a completion is as good
         return
     assert all(0 <= token < 50 for token in completion.token_ids)
     assert all(-1e300 < logprob <= 1e-3 for logprob in completion.logprobs)

@@ -15,8 +15,7 @@ from rlplug.data.sources import FileSource, PromptRow, PromptSource
 from rlplug.environments import chat_template
 from rlplug.errors import ConfigError
 
-RANGE = "range(99999)"
-LOOP = f"{{% for a in {RANGE} %}}{{% for b in {RANGE} %}}{{% for c in {RANGE} %}}{{% endfor %}}{{% endfor %}}{{% endfor %}}"
+LOOP = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc") + "{% endfor %}" * 3
 
 
 def load(source, tokenizer=None, max_context=100, **options):
@@ -106,7 +105,9 @@ def test_a_tokenizer_that_fails_names_the_prompt():
                 raise TypeError("no such text")
             return {"input_ids": [[1]] * len(texts)}
 
-    with pytest.raises(ConfigError, match=r"'odd' TypeError: no such text.* at the prompt 'p1' of 3 characters"):
+    with pytest.raises(
+        ConfigError, match=r"'odd' failed .TypeError: no such text.* the prompt 'p1' of 3 char"
+    ):
         load(ListSource("good", "bad"), Failing())
 
 

@@ -35,7 +35,7 @@ def is_good(token_ids: list[Any], values: list[Any]) -> bool:
 @settings(max_examples=400, deadline=None)
 @given(token_ids=ids, values=logprobs, same_length=st.booleans())
 def test_what_cannot_be_sampled_is_a_fault(token_ids: list[Any], values: list[Any], same_length: bool) -> None:
-    """Generates tokens and logprobs: a NaN that gets through trains the policy to NaN, a token crashes its embedding."""
+    """Generates tokens and logprobs: a NaN that gets through makes the policy NaN, a token crashes it."""
     if same_length:
         token_ids, values = token_ids[: len(values)], values[: len(token_ids)]
     if all(type(token) is bool for token in token_ids) or all(type(value) is bool for value in values):
