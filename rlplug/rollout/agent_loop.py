@@ -123,8 +123,8 @@ class AgentLoop:
             except EngineFault as problem:
                 completions, fault = problem.completions, problem
             running = {trajectory.request_id: trajectory for trajectory in unfinished}
-            accepted, problem_of_them = self._accept(engine, completions, running)
-            fault = fault or problem_of_them
+            accepted, refusal = self._accept(engine, completions, running)
+            fault = fault or refusal
             if fault is None and running:
                 fault = EngineFault(f"{type(engine).__name__} returned no completion of request {min(running)}.")
             ended = [trajectory for trajectory, completion in accepted if self._receive(trajectory, completion)]
@@ -165,8 +165,8 @@ class AgentLoop:
                     completions = engine.collect(COLLECT_DURING_STEPS_S if self._num_stepping else COLLECT_S)
             except EngineFault as problem:
                 completions, fault = problem.completions, problem
-            accepted, problem_of_them = self._accept(engine, completions, running)
-            fault = fault or problem_of_them
+            accepted, refusal = self._accept(engine, completions, running)
+            fault = fault or refusal
             ended = [trajectory for trajectory, completion in accepted if self._receive(trajectory, completion)]
             if self._environments is not None:
                 self._environments.submit(ended, self.sampling.max_new_tokens)

@@ -105,9 +105,7 @@ def test_a_tokenizer_that_fails_names_the_prompt():
                 raise TypeError("no such text")
             return {"input_ids": [[1]] * len(texts)}
 
-    with pytest.raises(
-        ConfigError, match=r"'odd' failed .TypeError: no such text.* the prompt 'p1' of 3 char"
-    ):
+    with pytest.raises(ConfigError, match=r"'odd' failed .TypeError: no such text.* the prompt 'p1' of 3 char"):
         load(ListSource("good", "bad"), Failing())
 
 
