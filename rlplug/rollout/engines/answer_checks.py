@@ -12,6 +12,8 @@ from rlplug.interfaces.rollout import EngineFault
 
 ROUNDING: Final = 1e-3
 """How far above 0 rounding may put a logprob."""
+LOWEST: Final = -1e30
+"""Lowest logprob; training reads them in float32."""
 
 
 def check_tokens(
@@ -49,7 +51,7 @@ def check_tokens(
         raise EngineFault(f"{source} returned the token id {ids[index]} at index {index}{known}.")
     if has_logprobs:
         values = _array(source, "logprobs", logprobs, "fiu")
-        wrong = ~(np.isfinite(values) & (values <= ROUNDING))
+        wrong = ~((values >= LOWEST) & (values <= ROUNDING))  # true for NaN
         if wrong.any():
             index = int(wrong.argmax())
             raise EngineFault(
