@@ -26,6 +26,7 @@ from rlplug.models.shape import attention_cost
 from rlplug.plugin_manager import plugins
 from rlplug.rewards import RewardRunner
 from rlplug.rollout.engine_driver import EngineDriver
+from rlplug.rollout.environment_calls import ask_for_tools
 from rlplug.rollout.generator import RolloutGenerator
 from rlplug.rollout.observation_tokens import ObservationTokens
 from rlplug.training.actor_critic import ActorCritic, TrainableModel
@@ -104,11 +105,7 @@ def read_inputs(config: RunConfig) -> RunInputs:
         spec = replace(spec, fp8=choose_fp8_weights(meta_model(spec.path), config.weight_sync))
     tools: Sequence[Mapping[str, Any]] = ()
     if config.environment is not None:
-        environment = config.environment()
-        try:
-            tools = environment.tools()
-        finally:
-            environment.close()
+        tools = ask_for_tools(config.environment)
     return RunInputs(tokenizer, spec, tools)
 
 

@@ -4,6 +4,10 @@ Calls run on daemon threads: those of ``concurrent.futures`` are joined at exit,
 process alive for ever. A call that returns an awaitable continues on an event loop, in one more daemon thread. A call
 that misses its deadline is abandoned with its thread: a new thread replaces it, and a late result is dropped.
 
+What a call returns or raises is read there too, within its deadline: a generator is consumed, numbers are converted,
+and an exception becomes text. The thread that collects the calls touches plain values alone. ``os._exit`` in a call is
+an error of that call, because it would end the trainer, and with a status of the call's choice.
+
 A call that never releases the GIL (a regular expression that backtracks, a power with a billion digits) blocks these
 timeouts too. Such code needs a process of its own, see :mod:`rlplug.rewards.isolation`.
 """
@@ -13,17 +17,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
+
+from rlplug.errors import describe
 
 
-class DeadlineError(Exception):
-    """Error of a call that took longer than its deadline."""
+class CallError(Exception):
+    """Error that rlplug finds in a call or in what it returned: the text says all, without the name of the class."""
 
 
 @dataclass(eq=False)
@@ -31,8 +38,11 @@ class Call:
     """One call and its outcome: a ``value`` or an ``error``."""
 
     function: Callable[[], Any]
+    read: Callable[[Any], Any]
+    """Makes the value of what ``function`` returned, in the same thread, or raises :class:`CallError`."""
     value: Any = None
-    error: BaseException | None = None
+    error: str = ""
+    """What went wrong; empty if nothing did."""
     settled: bool = False
     worker: threading.Thread | None = None
     """Thread that runs the call; ``None`` while it waits, and while it is on an event loop."""
@@ -66,10 +76,15 @@ class TimeoutExecutor:
         self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
         return len(self._abandoned)
 
-    def run(self, functions: Sequence[Callable[[], Any]]) -> list[Call]:
-        """Call all functions and return their calls in the same order, each of them settled."""
+    def run(self, functions: Sequence[Callable[[], Any]], reads: Sequence[Callable[[Any], Any]]) -> list[Call]:
+        """Call all functions and return their calls in the same order, each of them settled.
+
+        Args:
+            functions: The functions, which may return awaitables.
+            reads: For each, what makes the call's value of what it returned (or awaited), within the deadline.
+        """
         batch = CallBatch()
-        calls = self.add(batch, functions)
+        calls = self.add(batch, functions, reads)
         try:
             while batch.num_unsettled:
                 self.settled(batch, self._tick_s)
@@ -77,9 +92,11 @@ class TimeoutExecutor:
             batch.drop_waiting()  # so that the workers stop after a KeyboardInterrupt
         return calls
 
-    def add(self, batch: CallBatch, functions: Sequence[Callable[[], Any]]) -> list[Call]:
-        """Add functions to ``batch`` and return their calls, which are not settled yet."""
-        calls = [batch.put(function) for function in functions]
+    def add(
+        self, batch: CallBatch, functions: Sequence[Callable[[], Any]], reads: Sequence[Callable[[Any], Any]]
+    ) -> list[Call]:
+        """Add functions to ``batch`` and return their calls, which are not settled yet; as in :meth:`run`."""
+        calls = [batch.put(Call(function, read)) for function, read in zip(functions, reads, strict=True)]
         while batch.wants_worker(self.max_concurrency):  # the first threads may run all calls, if these are quick
             self._start_worker(batch)
         return calls
@@ -94,19 +111,20 @@ class TimeoutExecutor:
                 return found
 
     def _start_worker(self, batch: CallBatch) -> None:
-        threading.Thread(target=self._work, args=(batch,), name="rlplug-call", daemon=True).start()
+        _guard_exit()
+        _CallThread(target=self._work, args=(batch,), name="rlplug-call").start()
 
     def _work(self, batch: CallBatch) -> None:
         while (call := batch.take()) is not None:
             try:
                 value = call.function()
+                is_awaitable = inspect.isawaitable(value)
+                value = value if is_awaitable else call.read(value)
             except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to this call alone
-                in_time = batch.settle(call, error=error)
+                in_time = batch.settle(call, error=_text_of(error))
             else:
-                if inspect.isawaitable(value):
-                    in_time = self._hand_to_loop(batch, call, value)
-                else:
-                    in_time = batch.settle(call, value=value)
+                in_time = self._hand_to_loop(batch, call, value) if is_awaitable else batch.settle(call, value=value)
+            value = None  # what a call returned must not stay alive in an idle thread
             if not in_time:
                 return  # the call was abandoned: another worker has replaced this one
 
@@ -133,7 +151,7 @@ class TimeoutExecutor:
             call.loop.ping()
             if call.loop.is_blocked:
                 text = f"took longer than {self.deadline_s:g} s on an event loop that an async function blocks"
-                batch.settle(call, error=DeadlineError(f"{text}: await instead of making blocking calls"))
+                batch.settle(call, error=f"{text}: await instead of making blocking calls")
                 self._abandon(call.loop)
 
     def _abandon(self, loop: _EventLoop) -> None:
@@ -149,19 +167,20 @@ class CallBatch:
     def __init__(self) -> None:
         self.waiting: deque[Call] = deque()
         self._num_workers = 0
-        self._unsettled: dict[int, Call] = {}
+        self._num_unsettled = 0
+        self._running: dict[int, Call] = {}
+        """Calls that have started and are not settled; a deadline concerns these alone."""
         self._settled: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self._lock = threading.Lock()
 
     @property
     def num_unsettled(self) -> int:
-        return len(self._unsettled)
+        return self._num_unsettled
 
-    def put(self, function: Callable[[], Any]) -> Call:
+    def put(self, call: Call) -> Call:
         """Queue a call until a thread is free, and return it."""
-        call = Call(function)
         with self._lock:
-            self._unsettled[id(call)] = call
+            self._num_unsettled += 1
             self.waiting.append(call)
         return call
 
@@ -189,6 +208,7 @@ class CallBatch:
                 return None
             call = self.waiting.popleft()
             call.worker, call.started = threading.current_thread(), time.monotonic()
+            self._running[id(call)] = call
             return call
 
     def drop_waiting(self) -> None:
@@ -204,9 +224,9 @@ class CallBatch:
 
     def unsettled_on_loop(self) -> list[Call]:
         with self._lock:
-            return [call for call in self._unsettled.values() if call.loop is not None]
+            return [call for call in self._running.values() if call.loop is not None]
 
-    def settle(self, call: Call, value: Any = None, error: BaseException | None = None) -> bool:
+    def settle(self, call: Call, value: Any = None, error: str = "") -> bool:
         """Record the outcome of a call; return false when the call was abandoned before."""
         with self._lock:
             return self._settle(call, value, error)
@@ -215,16 +235,17 @@ class CallBatch:
         """Settle the calls that missed their deadline, and return the threads that still run them."""
         latest_start = time.monotonic() - deadline_s
         with self._lock:
-            overdue = [c for c in self._unsettled.values() if c.worker is not None and c.started < latest_start]
-            late = DeadlineError(f"took longer than {deadline_s:g} s")
+            overdue = [c for c in self._running.values() if c.worker is not None and c.started < latest_start]
+            late = f"took longer than {deadline_s:g} s"
             return [call.worker for call in overdue if call.worker is not None and self._settle(call, None, late)]
 
-    def _settle(self, call: Call, value: Any, error: BaseException | None) -> bool:
+    def _settle(self, call: Call, value: Any, error: str) -> bool:
         if call.settled:
             return False
         call.value, call.error, call.settled = value, error, True
         call.seconds = time.monotonic() - call.started
-        del self._unsettled[id(call)]
+        self._num_unsettled -= 1
+        self._running.pop(id(call), None)
         self._settled.put(call)
         return True
 
@@ -239,7 +260,7 @@ class _EventLoop:
         self._pinged: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self._run, name="rlplug-call-loop", daemon=True)
+        self.thread = _CallThread(target=self._run, name="rlplug-call-loop")
         self.thread.start()
 
     @property
@@ -285,14 +306,68 @@ class _EventLoop:
             task = asyncio.ensure_future(_settle_with(batch, call, awaitable))
             # asyncio.timeout would wait on for a call that ignores its cancellation
             await asyncio.wait({task}, timeout=self._deadline_s)
-            batch.settle(call, error=DeadlineError(f"took longer than {self._deadline_s:g} s"))
+            batch.settle(call, error=f"took longer than {self._deadline_s:g} s")
             task.cancel()
 
 
 async def _settle_with(batch: CallBatch, call: Call, awaitable: Awaitable[Any]) -> None:
     try:
-        value = await awaitable
+        value = call.read(await awaitable)
     except BaseException as error:  # noqa: BLE001 - a SystemExit would end the loop under all other calls
-        batch.settle(call, error=error)
+        batch.settle(call, error=_text_of(error))
     else:
         batch.settle(call, value=value)
+
+
+def call_within(deadline_s: float, function: Callable[[], Any]) -> Any:
+    """Return what a function returns, which runs in a thread of its own and raises here what it raises there.
+
+    Raises:
+        CallError: It took longer than ``deadline_s`` seconds; its thread is left behind.
+    """
+    raised: list[BaseException] = []
+
+    def run() -> Any:
+        try:
+            return function()
+        except BaseException as error:
+            raised.append(error)
+            raise
+
+    (call,) = TimeoutExecutor(deadline_s, 1).run([run], [lambda value: value])
+    if raised and call.error:
+        raise raised[0]
+    if call.error:
+        raise CallError(call.error)
+    return call.value
+
+
+def _text_of(error: BaseException) -> str:
+    return str(error) if type(error) is CallError else describe(error, with_line=True)
+
+
+# ---- the end of the process -----------------------------------------------------------------------------------------
+
+
+class _CallThread(threading.Thread):
+    """Thread that runs calls of user code."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(daemon=True, **arguments)
+        self.process = os.getpid()
+
+
+def _guard_exit() -> None:
+    """Have ``os._exit`` raise in a call; it still ends a process that a call has forked."""
+    if getattr(os._exit, "guards_calls", False):
+        return
+    leave = os._exit
+
+    def guarded_exit(status: int) -> NoReturn:
+        thread = threading.current_thread()
+        if isinstance(thread, _CallThread) and thread.process == os.getpid():
+            raise SystemExit(f"os._exit({status}) would end the trainer: raise an error instead")
+        leave(status)
+
+    guarded_exit.guards_calls = True  # type: ignore[attr-defined]
+    os._exit = guarded_exit

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import jinja2
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -16,9 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.data.prompt_stream import PromptStream
-from rlplug.data.sources import PromptRow, PromptSource
+from rlplug.data.rendering import render_all, takes_tools, tokenize_all
+from rlplug.data.sources import PromptRow, PromptSource, check_row
 from rlplug.environments.tool_schema import tool_instructions
-from rlplug.errors import ConfigError
+from rlplug.errors import ConfigError, describe
 from rlplug.types import Prompt
 
 
@@ -199,19 +199,18 @@ class PromptDataModule(LightningDataModule):
 
     def _prompts(self, rules: PromptRules, split: str, rows: Sequence[PromptRow], instructions: str) -> list[Prompt]:
         """Render and tokenise ``rows``, and filter or refuse those that are too long."""
-        chat, system_prompt = self.renders_chat, self.system_prompt
-        texts = [
-            render(row, rules.tokenizer, system_prompt, instructions, self.template_tools) if chat else str(row.prompt)
-            for row in rows
-        ]
-        token_ids = tokenize(texts, rules.tokenizer, leading_special_tokens=not chat)
+        limit, reason = self._limit(rules)
+        texts = [str(row.prompt) for row in rows]
+        if self.renders_chat:
+            texts = render_all(rows, rules.tokenizer, self.system_prompt, instructions, self.template_tools)
+        uids = [row.uid for row in rows]
+        token_ids = tokenize_all(uids, texts, rules.tokenizer, not self.renders_chat, limit)
         prompts = [
             Prompt(row.uid, ids, text, row.answer, row.metadata)
             for row, text, ids in zip(rows, texts, token_ids, strict=True)
         ]
         if empty := [prompt for prompt in prompts if not prompt.token_ids]:
             raise ConfigError(f"data.{split}: the prompt {empty[0].uid!r} has no tokens: give it text, or remove it.")
-        limit, reason = self._limit(rules)
         kept = [prompt for prompt in prompts if len(prompt.token_ids) <= limit]
         self.num_filtered[split] = len(prompts) - len(kept)
         if len(kept) == len(prompts):
@@ -259,77 +258,17 @@ class Ticks:
         return map(torch.tensor, itertools.count() if self.num_ticks is None else range(self.num_ticks))
 
 
-def render(
-    row: PromptRow,
-    tokenizer: PreTrainedTokenizerBase,
-    system_prompt: str | None,
-    instructions: str = "",
-    tools: Sequence[Mapping[str, Any]] = (),
-) -> str:
-    """Return the row's chat as text, up to the start of the assistant's turn.
-
-    Args:
-        system_prompt: System message in front; the row must not have one of its own then.
-        instructions: Text to append to the system message.
-        tools: JSON schemas of the tools that the chat template presents.
-
-    Raises:
-        ConfigError: There are two system messages, or the chat template refuses the row.
-    """
-    messages = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
-    own = next((message for message in messages if message["role"] == "system"), None)
-    if system_prompt is not None and own is not None:
-        raise ConfigError(
-            f"The prompt {row.uid!r} has its own system message, and data.system_prompt is set: drop one of them."
-        )
-    parts = [own["content"] if own is not None else system_prompt, instructions]
-    if system := "\n\n".join(part for part in parts if part):
-        messages = [{"role": "system", "content": system}, *(message for message in messages if message is not own)]
-    try:
-        return _apply_template(messages, tokenizer, tools)
-    except jinja2.TemplateError as error:
-        raise ConfigError(
-            f"The chat template of model.policy.path {tokenizer.name_or_path!r} refuses the prompt {row.uid!r}, whose "
-            f"roles are {', '.join(message['role'] for message in messages)}: {str(error).rstrip('.')}. Change the "
-            "prompt's messages, or take a model whose template accepts them."
-        ) from error
-
-
-def takes_tools(tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the chat template presents tools."""
-    messages = [{"role": "user", "content": "?"}]
-    return _apply_template(messages, tokenizer, tools) != _apply_template(messages, tokenizer, ())
-
-
-def _apply_template(
-    messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]]
-) -> str:
-    schemas: Any = [dict(tool) for tool in tools] or None
-    return str(tokenizer.apply_chat_template(messages, tools=schemas, add_generation_prompt=True, tokenize=False))
-
-
-def tokenize(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, leading_special_tokens: bool
-) -> list[tuple[int, ...]]:
-    """Return the token ids of each text; an empty text has none.
-
-    Args:
-        leading_special_tokens: Whether to start with the tokenizer's leading special tokens, such as its BOS, once.
-    """
-    bare: list[list[int]] = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-    prefix = []
-    if leading_special_tokens and (probe := next((i for i, ids in enumerate(bare) if ids), None)) is not None:
-        full: list[int] = tokenizer(texts[probe], verbose=False)["input_ids"]
-        body = bare[probe]
-        prefix = full[: next(start for start in range(len(full)) if full[start : start + len(body)] == body)]
-    return [tuple(ids if not ids or ids[: len(prefix)] == prefix else prefix + ids) for ids in bare]
-
-
 def _read(split: str, source: PromptSource) -> list[PromptRow]:
+    rows: list[PromptRow] = []
     try:
-        rows = list(source.rows())
+        for row in source.rows():
+            check_row(row)
+            rows.append(row)
     except ConfigError as error:
         raise ConfigError(f"data.{split}: {error}") from error
+    except Exception as error:  # the code of a source, or of a library that it uses, may raise anything
+        where = f"after the row {rows[-1].uid!r}" if rows else "at its first row"
+        raise ConfigError(f"data.{split}: {type(source).__name__} failed {where}: {describe(error)}") from error
     if not rows:
         raise ConfigError(f"data.{split}: {type(source).__name__} has no prompts: give it at least one.")
     return rows

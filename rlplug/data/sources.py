@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rlplug.errors import ConfigError, did_you_mean
+from rlplug.errors import ConfigError, brief, did_you_mean, encodable, safe_repr
+from rlplug.interfaces.plain_values import json_problem
 
 DEFAULT_ANSWER_KEY: Final = "answer"
 
@@ -84,7 +85,7 @@ class FileSource(PromptSource):
         is_empty = True
         for number, fields in itertools.islice(readers[path.suffix](path), self.limit):
             is_empty = False
-            yield _row(fields, f"{path.name}:{number}", f"{path}:{number}", self.prompt_key, self.answer_key)
+            yield _row(fields, f"{encodable(path.name)}:{number}", f"{path}:{number}", self.prompt_key, self.answer_key)
         if is_empty:
             raise ConfigError(f"data source path {self.path!r} is empty: give a file with at least one prompt.")
 
@@ -231,6 +232,21 @@ class ReasoningGymSource(PromptSource):
             ) from error
 
 
+def check_row(row: Any) -> None:
+    """Check a row of any source.
+
+    Raises:
+        ConfigError: It has no name or prompt, a prompt that no tokenizer can encode, or values of too many levels.
+    """
+    if not isinstance(row, PromptRow) or not isinstance(row.uid, str):
+        raise ConfigError(f"{brief(row)} is no PromptRow with a uid of text: correct the source.")
+    if problem := json_problem(row.uid) or json_problem(row.prompt):
+        raise ConfigError(f"{encodable(row.uid)}: the prompt has {problem}.")
+    for name, value in {"answer": row.answer, "metadata": row.metadata}.items():
+        if problem := json_problem(value, is_json=False):
+            raise ConfigError(f"{row.uid}: the {name} has {problem}.")
+
+
 def _check_limit(limit: int | None) -> None:
     if limit is not None and limit < 1:
         raise ConfigError(f"data source limit is {limit}: give at least 1, or null to read all rows.")
@@ -254,6 +270,8 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 fields = json.loads(line)
             except ValueError as error:
                 raise ConfigError(f"{path}:{number} is not valid JSON: {error}") from error
+            except RecursionError as error:
+                raise ConfigError(f"{path}:{number} is JSON of too many levels of brackets.") from error
             if not isinstance(fields, dict):
                 raise ConfigError(
                     f"{path}:{number} is a JSON {type(fields).__name__}: each line must be an object, such as "
@@ -280,7 +298,7 @@ def _row(fields: Mapping[str, Any], uid: str, where: str, prompt_key: str, answe
     needed = {"prompt_key": prompt_key} | ({} if answer_key == DEFAULT_ANSWER_KEY else {"answer_key": answer_key})
     for argument, key in needed.items():
         if key not in fields:
-            there = ", ".join(fields) or "none"
+            there = encodable(", ".join(fields)[:500]) or "none"
             raise ConfigError(
                 f"{where} has no field {key!r}; its fields are {there}.{did_you_mean(key, fields)} "
                 f"Set {argument} to one of them."
@@ -303,12 +321,12 @@ def _prompt(value: Any, where: str, prompt_key: str) -> str | list[dict[str, str
         return value
     expected = 'text, or a list of messages such as [{"role": "user", "content": "1 + 1 ="}]'
     if not isinstance(value, list) or not value:
-        raise ConfigError(f"{where}: {prompt_key!r} is {value!r}: give {expected}.")
+        raise ConfigError(f"{where}: {prompt_key!r} is {safe_repr(value)}: give {expected}.")
     messages = []
     for message in value:
         # columnar formats set the keys that only some messages have to None in the others
         present = {key: text for key, text in message.items() if text is not None} if isinstance(message, dict) else {}
         if not {"role", "content"} <= present.keys() or not all(isinstance(text, str) for text in present.values()):
-            raise ConfigError(f"{where}: {prompt_key!r} has the message {message!r}: give {expected}.")
+            raise ConfigError(f"{where}: {prompt_key!r} has the message {safe_repr(message)}: give {expected}.")
         messages.append(present)
     return messages

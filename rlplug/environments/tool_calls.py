@@ -11,6 +11,9 @@ pythonic ``[f(x=1), g(y="a")]``                                       Llama 4
 ======== ============================================================ ==================================
 
 A turn may hold several calls. Text of a reasoning model before ``</think>`` is ignored.
+
+Whatever a policy writes is a call or a malformed one. Names, ids and arguments are plain JSON that a tokenizer can
+encode: no halves of surrogate pairs, no NaN, nothing that JSON has not, nothing given twice.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
+from rlplug.errors import encodable
+from rlplug.interfaces.plain_values import json_problem
+
 CallFormat: TypeAlias = Literal["auto", "hermes", "llama3", "mistral", "pythonic"]
 
 HERMES_OPEN: Final = "<tool_call>"
@@ -32,6 +38,15 @@ MISTRAL_HEAD: Final = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*(\w+)\s*)?(?:
 PYTHONIC_START: Final = "<|python_start|>"
 PYTHONIC_END: Final = "<|python_end|>"
 PYTHONIC_HEAD: Final = re.compile(r"\s*\[\s*[A-Za-z_]\w*\(")
+
+LONGEST_NAME: Final = 128
+"""Most characters of a name or an id, which the answer repeats."""
+LONGEST_SOURCE: Final = 200_000
+"""Most characters of pythonic calls: Python's parser can end the process on what is very long and deep."""
+MAX_BRACKETS: Final = 200
+"""Most brackets that may be open, and signs in a row, in pythonic calls, for the same reason."""
+DEEP: Final = re.compile(rf"(?:[-+~]\s*|not\s+|lambda\s*:\s*|await\s+){{{MAX_BRACKETS}}}")
+"""Operators in a row, which Python's parser nests without brackets."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +118,39 @@ class _Unreadable(Exception):
     """Error of a call that cannot be parsed, with a message for the policy."""
 
 
+def _pairs(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    named = dict(pairs)
+    if len(named) < len(pairs):
+        twice = next(name for index, (name, _) in enumerate(pairs) if any(name == each for each, _ in pairs[:index]))
+        raise _Unreadable(f"the call is not valid JSON: {_quoted(twice)} is given twice")
+    return named
+
+
+def _constant(name: str) -> Any:
+    raise _Unreadable(f"the call is not valid JSON: {name} is no number")
+
+
+DECODER: Final = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant)
+
+
+def _quoted(text: str) -> str:
+    """Return a text of the policy's in quotes, cut and printable."""
+    return json.dumps(text[:LONGEST_NAME])
+
+
+def _checked(name: str, arguments: Any, call_id: str, what: str) -> AnyCall:
+    """Return a call, malformed unless its name, id and arguments can be run and answered; ``what`` are arguments."""
+    safe_name, safe_id = encodable(name[:LONGEST_NAME]), encodable(call_id[:LONGEST_NAME])
+    if (safe_name, safe_id) != (name, call_id):
+        return MalformedCall("the name or the id is too long, or has half of a surrogate pair", safe_name, safe_id)
+    if not isinstance(arguments, dict):
+        return MalformedCall(what, name, call_id)
+    for argument, value in arguments.items():
+        if problem := json_problem({argument: value}):
+            return MalformedCall(f"the argument {_quoted(str(argument))} holds {problem}", name, call_id)
+    return ToolCall(name, arguments, call_id)
+
+
 def _values(text: str, position: int, stops: Sequence[str] = ()) -> Iterator[Any]:
     """Yield the successive JSON values from ``position`` to one of ``stops`` or the end."""
     start, has_value = position, False
@@ -112,7 +160,9 @@ def _values(text: str, position: int, stops: Sequence[str] = ()) -> Iterator[Any
         if has_value and (position == len(text) or text.startswith(tuple(stops), position)):
             return
         try:
-            value, position = json.JSONDecoder().raw_decode(text, position)
+            value, position = DECODER.raw_decode(text, position)
+        except _Unreadable:
+            raise
         except json.JSONDecodeError as error:
             raise _Unreadable(f"the call is not valid JSON: {error.msg} at its character {error.pos - start}") from None
         except (ValueError, RecursionError):  # a number of thousands of digits, or thousands of brackets
@@ -138,11 +188,10 @@ def _call(item: Any, keys: Sequence[str]) -> AnyCall:
     name, call_id = item.get("name"), item.get("id")
     call_id = call_id if isinstance(call_id, str) else ""
     if not isinstance(name, str) or not name:
-        return MalformedCall(f'a call must be {wanted}: "name" is missing', call_id=call_id)
+        safe_id = encodable(call_id[:LONGEST_NAME])
+        return MalformedCall(f'a call must be {wanted}: "name" is missing', call_id=safe_id)
     arguments = next((item[key] for key in keys if key in item), None)
-    if not isinstance(arguments, dict):
-        return MalformedCall(f'a call must be {wanted}: "{keys[0]}" is not an object', name, call_id)
-    return ToolCall(name, arguments, call_id)
+    return _checked(name, arguments, call_id, f'a call must be {wanted}: "{keys[0]}" is not an object')
 
 
 def _read_hermes(text: str) -> list[AnyCall]:
@@ -172,14 +221,9 @@ def _read_mistral(text: str) -> list[AnyCall]:
         try:
             values = list(_values(part, head.end()))
         except _Unreadable as error:
-            calls.append(MalformedCall(str(error), name, call_id))
+            calls.append(MalformedCall(str(error), encodable(name[:LONGEST_NAME]), call_id[:LONGEST_NAME]))
             continue
-        calls += [
-            ToolCall(name, value, call_id)
-            if isinstance(value, dict)
-            else MalformedCall("the arguments are not an object", name, call_id)
-            for value in values
-        ]
+        calls += [_checked(name, value, call_id, "the arguments are not an object") for value in values]
     # Mistral's chat templates need an id of nine letters or digits with every answer
     return [call if call.call_id else replace(call, call_id=f"{index:09d}") for index, call in enumerate(calls)]
 
@@ -192,13 +236,24 @@ def _read_pythonic(text: str) -> list[AnyCall]:
     if not mark and not PYTHONIC_HEAD.match(text):
         return []
     source = (after if mark else text).partition(PYTHONIC_END)[0].strip()
+    if len(source) > LONGEST_SOURCE or DEEP.search(source) or _depth(source) > MAX_BRACKETS:
+        return [MalformedCall("the calls are not valid Python of a sensible size")]
     try:
         tree = ast.parse(source, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        return [MalformedCall(f"the calls are not valid Python: {getattr(error, 'msg', 'too deep')}")]
+        return [MalformedCall(f"the calls are not valid Python: {encodable(getattr(error, 'msg', 'too deep'))[:500]}")]
     if not isinstance(tree, ast.List):
         return [MalformedCall("calls must be a list, such as [name(argument=1)]")]
     return [_python_call(node) for node in tree.elts]
+
+
+def _depth(source: str) -> int:
+    """Return how many brackets are open at most, those in strings included."""
+    depth = deepest = 0
+    for character in source:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _python_call(node: ast.expr) -> AnyCall:
@@ -206,11 +261,16 @@ def _python_call(node: ast.expr) -> AnyCall:
         return MalformedCall("a call must be of the form name(argument=1)")
     name = node.func.id
     if node.args or any(keyword.arg is None for keyword in node.keywords):
-        return MalformedCall("arguments must be named, as in name(argument=1)", name)
+        return MalformedCall("arguments must be named, as in name(argument=1)", encodable(name[:LONGEST_NAME]))
+    names = [str(keyword.arg) for keyword in node.keywords]
+    if len(set(names)) < len(names):
+        return MalformedCall("an argument is given twice", encodable(name[:LONGEST_NAME]))
     try:
-        return ToolCall(name, {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords})
+        arguments = {name: ast.literal_eval(keyword.value) for name, keyword in zip(names, node.keywords, strict=True)}
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return MalformedCall("arguments must be plain values: numbers, strings, True, False, None, lists, dicts", name)
+        message = "arguments must be plain values: numbers, strings, True, False, None, lists, dicts"
+        return MalformedCall(message, encodable(name[:LONGEST_NAME]))
+    return _checked(name, arguments, "", "")
 
 
 READERS: Final[Mapping[str, Callable[[str], list[AnyCall]]]] = {

@@ -51,7 +51,8 @@ class ToolFunction:
         properties: dict[str, Any] = parameters["properties"]
         for name in arguments:
             if name not in properties:
-                return f"{self.name} has no argument {name!r}.{did_you_mean(name, properties)}{_known(properties)}"
+                near = did_you_mean(name, properties)
+                return f"{self.name} has no argument {name[:100]!r}.{near}{_known(properties)}"
         for name in parameters.get("required", ()):
             if name not in arguments:
                 return f"{self.name} lacks the argument {name!r}"

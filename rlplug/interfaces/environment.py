@@ -21,7 +21,7 @@ class StepResult:
     """Text or messages that the policy sees next, such as a tool's results; a chat policy gets text as a user message.
     Ignored when ``done``."""
     reward: float = 0.0
-    """Reward of this turn; a trajectory's reward is the sum over its turns."""
+    """Reward of this turn, of size 1e15 at most; a trajectory's reward is the sum over its turns."""
     done: bool = False
     """Whether the trajectory ends with this turn."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -56,4 +56,4 @@ class Environment(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Release the trajectory's resources; called once, also after a failure. It must not block."""
+        """Release the trajectory's resources; called once, also after a failure, with the deadline of a step."""

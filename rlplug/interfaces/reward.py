@@ -30,8 +30,9 @@ class Reward(ABC):
 
     @abstractmethod
     def score(self, samples: Sequence[Sample]) -> list[float | RewardError] | Awaitable[list[float | RewardError]]:
-        """Return a finite number, or a :class:`RewardError`, for each sample; may be ``async``.
+        """Return a number of size 1e15 at most, or a :class:`RewardError`, for each sample; may be ``async``.
 
-        Calls run concurrently, in threads (or on an event loop when ``async``). An exception, a NaN or a missed
-        deadline becomes a :class:`RewardError` for every sample of the call.
+        Calls run concurrently, in threads (or on an event loop when ``async``), each with its own copy of the samples'
+        answers and metadata. An exception or a missed deadline becomes a :class:`RewardError` for every sample of the
+        call, and a NaN for its own sample.
         """

@@ -57,6 +57,8 @@ class PolicySpec:
     """Longest prompt and completion together, in tokens."""
     fp8: FP8Weights | None = None
     """Weights that are sent in FP8; ``None`` when all are sent in ``dtype``."""
+    vocab_size: int | None = None
+    """Tokens that the policy embeds, which an engine's token ids must stay below; ``None`` where it is not known."""
 
 
 @dataclass(frozen=True)

@@ -112,4 +112,5 @@ def load_spec(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Policy
         eos_token_ids=tuple(sorted(ends)),
         pad_token_id=int(pad),
         max_context=int(getattr(text_config, "max_position_embeddings", 1 << 20)),
+        vocab_size=int(text_config.vocab_size),
     )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from rlplug.errors import ConfigError, RunError
+from rlplug.interfaces.plain_values import MAX_REWARD
 from rlplug.interfaces.reward import SUMMARY_NAMES, Reward
-from rlplug.timeouts import Call, DeadlineError, TimeoutExecutor
+from rlplug.rewards.scores import own_copy, read_scores, weighted_sum
+from rlplug.timeouts import TimeoutExecutor
 from rlplug.types import ENVIRONMENT, RewardError, Sample
 
 
@@ -60,13 +60,18 @@ class RewardRunner:
             for reward in self.rewards
             for start in range(0, len(samples), reward.batch_size)
         ]
-        calls = self._calls.run([functools.partial(reward.score, part) for reward, _, part in tasks])
+        calls = self._calls.run(
+            [functools.partial(_score, reward, part) for reward, _, part in tasks],
+            [functools.partial(read_scores, num_samples=len(part)) for _, _, part in tasks],
+        )
         values: list[dict[str, float | RewardError]] = [dict(sample.rewards) for sample in samples]
         for (reward, start, part), call in zip(tasks, calls, strict=True):
-            for index, value in enumerate(_values_of(call, len(part)), start):
+            scores = [RewardError(call.error)] * len(part) if call.error else call.value
+            for index, value in enumerate(scores, start):
                 values[index][reward.name] = value
+        weights = {ENVIRONMENT: 1.0} | {reward.name: float(reward.weight) for reward in self.rewards}
         return [
-            dataclasses.replace(sample, rewards=by_name, reward=self._weighted_sum(by_name))
+            dataclasses.replace(sample, reward=weighted_sum(by_name, weights), rewards=by_name)
             for sample, by_name in zip(samples, values, strict=True)
         ]
 
@@ -94,14 +99,10 @@ class RewardRunner:
         """Return metrics of the runner itself."""
         return {"reward/abandoned_threads": float(self._calls.num_abandoned)}
 
-    def _weighted_sum(self, by_name: dict[str, float | RewardError]) -> float:
-        weights = {ENVIRONMENT: 1.0} | {reward.name: reward.weight for reward in self.rewards}
-        total = 0.0
-        for name, value in by_name.items():
-            if isinstance(value, RewardError):
-                return math.nan  # so that it cannot pass for a reward
-            total += weights[name] * value
-        return total
+
+def _score(reward: Reward, samples: Sequence[Sample]) -> Any:
+    """Return what a reward returns, which nobody has checked; it may be awaitable."""
+    return reward.score([own_copy(sample) for sample in samples])
 
 
 def _remedy(name: str) -> str:
@@ -127,48 +128,11 @@ def _check_rewards(rewards: Sequence[Reward], has_environment: bool) -> None:
                 f"model.rewards has a reward named {reward.name!r}, and reward/{reward.name} is a metric of all "
                 "rewards together: give it another init_args.name."
             )
+        if not isinstance(reward.weight, int | float) or not abs(reward.weight) <= MAX_REWARD:
+            raise ConfigError(
+                f"model.rewards: the weight of reward {reward.name!r} is {reward.weight!r}: give a finite number."
+            )
         if reward.batch_size < 1:
             raise ConfigError(
                 f"model.rewards: reward {reward.name!r} has batch_size {reward.batch_size}: give at least 1."
             )
-
-
-def _values_of(call: Call, num_samples: int) -> list[float | RewardError]:
-    """Return a finite number or an error for each of the call's samples."""
-    if call.error is not None:
-        return [RewardError(_text_of(call.error))] * num_samples
-    try:
-        values = list(call.value)
-    except TypeError:
-        values = None
-    if values is None or isinstance(call.value, str | bytes | dict):
-        return [RewardError(f"returned {_short(call.value)}, not a list of numbers")] * num_samples
-    if len(values) != num_samples:
-        return [RewardError(f"returned {len(values)} values for {num_samples} samples")] * num_samples
-    return [_number_or_error(value) for value in values]
-
-
-def _number_or_error(value: Any) -> float | RewardError:
-    if isinstance(value, RewardError):
-        return value
-    if not hasattr(value, "__float__"):  # float() itself would take the string "1.0"
-        return RewardError(f"returned {_short(value)}, which is not a number")
-    try:
-        number = float(value)
-    except Exception as error:  # noqa: BLE001 - a tensor of several elements, an integer beyond all floats
-        return RewardError(f"returned {_short(value)}, which is not a number: {error}")
-    return number if math.isfinite(number) else RewardError(f"returned {number}, which is not finite")
-
-
-def _text_of(error: BaseException) -> str:
-    if isinstance(error, DeadlineError):
-        return str(error)
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    where = f" (at {os.path.basename(last.tb_frame.f_code.co_filename)}:{last.tb_lineno})" if last else ""
-    return f"{type(error).__name__}: {error}{where}"
-
-
-def _short(value: Any) -> str:
-    return f"{type(value).__name__} {repr(value)[:60]}"

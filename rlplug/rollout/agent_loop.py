@@ -8,13 +8,15 @@ from typing import Final
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from rlplug.interfaces.environment import StepResult
 from rlplug.interfaces.rollout import EngineFault, RolloutEngine
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
+from rlplug.rollout.engines.answer_checks import check_tokens
+from rlplug.rollout.engines.finish_reasons import as_finish_reason
 from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.environment_calls import EnvironmentCalls, Failure
 from rlplug.rollout.observation_tokens import ObservationTokens
+from rlplug.rollout.step_answer import StepAnswer
 from rlplug.rollout.trajectory import Trajectory
 from rlplug.types import Completion, Request, SamplingParams
 
@@ -40,6 +42,7 @@ class AgentLoop:
         observations: Turns an environment's observation into tokens.
         partial: Limits on how much of a trajectory one step generates; ``None`` for no limit.
         ranks: The ranks that share the engine; the first one's environments decide for all.
+        vocab_size: Tokens that the policy embeds; ``None`` where it is not known.
     """
 
     def __init__(
@@ -51,8 +54,10 @@ class AgentLoop:
         observations: ObservationTokens | None,
         partial: PartialRollout | None,
         ranks: EngineRanks,
+        vocab_size: int | None,
     ) -> None:
         self.sampling = sampling
+        self._vocab_size = vocab_size
         self._options = options
         self._environments = environments
         self._observations = observations
@@ -117,17 +122,21 @@ class AgentLoop:
                 completions = engine.generate([self._request(trajectory) for trajectory in unfinished], self.sampling)
             except EngineFault as problem:
                 completions, fault = problem.completions, problem
-            by_request = {trajectory.request_id: trajectory for trajectory in unfinished}
-            ended = [by_request[c.request_id] for c in completions if self._receive(by_request[c.request_id], c)]
+            running = {trajectory.request_id: trajectory for trajectory in unfinished}
+            accepted, refusal = self._accept(engine, completions, running)
+            fault = fault or refusal
+            if fault is None and running:
+                fault = EngineFault(f"{type(engine).__name__} returned no completion of request {min(running)}.")
+            ended = [trajectory for trajectory, completion in accepted if self._receive(trajectory, completion)]
             if self._environments is not None:
                 self._step_environments(ended, self._environments)
             if fault is not None:
                 raise fault
 
     def _step_environments(self, ended: Sequence[Trajectory], environments: EnvironmentCalls) -> None:
-        def step() -> dict[str, StepResult | Failure]:
-            environments.submit(ended)
-            results: dict[str, StepResult | Failure] = {}
+        def step() -> dict[str, StepAnswer | Failure]:
+            environments.submit(ended, self.sampling.max_new_tokens)
+            results: dict[str, StepAnswer | Failure] = {}
             while environments.num_pending:
                 results |= {trajectory.key: result for trajectory, result in environments.collect(COLLECT_S)}
             return results
@@ -156,10 +165,11 @@ class AgentLoop:
                     completions = engine.collect(COLLECT_DURING_STEPS_S if self._num_stepping else COLLECT_S)
             except EngineFault as problem:
                 completions, fault = problem.completions, problem
-            collected = [(running.pop(completion.request_id), completion) for completion in completions]
-            ended = [trajectory for trajectory, completion in collected if self._receive(trajectory, completion)]
+            accepted, refusal = self._accept(engine, completions, running)
+            fault = fault or refusal
+            ended = [trajectory for trajectory, completion in accepted if self._receive(trajectory, completion)]
             if self._environments is not None:
-                self._environments.submit(ended)
+                self._environments.submit(ended, self.sampling.max_new_tokens)
             if fault is not None:
                 running.clear()  # turns that have ended are stepped before the engine restarts
             stepped = self._collect_steps(0.0 if running else COLLECT_S)
@@ -191,7 +201,30 @@ class AgentLoop:
         return trajectory.finish_reason is None and self._step_budget[trajectory.key] > 0 and self._seconds_left > 0
 
     def _request(self, trajectory: Trajectory) -> Request:
-        return trajectory.request(min(self._step_budget[trajectory.key], self._turn_budget(trajectory)))
+        return trajectory.request(self._most_tokens(trajectory))
+
+    def _most_tokens(self, trajectory: Trajectory) -> int:
+        return min(self._step_budget[trajectory.key], self._turn_budget(trajectory))
+
+    def _accept(
+        self, engine: RolloutEngine, completions: Sequence[Completion], running: dict[str, Trajectory]
+    ) -> tuple[list[tuple[Trajectory, Completion]], EngineFault | None]:
+        """Check completions, and take their trajectories out of ``running``; return them, and the first fault."""
+        name, accepted, fault = type(engine).__name__, list[tuple[Trajectory, Completion]](), None
+        for completion in completions:
+            if (trajectory := running.get(completion.request_id)) is None:
+                fault = fault or EngineFault(f"{name} returned {completion.request_id!r}, which is no open request.")
+                continue
+            source, most = f"{name}, at request {completion.request_id},", self._most_tokens(trajectory)
+            try:
+                as_finish_reason(name, completion.request_id, completion.finish_reason)
+                tokens = (completion.token_ids, completion.logprobs)
+                check_tokens(source, *tokens, most, self._vocab_size, engine.capabilities.logprobs)
+            except EngineFault as problem:
+                fault = fault or problem
+            else:
+                accepted.append((running.pop(completion.request_id), completion))
+        return accepted, fault
 
     def _turn_budget(self, trajectory: Trajectory) -> int:
         """Return how many more tokens the turn may have, apart from the step's budget."""
@@ -219,26 +252,28 @@ class AgentLoop:
         trajectory.turn_was_cut = is_long and not is_at_turn_limit
         return True
 
-    def _apply(self, trajectory: Trajectory, result: StepResult | Failure) -> None:
+    def _apply(self, trajectory: Trajectory, answer: StepAnswer | Failure) -> None:
         """Append the observation of an environment's step and add its reward, or end the trajectory."""
-        if isinstance(result, Failure):
-            trajectory.error = result.message
+        if isinstance(answer, Failure):
+            trajectory.error = answer.message
             trajectory.finish_reason = "abort"
         else:
-            trajectory.reward += result.reward
-            if result.done:
+            trajectory.reward += answer.reward
+            if answer.done:
                 trajectory.finish_reason = "length" if trajectory.turn_was_cut else "stop"
             else:
-                self._observe(trajectory, result)
+                self._observe(trajectory, answer.text)
         if trajectory.finish_reason is not None and self._environments is not None:
             self._environments.release(trajectory)
 
-    def _observe(self, trajectory: Trajectory, result: StepResult) -> None:
+    def _observe(self, trajectory: Trajectory, text: str | None) -> None:
         """Append an observation, or end the trajectory where no further turn fits."""
         assert self._observations is not None
-        token_ids = self._observations.after(trajectory.token_ids[-1], result.observation)
-        num_left = self.sampling.max_new_tokens - trajectory.num_after_prompt - len(token_ids)
-        if trajectory.num_turns == self._options.max_turns or num_left < 1:
+        if trajectory.num_turns == self._options.max_turns or text is None:
+            trajectory.finish_reason = "length"
+            return
+        token_ids = self._observations.after(trajectory.token_ids[-1], text)
+        if self.sampling.max_new_tokens - trajectory.num_after_prompt - len(token_ids) < 1:
             trajectory.finish_reason = "length"
         else:
             trajectory.add_observation(token_ids)

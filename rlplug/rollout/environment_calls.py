@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import inspect
-import math
 import random
 import statistics
-from collections.abc import Awaitable, Callable, Sequence
+import warnings
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from transformers import PreTrainedTokenizerBase
 
-from rlplug.interfaces.environment import Environment, StepResult
+from rlplug.errors import ConfigError, RLPlugError, brief, describe
+from rlplug.interfaces.environment import Environment
+from rlplug.interfaces.plain_values import json_problem
 from rlplug.rollout.config import TurnOptions
+from rlplug.rollout.observation_tokens import ObservationTokens
+from rlplug.rollout.step_answer import StepAnswer, read_step
 from rlplug.rollout.trajectory import Trajectory
-from rlplug.timeouts import Call, CallBatch, TimeoutExecutor
+from rlplug.timeouts import Call, CallBatch, CallError, TimeoutExecutor, call_within
+from rlplug.types import Prompt
+
+TOOLS_S: Final = 600.0
+"""Longest time for an environment to be made and to name its tools, in seconds: it may import much."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +34,7 @@ class Failure:
     """The result of an environment's step that raised, timed out or returned something invalid."""
 
     message: str
-    """What went wrong, at most 500 characters."""
+    """What went wrong."""
 
 
 class EnvironmentCalls:
@@ -35,6 +45,7 @@ class EnvironmentCalls:
         tokenizer: Decodes turns to the text that environments read.
         end_tokens: Ids of the tokens with which a turn may end; they are left out of the text.
         options: Deadline and concurrency.
+        observations: Makes text of an environment's observation.
     """
 
     def __init__(
@@ -43,28 +54,36 @@ class EnvironmentCalls:
         tokenizer: PreTrainedTokenizerBase,
         end_tokens: Sequence[int],
         options: TurnOptions,
+        observations: ObservationTokens,
     ) -> None:
         self._make = make
         self._tokenizer = tokenizer
         self._end_tokens = frozenset(end_tokens)
         self._runner = TimeoutExecutor(options.step_deadline_s, options.max_concurrency)
-        self._calls = CallBatch()
+        self._observations = observations
+        self._calls, self._closing = CallBatch(), CallBatch()
         self._pending: dict[int, Trajectory] = {}
         self._live: dict[str, Environment] = {}
         self._num_failures = 0
         self._values: dict[str, list[float]] = {}
 
-    def submit(self, trajectories: Sequence[Trajectory]) -> None:
+    def submit(self, trajectories: Sequence[Trajectory], max_tokens: int) -> None:
         """Start to step each trajectory's environment with its newest turn.
 
         An environment that this process does not have yet is made, reset, and stepped through the former turns first.
+
+        Args:
+            trajectories: The trajectories.
+            max_tokens: Most tokens of a trajectory after its prompt; an observation that cannot fit is not tokenised.
         """
-        functions = []
+        functions, reads = [], []
         for trajectory in trajectories:
             turns = trajectory.turns()
             texts = [self._text(turn) for turn in (turns[-1:] if trajectory.key in self._live else turns)]
             functions.append(functools.partial(self._advance, trajectory, texts))
-        for trajectory, call in zip(trajectories, self._runner.add(self._calls, functions), strict=True):
+            longest = (max_tokens - trajectory.num_after_prompt) * self._observations.characters_per_token
+            reads.append(functools.partial(read_step, to_text=self._observations.text, longest=longest))
+        for trajectory, call in zip(trajectories, self._runner.add(self._calls, functions, reads), strict=True):
             self._pending[id(call)] = trajectory
 
     @property
@@ -72,19 +91,19 @@ class EnvironmentCalls:
         """Trajectories whose environment has not returned yet."""
         return len(self._pending)
 
-    def collect(self, timeout_s: float) -> list[tuple[Trajectory, StepResult | Failure]]:
+    def collect(self, timeout_s: float) -> list[tuple[Trajectory, StepAnswer | Failure]]:
         """Return the results that have arrived since the last call, waiting up to ``timeout_s`` for the first."""
         settled = self._runner.settled(self._calls, timeout_s) if self._pending else []
         return [(self._pending.pop(id(call)), self._result(call)) for call in settled]
 
     def release(self, trajectory: Trajectory) -> None:
-        """Close the environment of a finished trajectory."""
-        environment = self._live.pop(trajectory.key, None)
-        if environment is not None:
-            environment.close()
+        """Close the environment of a finished trajectory, without waiting for it."""
+        if (environment := self._live.pop(trajectory.key, None)) is not None:
+            self._close([environment])
 
     def pop_metrics(self) -> dict[str, float]:
         """Return ``environment/...`` since the last call: means of the step metrics, and counts of failures."""
+        self._note_closed(0.0)
         values, self._values = self._values, {}
         failures, self._num_failures = self._num_failures, 0
         metrics = {f"environment/{name}": statistics.fmean(each) for name, each in values.items()}
@@ -92,31 +111,37 @@ class EnvironmentCalls:
         return metrics | {f"environment/{name}": float(count) for name, count in counts.items()}
 
     def close(self) -> None:
-        """Close all environments."""
+        """Close all environments; one that hangs is left after its deadline."""
         live, self._live = self._live, {}
-        for environment in live.values():
-            environment.close()
         self._calls.drop_waiting()
+        self._close(list(live.values()))
+        while self._closing.num_unsettled:
+            self._note_closed(1.0)
+        self._note_closed(0.0)
+
+    def _close(self, environments: Sequence[Environment]) -> None:
+        functions = [environment.close for environment in environments]
+        self._runner.add(self._closing, functions, [lambda _: None] * len(functions))
+
+    def _note_closed(self, timeout_s: float) -> None:
+        for call in self._runner.settled(self._closing, timeout_s):
+            if call.error:
+                warnings.warn(f"The close of an environment failed: {call.error}", stacklevel=2)
 
     def _text(self, token_ids: list[int]) -> str:
         ended = bool(token_ids) and token_ids[-1] in self._end_tokens
         text: Any = self._tokenizer.decode(token_ids[:-1] if ended else token_ids, skip_special_tokens=False)
         return str(text)
 
-    def _result(self, call: Call) -> StepResult | Failure:
+    def _result(self, call: Call) -> StepAnswer | Failure:
         self._values.setdefault("seconds", []).append(call.seconds)
-        problem = "" if call.error is None else f"{type(call.error).__name__}: {call.error}"
-        if call.error is None and not isinstance(call.value, StepResult):
-            problem = f"step returned {call.value!r} and not a StepResult"
-        elif call.error is None and not math.isfinite(call.value.reward):
-            problem = f"step returned the reward {call.value.reward}"
-        if problem:
+        if call.error:
             self._num_failures += 1
-            return Failure(problem[:500])
-        result: StepResult = call.value
-        for name, value in result.metrics.items():
-            self._values.setdefault(name, []).append(float(value))
-        return result
+            return Failure(call.error)
+        answer: StepAnswer = call.value
+        for name, value in answer.metrics.items():
+            self._values.setdefault(name, []).append(value)
+        return answer
 
     def _advance(self, trajectory: Trajectory, texts: Sequence[str]) -> Any:
         """Return the step result of the last of ``texts``, or an awaitable of it."""
@@ -125,7 +150,7 @@ class EnvironmentCalls:
             return environment.step(texts[-1])
         environment = self._live[trajectory.key] = self._make()
         seed = random.Random(f"{trajectory.key}/environment").getrandbits(63)
-        calls = [functools.partial(environment.reset, trajectory.prompt, seed)]
+        calls = [functools.partial(environment.reset, _own_copy(trajectory.prompt), seed)]
         return _in_order([*calls, *(functools.partial(environment.step, text) for text in texts)])
 
 
@@ -146,3 +171,39 @@ async def _await_in_order(first: Awaitable[Any], calls: Sequence[Callable[[], An
         if inspect.isawaitable(result):
             result = await result
     return result
+
+
+def _own_copy(prompt: Prompt) -> Prompt:
+    """Return a copy for one environment: what it changes there reaches no other sample of the group, and no reward."""
+    own = copy.deepcopy((prompt.answer, dict(prompt.metadata)))
+    return dataclasses.replace(prompt, answer=own[0], metadata=own[1])
+
+
+def ask_for_tools(make: Callable[[], Environment]) -> list[dict[str, Any]]:
+    """Return the schemas of an environment's tools, of an object that is made for that and closed again.
+
+    Raises:
+        ConfigError: The environment cannot be made, or its tools are no list of JSON objects.
+    """
+
+    def ask() -> Any:
+        environment = make()
+        try:
+            return list(environment.tools())
+        finally:
+            environment.close()
+
+    try:
+        tools = call_within(TOOLS_S, ask)
+    except RLPlugError:
+        raise
+    except CallError as problem:
+        raise ConfigError(f"model.environment {problem} to start and name its tools.") from None
+    except Exception as error:
+        raise ConfigError(f"model.environment cannot name its tools: {describe(error, with_line=True)}") from error
+    for tool in tools:
+        if not isinstance(tool, Mapping):
+            raise ConfigError(f"model.environment has the tool {brief(tool)}: give a JSON schema, a dictionary.")
+        if found := json_problem(tool):
+            raise ConfigError(f"model.environment has the tool {brief(tool)}, which has {found}: give a JSON schema.")
+    return [dict(tool) for tool in tools]

@@ -65,10 +65,13 @@ class RolloutGenerator:
         self._tokenizer = tokenizer
         self._options = options
         self._observations = observations
+        self._vocab_size = spec.vocab_size
         self._gather = gather
         self._environments: EnvironmentCalls | None = None
         if make_environment is not None:
-            self._environments = EnvironmentCalls(make_environment, tokenizer, spec.eos_token_ids, options)
+            self._environments = EnvironmentCalls(
+                make_environment, tokenizer, spec.eos_token_ids, options, observations
+            )
         self._ranks = EngineRanks(placement, driver.engine.ranks_per_engine, communicates=make_environment is not None)
 
     def generate(self, request: RolloutRequest, first_group: int = 0) -> list[Sample]:
@@ -123,7 +126,14 @@ class RolloutGenerator:
         partial: PartialRollout | None = None,
     ) -> None:
         loop = AgentLoop(
-            trajectories, request.sampling, self._options, self._environments, self._observations, partial, self._ranks
+            trajectories=trajectories,
+            sampling=request.sampling,
+            options=self._options,
+            environments=self._environments,
+            observations=self._observations,
+            partial=partial,
+            ranks=self._ranks,
+            vocab_size=self._vocab_size,
         )
         loop.run(self._driver, request.policy_version)
 

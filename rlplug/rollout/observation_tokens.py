@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import jinja2
 from transformers import PreTrainedTokenizerBase
 
+from rlplug.environments.chat_template import RENDER_S, most_characters, render_chat, template_of
 from rlplug.errors import ConfigError
 from rlplug.interfaces.environment import Message
+from rlplug.timeouts import CallError, call_within
 
 TURN: Final = "rlplug:turn"
 """Placeholder for the policy's turn, in a rendered conversation of which only the text after it is used."""
@@ -42,34 +44,41 @@ class ObservationTokens:
     ) -> None:
         self._tokenizer = tokenizer
         self._chat = chat
-        self._tools: Any = [dict(tool) for tool in tools] or None
+        self._tools = tools
         self._takes_tool_role = True
         if chat and has_tools:
             try:
-                self._rendered([{"role": "tool", "name": "probe", "content": "1"}])
+                self._probe({"role": "tool", "name": "probe", "content": "1"})
             except ConfigError:
                 self._takes_tool_role = False
         if chat:
-            self._rendered([{"role": "user", "content": "1"}])
+            self._probe({"role": "user", "content": "1"})
 
-    def after(self, last_token: int, observation: str | Sequence[Message]) -> list[int]:
-        """Return the tokens that follow a turn.
+    @functools.cached_property
+    def characters_per_token(self) -> int:
+        """Most characters of a text, per token."""
+        return most_characters(1, self._tokenizer)
 
-        Args:
-            last_token: Id of the turn's last token. A chat template's text begins with the token that ends a message,
-                which is left out if the policy has sampled it already.
-            observation: Text or messages.
+    def text(self, observation: str | Sequence[Message]) -> str:
+        """Return what the tokenizer gets for an observation of text or messages.
 
         Raises:
             ConfigError: The chat template cannot render the messages.
         """
         text = observation if isinstance(observation, str) else None
         messages = [{"role": "user", "content": text}] if text is not None else [dict(each) for each in observation]  # type: ignore[arg-type]
-        messages = [
-            message | {"content": self._without_control_tokens(str(message["content"]))} for message in messages
-        ]
-        piece = self._rendered(messages) if self._chat else "\n".join(str(message["content"]) for message in messages)
-        token_ids: list[int] = self._tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
+        messages = [message | {"content": self._without_control_tokens(message["content"])} for message in messages]
+        return self._rendered(messages) if self._chat else "\n".join(message["content"] for message in messages)
+
+    def after(self, last_token: int, text: str) -> list[int]:
+        """Return the tokens that follow a turn.
+
+        Args:
+            last_token: Id of the turn's last token. A chat template's text begins with the token that ends a message,
+                which is left out if the policy has sampled it already.
+            text: What :meth:`text` made of the observation.
+        """
+        token_ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return token_ids[1:] if self._chat and token_ids[:1] == [last_token] else token_ids
 
     def _without_control_tokens(self, text: str) -> str:
@@ -78,22 +87,31 @@ class ObservationTokens:
             text = text.replace(token, f"{token[0]} {token[1:]}")
         return text
 
+    def _probe(self, message: Message) -> None:
+        """Render one observation, in time.
+
+        Raises:
+            ConfigError: The chat template refuses it, or loops.
+        """
+        try:
+            call_within(RENDER_S, lambda: self._rendered([message]))
+        except CallError as problem:
+            raise ConfigError(
+                f"{template_of(self._tokenizer)} {problem} for a message of role {message['role']}."
+            ) from None
+
     def _rendered(self, messages: Sequence[Message]) -> str:
         """Return the template's text between a turn and the next one, with ``messages`` in it."""
         if not self._takes_tool_role:
             messages = [_as_user(message) for message in messages]
         begin = [{"role": "user", "content": "?"}, {"role": "assistant", "content": TURN}]
-        roles = ", ".join(str(message.get("role")) for message in messages)
-        template = f"The chat template of model.policy.path {self._tokenizer.name_or_path!r}"
-        try:
-            text: Any = self._tokenizer.apply_chat_template(
-                [*begin, *map(dict, messages)], tools=self._tools, add_generation_prompt=True, tokenize=False
-            )
-        except (jinja2.TemplateError, TypeError) as error:
-            raise ConfigError(f"{template} refuses an observation of roles {roles} after a turn: {error}") from error
-        _, found, piece = str(text).partition(TURN)
+        roles = ", ".join(message["role"] for message in messages)
+        what = f"an observation of roles {roles} after a turn"
+        _, found, piece = render_chat([*begin, *messages], self._tokenizer, self._tools, what).partition(TURN)
         if not found or TURN in piece:
-            raise ConfigError(f"{template} leaves out or repeats what the assistant said before roles {roles}.")
+            raise ConfigError(
+                f"{template_of(self._tokenizer)} leaves out or repeats what the assistant said before roles {roles}."
+            )
         return piece
 
 

@@ -11,8 +11,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "rlplug"
 FLOORS = [
-    {"errors", "timeouts"},
-    {"types"},
+    {"errors"},
+    {"types", "timeouts"},
     {"ops", "interfaces", "distributed"},
     {"registry", "weight_sync", "rewards", "environments", "observability"},
     {"hookspecs", "models", "rollout", "data"},

@@ -1,5 +1,6 @@
 """Parts that rollout engines share. Authors of engine plugins import them from here."""
 
+from rlplug.rollout.engines.answer_checks import check_tokens
 from rlplug.rollout.engines.colocated import ColocatedEngine, FirstRankEngine, StartedEngine, TrackedEngine
 from rlplug.rollout.engines.context_limit import max_completion_tokens
 from rlplug.rollout.engines.environment import environment_variables, is_trainer_variable
@@ -34,6 +35,7 @@ __all__ = [
     "TrackedEngine",
     "arrivals",
     "as_finish_reason",
+    "check_tokens",
     "environment_variables",
     "is_trainer_variable",
     "max_completion_tokens",

@@ -7,7 +7,7 @@ from typing import Final
 from rlplug.errors import RunError
 from rlplug.types import FinishReason
 
-FINISH_REASONS: Final[dict[str | None, FinishReason]] = {"stop": "stop", "length": "length", "abort": "abort"}
+FINISH_REASONS: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
 def as_finish_reason(engine: str, request_id: str, reason: str | None) -> FinishReason:
@@ -16,6 +16,6 @@ def as_finish_reason(engine: str, request_id: str, reason: str | None) -> Finish
     Raises:
         RunError: It has none.
     """
-    if reason not in FINISH_REASONS:
-        raise RunError(f"request {request_id}: {engine} ended it with finish reason {reason!r}.")
+    if not isinstance(reason, str) or reason not in FINISH_REASONS:
+        raise RunError(f"request {request_id}: {engine} ended it with finish reason {repr(reason)[:100]}.")
     return FINISH_REASONS[reason]

@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 
 import torch
 
+from rlplug.errors import brief
 from rlplug.interfaces import EngineFault, PolicySpec
+from rlplug.rollout.engines.answer_checks import check_tokens
 from rlplug.rollout.engines.finish_reasons import as_finish_reason
 from rlplug.rollout.servers.http_client import Server
 from rlplug.rollout.servers.process_group import Group, Rendezvous, SendGroup
@@ -97,6 +99,8 @@ class PendingRequest:
     version: int
     """The policy's, when it was sent."""
     is_streamed: bool
+    vocab_size: int | None = None
+    """The policy's, which token ids must stay below."""
     server: Server | None = None
     task: asyncio.Task[Any] | None = None
     is_aborted: bool = False
@@ -120,15 +124,48 @@ class PendingRequest:
         return self.server.url
 
     def append(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Add generated tokens.
+        """Add generated tokens; :meth:`check` looks at their values when all are there.
 
         Raises:
-            EngineFault: Their logprobs are not as many.
+            EngineFault: Their logprobs are not as many, or there are more than were asked for.
         """
         if len(logprobs) != len(token_ids):
             raise EngineFault(f"{self.url} returned {len(logprobs)} logprobs for {len(token_ids)} tokens.")
         self.token_ids += token_ids
         self.logprobs += logprobs
+        if len(self.token_ids) > self.max_tokens:
+            raise EngineFault(
+                f"{self.url} returned {len(self.token_ids)} token ids where at most {self.max_tokens} were asked for."
+            )
+
+    def check(self) -> None:
+        """Check all tokens and logprobs.
+
+        Raises:
+            EngineFault: No engine can have sampled them; the message names server, field and value.
+        """
+        check_tokens(self.url, self.token_ids, self.logprobs, self.max_tokens, self.vocab_size)
+
+    def field(self, answer: Any, path: str, *kinds: type | None) -> Any:
+        """Return a field of a server's answer, such as ``meta_info.finish_reason``.
+
+        Args:
+            answer: The answer, or a part of it.
+            path: Names of the field and of those around it, with dots between them.
+            kinds: Types that it may have, ``None`` for JSON's null.
+
+        Raises:
+            EngineFault: The answer has no such field, or one of another type; the message names server and field.
+        """
+        value = answer
+        for name in path.split("."):
+            if not isinstance(value, dict) or name not in value:
+                raise EngineFault(f"{self.url} sent an answer without the field {path!r}: {brief(answer, 200)}.")
+            value = value[name]
+        if not any(value is None if kind is None else type(value) is kind for kind in kinds):
+            wanted = " or ".join("null" if kind is None else kind.__name__ for kind in kinds)
+            raise EngineFault(f"{self.url} sent {brief(value)} as {path!r}, which must be {wanted}.")
+        return value
 
 
 class ServerBackend(ABC):
@@ -179,6 +216,9 @@ class ServerBackend(ABC):
     @abstractmethod
     def receive(self, pending: PendingRequest, answer: dict[str, Any]) -> None:
         """Add the tokens of an answer, or of one event of a stream, and set ``finish_reason`` with the last.
+
+        :meth:`PendingRequest.field` reads the answer, which may be anything. Any other error here counts as one of the
+        server too.
 
         Raises:
             RunError: The answer is not what was asked for.

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import aiohttp
 
-from rlplug.errors import RunError
+from rlplug.errors import RunError, describe
 from rlplug.interfaces import EngineFault
 from rlplug.rollout.engines.loop import EngineLoop
 
@@ -28,6 +28,9 @@ PROBE_S: Final = 30.0
 HEALTH_S: Final = 5.0
 
 METHOD_NOT_ALLOWED: Final = 405
+
+MAX_ANSWER_BYTES: Final = 256 << 20
+"""Largest answer, or event of a stream; a completion of a million tokens takes a quarter of it."""
 
 
 class ServerError(EngineFault):
@@ -110,13 +113,13 @@ class HTTPClient:
         Raises:
             RunError: It refuses the request.
             ServerError: It failed.
-            EngineFault: It cannot be reached, or does not answer by the deadline.
+            EngineFault: It cannot be reached, does not answer by the deadline, or answers with broken JSON.
         """
         with self._failures(url, deadline_s, deadline_key):
             status, text = await self._exchange(method, url, payload, deadline_s)
-        if status != 200:
-            raise self._refusal(url, status, text)
-        return json.loads(text) if text[:1] in ("{", "[") else text
+            if status != 200:
+                raise self._refusal(url, status, text)
+            return json.loads(text) if text[:1] in ("{", "[") else text
 
     async def stream(
         self, url: str, payload: dict[str, Any], deadline_s: float, deadline_key: str
@@ -127,9 +130,10 @@ class HTTPClient:
         with self._failures(url, deadline_s, deadline_key):
             async with self._session.post(url, json=payload, timeout=timeout) as response:
                 if response.status != 200:
-                    raise self._refusal(url, response.status, await response.text())
+                    raise self._refusal(url, response.status, await _text_of(response, url))
                 async for chunk in response.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")
+                    _check_size(len(rest), url)
                     for line in lines:
                         event = line.removeprefix(b"data: ")
                         if event[:1] == b"{":
@@ -138,13 +142,13 @@ class HTTPClient:
     @staticmethod
     def _checked(url: str, event: dict[str, Any]) -> dict[str, Any]:
         if "error" in event:
-            raise ServerError(f"{url} failed: {event['error']}")
+            raise ServerError(f"{url} failed: {str(event['error'])[:1000]}")
         return event
 
     async def _exchange(self, method: str, url: str, payload: Any, deadline_s: float) -> tuple[int, str]:
         timeout = aiohttp.ClientTimeout(total=deadline_s)
         async with self._session.request(method, url, json=payload, timeout=timeout) as response:
-            return response.status, await response.text()
+            return response.status, await _text_of(response, url)
 
     def _refusal(self, url: str, status: int, text: str) -> RunError:
         if status == 401:
@@ -161,8 +165,23 @@ class HTTPClient:
             limit = f"rollout.{deadline_key} {deadline_s:g} s" if deadline_key else f"{deadline_s:g} s"
             raise EngineFault(f"{url} did not answer within {limit}.") from None
         except (OSError, aiohttp.ClientError) as problem:
-            name = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
-            raise EngineFault(f"{url} cannot be reached: {name}.") from problem
+            raise EngineFault(f"{url} cannot be reached: {describe(problem)}.") from problem
+        except (ValueError, RecursionError) as problem:
+            raise EngineFault(f"{url} answered with what is not JSON: {describe(problem)}.") from problem
+
+
+async def _text_of(response: aiohttp.ClientResponse, url: str) -> str:
+    """Return the body of a response as text, which must be UTF-8 and of a sensible size."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        _check_size(len(body), url)
+    return body.decode(errors="replace")
+
+
+def _check_size(num_bytes: int, url: str) -> None:
+    if num_bytes > MAX_ANSWER_BYTES:
+        raise EngineFault(f"{url} sent an answer of more than {MAX_ANSWER_BYTES >> 20} MiB.")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from rlplug.interfaces import EngineFault
 from rlplug.rollout.engines.stats import EngineStats
 from rlplug.rollout.servers.backend import PendingRequest, ServerBackend
 from rlplug.rollout.servers.http_client import HTTPClient, Server
+from rlplug.rollout.servers.server_checks import reading
 from rlplug.types import Completion
 
 
@@ -111,9 +112,12 @@ class ServerRequests:
             call = (url, payload, self._deadline_s, "request_deadline_s")
             if pending.is_streamed:
                 async for event in self._client.stream(*call):
-                    self._backend.receive(pending, event)
+                    with reading(server.url):
+                        self._backend.receive(pending, event)
             else:
-                self._backend.receive(pending, await self._client.call("POST", *call))
+                answer = await self._client.call("POST", *call)
+                with reading(server.url):
+                    self._backend.receive(pending, answer)
         except asyncio.CancelledError:
             if not pending.is_aborted:
                 raise
@@ -123,8 +127,10 @@ class ServerRequests:
             self._end(pending)
         if pending.finish_reason is None:
             raise EngineFault(f"{server.url} broke off a completion after {len(pending.token_ids)} tokens.")
+        pending.check()
         self._count(pending)
-        return self._backend.completion(pending)
+        with reading(server.url):
+            return self._backend.completion(pending)
 
     def _count(self, pending: PendingRequest) -> None:
         self._stats.num_tokens += len(pending.token_ids)

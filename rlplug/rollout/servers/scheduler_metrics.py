@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from rlplug.errors import RunError
+from rlplug.interfaces import EngineFault
 from rlplug.rollout.engines.stats import EngineStats
 from rlplug.rollout.servers.backend import SchedulerState, ServerBackend
 from rlplug.rollout.servers.http_client import Server
+from rlplug.rollout.servers.server_checks import reading
 
 SAMPLE_S: Final = 0.5
 
@@ -46,7 +49,11 @@ class SchedulerMetrics:
                 if not isinstance(answer, RunError):
                     raise answer
                 continue
-            now[server.url] = self._backend.metrics(answer)
+            try:
+                with reading(server.url):
+                    now[server.url] = self._backend.metrics(answer)
+            except EngineFault as problem:  # tokens may come all the same
+                warnings.warn(f"The metrics of a server cannot be read. {problem}", stacklevel=2)
         if now:
             self._stats.observe(
                 sum(state.running for state in now.values()),

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
 import torch
 
-from rlplug.errors import ConfigError
-from rlplug.interfaces import FP8Weights, Placement
+from rlplug.errors import ConfigError, RLPlugError, describe
+from rlplug.interfaces import EngineFault, FP8Weights, Placement
 from rlplug.rollout.servers.addresses import is_loopback
 from rlplug.rollout.servers.backend import EngineLabels
 
@@ -99,3 +100,20 @@ def check_server_fp8(engine: str, url: str, found: Any, fp8: FP8Weights | None, 
     if needed is not None:
         remedy = f"with {flag} '{json.dumps({'quantization_config': needed})}'"
     raise ConfigError(f"{engine} at {url} has other layers in FP8 than model.weight_sync sends: start it {remedy}.")
+
+
+@contextlib.contextmanager
+def reading(url: str) -> Iterator[None]:
+    """Raise errors of reading a server's answer as those of the server.
+
+    Raises:
+        EngineFault: The answer lacks a field, or has one of another type.
+    """
+    try:
+        yield
+    except RLPlugError:
+        raise
+    except (KeyError, IndexError) as problem:
+        raise EngineFault(f"{url} sent an answer that lacks {describe(problem, with_line=True)}.") from problem
+    except Exception as problem:
+        raise EngineFault(f"{url} sent an answer of another form: {describe(problem, with_line=True)}.") from problem

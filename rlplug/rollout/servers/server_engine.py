@@ -14,12 +14,12 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces import Bucket, EngineFault, Placement, PolicySpec, RolloutEngine, SyncReport
 from rlplug.rollout.engines.context_limit import max_completion_tokens
 from rlplug.rollout.engines.stats import EngineStats
-from rlplug.rollout.servers.backend import BackendContext, PendingRequest, ServerBackend
+from rlplug.rollout.servers.backend import BackendContext, PendingRequest, ServerBackend, ServerSettings
 from rlplug.rollout.servers.http_client import HTTPClient, Server
 from rlplug.rollout.servers.processes import ServerProcesses, wait_until_healthy
 from rlplug.rollout.servers.requests import ServerRequests
 from rlplug.rollout.servers.scheduler_metrics import SchedulerMetrics
-from rlplug.rollout.servers.server_checks import changed_options, check_urls, devices_of_servers
+from rlplug.rollout.servers.server_checks import changed_options, check_urls, devices_of_servers, reading
 from rlplug.rollout.servers.server_weights import ServerWeightSender
 from rlplug.types import NO_VERSION, Completion, Request, SamplingParams
 from rlplug.weight_sync.buckets import drain
@@ -112,7 +112,7 @@ class ServerEngine(RolloutEngine):
         client = self._client = HTTPClient(key, key_name, self._labels.server_key)
         wait_until_healthy(self._labels.engine, client, urls, self.start_deadline_s, self._processes)
         backend, servers, rank = self._backend, [Server(client, url) for url in urls], self._placement.rank
-        settings = client.run_all(map(backend.settings, servers))
+        settings = client.run_all(map(self._settings, servers))
         self._max_model_len = min(self._policy.max_context, *(each.max_model_len for each in settings))
         self._stats = EngineStats(
             max_num_seqs=sum(each.max_num_seqs for each in settings),
@@ -127,6 +127,10 @@ class ServerEngine(RolloutEngine):
             num_workers = {url: each.num_workers for url, each in zip(urls, settings, strict=True)}
             self._sender = ServerWeightSender(backend, client, num_workers, self.sync_deadline_s)
             self._sender.connect()
+
+    async def _settings(self, server: Server) -> ServerSettings:
+        with reading(server.url):
+            return await self._backend.settings(server)
 
     def _where(self) -> tuple[list[str], str, str]:
         """Return the servers' URLs, their key, and where that comes from; the same on all ranks."""
@@ -186,7 +190,8 @@ class ServerEngine(RolloutEngine):
     ) -> list[PendingRequest]:
         def one(request: Request) -> PendingRequest:
             fits = max_completion_tokens(request, self._policy, self._max_model_len, self._labels.context_key)
-            return PendingRequest(request, sampling, min(request.limit(sampling), fits), self._version, is_streamed)
+            max_tokens, vocab_size = min(request.limit(sampling), fits), self._policy.vocab_size
+            return PendingRequest(request, sampling, max_tokens, self._version, is_streamed, vocab_size)
 
         return [one(request) for request in requests]
 

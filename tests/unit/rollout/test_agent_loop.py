@@ -137,7 +137,7 @@ def test_environments_see_their_own_turns_in_order(engine, make_generator):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("environment", "message"),
-    [(Raising, "ValueError: the world ended"), (Hanging, "DeadlineError: took longer than 0.5 s")],
+    [(Raising, "ValueError: the world ended (at conversations.py:38)"), (Hanging, "took longer than 0.5 s")],
 )
 def test_a_failed_environment_costs_its_own_trajectory(engine, environment, message, make_generator):
     options = TurnOptions(max_tokens_per_turn=3, step_deadline_s=0.5)
@@ -154,7 +154,7 @@ def test_a_failed_environment_costs_its_own_trajectory(engine, environment, mess
 def test_wrong_answers_are_failures(make_generator):
     samples = generate(make_generator(HFRollout(), Wrong))
     assert [bool(sample.errors) for sample in samples] == [False, False, True, True, True, True]
-    assert "step returned 'what?' and not a StepResult" in samples[2].errors["environment"].message
+    assert "step returned str 'what?' and not a StepResult" in samples[2].errors["environment"].message
     assert "step returned the reward nan" in samples[4].errors["environment"].message
 
 

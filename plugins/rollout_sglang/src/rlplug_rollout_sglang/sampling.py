@@ -84,7 +84,7 @@ def to_completion(
             f"request {request.request_id}: SGLang generated with weights of version {output.weight_version}, and the "
             f"policy has version {version}: the weight sync did not reach the engine."
         )
-    has_ended = output.finish_reason == "length" and output.token_ids[-1] in end_tokens
+    has_ended = output.finish_reason == "length" and output.token_ids[-1:] and output.token_ids[-1] in end_tokens
     reason = "stop" if has_ended else reasons[output.finish_reason]
     # SGLang takes top_k=1 for greedy, whose logprobs are untempered; what is drawn with top_k=1 has no choice
     has_choice = sampling.is_greedy or sampling.top_k != 1

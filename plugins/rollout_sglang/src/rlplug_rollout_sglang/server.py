@@ -119,19 +119,22 @@ class SGLangBackend(ServerBackend):
         }
 
     def receive(self, pending: PendingRequest, answer: dict[str, Any]) -> None:
-        about, token_ids = answer["meta_info"], answer["output_ids"]
-        reason, scored = about["finish_reason"], about["output_token_logprobs"]
-        if reason is not None and reason["type"] == "abort":
-            raise EngineFault(f"{pending.url} gave a request up: {reason.get('message')}")
-        if [int(entry[1]) for entry in scored] != token_ids:
+        about, token_ids = pending.field(answer, "meta_info", dict), pending.field(answer, "output_ids", list)
+        reason = pending.field(about, "finish_reason", dict, None)
+        scored = pending.field(about, "output_token_logprobs", list)
+        if reason is not None and pending.field(reason, "type", str) == "abort":
+            raise EngineFault(f"{pending.url} gave a request up: {str(reason.get('message'))[:1000]}")
+        if any(not isinstance(entry, list) or len(entry) < 2 for entry in scored):
+            raise EngineFault(f"{pending.url} sent 'meta_info.output_token_logprobs' that are no pairs.")
+        if [entry[1] for entry in scored] != token_ids:
             raise EngineFault(
                 f"{pending.url} returned {len(scored)} logprobs of other tokens than its {len(token_ids)}."
             )
-        pending.append(token_ids, [float(entry[0]) for entry in scored])
+        pending.append(token_ids, [entry[0] for entry in scored])
         pending.finish_reason = None if reason is None else reason["type"]
-        pending.weight_version = about["weight_version"]
-        pending.cached_prompt_tokens = about["cached_tokens"]
-        pending.preemptions = about["num_retractions"]
+        pending.weight_version = str(pending.field(about, "weight_version", str, int))
+        pending.cached_prompt_tokens = pending.field(about, "cached_tokens", int)
+        pending.preemptions = pending.field(about, "num_retractions", int)
 
     def completion(self, pending: PendingRequest) -> Completion:
         output = Output(

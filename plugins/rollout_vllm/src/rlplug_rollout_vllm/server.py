@@ -139,10 +139,12 @@ class VLLMBackend(ServerBackend):
         }
 
     def receive(self, pending: PendingRequest, answer: dict[str, Any]) -> None:
-        for choice in answer["choices"]:
-            content = (choice["logprobs"] or {}).get("content") or []
-            pending.append(choice["token_ids"] or [], [float(entry["logprob"]) for entry in content])
-            pending.finish_reason = choice["finish_reason"]
+        for choice in pending.field(answer, "choices", list):
+            scored = pending.field(choice, "logprobs", dict, None) or {"content": None}
+            content = pending.field(scored, "content", list, None) or []
+            logprobs = [entry["logprob"] for entry in content]
+            pending.append(pending.field(choice, "token_ids", list, None) or [], logprobs)
+            pending.finish_reason = pending.field(choice, "finish_reason", str, None)
 
     def metrics(self, answer: Any) -> SchedulerState:
         from prometheus_client.parser import text_string_to_metric_families

@@ -178,6 +178,6 @@ def test_unknown_finish_reason_is_no_completion(requests: ServerRequests, pendin
 
 def test_error_of_a_backend_reaches_the_caller(requests: ServerRequests, pending: Pending) -> None:
     """Also of a request for which nobody waits when it is sent."""
-    requests.submit([pending("broken", 2, reason=[])])
-    with pytest.raises(TypeError, match="unhashable"):
+    requests.submit([pending("broken", 2, payload={1})])
+    with pytest.raises(TypeError, match="not JSON serializable"):
         requests.collect(30.0)
