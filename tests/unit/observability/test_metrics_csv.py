@@ -60,24 +60,24 @@ def test_a_resumed_run_goes_on_in_the_same_file(path):
     )
 
 
-def test_drop_after(path):
+def test_cut_back(path):
     logger = MetricsCSV(path)
     for step in range(8, 13):
         logger.log_metrics({"a": float(step)}, step=step)
     resumed = MetricsCSV(path)
-    resumed.drop_after(10)
+    resumed.cut_back(10)
     assert [row[0] for row in read(path)[1]] == ["8", "9", "10"]
     resumed.log_metrics({"a": 0.0}, step=11)
     assert read(path)[1][-1] == ["11", "0.0"]
     before = path.stat().st_mtime_ns
-    resumed.drop_after(11)
+    resumed.cut_back(11)
     assert path.stat().st_mtime_ns == before  # nothing to drop, nothing written
 
 
 def test_drop_everything_keeps_the_header(path):
     logger = MetricsCSV(path)
     logger.log_metrics({"a": 1.0}, step=1)
-    logger.drop_after(0)
+    logger.cut_back(0)
     assert read(path) == (["step", "a"], [])
     logger.log_metrics({"a": 2.0}, step=1)
     assert read(path) == (["step", "a"], [["1", "2.0"]])
@@ -86,7 +86,7 @@ def test_drop_everything_keeps_the_header(path):
 def test_without_a_file(path):
     logger = MetricsCSV(path)
     assert logger.read() == []
-    logger.drop_after(3)
+    logger.cut_back(3)
     assert not path.exists()
 
 
