@@ -317,7 +317,9 @@ def take_optimizer_options(
                     new_scheduler.step()
             scheduler.load_state_dict(new_scheduler.state_dict())
         for group, new_group in zip(optimizer.param_groups, new.param_groups, strict=True):
-            group.update({name: value for name, value in new_group.items() if name != "params"})
+            parameters = group["params"]
+            group.clear()
+            group.update(new_group | {"params": parameters})
 
 
 def make_update(

@@ -39,6 +39,9 @@ class RLCLI(LightningCLI):
             "validate": {"model", "dataloaders", "datamodule"},
         }
 
+    def _parse_ckpt_path(self) -> None:
+        """Do nothing, where Lightning would take options from a checkpoint that is a file: ours is a folder."""
+
     def instantiate_classes(self) -> None:
         super().instantiate_classes()
         run_folder: RunFolder = self._get(self.config_init, "run")

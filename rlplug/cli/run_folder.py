@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import platform
-import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,7 +26,9 @@ from rlplug.distributed.durable_files import (
     append,
     cut_back_lines,
     new_numbered_folder,
+    remove,
     replace_folder,
+    require_readable,
     write_file,
 )
 from rlplug.errors import RunError
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 
 METRICS: Final = "metrics.csv"
+RECORD: Final = "run.json"
 SAMPLES: Final = "samples.jsonl"
 REWARD_ERRORS: Final = "reward_errors.jsonl"
 
@@ -122,6 +124,7 @@ class RunFolder(Callback):
             resumed = run_dir_of(self.resumed_from) if self.resumed_from and self._is_resumed(trainer) else None
             folder = resumed or new_numbered_folder(Path(self.dir))
             self._lock = FolderLock(folder)
+            require_readable(folder / name for name in (CONFIG, RECORD, METRICS, SAMPLES, REWARD_ERRORS))
         except RunError as error:
             return Path(), str(error)
         return folder, None
@@ -143,7 +146,7 @@ class RunFolder(Callback):
         assert self._metrics is not None
         said = []
         if aside := set_aside_after(self.path, step, [METRICS, SAMPLES, REWARD_ERRORS]):
-            said.append(f"the checkpoints after step {step}, and the rows until then, are now in {aside}")
+            said.append(f"the checkpoints after step {step} are now in {aside}, with copies of their rows")
         last = step or -1  # the validation before the first step is repeated
         said += self._metrics.cut_back(last)
         said += cut_back_lines(self.path / SAMPLES, last, _is_trained if self.samples_per_step else None)
@@ -226,7 +229,7 @@ class RunFolder(Callback):
             inputs = module.inputs
             folder = self.path / "policy.partial"
             if trainer.is_global_zero:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove(folder)
             export_policy(module.policy, inputs.tokenizer, inputs.spec.dtype, folder, trainer.global_rank)
             if trainer.is_global_zero:
                 replace_folder(folder, self.path / "policy")
@@ -250,7 +253,7 @@ class RunFolder(Callback):
         self._save_record()
 
     def _save_record(self) -> None:
-        write_file(self.path / "run.json", json.dumps(self._record, indent=2))
+        write_file(self.path / RECORD, json.dumps(self._record, indent=2))
 
     def _results(self) -> list[str]:
         """Write the report, and say where results are."""

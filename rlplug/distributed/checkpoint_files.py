@@ -53,6 +53,7 @@ READ_ERRORS: Final = (
     *(pickle.UnpicklingError, CheckpointException),
 )
 _CHUNK: Final = 1 << 22
+_OPTION: Final = re.compile(r"optimizer_\d+\.param_groups\.\d+\.")
 _NAME: Final = re.compile(r"step-(\d{8})")
 
 
@@ -167,8 +168,9 @@ def find_damage(folder: Path, part: int = 0, num_parts: int = 1) -> str | None:
         except OSError as error:
             return f"{name} cannot be read: {reason(error)}"
         if found != digests[name]:
-            change = "has other bytes" if found.size == digests[name].size else f"has {found.size} bytes"
-            return f"{name} {change} than the {digests[name].size} that were written"
+            if found.size != digests[name].size:
+                return f"{name} has {found.size} bytes, and {digests[name].size} were written"
+            return f"{name} has other bytes than were written"
     return None
 
 
@@ -232,7 +234,20 @@ class _PlainReader(FileSystemReader):
 
 
 class _PlainPlanner(DefaultLoadPlanner):
-    """DCP's planner, which reads pickled values as tensors and plain data; upstream's runs any pickle."""
+    """DCP's planner, which reads pickled values as tensors and plain data; upstream's runs any pickle.
+
+    Options of an optimizer that the checkpoint does not have, such as those of a new schedule, stay as they are.
+    """
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        super().set_up_planner(state_dict, metadata, is_coordinator)
+        assert metadata is not None
+        saved = metadata.state_dict_metadata
+        self.state_dict = {
+            name: value for name, value in self.state_dict.items() if name in saved or not _OPTION.match(name)
+        }
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         torch.load(value, weights_only=True)  # which refuses what is not plain

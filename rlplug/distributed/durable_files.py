@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -75,12 +75,32 @@ def replace_folder(partial: Path, folder: Path) -> None:
         for path in [*partial.rglob("*"), partial]:
             sync(path)
         former = folder.with_name(folder.name + ".former")
-        if folder.exists():
+        remove(former)  # of a kill at this place
+        if folder.exists() or folder.is_symlink():
             folder.replace(former)
         partial.replace(folder)
         sync(folder.parent)
-        if former.is_dir():
-            shutil.rmtree(former)
+        remove(former)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, unless there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def require_readable(paths: Iterable[Path]) -> None:
+    """Refuse paths at which there is something other than a file that can be read.
+
+    Raises:
+        RunError: There is one.
+    """
+    for path in paths:
+        if path.exists() or path.is_symlink():
+            with explained(path, "read"):
+                path.open("rb").close()
 
 
 def sync(path: Path) -> None:
@@ -93,12 +113,12 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explained(path: Path, doing: str = "written") -> Iterator[None]:
     """Turn an ``OSError`` into one message that names ``path`` and the free space."""
     try:
         yield
     except OSError as error:
-        raise RunError(f"{path} cannot be written: {reason(error)}{_free_space(path)}.") from error
+        raise RunError(f"{path} cannot be {doing}: {reason(error)}{_free_space(path)}.") from error
 
 
 def reason(error: BaseException) -> str:

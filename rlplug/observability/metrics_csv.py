@@ -121,7 +121,8 @@ def _records(text: str) -> Any:
     reader = csv.reader(io.StringIO(whole, newline=""))
     while True:
         try:
-            yield next(reader)
+            if record := next(reader):  # lines that are empty do no harm
+                yield record
         except StopIteration:
             break
         except csv.Error:
