@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
 from rlplug.cli.resume import Changes
@@ -34,6 +33,7 @@ from rlplug.distributed.durable_files import (
 from rlplug.errors import RunError
 from rlplug.models.export import export_policy
 from rlplug.observability.metrics_csv import MetricsCSV
+from rlplug.observability.tensorboard import RunTensorBoard
 from rlplug.plugin_manager import describe, plugins
 from rlplug.setup import take_optimizer_options
 from rlplug.training.memory_plan.table import memory_notes, memory_rows
@@ -94,7 +94,7 @@ class RunFolder(Callback):
         self._metrics = MetricsCSV(self.path / METRICS, waits=self._is_resumed(trainer))
         trainer.loggers = [self._metrics, *trainer.loggers]
         if importlib.util.find_spec("tensorboard"):
-            trainer.loggers = [*trainer.loggers, TensorBoardLogger(self.path, name="", version="tensorboard")]
+            trainer.loggers = [*trainer.loggers, RunTensorBoard(self.path, name="", version="tensorboard")]
         if trainer.is_global_zero:
             self._record = {
                 "status": "running",
@@ -206,9 +206,9 @@ class RunFolder(Callback):
             if phase == "validate":
                 print_samples(self._console, chosen, step)
                 for logger in trainer.loggers:
-                    if isinstance(logger, TensorBoardLogger):
+                    if isinstance(logger, RunTensorBoard):
                         text = "\n\n".join(f"{s.prompt.text} **{s.completion}** ({s.reward:g})" for s in chosen)
-                        logger.experiment.add_text("validate/samples", text, step)
+                        logger.add_text("validate/samples", text, step)
 
     def _append_samples(self, name: str, samples: Sequence[Sample], step: int, phase: str) -> None:
         records = [_sample_record(sample, step, phase) for sample in samples]
