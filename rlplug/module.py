@@ -80,7 +80,7 @@ class RLModule(LightningModule):
         """Kind (``train``, ``validate``, ``reward_errors``), step and samples, for whoever logs them."""
         self.run_dir: Path | None = None
         self._is_first_step = True
-        self._schedulers: list[Any] = []
+        self.schedulers: list[Any] = []
         self._plan: run_setup.RunPlan | None = None
         self._run: run_setup.Run | None = None
         self._policy_update: PolicyUpdate | None = None
@@ -292,15 +292,15 @@ class RLModule(LightningModule):
         run_setup.build_models(self.models, self.config, self.inputs, plan, self.strategy)
 
     def configure_optimizers(self) -> Any:
-        optimizers, self._schedulers = run_setup.make_optimizers(self.config, self.models)
-        return optimizers, [scheduler for scheduler in self._schedulers if scheduler is not None]
+        optimizers, self.schedulers = run_setup.make_optimizers(self.config, self.models)
+        return optimizers, [scheduler for scheduler in self.schedulers if scheduler is not None]
 
     def on_train_start(self) -> None:
         self._start_run()
         optimizers: Any = self.optimizers()
         optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
         self._policy_update = run_setup.make_update(
-            self.config, self.plan, self.models, self.strategy, optimizers, self._schedulers, self.manual_backward
+            self.config, self.plan, self.models, self.strategy, optimizers, self.schedulers, self.manual_backward
         )
         self.stop_signal.install()
         limit_host_threads(self.strategy.root_device)

@@ -106,6 +106,7 @@ rlplug: there is no key 'model.num_stepz'. Did you mean 'model.num_steps'? All k
 | `-c FILE`, `--config FILE` | a configuration; may be given several times |
 | `--resume RUN` | take configuration and newest checkpoint from the run folder `RUN`; options still override |
 | `--ckpt_path PATH` | load this checkpoint; `fit` then goes on in the run folder that it lies in |
+| `--resume RUN --ckpt_path newest-whole` | take the newest checkpoint of the run that is not damaged |
 | `--print_config` | print the whole configuration and stop |
 | `--block PLUGIN` | leave a plugin out, by its name or its distribution's; may be given several times |
 | `--debug` | show the traceback of an error, which is otherwise one message |

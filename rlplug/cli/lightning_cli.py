@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from pathlib import Path
 from typing import Any, TypeVar
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -13,9 +12,10 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from transformers.utils import logging as transformers_logging
 
 from rlplug.cli.parser import RLArgumentParser
+from rlplug.cli.resume import changes_since, check_checkpoint, with_resume
 from rlplug.cli.run_folder import RunFolder
 from rlplug.data.datamodule import PromptDataModule
-from rlplug.distributed.checkpoint import RLCheckpoint, newest_checkpoint
+from rlplug.distributed.checkpoint import RLCheckpoint
 from rlplug.errors import ConfigError
 from rlplug.module import RLModule
 from rlplug.observability.profiler import StepProfiler
@@ -39,6 +39,9 @@ class RLCLI(LightningCLI):
             "validate": {"model", "dataloaders", "datamodule"},
         }
 
+    def _parse_ckpt_path(self) -> None:
+        """Do nothing, where Lightning would take options from a checkpoint that is a file: ours is a folder."""
+
     def instantiate_classes(self) -> None:
         super().instantiate_classes()
         run_folder: RunFolder = self._get(self.config_init, "run")
@@ -47,6 +50,10 @@ class RLCLI(LightningCLI):
         saved = config.clone()
         saved.ckpt_path = None  # a run from the saved file does not resume
         run_folder.config_yaml = self._parser(self.subcommand).dump(saved, skip_none=False)
+        if config.ckpt_path is not None:
+            check_checkpoint(config.ckpt_path)
+            if self.subcommand == "fit":
+                run_folder.changes = changes_since(config.ckpt_path, run_folder.config_yaml)
 
 
 class ConfiguredCLI(RLCLI):
@@ -72,7 +79,7 @@ def run_lightning(arguments: list[str]) -> bool:
 def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:
     """Parse a command line with ``cli_class``, which may also run the command, and return the CLI."""
     _quieten()
-    sys.argv[1:] = _with_resume(arguments)  # LightningCLI reads it, and Lightning starts other ranks with it
+    sys.argv[1:] = with_resume(arguments)  # LightningCLI reads it, and Lightning starts other ranks with it
     try:
         return cli_class(
             RLModule,
@@ -104,20 +111,3 @@ def _quieten() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")  # Lightning 2.6 with torch 2.13
     transformers_logging.disable_progress_bar()
-
-
-def _with_resume(arguments: list[str]) -> list[str]:
-    """Replace ``--resume RUN`` by the run's own configuration and newest checkpoint; later options still override."""
-    if "--resume" not in arguments:
-        return arguments
-    index = arguments.index("--resume")
-    if index + 1 == len(arguments):
-        raise ConfigError("--resume needs the folder of a run, such as runs/quickstart/001.")
-    run_dir = Path(arguments[index + 1])
-    checkpoint = newest_checkpoint(run_dir)
-    return [
-        arguments[0],
-        *("--config", str(run_dir / "config.yaml"), "--ckpt_path", str(checkpoint)),
-        *arguments[1:index],
-        *arguments[index + 2 :],
-    ]

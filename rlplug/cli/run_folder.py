@@ -7,20 +7,35 @@ import json
 import platform
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
+from rlplug.cli.resume import Changes
 from rlplug.cli.run_output import print_interrupted, print_samples, print_start, print_summary, print_validation
-from rlplug.distributed.checkpoint import run_dir_of
+from rlplug.distributed.checkpoint_files import CONFIG, run_dir_of, set_aside_after
+from rlplug.distributed.checkpoint_writer import CONFIG_KEY
+from rlplug.distributed.durable_files import (
+    FolderLock,
+    append,
+    cut_back_lines,
+    new_numbered_folder,
+    remove,
+    replace_folder,
+    require_readable,
+    write_file,
+)
+from rlplug.errors import RunError
 from rlplug.models.export import export_policy
 from rlplug.observability.metrics_csv import MetricsCSV
+from rlplug.observability.tensorboard import RunTensorBoard
 from rlplug.plugin_manager import describe, plugins
+from rlplug.setup import take_optimizer_options
 from rlplug.training.memory_plan.table import memory_notes, memory_rows
 from rlplug.types import RewardError, Sample
 
@@ -29,6 +44,7 @@ if TYPE_CHECKING:
 
 
 METRICS: Final = "metrics.csv"
+RECORD: Final = "run.json"
 SAMPLES: Final = "samples.jsonl"
 REWARD_ERRORS: Final = "reward_errors.jsonl"
 
@@ -54,25 +70,32 @@ class RunFolder(Callback):
         """Resolved configuration as YAML; the command line sets it."""
         self.resumed_from: str | None = None
         """Path of the checkpoint from which the run resumes; the command line sets it."""
+        self.changes = Changes({})
+        """Keys that changed since that checkpoint; the command line sets them."""
         self.path = Path()
         """The run's own folder, once it is chosen in ``setup``."""
         self._began = 0.0
         self._console = Console()
         self._record: dict[str, Any] = {}
+        self._metrics: MetricsCSV | None = None
+        self._lock: FolderLock | None = None
+        self._is_accepted = False
+        """Whether the run writes to its folder: a new one at once, a resumed one from its first step on."""
 
     # ---- the beginning --------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         module: Any = pl_module
-        folder = self._choose_folder(trainer) if trainer.is_global_zero else Path()
-        self.path = trainer.strategy.broadcast(folder)
+        folder, problem = self._own_folder(trainer) if trainer.is_global_zero else (Path(), None)
+        self.path, problem = trainer.strategy.broadcast((folder, problem))
+        if problem is not None:
+            raise RunError(problem)
         module.run_dir = self.path
-        trainer.loggers = [MetricsCSV(self.path / METRICS), *trainer.loggers]
+        self._metrics = MetricsCSV(self.path / METRICS, waits=self._is_resumed(trainer))
+        trainer.loggers = [self._metrics, *trainer.loggers]
         if importlib.util.find_spec("tensorboard"):
-            trainer.loggers = [*trainer.loggers, TensorBoardLogger(self.path, name="", version="tensorboard")]
+            trainer.loggers = [*trainer.loggers, RunTensorBoard(self.path, name="", version="tensorboard")]
         if trainer.is_global_zero:
-            if self.config_yaml is not None:
-                (self.path / "config.yaml").write_text(self.config_yaml)
             self._record = {
                 "status": "running",
                 "command": stage,
@@ -88,36 +111,74 @@ class RunFolder(Callback):
                 "effects": [],
                 "message": None,
             }
-            self._save_record()
+            if not self._is_resumed(trainer):
+                self._accept(trainer, module)
 
-    def _choose_folder(self, trainer: Trainer) -> Path:
-        """Return the run's own folder when it is resumed, else a new one with the next number."""
-        if trainer.state.fn == "fit" and self.resumed_from and (folder := run_dir_of(self.resumed_from)):
-            return folder
-        base = Path(self.dir)
-        base.mkdir(parents=True, exist_ok=True)
-        number = max((int(path.name) for path in base.iterdir() if path.name.isdigit()), default=0) + 1
-        folder = base / f"{number:03d}"
-        folder.mkdir()
-        return folder
+    def _is_resumed(self, trainer: Trainer) -> bool:
+        """Return whether the run goes on in the folder of its checkpoint."""
+        return trainer.state.fn == "fit" and self.resumed_from is not None and run_dir_of(self.resumed_from) is not None
+
+    def _own_folder(self, trainer: Trainer) -> tuple[Path, str | None]:
+        """Return the folder of the run that is resumed, else a new one, locked; or why there is none."""
+        try:
+            resumed = run_dir_of(self.resumed_from) if self.resumed_from and self._is_resumed(trainer) else None
+            folder = resumed or new_numbered_folder(Path(self.dir))
+            self._lock = FolderLock(folder)
+            require_readable(folder / name for name in (CONFIG, RECORD, METRICS, SAMPLES, REWARD_ERRORS))
+        except RunError as error:
+            return Path(), str(error)
+        return folder, None
+
+    def _accept(self, trainer: Trainer, module: Any) -> None:
+        """Begin to write to the folder: nothing can refuse the configuration any more."""
+        if self._is_accepted or not trainer.is_global_zero:
+            return
+        self._is_accepted = True
+        if self.config_yaml is not None:
+            write_file(self.path / CONFIG, self.config_yaml)
+        self._save_record()
+        if self._is_resumed(trainer):
+            for line in self._go_back_to(module.rollout_step):
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _go_back_to(self, step: int) -> list[str]:
+        """Remove what the run wrote after ``step`` and will write again; return lines that say what is lost."""
+        assert self._metrics is not None
+        said = []
+        if aside := set_aside_after(self.path, step, [METRICS, SAMPLES, REWARD_ERRORS]):
+            said.append(f"the checkpoints after step {step} are now in {aside}, with copies of their rows")
+        last = step or -1  # the validation before the first step is repeated
+        said += self._metrics.cut_back(last)
+        said += cut_back_lines(self.path / SAMPLES, last, _is_trained if self.samples_per_step else None)
+        return said + cut_back_lines(self.path / REWARD_ERRORS, last)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module: Any = pl_module
+        if self.changes.has_optimizer_options:
+            steps = [module.policy_version, module.rollout_step][: len(trainer.optimizers)]
+            take_optimizer_options(module.config, module.models, trainer.optimizers, module.schedulers, steps)
         if not trainer.is_global_zero:
             return
         self._began = time.monotonic()
-        MetricsCSV(self.path / METRICS).drop_after(module.rollout_step)
-        self._drop_samples_after(module.rollout_step)
         self._record["batch_plan"] = module.plan.batch.table_rows(module.config.on_policy_pass)
         memory = module.plan.memory
         if memory is not None:
             self._record["memory_plan"] = memory_rows(memory.plan)
             self._record["memory_notes"] = memory_notes(memory)
         self._record["effects"] = [effect.description for effect in module.models.effects]
-        self._save_record()
+        if self._is_accepted:
+            self._save_record()
+        for line in self.changes.lines:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         print_start(self._console, module, trainer.datamodule.num_filtered, self.path)  # type: ignore[attr-defined]
 
     # ---- each step ------------------------------------------------------------------------------------------------
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._accept(trainer, pl_module)  # the engine has started too
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint[CONFIG_KEY] = self.config_yaml
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -145,27 +206,20 @@ class RunFolder(Callback):
             if phase == "validate":
                 print_samples(self._console, chosen, step)
                 for logger in trainer.loggers:
-                    if isinstance(logger, TensorBoardLogger):
+                    if isinstance(logger, RunTensorBoard):
                         text = "\n\n".join(f"{s.prompt.text} **{s.completion}** ({s.reward:g})" for s in chosen)
-                        logger.experiment.add_text("validate/samples", text, step)
+                        logger.add_text("validate/samples", text, step)
 
     def _append_samples(self, name: str, samples: Sequence[Sample], step: int, phase: str) -> None:
-        with (self.path / name).open("a") as file:
-            for sample in samples:
-                file.write(json.dumps(_sample_record(sample, step, phase), default=str) + "\n")
-
-    def _drop_samples_after(self, step: int) -> None:
-        """Remove the samples after ``step``: a run that resumes from there writes them again."""
-        for name in (SAMPLES, REWARD_ERRORS):
-            path = self.path / name
-            if path.is_file():
-                lines = path.read_text().splitlines(keepends=True)
-                path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
+        records = [_sample_record(sample, step, phase) for sample in samples]
+        if records:
+            append(self.path / name, "".join(json.dumps(record, default=str) + "\n" for record in records))
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module: Any = pl_module
+        self._accept(trainer, module)  # a run that had no step left
         if module.stop_signal.is_set:
             if trainer.is_global_zero:
                 self._finish("interrupted", f"stopped by Ctrl-C after step {module.rollout_step}")
@@ -173,24 +227,33 @@ class RunFolder(Callback):
             return
         if self.export_policy:
             inputs = module.inputs
-            folder = self.path / "policy"
+            folder = self.path / "policy.partial"
+            if trainer.is_global_zero:
+                remove(folder)
             export_policy(module.policy, inputs.tokenizer, inputs.spec.dtype, folder, trainer.global_rank)
+            if trainer.is_global_zero:
+                replace_folder(folder, self.path / "policy")
         if trainer.is_global_zero:
             self._finish("finished")
             seconds = time.monotonic() - self._began
             print_summary(self._console, self.path, MetricsCSV(self.path / METRICS), seconds, self._results())
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if self._record:
-            self._log_samples(trainer, pl_module)
-            self._finish("failed", f"{type(exception).__name__}: {exception}")
+        if self._is_accepted:
+            with suppress(RunError):  # the disk may be full, which the exception says
+                self._log_samples(trainer, pl_module)
+                self._finish("failed", f"{type(exception).__name__}: {exception}")
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self._lock is not None:
+            self._lock.close()
 
     def _finish(self, status: str, message: str | None = None) -> None:
         self._record |= {"status": status, "message": message, "finished": _now()}
         self._save_record()
 
     def _save_record(self) -> None:
-        (self.path / "run.json").write_text(json.dumps(self._record, indent=2))
+        write_file(self.path / RECORD, json.dumps(self._record, indent=2))
 
     def _results(self) -> list[str]:
         """Write the report, and say where results are."""
@@ -206,6 +269,11 @@ class RunFolder(Callback):
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _is_trained(record: dict[str, Any]) -> bool:
+    """Return whether a line of ``samples.jsonl`` is one that each step has."""
+    return record.get("phase") == "train"
 
 
 def _spread(samples: Sequence[Sample], count: int) -> list[Sample]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 
 from rlplug.errors import ConfigError
 from rlplug.types import Prompt
@@ -80,7 +82,7 @@ class PromptStream:
             ConfigError: The position was saved for other prompts or another order.
         """
         saved = state["fingerprint"]
-        changed = [key for key, value in self._fingerprint.items() if saved[key] != value]
+        changed = [key for key in _CHANGES if saved[key] != self._fingerprint[key]]
         if changed:
             # name the first one, the cause: another number of prompts always changes the hashes too
             first = changed[0]
@@ -89,6 +91,11 @@ class PromptStream:
             raise ConfigError(
                 f"The checkpoint cannot be resumed on these prompts. What changed is {_CHANGES[first]}{values}. "
                 "Restore what the checkpoint was trained with, or start a new run from its weights."
+            )
+        if saved["answers"] != self._fingerprint["answers"]:
+            rank_zero_warn(
+                "data.train has other answers or metadata than when the checkpoint was written: rewards use the new "
+                "ones from here on."
             )
         self.epoch, self.position = state["epoch"], state["position"]
         self._order = self._epoch_order()
@@ -104,9 +111,19 @@ class PromptStream:
 
 
 def fingerprint(prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Return the number of prompts, and hashes of their uids and of their token ids."""
-    uids, token_ids = hashlib.sha256(), hashlib.sha256()
+    """Return the number of prompts, and hashes of their uids, of their token ids, and of answers and metadata."""
+    uids, token_ids, answers = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
     for prompt in prompts:
         uids.update(prompt.uid.encode() + b"\n")
         token_ids.update(array("q", (len(prompt.token_ids), *prompt.token_ids)).tobytes())
-    return {"num_prompts": len(prompts), "uids": uids.hexdigest(), "token_ids": token_ids.hexdigest()}
+        answers.update(_as_json([prompt.answer, dict(prompt.metadata)]).encode())
+    hashes = {"uids": uids.hexdigest(), "token_ids": token_ids.hexdigest(), "answers": answers.hexdigest()}
+    return {"num_prompts": len(prompts), **hashes}
+
+
+def _as_json(value: Any) -> str:
+    """Return plain data as JSON, with the names of classes in place of their objects."""
+    try:
+        return json.dumps(value, default=lambda part: type(part).__qualname__, skipkeys=True)
+    except (ValueError, RecursionError):  # it holds itself
+        return type(value).__qualname__

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -13,15 +11,15 @@ from lightning.pytorch import Callback, Trainer
 from torch.distributed.checkpoint.api import CheckpointException
 from tqdm import tqdm
 
-from rlplug.distributed.async_checkpoint import BackgroundWriter
+from rlplug.distributed.checkpoint_files import CONFIG, FOLDER, list_checkpoints
+from rlplug.distributed.checkpoint_writer import BackgroundWriter
+from rlplug.distributed.durable_files import explained, reason, sync
 from rlplug.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
-FOLDER: Final = "checkpoints"
 WRITE_ERRORS: Final = (OSError, RuntimeError, CheckpointException)
-_NAME: Final = re.compile(r"step-(\d{8})")
 
 
 class RLCheckpoint(Callback):
@@ -79,10 +77,9 @@ class RLCheckpoint(Callback):
         final, self._unpublished = self._unpublished, None
         try:
             self._writer.wait()
+            self._publish(trainer, final)
         except WRITE_ERRORS as error:  # the run has failed for another reason, which is the one to report
             _say(trainer, _failure(final, error))
-        else:
-            self._publish(trainer, final)
 
     def _save(self, trainer: Trainer, module: Any) -> None:
         """Write the checkpoint of ``module.rollout_step``, or begin to, unless it exists. Collective.
@@ -144,14 +141,17 @@ class RLCheckpoint(Callback):
         """Rename a complete checkpoint to its final name; remove the oldest ones and the remains of killed saves."""
         if not trainer.is_global_zero:
             return
-        os.replace(_partial(final), final)
-        for old in [*list_checkpoints(final.parent.parent)[: -self.keep], *final.parent.glob("step-*.partial")]:
-            shutil.rmtree(old)
-
-
-def list_checkpoints(run_dir: Path) -> list[Path]:
-    """Return the complete checkpoints of a run, oldest first."""
-    return sorted(path for path in (run_dir / FOLDER).glob("step-*") if _NAME.fullmatch(path.name))
+        with explained(final):
+            sync(_partial(final))
+            _partial(final).replace(final)
+            sync(final.parent)
+        try:
+            for old in list_checkpoints(final.parent.parent)[: -self.keep]:
+                old.replace(_partial(old))  # so that nobody takes what a kill leaves of it for a checkpoint
+            for partial in final.parent.glob("step-*.partial"):
+                shutil.rmtree(partial)
+        except OSError as error:
+            _say(trainer, f"old checkpoints in {final.parent} could not be removed: {reason(error)}")
 
 
 def newest_checkpoint(run_dir: Path) -> Path:
@@ -160,20 +160,13 @@ def newest_checkpoint(run_dir: Path) -> Path:
     Raises:
         ConfigError: The folder is not a run, or the run ended before its first checkpoint.
     """
-    if not (run_dir / "config.yaml").is_file():
-        raise ConfigError(f"--resume {run_dir}: this is not the folder of a run (it has no config.yaml).")
-    if not (found := list_checkpoints(run_dir)):
-        raise ConfigError(
-            f"--resume {run_dir}: the run has no checkpoint yet. Start a new run with a lower checkpoint.every_n_steps."
-        )
-    return found[-1]
-
-
-def run_dir_of(checkpoint: str | Path) -> Path | None:
-    """Return the run folder that a checkpoint lies in, or None when it lies elsewhere."""
-    path = Path(checkpoint)
-    is_ours = _NAME.fullmatch(path.name) and path.parent.name == FOLDER
-    return path.parent.parent if is_ours else None
+    if found := list_checkpoints(run_dir):
+        return found[-1]
+    if not (run_dir / CONFIG).exists():
+        raise ConfigError(f"--resume {run_dir}: this is not the folder of a run (it has no {CONFIG}).")
+    raise ConfigError(
+        f"--resume {run_dir}: the run has no checkpoint yet. Start a new run with a lower checkpoint.every_n_steps."
+    )
 
 
 def _partial(final: Path) -> Path:
@@ -189,10 +182,9 @@ def _say(trainer: Trainer, message: str) -> None:
 def _failure(final: Path, error: BaseException) -> str:
     run_dir = final.parent.parent
     left = list_checkpoints(run_dir)
-    reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
     free = shutil.disk_usage(run_dir).free / (1 << 30)
     resume = f"The previous checkpoint {left[-1].name} is complete" if left else "There is no previous checkpoint"
     return (
-        f"checkpoint {final} could not be written: {reason} ({free:.1f} GiB are free). {resume}; free some "
+        f"checkpoint {final} could not be written: {reason(error)} ({free:.1f} GiB are free). {resume}; free some "
         f"space, then continue with: rlplug fit --resume {run_dir}"
     )

@@ -15,11 +15,13 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
 
-from rlplug.distributed.async_checkpoint import BackgroundWriter
+from rlplug.distributed.checkpoint_files import find_damage, read_checkpoint, require_whole
+from rlplug.distributed.checkpoint_writer import BackgroundWriter, ChecksumWriter, take_tensors, write_others
 from rlplug.distributed.clip_grad import scale_to_norm, total_norm
 from rlplug.distributed.fsdp_units import transformer_blocks, untied_embeddings
 from rlplug.distributed.mesh import MeshSizes, build_mesh, data_mesh, weights_mesh
@@ -191,7 +193,20 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         if isinstance(storage_options, BackgroundWriter):
             storage_options.begin(checkpoint, Path(filepath))
         else:
-            super().save_checkpoint(checkpoint, filepath, storage_options)
+            tensors = take_tensors(checkpoint)
+            write_others(checkpoint, Path(filepath))
+            save(tensors, storage_writer=ChecksumWriter(filepath))
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """Verify a checkpoint, load its tensors and return all else. Collective; no pickled code runs.
+
+        Raises:
+            RunError: A file is damaged, or the checkpoint does not fit this run.
+        """
+        folder = Path(self.broadcast(checkpoint_path))
+        require_whole(folder, self.gather([find_damage(folder, self.global_rank, self.world_size)]))
+        assert self.model is not None
+        return read_checkpoint(folder, self.model, self.optimizers)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the optimizer's state for a checkpoint, without changing an optimizer that has not stepped.

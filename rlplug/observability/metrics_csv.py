@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import csv
+import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from rlplug.distributed.durable_files import append, explained, losses, write_file
+
 
 class MetricsCSV(Logger):
     """Logger that appends a row per step, and rewrites the file when a metric appears for the first time.
 
     Lightning's own CSVLogger starts a new file at each resume; this one continues the file of the resumed run.
+
+    Args:
+        path: The file.
+        waits: Keep rows in memory until :meth:`cut_back`, because a file of a former run must not change before the
+            resumed run is accepted.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, waits: bool = False) -> None:
         super().__init__()
         self.path = path
-        self._columns: list[str] = []
-        if path.is_file():
-            with path.open(newline="") as file:
-                self._columns = list(csv.DictReader(file).fieldnames or [])
+        self._waiting: list[dict[str, Any]] | None = [] if waits else None
+        self._columns: list[str] | None = None
+        """Columns of the file, once it has been read."""
 
     @property
     def name(self) -> str:
@@ -36,35 +44,112 @@ class MetricsCSV(Logger):
         """Do nothing: the run folder has the resolved configuration."""
 
     @rank_zero_only
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        row: dict[str, Any] = {"step": step, **metrics}
-        if new := [name for name in row if name not in self._columns]:
-            rows = self.read()
-            self._columns = ["step", *sorted({*self._columns, *new} - {"step"})]
-            self._write([*rows, row])
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        # a bool, or a tensor of one number, would not be read back
+        numbers = {name: value if type(value) in (int, float) else float(value) for name, value in metrics.items()}
+        row: dict[str, Any] = {"step": step, **numbers}
+        if self._waiting is not None:
+            self._waiting.append(row)
             return
-        with self.path.open("a", newline="") as file:
-            csv.DictWriter(file, self._columns).writerow(row)
+        if self._columns is None:
+            self._columns = self._read()[0]
+        if new := [name for name in row if name not in self._columns]:
+            columns = ["step", *sorted({*self._columns, *new} - {"step"})]
+            self._write(columns, [*self.read(), row])
+        else:
+            append(self.path, _as_text(self._columns, [row], header=False))
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the rows so far, with values as text."""
-        if not self.path.is_file():
-            return []
-        with self.path.open(newline="") as file:
-            return list(csv.DictReader(file))
+        """Return the whole rows so far, with values as text."""
+        return self._read()[1]
 
-    @rank_zero_only
-    def drop_after(self, step: int) -> None:
-        """Remove the rows after ``step``: a run that resumes from there writes them again."""
-        rows = self.read()
+    def cut_back(self, step: int) -> list[str]:
+        """Remove the rows after ``step``, and those that are torn; a run that resumes from there writes its own.
+
+        A file without its header goes aside. Rows that were logged since the logger began are written.
+
+        Returns:
+            A sentence for each kind of row that is lost.
+
+        Raises:
+            RunError: The file cannot be read or written.
+        """
+        columns, rows, num_torn = self._read()
         kept = [row for row in rows if int(row["step"]) <= step]
-        if len(kept) < len(rows):
-            self._write(kept)
+        said = losses(self.path, num_torn, set(range(1, step + 1)) - {int(row["step"]) for row in kept})
+        if not columns and self.path.exists():
+            aside = self.path.with_name("metrics.damaged.csv")
+            with explained(aside):
+                self.path.replace(aside)
+            said.insert(0, f"{self.path}: its first line is damaged, so it is now {aside.name}.")
+        elif num_torn or len(kept) < len(rows):
+            self._write(columns, kept)
+        self._columns = columns
+        waiting, self._waiting = self._waiting or [], None
+        for row in waiting:
+            self.log_metrics(row, step=row["step"])
+        return said
 
-    def _write(self, rows: list[dict[str, Any]]) -> None:
-        partial = self.path.with_suffix(".partial")
-        with partial.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._columns)
-            writer.writeheader()
-            writer.writerows(rows)
-        partial.replace(self.path)
+    def _read(self) -> tuple[list[str], list[dict[str, Any]], int]:
+        """Return columns, whole rows and the number of others; no columns for a file that is absent or has no header.
+
+        Raises:
+            RunError: The file cannot be read.
+        """
+        with explained(self.path):
+            text = self.path.read_bytes().decode("utf-8", errors="replace") if self.path.exists() else ""
+        records = _records(text)
+        columns = next(records, None) or []
+        if columns[:1] != ["step"] or len(set(columns)) < len(columns) or any(_is_damaged(name) for name in columns):
+            return [], [], 0
+        rows, num_torn = [], 0
+        for record in records:
+            if record is not None and len(record) == len(columns) and _is_whole(record):
+                rows.append(dict(zip(columns, record, strict=True)))
+            else:
+                num_torn += 1
+        return columns, rows, num_torn
+
+    def _write(self, columns: list[str], rows: Sequence[Mapping[str, Any]]) -> None:
+        write_file(self.path, _as_text(columns, rows, header=True))
+        self._columns = columns
+
+
+def _records(text: str) -> Any:
+    """Yield the records of a CSV text as lists, and ``None`` for what is none, such as an end that is cut off."""
+    whole, _, rest = text.rpartition("\n")
+    reader = csv.reader(io.StringIO(whole, newline=""))
+    while True:
+        try:
+            if record := next(reader):  # lines that are empty do no harm
+                yield record
+        except StopIteration:
+            break
+        except csv.Error:
+            yield None
+    if rest:
+        yield None
+
+
+def _is_damaged(name: str) -> bool:
+    return "\0" in name or "\ufffd" in name
+
+
+def _is_whole(record: list[str]) -> bool:
+    """Return whether a record has a step, and numbers or nothing after it."""
+    try:
+        int(record[0])
+        for value in record[1:]:
+            float(value or 0)
+    except ValueError:
+        return False
+    return True
+
+
+def _as_text(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], header: bool) -> str:
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, columns)
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from command_line import SMALL, Job, Runs, samples
 
-from rlplug.distributed.checkpoint import list_checkpoints
+from rlplug.distributed.checkpoint_files import list_checkpoints
 from rlplug.observability.phase_timer import PHASES
 
 KILLED_IN = (*PHASES, "validate", "checkpoint")

@@ -102,6 +102,20 @@ def test_resuming_on_other_prompts(prompts, options, named):
     assert f"What changed is {named}" in str(caught.value)
 
 
+LOOP: list[object] = []
+LOOP.append(LOOP)
+
+
+@pytest.mark.parametrize("answer", ["5", None, {"a": {1, 2}}, object(), b"x", LOOP, "\ud800", 10**5000], ids=type)
+def test_other_answers_are_said_and_the_same_are_not(answer, recwarn):
+    prompts = [Prompt("a", (1, 2), "", answer=answer, metadata={"b": 1})]
+    state = PromptStream(prompts).state_dict()
+    PromptStream([Prompt("a", (1, 2), "", answer=answer, metadata={"b": 1})]).load_state_dict(state)
+    assert not recwarn
+    with pytest.warns(UserWarning, match="other answers or metadata"):
+        PromptStream([Prompt("a", (1, 2), "", answer="6", metadata={"b": 1})]).load_state_dict(state)
+
+
 def test_token_ids_are_fingerprinted_prompt_by_prompt():
     # the same tokens, cut in another place
     first = PromptStream([Prompt("a", (1, 2), ""), Prompt("b", (3,), "")]).state_dict()

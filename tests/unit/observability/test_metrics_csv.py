@@ -6,6 +6,8 @@ import csv
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlplug.observability.metrics_csv import MetricsCSV
 
@@ -60,24 +62,70 @@ def test_a_resumed_run_goes_on_in_the_same_file(path):
     )
 
 
-def test_drop_after(path):
+def test_cut_back(path):
     logger = MetricsCSV(path)
     for step in range(8, 13):
         logger.log_metrics({"a": float(step)}, step=step)
     resumed = MetricsCSV(path)
-    resumed.drop_after(10)
+    resumed.cut_back(10)
     assert [row[0] for row in read(path)[1]] == ["8", "9", "10"]
     resumed.log_metrics({"a": 0.0}, step=11)
     assert read(path)[1][-1] == ["11", "0.0"]
     before = path.stat().st_mtime_ns
-    resumed.drop_after(11)
+    resumed.cut_back(11)
     assert path.stat().st_mtime_ns == before  # nothing to drop, nothing written
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    end=st.integers(0, 400),
+    tail=st.one_of(st.binary(max_size=80), st.integers(0, 3000).map(bytes), st.sampled_from([b'"', b"7,", b"\n\n"])),
+    step=st.integers(-1, 12),
+)
+def test_any_end_of_the_file_is_cut_back(tmp_path_factory, end, tail, step):
+    """It catches rows that are lost or kept wrongly, or a tail that ends the run."""
+    path = tmp_path_factory.mktemp("metrics") / "metrics.csv"
+    logger = MetricsCSV(path)
+    for number in range(1, 11):
+        logger.log_metrics({"a": number / 3, "b": -1.0}, step=number)
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    path.write_bytes(whole[:end] + tail)
+    is_header = (whole[:end] + tail).startswith(lines[0])
+
+    resumed = MetricsCSV(path, waits=True)
+    resumed.log_metrics({"a": 0.5}, step=step + 1)  # before the run is accepted
+    assert path.read_bytes() == whole[:end] + tail
+    said = resumed.cut_back(step)
+
+    steps = [int(row["step"]) for row in resumed.read()]
+    assert steps[-1] == step + 1
+    assert all(number <= step for number in steps[:-1])
+    assert any("are missing" in line for line in said) == bool(set(range(1, step + 1)) - set(steps))
+    if is_header:
+        kept = [
+            line
+            for number, line in enumerate(lines[1:], 1)
+            if number <= step and len(b"".join(lines[: number + 1])) <= end
+        ]
+        assert path.read_bytes().startswith(b"".join([lines[0], *kept]))
+    assert MetricsCSV(path).cut_back(step + 1) == [line for line in said if "are missing" in line]
+
+
+@pytest.mark.parametrize("header", [b"", b"\0" * 9, b"step,loss\xff\r\n", b"stop,loss\r\n1,2\r\n", b"step,a,a\r\n"])
+def test_a_file_without_its_header_goes_aside(path, header):
+    path.write_bytes(header)
+    resumed = MetricsCSV(path, waits=True)
+    assert resumed.cut_back(0) == [f"{path}: its first line is damaged, so it is now metrics.damaged.csv."]
+    assert path.with_name("metrics.damaged.csv").read_bytes() == header
+    resumed.log_metrics({"a": 1.0}, step=1)
+    assert read(path) == (["step", "a"], [["1", "1.0"]])
 
 
 def test_drop_everything_keeps_the_header(path):
     logger = MetricsCSV(path)
     logger.log_metrics({"a": 1.0}, step=1)
-    logger.drop_after(0)
+    logger.cut_back(0)
     assert read(path) == (["step", "a"], [])
     logger.log_metrics({"a": 2.0}, step=1)
     assert read(path) == (["step", "a"], [["1", "2.0"]])
@@ -86,7 +134,7 @@ def test_drop_everything_keeps_the_header(path):
 def test_without_a_file(path):
     logger = MetricsCSV(path)
     assert logger.read() == []
-    logger.drop_after(3)
+    logger.cut_back(3)
     assert not path.exists()
 
 

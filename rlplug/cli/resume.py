@@ -1,0 +1,176 @@
+"""``--resume``: which checkpoint a run goes on from, and what its new configuration changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from lightning.pytorch.utilities import rank_zero_only
+
+from rlplug.distributed.checkpoint import newest_checkpoint
+from rlplug.distributed.checkpoint_files import (
+    CONFIG,
+    MANIFEST,
+    NEWEST_WHOLE,
+    list_checkpoints,
+    newest_whole,
+    run_dir_of,
+)
+from rlplug.distributed.durable_files import reason
+from rlplug.errors import ConfigError
+
+_REFUSED: Final = {
+    "seed_everything": "the random generators go on from the checkpoint",
+    "run.dir": "the run goes on in the folder of its checkpoint",
+    "model.optimizer.class_path": "the checkpoint has no state for it",
+    "model.critic.optimizer.class_path": "the checkpoint has no state for it",
+}
+"""Reason for which a resumed run cannot follow a change of a key."""
+_OF_OPTIMIZERS: Final = (
+    "model.optimizer.",
+    "model.lr_scheduler",
+    "model.critic.optimizer.",
+    "model.critic.lr_scheduler",
+)
+_MOST_LINES: Final = 20
+
+
+def with_resume(arguments: list[str]) -> list[str]:
+    """Replace ``--resume RUN`` by the run's own configuration and a checkpoint; later options still override.
+
+    The checkpoint is the newest one, or, with ``--ckpt_path newest-whole``, the newest that is not damaged.
+
+    Raises:
+        ConfigError: ``RUN`` is not a run that can be resumed.
+    """
+    arguments, runs = _take(arguments, "--resume")
+    if not runs:
+        if NEWEST_WHOLE in _take(arguments, "--ckpt_path")[1]:
+            raise ConfigError(f"--ckpt_path {NEWEST_WHOLE} is a checkpoint of a run: name the run with --resume RUN.")
+        return arguments
+    if len(runs) > 1 or not runs[0] or runs[0].startswith("-"):
+        raise ConfigError("--resume needs the folder of one run, such as runs/quickstart/001.")
+    run_dir = Path(runs[0])
+    rest, checkpoints = _take(arguments[1:], "--ckpt_path")
+    chosen = checkpoints[-1] if checkpoints else str(newest_checkpoint(run_dir))
+    if chosen == NEWEST_WHOLE:
+        chosen = str(_newest_whole(run_dir))
+    read_config(run_dir / CONFIG)
+    return [arguments[0], "--config", str(run_dir / CONFIG), "--ckpt_path", chosen, *rest]
+
+
+def _take(arguments: list[str], option: str) -> tuple[list[str], list[str]]:
+    """Return ``arguments`` without every ``option VALUE`` and ``option=VALUE``, and the values."""
+    rest: list[str] = []
+    values: list[str] = []
+    each = iter(arguments)
+    for argument in each:
+        if argument == option:
+            values.append(next(each, ""))
+        elif argument.startswith(f"{option}="):
+            values.append(argument.removeprefix(f"{option}="))
+        else:
+            rest.append(argument)
+    return rest, values
+
+
+def _newest_whole(run_dir: Path) -> Path:
+    newest = newest_checkpoint(run_dir)
+    if getattr(rank_zero_only, "rank", 0) != 0:
+        return newest  # the strategy takes rank 0's, which need not be verified by each rank
+    if (whole := newest_whole(run_dir)) is None:
+        raise ConfigError(f"--resume {run_dir}: each of its checkpoints is damaged, and none can be resumed.")
+    return whole
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return a configuration that a run has written.
+
+    Raises:
+        ConfigError: The file is absent or damaged; the message says where there may be another copy.
+    """
+    problem = "it holds no configuration"
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict) and found:
+            return found
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        problem = reason(error)
+    copies = [folder / CONFIG for folder in list_checkpoints(path.parent) if (folder / CONFIG).is_file()]
+    advice = f" Its checkpoint has a copy: cp {copies[-1]} {path}" if copies else ""
+    raise ConfigError(f"{path} cannot be read: {problem}.{advice}")
+
+
+def check_checkpoint(path: str) -> None:
+    """Refuse a ``--ckpt_path`` that is no checkpoint; whether it is whole is seen when it is read.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    try:
+        if (Path(path) / MANIFEST).exists() or (run_dir_of(path) and Path(path).exists()):
+            return
+        problem = "is not a checkpoint of rlplug, a folder with manifest.json" if Path(path).exists() else "is absent"
+    except OSError as error:
+        problem = f"cannot be read: {reason(error)}"
+    raise ConfigError(f"--ckpt_path {path} {problem}. Name one, such as runs/quickstart/001/checkpoints/step-00000050.")
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Keys whose values differ between the configuration of a checkpoint and that of the run that resumes from it."""
+
+    values: Mapping[str, tuple[Any, Any]]
+    """Former and new value by key; ``None`` where a key is not set."""
+
+    @property
+    def has_optimizer_options(self) -> bool:
+        """Whether the optimizers or their schedules have other options."""
+        return any(key.startswith(_OF_OPTIMIZERS) for key in self.values)
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines that say what differs; none where nothing does."""
+        shown = [f"  {key}: {_short(old)} -> {_short(new)}" for key, (old, new) in self.values.items()]
+        if len(shown) > _MOST_LINES:
+            shown = [*shown[:_MOST_LINES], f"  and {len(shown) - _MOST_LINES} more"]
+        return ["changed since the checkpoint:", *shown] if shown else []
+
+
+def changes_since(checkpoint: str | Path, config_yaml: str) -> Changes:
+    """Compare the configuration in a checkpoint with that of the run, as YAML.
+
+    Raises:
+        ConfigError: A change cannot take effect, or the file is damaged.
+    """
+    path = Path(checkpoint) / CONFIG
+    if not path.exists():  # a trainer without the command line has none; if it was lost, verifying finds that
+        return Changes({})
+    old, new = (dict(_flat(config)) for config in (read_config(path), yaml.safe_load(config_yaml)))
+    keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+    changes = Changes({key: (old.get(key), new.get(key)) for key in keys})
+    for key, why in _REFUSED.items():
+        if key in changes.values and key in old and key in new and (key != "run.dir" or run_dir_of(checkpoint)):
+            was, now = changes.values[key]
+            raise ConfigError(
+                f"{key} is {now}, and {was} in the checkpoint {checkpoint}: this cannot change when a run is resumed, "
+                f"because {why}. Leave it out, or start a new run."
+            )
+    return changes
+
+
+def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested dicts and lists with their keys, joined by dots."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if not parts and key:
+        yield key, value
+    for name, part in parts:
+        yield from _flat(part, f"{key}.{name}" if key else str(name))
+
+
+def _short(value: Any) -> str:
+    text = "not set" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,293 @@
+"""Files of checkpoints: found in a run folder, verified by checksums, and read without running code that they hold.
+
+A checkpoint is a folder with the tensors as ``torch.distributed.checkpoint`` (DCP) writes them, all else in
+``meta.pt``, the configuration, and ``manifest.json``, which is written last and has a checksum of each other file.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PosixPath
+from typing import Any, Final
+
+import torch
+import xxhash
+from torch import nn
+from torch.distributed.checkpoint import metadata
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.optim import Optimizer
+
+from rlplug.distributed.durable_files import explained, reason, sync
+from rlplug.errors import RunError
+
+OTHERS: Final = "meta.pt"
+"""File of all but the tensors."""
+TENSORS: Final = ".metadata"
+"""File of DCP that says where in the other files each tensor is."""
+CONFIG: Final = "config.yaml"
+MANIFEST: Final = "manifest.json"
+FOLDER: Final = "checkpoints"
+NEWEST_WHOLE: Final = "newest-whole"
+"""Value of ``--ckpt_path`` that stands for what :func:`newest_whole` returns."""
+READ_ERRORS: Final = (
+    *(OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError, EOFError),
+    *(pickle.UnpicklingError, CheckpointException),
+)
+_CHUNK: Final = 1 << 22
+_OPTION: Final = re.compile(r"optimizer_\d+\.param_groups\.\d+\.")
+_NAME: Final = re.compile(r"step-(\d{8})")
+
+
+# ---- in a run folder ----------------------------------------------------------------------------------------------
+
+
+def list_checkpoints(run_dir: Path) -> list[Path]:
+    """Return the complete checkpoints of a run, oldest first."""
+    return sorted(path for path in (run_dir / FOLDER).glob("step-*") if _NAME.fullmatch(path.name))
+
+
+def newest_whole(run_dir: Path) -> Path | None:
+    """Return the newest checkpoint of a run whose files are as they were written; all of them are read for that."""
+    return next((path for path in reversed(list_checkpoints(run_dir)) if find_damage(path) is None), None)
+
+
+def run_dir_of(checkpoint: str | Path) -> Path | None:
+    """Return the run folder that a checkpoint lies in, or None when it lies elsewhere."""
+    path = Path(checkpoint)
+    is_ours = _NAME.fullmatch(path.name) and path.parent.name == FOLDER
+    return path.parent.parent if is_ours else None
+
+
+def set_aside_after(run_dir: Path, step: int, files: Sequence[str]) -> Path | None:
+    """Move the checkpoints after ``step`` to ``checkpoints/abandoned-1`` or the next number, with copies of ``files``.
+
+    The run goes on from ``step`` then, and its newest checkpoint is the one that it wrote last.
+
+    Args:
+        run_dir: Folder of the run.
+        step: Step of the checkpoint from which the run goes on.
+        files: Names of files of the run folder whose later rows will be removed.
+
+    Returns:
+        The folder, or ``None`` where there is no such checkpoint.
+
+    Raises:
+        RunError: They cannot be moved.
+    """
+    later = [path for path in list_checkpoints(run_dir) if int(path.name.removeprefix("step-")) > step]
+    if not later:
+        return None
+    with explained(run_dir / FOLDER):
+        numbers = (run_dir / FOLDER / f"abandoned-{number}" for number in itertools.count(1))
+        aside = next(path for path in numbers if not path.exists())
+        aside.mkdir()
+        for name in files:
+            if (run_dir / name).is_file():
+                shutil.copyfile(run_dir / name, aside / name)
+        for path in later:
+            path.rename(aside / path.name)
+        sync(aside.parent)
+    return aside
+
+
+# ---- verifying ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FileDigest:
+    """Length and checksum of a file."""
+
+    name: str
+    size: int
+    xxh3: str
+    """XXH3 of 128 bits, in hexadecimal."""
+
+    @classmethod
+    def of(cls, path: Path) -> FileDigest:
+        """Read a file and return its digest."""
+        checksum, size = xxhash.xxh3_128(), 0
+        with path.open("rb", buffering=0) as file:
+            while chunk := file.read(_CHUNK):
+                checksum.update(chunk)
+                size += len(chunk)
+        return cls(path.name, size, checksum.hexdigest())
+
+
+def read_manifest(folder: Path) -> dict[str, FileDigest]:
+    """Return the digests of a checkpoint's files by name.
+
+    Raises:
+        ValueError | OSError: There is no manifest, or it is damaged.
+    """
+    try:
+        files = json.loads((folder / MANIFEST).read_bytes())["files"]
+        digests = {name: FileDigest(name, each["size"], each["xxh3"]) for name, each in files.items()}
+    except FileNotFoundError:
+        raise ValueError(f"there is no {MANIFEST}, so rlplug has not written it, or not to the end") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{MANIFEST} is damaged") from error
+    if not {TENSORS, OTHERS} <= digests.keys() or any("/" in name for name in digests):
+        raise ValueError(f"{MANIFEST} is damaged")
+    return digests
+
+
+def find_damage(folder: Path, part: int = 0, num_parts: int = 1) -> str | None:
+    """Compare the files of a checkpoint with its manifest; return what is wrong first, or ``None``.
+
+    Args:
+        folder: The checkpoint.
+        part: Which of the files to read, of ``num_parts`` equal parts.
+        num_parts: Number of processes that share the work.
+    """
+    try:
+        digests = read_manifest(folder)
+    except (ValueError, OSError) as error:
+        return str(error) if isinstance(error, ValueError) else f"{MANIFEST} cannot be read: {reason(error)}"
+    for name in sorted(digests)[part::num_parts]:
+        try:
+            found = FileDigest.of(folder / name)
+        except OSError as error:
+            return f"{name} cannot be read: {reason(error)}"
+        if found != digests[name]:
+            if found.size != digests[name].size:
+                return f"{name} has {found.size} bytes, and {digests[name].size} were written"
+            return f"{name} has other bytes than were written"
+    return None
+
+
+def require_whole(folder: Path, problems: Sequence[str | None]) -> None:
+    """Refuse a checkpoint that :func:`find_damage` has ``problems`` with, and name the newest one that is whole.
+
+    Raises:
+        RunError: There are problems.
+    """
+    found = [problem for problem in problems if problem is not None]
+    if not found:
+        return
+    run_dir = run_dir_of(folder)
+    whole = None if run_dir is None else newest_whole(run_dir)
+    advice = "There is no other checkpoint of this run that is whole."
+    if whole is not None:
+        advice = f"{whole.name} is whole: go on from it with rlplug fit --resume {run_dir} --ckpt_path {NEWEST_WHOLE}"
+    raise RunError(f"checkpoint {folder} is damaged: {found[0]}. {advice}")
+
+
+# ---- reading ------------------------------------------------------------------------------------------------------
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Unpickler of DCP's ``.metadata`` that knows the classes of such a file and no others."""
+
+    _classes: Final[Mapping[str, Any]] = {
+        each.__name__: each
+        for each in (
+            *(Metadata, metadata.TensorStorageMetadata, metadata.BytesStorageMetadata, metadata.TensorProperties),
+            *(metadata.ChunkStorageMetadata, metadata.MetadataIndex, metadata.StorageMeta),
+            *(metadata._MEM_FORMAT_ENCODING, _StorageInfo, torch.Size, PosixPath, torch.serialization._get_layout),
+        )
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = self._classes.get(name)
+        if found is not None and (module == found.__module__ or module.startswith("pathlib")):
+            return found
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        raise pickle.UnpicklingError(f"{TENSORS} names {module}.{name}, which no checkpoint of rlplug does")
+
+
+class _PlainReader(FileSystemReader):
+    """DCP's reader of a folder, which reads the pickle ``.metadata`` with :class:`_PlainUnpickler`."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        with (Path(self.path) / TENSORS).open("rb") as file:
+            found = _PlainUnpickler(file).load()
+        if not isinstance(found, Metadata):
+            raise pickle.UnpicklingError(f"{TENSORS} holds a {type(found).__name__}")
+        found.storage_meta = metadata.StorageMeta(load_id=self.load_id)
+        return found
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        for item in plan.items:
+            if os.sep in self.storage_data[item.storage_index].relative_path:
+                raise pickle.UnpicklingError(f"{TENSORS} names a file outside of the checkpoint")
+        return plan
+
+
+class _PlainPlanner(DefaultLoadPlanner):
+    """DCP's planner, which reads pickled values as tensors and plain data; upstream's runs any pickle.
+
+    Options of an optimizer that the checkpoint does not have, such as those of a new schedule, stay as they are.
+    """
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        super().set_up_planner(state_dict, metadata, is_coordinator)
+        assert metadata is not None
+        saved = metadata.state_dict_metadata
+        self.state_dict = {
+            name: value for name, value in self.state_dict.items() if name in saved or not _OPTION.match(name)
+        }
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        torch.load(value, weights_only=True)  # which refuses what is not plain
+        value.seek(0)
+        super().load_bytes(read_item, value)
+
+
+def read_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+    """Load the tensors of a checkpoint into ``model`` and ``optimizers`` and return all else. Collective.
+
+    Raises:
+        RunError: The checkpoint does not fit them, or cannot be read.
+    """
+    try:
+        state: dict[str, Any] = {"state_dict": get_model_state_dict(model)}
+        _load(state, folder)
+        model.load_state_dict(state["state_dict"])
+        for index, optimizer in enumerate(optimizers):
+            state = {f"optimizer_{index}": get_optimizer_state_dict(model, optimizer)}
+            _load(state, folder)
+            # as on the host, so that numbers such as Adam's step stay there
+            options = StateDictOptions(cpu_offload=True)
+            set_optimizer_state_dict(model, optimizer, optim_state_dict=state[f"optimizer_{index}"], options=options)
+        others: dict[str, Any] = torch.load(folder / OTHERS, weights_only=True)
+        if not isinstance(others, dict) or "rlplug" not in others:
+            raise ValueError(f"{OTHERS} is not of a run of rlplug")
+    except READ_ERRORS as error:
+        raise RunError(
+            f"checkpoint {folder} cannot be loaded into this run: {_first_reason(error)}. Resume with the model, "
+            "critic, optimizer and optimizations that it was written with."
+        ) from error
+    return others
+
+
+def _load(state: dict[str, Any], folder: Path) -> None:
+    load(state, storage_reader=_PlainReader(folder), planner=_PlainPlanner())
+
+
+def _first_reason(error: BaseException) -> str:
+    if isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    text = f"{str(error)[:300]}" if str(error) else type(error).__name__
+    return " ".join(text.split()).rstrip(".")

@@ -1,0 +1,264 @@
+"""Files that survive a kill, a full disk and a power cut, and the lock of a folder that has one owner."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from lightning.pytorch.utilities import rank_zero_warn
+
+from rlplug.errors import RunError
+
+_NO_LOCKS: Final = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+"""Errors of a file system that has no locks."""
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Yield a path to write ``path``'s new content to; replace ``path`` by it at the end, synced, or not at all.
+
+    Raises:
+        RunError: The file cannot be written. What was at ``path`` is still there.
+    """
+    partial = path.with_name(path.name + ".partial")
+    with explained(path):
+        try:
+            yield partial
+            sync(partial)
+            partial.replace(path)
+            sync(path.parent)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink()
+            raise
+
+
+def write_file(path: Path, text: str) -> None:
+    """Replace ``path`` by a file with ``text``, as :func:`replaced` does."""
+    with replaced(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="", errors="backslashreplace")
+
+
+def append(path: Path, text: str) -> None:
+    """Add ``text`` at the end of ``path``, synced, or nothing of it.
+
+    Raises:
+        RunError: The file cannot be written.
+    """
+    with explained(path), path.open("ab", buffering=0) as file:
+        before, data = file.tell(), text.encode("utf-8", errors="backslashreplace")
+        try:
+            while data:
+                data = data[file.write(data) :]
+            os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(file.fileno(), before)
+            raise
+
+
+def replace_folder(partial: Path, folder: Path) -> None:
+    """Sync the files of ``partial`` and give it the name ``folder``, in place of the folder that has it.
+
+    Raises:
+        RunError: A file cannot be written, or the folder not renamed.
+    """
+    with explained(folder):
+        for path in [*partial.rglob("*"), partial]:
+            sync(path)
+        former = folder.with_name(folder.name + ".former")
+        remove(former)  # of a kill at this place
+        if folder.exists() or folder.is_symlink():
+            folder.replace(former)
+        partial.replace(folder)
+        sync(folder.parent)
+        remove(former)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, unless there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def require_readable(paths: Iterable[Path]) -> None:
+    """Refuse paths at which there is something other than a file that can be read.
+
+    Raises:
+        RunError: There is one.
+    """
+    for path in paths:
+        if path.exists() or path.is_symlink():
+            with explained(path, "read"):
+                path.open("rb").close()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def explained(path: Path, doing: str = "written") -> Iterator[None]:
+    """Turn an ``OSError`` into one message that names ``path`` and the free space."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path} cannot be {doing}: {reason(error)}{_free_space(path)}.") from error
+
+
+def reason(error: BaseException) -> str:
+    """Return what an error says, on one line."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    lines = text.strip().splitlines()
+    return lines[-1].strip().rstrip(".") if lines else type(error).__name__
+
+
+def _free_space(path: Path) -> str:
+    with suppress(OSError):
+        return f" ({shutil.disk_usage(path.parent).free / (1 << 30):.1f} GiB are free)"
+    return ""
+
+
+# ---- rows of append-only files ------------------------------------------------------------------------------------
+
+
+def cut_back_lines(path: Path, step: int, num_expected: Callable[[dict[str, Any]], bool] | None = None) -> list[str]:
+    """Remove the lines of a JSON-lines file after ``step``, and those that are torn; say which lines are lost.
+
+    Lines that stay keep every byte.
+
+    Args:
+        path: File whose lines are objects with a whole number ``step``; it need not exist.
+        step: Last step to keep.
+        num_expected: Whether a line is one of those that every step from 1 has; by default no line is.
+
+    Returns:
+        A sentence for each kind of line that is lost.
+    """
+    steps: set[int] = set()
+    num_torn, is_changed = 0, False
+    with explained(path):
+        if path.exists():
+            with path.open("rb") as file:
+                records = (_record(line) for line in file)
+                for record in records:
+                    num_torn += record is None
+                    is_changed |= record is None or record["step"] > step
+                    if record is not None and num_expected is not None and num_expected(record):
+                        steps.add(record["step"])
+    if is_changed:
+        with replaced(path) as partial, path.open("rb") as file, partial.open("wb") as kept:
+            for line in file:
+                record = _record(line)
+                if record is not None and record["step"] <= step:
+                    kept.write(line)
+    return losses(path, num_torn, set(range(1, step + 1)) - steps if num_expected is not None else set())
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """Return the object of a line, or ``None`` for one that is torn."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_whole = isinstance(record, dict) and type(record.get("step")) is int
+    return record if is_whole else None
+
+
+def losses(path: Path, num_torn: int, missing: set[int]) -> list[str]:
+    """Return a sentence about lines of ``path`` that were torn, and one about steps that have none."""
+    said = []
+    if num_torn:
+        said.append(f"{path}: {num_torn} damaged line{'s were' if num_torn > 1 else ' was'} removed.")
+    if missing:
+        said.append(f"{path}: rows of step {_ranges(missing)} are missing, which the run cannot write again.")
+    return said
+
+
+def _ranges(steps: set[int]) -> str:
+    """Return numbers as ``1-3, 7``."""
+    starts = [step for step in sorted(steps) if step - 1 not in steps]
+    ends = [step for step in sorted(steps) if step + 1 not in steps]
+    parts = [str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
+    return ", ".join(parts if len(parts) <= 8 else [*parts[:8], "..."])
+
+
+# ---- one owner ----------------------------------------------------------------------------------------------------
+
+
+class FolderLock:
+    """Lock of a run folder, which one process holds until it closes it or ends, however it ends.
+
+    The lock is one of ``fcntl.lockf``: it works on NFS, and child processes do not keep it, as they would ``flock``'s.
+    A file system without locks is warned about.
+
+    Args:
+        folder: Folder to lock; it has the file ``run.lock`` then.
+
+    Raises:
+        RunError: Another process holds it, or the file cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "run.lock"
+        with explained(path):
+            self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(self._descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+            self.close()
+            if error.errno not in _NO_LOCKS:
+                raise RunError(
+                    f"{folder} belongs to a run that is still going on ({owner!r}): wait for its end, or stop it. To "
+                    "start another run, leave --resume and --ckpt_path out."
+                ) from error
+            rank_zero_warn(f"{folder}: this file system has no locks, so do not start this run twice at once.")
+        else:
+            with explained(path):
+                os.ftruncate(self._descriptor, 0)
+                os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def new_numbered_folder(parent: Path) -> Path:
+    """Make the folder ``parent/001``, or the next number that is free, which no other process gets.
+
+    Raises:
+        RunError: It cannot be made.
+    """
+    with explained(parent / "001"):
+        parent.mkdir(parents=True, exist_ok=True)
+        taken = [int(path.name) for path in parent.iterdir() if path.name.isascii() and path.name.isdigit()]
+        number = max(taken, default=0) + 1
+        while True:
+            folder = parent / f"{number:03d}"
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                number += 1
+                continue
+            sync(parent)
+            return folder

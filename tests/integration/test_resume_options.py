@@ -1,0 +1,93 @@
+"""Runs that are resumed with other options, from an earlier checkpoint, twice at once, or after the disk was full."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import SMALL, Job, Runs
+from forked import ForkedProcess
+
+from rlplug.distributed.checkpoint_files import list_checkpoints
+
+RUN = [*SMALL, "--model.num_steps", "4", "--checkpoint.every_n_steps", "2", "--model.batch.mini_batch_size", "8"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("options")
+    return Runs({"base": Job([*RUN, "--run.dir", str(folder / "base")])}, folder)
+
+
+def resume(runs: Runs, name: str, *options: str) -> Path:
+    """Let a copy of the finished run go on with ``options``; return its folder."""
+    runs.ended("base")
+    run_dir = runs.folder / name / "001"
+    if not run_dir.exists():
+        shutil.copytree(runs.folder / "base" / "001", run_dir)
+    runs.jobs[name] = Job(["fit", "--resume", str(run_dir), *options])
+    return run_dir
+
+
+def rows(run_dir: Path) -> list[dict[str, str]]:
+    with (run_dir / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_changed_learning_rate_takes_effect_and_changes_are_said(runs: Runs) -> None:
+    schedule = "{class_path: torch.optim.lr_scheduler.ExponentialLR, init_args: {gamma: 0.5}}"
+    options = ["--model.optimizer.init_args.lr", "1e-2", "--model.lr_scheduler", schedule, "--model.num_steps", "6"]
+    run_dir = resume(runs, "rate", *options)
+    output = runs.ended("rate").output
+    assert [float(row["policy/lr"]) for row in rows(run_dir)[3:]] == [5e-4, 1e-2 / 16, 1e-2 / 32]
+    assert "model.optimizer.init_args.lr: 0.0005 -> 0.01\n" in output
+    assert "model.num_steps: 4 -> 6\n" in output
+
+
+@pytest.mark.parametrize("option", ["--model.batch.mini_batch_size=100", "--seed_everything=7", "--model.num_stepz=3"])
+def test_a_refused_option_changes_nothing(runs: Runs, option: str) -> None:
+    run_dir = resume(runs, option.strip("-"), option)
+    before = {path: path.read_bytes() for path in run_dir.glob("*.*") if path.name != "run.lock"}
+    runs.ended(option.strip("-"), 2)
+    assert {path: path.read_bytes() for path in run_dir.glob("*.*") if path.name != "run.lock"} == before
+
+
+def test_from_an_earlier_checkpoint_the_newest_is_what_was_trained_last(runs: Runs) -> None:
+    run_dir = resume(runs, "earlier", "--model.num_steps", "3")
+    first = run_dir / "checkpoints" / "step-00000002"
+    runs.jobs["earlier"].arguments += ["--ckpt_path", str(first)]
+    output = runs.ended("earlier").message
+    assert [path.name for path in list_checkpoints(run_dir)] == ["step-00000002", "step-00000003"]
+    assert (run_dir / "checkpoints" / "abandoned-1" / "step-00000004" / "manifest.json").is_file()
+    assert "the checkpoints after step 2 are now in" in output
+    assert [row["step"] for row in rows(run_dir)] == ["1", "2", "3"]
+
+
+def test_two_at_once_end_with_a_message(runs: Runs) -> None:
+    run_dir = resume(runs, "twice", "--model.num_steps", "5")
+    code = (
+        "import sys, time; from pathlib import Path; from rlplug.distributed.durable_files import FolderLock\n"
+        "lock = FolderLock(Path(sys.argv[1])); print('locked', flush=True); time.sleep(600)"
+    )
+    owner = ForkedProcess([sys.executable, "-c", code, run_dir])
+    try:
+        while "locked" not in owner.stdout:
+            assert owner.poll() is None, owner.stdout
+        message = runs.ended("twice", 1).message
+    finally:
+        owner.kill()
+    assert f"{run_dir} belongs to a run that is still going on ('process {owner.pid} on" in message
+
+
+def test_a_full_disk_is_told_and_cuts_no_line(runs: Runs) -> None:
+    """The kernel refuses what goes beyond 9 kB; samples of the first steps fit. It catches a line that is cut."""
+    folder = runs.folder / "full"
+    line = [*RUN, "--checkpoint.every_n_steps", "100", "--run.samples_per_step", "16", "--run.dir", str(folder)]
+    runs.jobs["full"] = Job(line, {"max_file_bytes": 9000})
+    result = runs.ended("full", 1)
+    assert "samples.jsonl cannot be written: File too large (" in result.message
+    assert result.output.count("rlplug: ") == 1
+    assert (folder / "001" / "samples.jsonl").read_bytes().endswith(b"\n")

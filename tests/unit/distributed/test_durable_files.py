@@ -1,0 +1,165 @@
+"""Files that are replaced or appended as one, rows that are cut back, and folders with one owner."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from forked import ForkedProcess
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlplug.distributed import durable_files
+from rlplug.distributed.durable_files import (
+    FolderLock,
+    append,
+    cut_back_lines,
+    new_numbered_folder,
+    replace_folder,
+    replaced,
+    write_file,
+)
+from rlplug.errors import RunError
+
+
+def replace(path: Path, raises: bool) -> None:
+    with replaced(path) as partial:
+        partial.write_text("new")
+        if raises:
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("fails", ["open", "fsync", "rename", "body"])
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, fails):
+    """It catches a file that is opened for writing in place, or whose remains stay."""
+    path = tmp_path / "run.json"
+    write_file(path, "old")
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def raise_full(*arguments, **keywords):
+        raise full
+
+    if fails == "open":
+        monkeypatch.setattr(Path, "write_text", raise_full)
+    elif fails == "fsync":
+        monkeypatch.setattr(os, "fsync", raise_full)
+    elif fails == "rename":
+        monkeypatch.setattr(Path, "replace", raise_full)
+    with pytest.raises(RunError if fails != "body" else ZeroDivisionError) as caught:
+        replace(path, fails == "body")
+    if fails != "body":
+        assert f"{path} cannot be written: No space left on device (" in str(caught.value)
+    monkeypatch.undo()
+    assert path.read_text() == "old"
+    assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_rows_that_the_disk_refuses_leave_none_of_them(tmp_path, monkeypatch):
+    path = tmp_path / "samples.jsonl"
+    append(path, "first\n")
+    monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(errno.EDQUOT, "Disk quota exceeded")))
+    with pytest.raises(RunError, match=r"samples.jsonl cannot be written: Disk quota exceeded"):
+        append(path, "second\n")
+    assert path.read_text() == "first\n"
+
+
+def test_a_folder_is_replaced_by_a_complete_one(tmp_path):
+    for content in ("old", "new"):
+        (tmp_path / "policy.partial").mkdir()
+        (tmp_path / "policy.partial" / "weights").write_text(content)
+        replace_folder(tmp_path / "policy.partial", tmp_path / "policy")
+    assert (tmp_path / "policy" / "weights").read_text() == "new"
+    assert [each.name for each in tmp_path.iterdir()] == ["policy"]
+
+
+LINES = [json.dumps({"step": step, "phase": "train", "text": "\n\0é"}).encode() + b"\n" for step in (1, 1, 2, 3, 4)]
+TORN = st.one_of(st.binary(max_size=60), st.integers(0, 2000).map(bytes), st.sampled_from([b"[1]\n", b"{}\n", b"null"]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(end=st.integers(0, sum(map(len, LINES))), tail=TORN, step=st.integers(-1, 5), flipped=st.integers(0, 400))
+def test_any_end_of_a_file_of_rows_is_cut_back(tmp_path_factory, end, tail, step, flipped):
+    """It catches rows that are lost or kept wrongly, or a tail that ends the run."""
+    path = tmp_path_factory.mktemp("rows") / "samples.jsonl"
+    data = bytearray(b"".join(LINES)[:end] + tail)
+    if flipped < len(data):
+        data[flipped] ^= 16
+    path.write_bytes(data)
+
+    said = cut_back_lines(path, step, lambda record: True)
+
+    kept = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    assert all(json.loads(line)["step"] <= step for line in kept)
+    missing = set(range(1, step + 1)) - {json.loads(line)["step"] for line in kept}
+    assert any("are missing" in line for line in said) == bool(missing)
+    assert cut_back_lines(path, step) == []  # what is left is whole
+    untouched = [line for line in LINES if line in bytes(data).splitlines(keepends=True)]
+    assert {line for line in untouched if json.loads(line)["step"] <= step} <= set(kept)
+    assert not path.with_name("samples.jsonl.partial").exists()
+
+
+def test_what_is_lost_is_said(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    path.write_bytes(b"".join(LINES[:3]) + b'{"step": 3, "ph')
+    assert cut_back_lines(path, 6, lambda record: record["phase"] == "train") == [
+        f"{path}: 1 damaged line was removed.",
+        f"{path}: rows of step 3-6 are missing, which the run cannot write again.",
+    ]
+    assert path.read_bytes() == b"".join(LINES[:3])
+
+
+WORKER = """
+import sys, time
+from pathlib import Path
+from rlplug.distributed.durable_files import FolderLock, new_numbered_folder
+folder = Path(sys.argv[1])
+while not (folder / "go").exists():
+    time.sleep(0.001)
+path = new_numbered_folder(folder / "runs")
+lock = FolderLock(path)
+print(path.name, flush=True)
+time.sleep(60)
+"""
+
+
+def test_sixteen_starts_get_sixteen_folders_and_lock_them(tmp_path):
+    """It catches a number that two runs take, and a folder that a second run may write to."""
+    processes = [ForkedProcess([sys.executable, "-c", WORKER, tmp_path]) for _ in range(16)]
+    try:
+        (tmp_path / "go").touch()
+        while not all(process.stdout.endswith("\n") for process in processes):
+            assert all(process.poll() is None for process in processes), [process.stdout for process in processes]
+        names = sorted(process.stdout.strip() for process in processes)
+        assert names == [f"{number:03d}" for number in range(1, 17)]
+        with pytest.raises(RunError, match=r"001 belongs to a run that is still going on \('process \d+ on .*'\)"):
+            FolderLock(tmp_path / "runs" / "001")
+    finally:
+        for process in processes:
+            process.kill()
+    FolderLock(tmp_path / "runs" / "001").close()  # however its owner ended
+
+
+def test_a_file_system_without_locks_is_warned_about(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(durable_files.fcntl, "lockf", refuse)
+    with pytest.warns(UserWarning, match="this file system has no locks"):
+        FolderLock(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["²", "a", "0x1", "7.5"])
+def test_other_names_among_the_numbers(tmp_path, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / "007").touch()
+    assert new_numbered_folder(tmp_path) == tmp_path / "008"
+
+
+def test_a_parent_that_is_a_file_is_an_error_with_its_name(tmp_path):
+    (tmp_path / "runs").touch()
+    with pytest.raises(RunError, match="runs/001 cannot be written: "):
+        new_numbered_folder(tmp_path / "runs")
