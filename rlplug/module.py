@@ -213,7 +213,8 @@ class RLModule(LightningModule):
         metrics |= plugins().observe("rlplug_after_update", step=self.step, metrics=MappingProxyType(metrics))
         self._log(metrics)
         self.log_dict(metrics, logger=False)  # for callbacks such as EarlyStopping
-        self.trainer.should_stop = self.strategy.agree_to_stop(self.stop_signal) or self.rollout_step >= self.plan.total_steps
+        is_told = self.strategy.agree_to_stop(self.stop_signal)
+        self.trainer.should_stop = is_told or self.rollout_step >= self.plan.total_steps
         self.newest_metrics, self.step_metrics = metrics, {}
 
     # ---- parts of phases ------------------------------------------------------------------------------------------
@@ -310,9 +311,6 @@ class RLModule(LightningModule):
         elif self.rollout_step == 0 and (metrics := self.validate_if_due()):
             self._log(metrics)
 
-    def on_train_end(self) -> None:
-        self.stop_signal.uninstall()
-
     def on_validation_start(self) -> None:
         self._start_run()
 
@@ -328,11 +326,11 @@ class RLModule(LightningModule):
             self._run.generator.close()
 
     def _start_run(self) -> None:
-        end_at_once()  # the start of an engine takes minutes, and there is nothing to save
+        end_at_once()
         sleeps = self.config.memory.sleep_between_rollouts is True if self._plan is None else self._plan.sleeps
-        optimizers = self.trainer.optimizers
+        models, data, strategy, optimizers = self.models, self.data, self.strategy, self.trainer.optimizers
         self._run = run_setup.start_run(
-            self.config, self.inputs, sleeps, self.models, self.data, self.strategy, optimizers
+            self.config, self.inputs, sleeps, models, data, strategy, optimizers, self.stop_signal
         )
         self.timer.asleep_bytes = self._run.driver.asleep_bytes
 

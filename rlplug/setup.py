@@ -14,6 +14,7 @@ from rlplug.config_checks import UNCORRECTED, check_engine, check_optimizations,
 from rlplug.data.datamodule import PromptDataModule, PromptRules
 from rlplug.distributed.mesh import MeshSizes
 from rlplug.distributed.offload import Offload
+from rlplug.distributed.stop_signal import StopSignal
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.algorithm import RunInfo
 from rlplug.interfaces.optimization import Effect, Optimization
@@ -46,6 +47,8 @@ class RunInputs:
     spec: PolicySpec
     tools: Sequence[Mapping[str, Any]]
     """JSON schemas of the functions that the policy may call in its environment."""
+    notes: Sequence[str] = ()
+    """What a person should know of the environment."""
 
     def prompt_rules(self, max_new_tokens: int) -> PromptRules:
         """Return the rules that prompts must keep beside completions of up to ``max_new_tokens``."""
@@ -103,13 +106,14 @@ def read_inputs(config: RunConfig) -> RunInputs:
     if config.weight_sync.dtype is not None:
         spec = replace(spec, fp8=choose_fp8_weights(meta_model(spec.path), config.weight_sync))
     tools: Sequence[Mapping[str, Any]] = ()
+    notes: Sequence[str] = ()
     if config.environment is not None:
         environment = config.environment()
         try:
-            tools = environment.tools()
+            tools, notes = environment.tools(), environment.notes()
         finally:
             environment.close()
-    return RunInputs(tokenizer, spec, tools)
+    return RunInputs(tokenizer, spec, tools, notes)
 
 
 def check_rollout(config: RunConfig, inputs: RunInputs, engine_is_here: bool = True) -> None:
@@ -224,6 +228,8 @@ def build_models(
         models.effects += () if inputs.spec.fp8 is None else (Effect(describe(inputs.spec.fp8)),)
     if plan is None:
         return
+    notes = [*inputs.notes, *(note for reward in config.rewards for note in reward.notes())]
+    models.effects += [Effect(note) for note in notes]
     if config.algorithm.needs.reference_policy and models.reference is None:
         reference, effects = build_reference(config.reference, config.policy, optimizations, strategy)
         models.set_reference(reference)
@@ -241,8 +247,9 @@ def start_run(
     data: PromptDataModule,
     strategy: RLFSDP2Strategy,
     optimizers: Sequence[Any],
+    stop: StopSignal,
 ) -> Run:
-    """Start this rank's engine, and what generates with it."""
+    """Start this rank's engine, and what generates with it until ``stop`` comes."""
     assert models.policy is not None
     offload = Offload(
         config.memory.offload,
@@ -263,6 +270,8 @@ def start_run(
         offload=offload,
         any_rank=strategy.any_rank,
         max_restarts=config.limits.max_engine_restarts,
+        is_stopping=stop.poll,
+        agree_to_stop=lambda: strategy.agree_to_stop(stop),
     )
     generator = RolloutGenerator(
         driver=driver,

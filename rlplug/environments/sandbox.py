@@ -62,6 +62,7 @@ class Limits:
     memory_mib: int
     output_chars: int
     max_processes: int
+    network: bool = True
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,22 @@ class ToolPool:
         functions: Import paths of the functions.
         limits: Limits of each call.
         num_workers: Largest number of workers.
+        environment: Environment variables of the calls; the trainer's by default.
+        module_path: Folders in which modules are found; the trainer's by default.
     """
 
-    def __init__(self, functions: Sequence[str], limits: Limits, num_workers: int) -> None:
+    def __init__(
+        self,
+        functions: Sequence[str],
+        limits: Limits,
+        num_workers: int,
+        environment: Mapping[str, str] | None = None,
+        module_path: Sequence[str] | None = None,
+    ) -> None:
         self.functions, self.limits = tuple(functions), limits
+        self.walls = ""
+        """Walls that calls have, and those that this machine lacks, once :meth:`check` has returned."""
+        self._environment, self._module_path = environment, module_path
         self._workers: list[subprocess.Popen[bytes]] = []
         self._idle: list[subprocess.Popen[bytes]] = []
         self._num_free = num_workers
@@ -157,11 +170,12 @@ class ToolPool:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            env=os.environ | THREADS,
+            env={**(os.environ if self._environment is None else self._environment), **THREADS},
             start_new_session=True,  # Ctrl-C reaches the trainer only
         )
         self._workers.append(worker)
-        settings = {**vars(self.limits), "functions": self.functions, "module_path": sys.path}
+        settings = {**vars(self.limits), "functions": self.functions}
+        settings["module_path"] = sys.path if self._module_path is None else self._module_path
         try:
             reply = _ask(worker, settings, time.monotonic() + START_S, 100_000)
             if "text" not in reply:
@@ -169,6 +183,7 @@ class ToolPool:
         except BaseException:
             self._end(worker)
             raise
+        self.walls = reply["text"]
         return worker
 
     def _give_back(self, worker: subprocess.Popen[bytes]) -> None:

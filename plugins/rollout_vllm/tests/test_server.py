@@ -198,7 +198,7 @@ def test_server_that_is_killed(other: OtherServer, spec: PolicySpec, bucket: Buc
                 process.suspend()  # no tokens from here on
         engine.submit(requests("long", 1), SamplingParams(2000))
         os.kill(server, signal.SIGKILL)
-        with pytest.raises(EngineFault, match=r"ended with status 137.*server-0\.log") as fault:  # noqa: PT012
+        with pytest.raises(EngineFault, match=r"ended with status 137.*server\.log") as fault:  # noqa: PT012
             deadline = time.monotonic() + 30
             while time.monotonic() < deadline:
                 done += engine.collect(5.0)
@@ -228,7 +228,7 @@ def processes_of(engine: VLLMServerRollout) -> list[int]:
 
 def test_start_failure_shows_the_end_of_the_log(spec: PolicySpec) -> None:
     engine = VLLMServerRollout(engine_args={"quantization": "no-such-method"}, **SMALL)
-    with pytest.raises(RunError, match=r"(?s)did not start.*server-0\.log.*no-such-method"):
+    with pytest.raises(RunError, match=r"(?s)did not start.*server\.log.*no-such-method"):
         engine.start(spec, PLACEMENT)
     engine.close()
 
