@@ -88,10 +88,9 @@ RESUME: Final = "Its own message, if it had one, says why. Go on from the newest
 
 def lost_rank(error: BaseException) -> str | None:
     """Return a message when an error of a collective means that another rank has gone, else ``None``."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return None
-    is_lost = isinstance(error, dist.DistError) or any(part in str(error) for part in LOST_PEER)
-    if not isinstance(error, RuntimeError) or not is_lost:
+    has_ranks = dist.is_initialized() and dist.get_world_size() > 1
+    is_lost = has_ranks and isinstance(error, RuntimeError) and any(part in str(error) for part in LOST_PEER)
+    if not is_lost and not isinstance(error, dist.DistError):
         return None
     return f"another rank has ended, and this one with it. {RESUME}"
 

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any, Final
 
 from lightning.pytorch.utilities import rank_zero_only
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 NAMES: Final = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 AGAIN: Final = {signal.SIGINT: " Press it again to stop at once.", signal.SIGTERM: ""}
@@ -125,6 +125,6 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 def _say(text: str) -> None:
     """Write to stderr on rank 0, without Python's buffer, in whose middle a signal may have come."""
-    if rank_zero_only.rank == 0:
+    if getattr(rank_zero_only, "rank", 0) == 0:
         with contextlib.suppress(OSError):
             os.write(STDERR, text.encode())

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
+from torch._C._distributed_c10d import Store
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -69,7 +70,7 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         self.reshard_after_forward = reshard_after_forward
         self.reshard_after_backward = reshard_after_backward
         self.sync_every_micro_batch = sync_every_micro_batch
-        self.store: dist.Store | None = None
+        self.store: Store | None = None
         """Store of all ranks; ``None`` for a single one."""
 
     def setup_environment(self) -> None:

@@ -1,7 +1,7 @@
 """Sandbox that runs function calls in processes with limits, from any number of threads.
 
 A pool keeps a few worker processes that have imported the functions. A call is a process forked from a worker, so it
-starts in a few milliseconds, sees the modules as they were imported, and leaves nothing behind: after its answer, or
+starts in some 10 milliseconds, sees the modules as they were imported, and leaves nothing behind: after its answer, or
 at its time limit, it is killed with all processes that it started.
 
 Limits of a call:
@@ -19,8 +19,18 @@ A worker also ends its call when it has to end itself, when the trainer ends, an
 worker itself is killed, the first process of its call ends with it; the trainer, if it is root and still runs, ends the
 others.
 
-The sandbox contains accidents: loops, memory, forks, crashes. It does not contain malicious code, which needs a
-container or a virtual machine: a call can use the network, the environment variables, and the files of its user.
+Walls of a call, beside its limits:
+
+- It has namespaces of its own, so that it sees no other process, cannot signal or read the trainer, and has a
+  ``/dev/shm`` of its own, of at most the memory limit, that ends with it. As root they need ``CAP_SYS_ADMIN``;
+  another user needs a kernel that allows user namespaces. Without them, a call of root is still another user's, and a
+  call of another user can signal and read the trainer: :attr:`ToolPool.walls` says so.
+- A filter of system calls refuses memory that no limit counts (``memfd_create``, System V and POSIX queues), the
+  memory of other processes, and mounts. It knows x86_64 and aarch64.
+- Sockets are refused where :attr:`Limits.network` is false.
+
+The sandbox is no protection against code that attacks the kernel, which needs a virtual machine, and a tool's call can
+use the network, the environment variables, and the files of its user.
 """
 
 from __future__ import annotations
@@ -63,6 +73,7 @@ class Limits:
     output_chars: int
     max_processes: int
     network: bool = True
+    """Whether sockets are allowed."""
 
 
 @dataclass(frozen=True)

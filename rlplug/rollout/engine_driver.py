@@ -58,7 +58,7 @@ class EngineDriver:
         agree_to_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.engine = engine
-        engine.is_stopping = is_stopping  # type: ignore[method-assign]
+        engine.is_stopping = is_stopping
         self._agree_to_stop = agree_to_stop
         self._policy = policy
         self._spec = spec

@@ -39,7 +39,7 @@ ATTEMPTS: dict[str, Callable[[int], object]] = {
     "stop the trainer": lambda trainer: os.kill(trainer, signal.SIGCONT),
     "signal its group": lambda trainer: os.killpg(trainer, 0),
     "read its environment": lambda trainer: Path(f"/proc/{trainer}/environ").read_bytes(),
-    "read its memory": lambda trainer: open(f"/proc/{trainer}/mem", "rb").close(),  # noqa: SIM115
+    "read its memory": lambda trainer: open(f"/proc/{trainer}/mem", "rb").close(),
     "list its files": lambda trainer: os.listdir(f"/proc/{trainer}/fd"),
     "trace it": lambda trainer: system_call("ptrace", 16, trainer, 0, 0),
     "copy its memory": lambda trainer: system_call("process_vm_readv", trainer, None, 0, None, 0, 0),
@@ -74,8 +74,6 @@ if __name__ == "__main__":
     functions = [f"unit.environments.hostile_tools.{name}" for name in ("attempt", "hoard")]
     pool = ToolPool(functions, Limits(20.0, 64, 1000, 8, network), 1)
     pool.check()
-    outcomes = {
-        name: pool.call(functions[0], {"name": name, "trainer": os.getpid()}, "0").text for name in ATTEMPTS
-    }
+    outcomes = {name: pool.call(functions[0], {"name": name, "trainer": os.getpid()}, "0").text for name in ATTEMPTS}
     hoards = [pool.call(functions[1], {}, "0").text for _ in range(2)]
     print(json.dumps({"walls": pool.walls, "outcomes": outcomes, "hoards": hoards}))
