@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 import torch.distributed as dist
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
@@ -29,6 +30,7 @@ GRACE_S: Final = 5.0
 """Time in seconds in which a rank may end by itself when another one is gone; most collectives fail at once then."""
 LOST_PEER: Final = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
 """Parts of gloo's messages for a collective whose other side has ended."""
+RESUME: Final = "Its own message, if it had one, says why. Go on from the newest checkpoint with rlplug fit --resume."
 
 
 class RankLauncher(_SubprocessScriptLauncher):
@@ -48,6 +50,7 @@ class RankLauncher(_SubprocessScriptLauncher):
             del os.environ[LAUNCHER_VARIABLE]
             watch = threading.Thread(target=self._watch, name="rlplug-ranks", daemon=True)
             watch.start()
+        _set_num_threads_if_needed(num_processes=self.num_processes)
         return function(*args, **kwargs)
 
     def _watch(self) -> None:
@@ -81,9 +84,6 @@ def end_this_rank(reason: str, others: Sequence[subprocess.Popen[bytes]] = ()) -
         process.kill()
     print(f"rlplug: {reason}, and the others end with it. {RESUME}", file=sys.stderr, flush=True)
     os._exit(1)
-
-
-RESUME: Final = "Its own message, if it had one, says why. Go on from the newest checkpoint with rlplug fit --resume."
 
 
 def lost_rank(error: BaseException) -> str | None:

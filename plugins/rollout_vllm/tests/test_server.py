@@ -79,7 +79,7 @@ def other(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ot
     changes['{"backend": "nccl"}'] = json.dumps({"backend": BACKEND})
     with (tmp_path_factory.mktemp("log") / "other.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, supervisor.__file__, str(os.getpid()), sys.executable]
+            [sys.executable, supervisor.__file__, str(os.getpid()), str(tmp_path_factory.mktemp("end")), sys.executable]
             + ["-m", "vllm.entrypoints.openai.api_server"]
             + [changes.get(word, word) for word in documented_flags()]
             + options,
@@ -223,7 +223,8 @@ def processes_of(engine: VLLMServerRollout) -> list[int]:
     """Return the processes of an engine's only server, the API server first."""
     assert engine._processes is not None
     (server,) = engine._processes._servers
-    return [process.pid for process in psutil.Process(server.supervisor.pid).children(recursive=True)]
+    (keeper,) = psutil.Process(server.supervisor.pid).children()
+    return [process.pid for process in keeper.children(recursive=True)]
 
 
 def test_start_failure_shows_the_end_of_the_log(spec: PolicySpec) -> None:
