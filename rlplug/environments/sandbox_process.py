@@ -7,6 +7,7 @@ everything that it started. Requests and replies are lines of JSON; nothing is u
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -35,7 +36,6 @@ ROOT_NEEDS = (
     "as root, this needs the capabilities CAP_SETUID, CAP_SETGID and, where others may not read the folders of Python "
     "and of the functions, CAP_DAC_READ_SEARCH: give the container those, or run as another user"
 )
-NO_WALL = "a wall"
 END_S = 5.0
 """Longest time in seconds until killed processes are gone."""
 
@@ -81,30 +81,32 @@ class Worker:
         if limits.descendants():
             raise RuntimeError("importing the functions started a process: start it in a call instead")
         self.user = limits.own_user(os.getpid())
-        self.has_namespaces = True
+        self.has_namespaces = self.has_filter = True
 
     def probe(self) -> dict[str, str]:
-        """Return which walls calls have, as text, or a failure if they cannot run at all."""
-        first = self.run(None)
-        if "failure" not in first:
-            return {"text": self._describe_walls("")}
-        self.has_namespaces = False
-        second = self.run(None)
-        return second if "failure" in second else {"text": self._describe_walls(first["failure"])}
+        """Find the walls that this machine allows, and return them as text, or a failure if calls cannot run at all."""
+        problem, reply = "", {"failure": ""}
+        filters = (True, False) if walls.can_filter() else (False,)
+        for self.has_filter, self.has_namespaces in itertools.product(filters, (True, False)):
+            reply = self.run(None)
+            if "failure" not in reply:
+                return {"text": self._describe_walls(problem)}
+            problem = problem or reply["failure"]
+        return reply
 
     def _describe_walls(self, problem: str) -> str:
         found = [f"calls run as user {self.user}, which owns nothing else"] if self.user is not None else []
         if self.has_namespaces:
             found.append("they see no process of others and have a /dev/shm of their own")
-        lacks = [] if walls.can_filter() else ["the filter of system calls, which is not known for this machine"]
-        if problem and self.user is None:
+        lacks = [] if self.has_filter else ["a filter of system calls, which this machine lacks"]
+        if self.user is None and not self.has_namespaces:
             lacks.append(
-                f"{NO_WALL}: a call runs as the trainer's user, and can signal and read the trainer ({problem}). Allow "
+                f"a wall: a call runs as the trainer's user, and can signal and read the trainer ({problem}). Allow "
                 "user namespaces, or run as root"
             )
-        elif problem:
+        elif not self.has_namespaces:
             lacks.append(f"namespaces, so that /dev/shm is shared with others ({problem})")
-        if self.settings["network"] or not walls.can_filter():
+        if self.settings["network"] or not self.has_filter:
             lacks.append("a limit of the network")
         return "; ".join([*found, *(f"without {each}" for each in lacks)])
 
@@ -179,7 +181,7 @@ class Worker:
             raise PermissionError("the rights in the user namespace could not be dropped")
         limits.keep_rights()
         limits.end_with_parent()
-        if walls.can_filter():
+        if self.has_filter:
             walls.filter_system_calls(self.settings["network"])
 
     def _num_other_tasks(self) -> int:
