@@ -51,6 +51,7 @@ class HFRollout(RolloutEngine):
         if max_batch_size < 1:
             raise ConfigError(f"rollout.max_batch_size is {max_batch_size}: give at least 1.")
         self.max_batch_size = max_batch_size
+        self._stopping_criteria = StoppingCriteriaList([_Stop(self)])
         self._version: int | None = None
         self._num_tokens = 0
         self._seconds = 0.0
@@ -94,7 +95,7 @@ class HFRollout(RolloutEngine):
             prompt_ids,
             attention_mask=attention_mask,
             logits_processor=LogitsProcessorList([sampler]),
-            stopping_criteria=StoppingCriteriaList([_Stop(self)]),
+            stopping_criteria=self._stopping_criteria,
             generation_config=GenerationConfig(
                 do_sample=False,  # the logits processor samples: it leaves one finite logit
                 max_new_tokens=num_new,
