@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -23,11 +23,12 @@ from rlplug.config import RunConfig
 from rlplug.data.datamodule import PromptDataModule, PromptRules
 from rlplug.distributed.host_tuning import freeze_gc, limit_host_threads
 from rlplug.distributed.rng import rng_state, set_rng_state
+from rlplug.distributed.stop_signal import StopRequested, StopSignal, end_at_once
 from rlplug.distributed.strategy import RLFSDP2Strategy, require_strategy
 from rlplug.errors import RunError
 from rlplug.models.build import Models
 from rlplug.models.lm_head import TokenLogprobs
-from rlplug.observability.phase_timer import PHASES_BEFORE_UPDATE, PhaseTimer, StopRequested, StopSignal
+from rlplug.observability.phase_timer import PHASES_BEFORE_UPDATE, PhaseTimer
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.partial_rollout import PartialRolloutState, load_partial_rollout
@@ -199,36 +200,36 @@ class RLModule(LightningModule):
 
     def validate_if_due(self) -> dict[str, float]:
         """Score the held-out prompts, when ``validation`` says so, and return the metrics."""
-        if not (self.config.validation.is_due(self.rollout_step) and self.data.val_prompts):
-            return {}
-        with self.phase("validate"):
-            return self._validate()
+        if self.config.validation.is_due(self.rollout_step) and self.data.val_prompts:
+            with suppress(StopRequested), self.phase("validate"):
+                return self._validate()
+        return {}
 
     def log_step(self) -> None:
-        """Hand the step's metrics to algorithm, plugins and loggers; end the run after its last step or Ctrl-C."""
+        """Hand the step's metrics to algorithm, plugins and loggers; end the run after its last step or a stop."""
         metrics = {**self.step_metrics, **self.run.pop_metrics(), **self.timer.pop_metrics()}
         metrics["throughput/tokens_per_s"] = metrics["completion/num_tokens"] / metrics["time/step"]
         self.config.algorithm.after_step(metrics)
         metrics |= plugins().observe("rlplug_after_update", step=self.step, metrics=MappingProxyType(metrics))
         self._log(metrics)
         self.log_dict(metrics, logger=False)  # for callbacks such as EarlyStopping
-        stop = self.strategy.any_rank(self.stop_signal.is_set)
-        self.trainer.should_stop = stop or self.rollout_step >= self.plan.total_steps
+        is_told = self.strategy.agree_to_stop(self.stop_signal)
+        self.trainer.should_stop = is_told or self.rollout_step >= self.plan.total_steps
         self.newest_metrics, self.step_metrics = metrics, {}
 
     # ---- parts of phases ------------------------------------------------------------------------------------------
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a phase; at its end, honour a Ctrl-C while nothing has changed yet."""
+        """Time a phase; at its end, honour a request to stop while nothing has changed yet."""
         with self.timer.phase(name):
             yield
-        if name in PHASES_BEFORE_UPDATE and self.strategy.any_rank(self.stop_signal.is_set):
+        if name in PHASES_BEFORE_UPDATE and self.strategy.agree_to_stop(self.stop_signal):
             raise StopRequested
 
     @contextmanager
     def rollback_on_interrupt(self) -> Iterator[None]:
-        """End the run as if the step had not begun, when Ctrl-C comes before its update."""
+        """End the run as if the step had not begun, when it is told to stop before the update."""
         stream, rng, partial = self.data.state_dict(), rng_state(), self._partial_rollout_state()
         try:
             yield
@@ -297,21 +298,18 @@ class RLModule(LightningModule):
 
     def on_train_start(self) -> None:
         self._start_run()
+        self.stop_signal.install(self.strategy.store)
         optimizers: Any = self.optimizers()
         optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
         self._policy_update = run_setup.make_update(
             self.config, self.plan, self.models, self.strategy, optimizers, self.schedulers, self.manual_backward
         )
-        self.stop_signal.install()
         limit_host_threads(self.strategy.root_device)
         freeze_gc()
         if self.rollout_step >= self.plan.total_steps:
             self.trainer.should_stop = True
         elif self.rollout_step == 0 and (metrics := self.validate_if_due()):
             self._log(metrics)
-
-    def on_train_end(self) -> None:
-        self.stop_signal.uninstall()
 
     def on_validation_start(self) -> None:
         self._start_run()
@@ -328,10 +326,11 @@ class RLModule(LightningModule):
             self._run.generator.close()
 
     def _start_run(self) -> None:
+        end_at_once()
         sleeps = self.config.memory.sleep_between_rollouts is True if self._plan is None else self._plan.sleeps
-        optimizers = self.trainer.optimizers
+        models, data, strategy, optimizers = self.models, self.data, self.strategy, self.trainer.optimizers
         self._run = run_setup.start_run(
-            self.config, self.inputs, sleeps, self.models, self.data, self.strategy, optimizers
+            self.config, self.inputs, sleeps, models, data, strategy, optimizers, self.stop_signal
         )
         self.timer.asleep_bytes = self._run.driver.asleep_bytes
 

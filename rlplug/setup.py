@@ -15,6 +15,7 @@ from rlplug.config_checks import UNCORRECTED, check_engine, check_optimizations,
 from rlplug.data.datamodule import PromptDataModule, PromptRules
 from rlplug.distributed.mesh import MeshSizes
 from rlplug.distributed.offload import Offload
+from rlplug.distributed.stop_signal import StopSignal
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.algorithm import RunInfo
 from rlplug.interfaces.optimization import Effect, Optimization
@@ -27,7 +28,7 @@ from rlplug.models.shape import attention_cost
 from rlplug.plugin_manager import plugins
 from rlplug.rewards import RewardRunner
 from rlplug.rollout.engine_driver import EngineDriver
-from rlplug.rollout.environment_calls import ask_for_tools
+from rlplug.rollout.environment_calls import ask_environment
 from rlplug.rollout.generator import RolloutGenerator
 from rlplug.rollout.observation_tokens import ObservationTokens
 from rlplug.training.actor_critic import ActorCritic, TrainableModel
@@ -48,6 +49,8 @@ class RunInputs:
     spec: PolicySpec
     tools: Sequence[Mapping[str, Any]]
     """JSON schemas of the functions that the policy may call in its environment."""
+    notes: Sequence[str] = ()
+    """What a person should know of the environment."""
 
     def prompt_rules(self, max_new_tokens: int) -> PromptRules:
         """Return the rules that prompts must keep beside completions of up to ``max_new_tokens``."""
@@ -105,9 +108,10 @@ def read_inputs(config: RunConfig) -> RunInputs:
     if config.weight_sync.dtype is not None:
         spec = replace(spec, fp8=choose_fp8_weights(meta_model(spec.path), config.weight_sync))
     tools: Sequence[Mapping[str, Any]] = ()
+    notes: Sequence[str] = ()
     if config.environment is not None:
-        tools = ask_for_tools(config.environment)
-    return RunInputs(tokenizer, spec, tools)
+        tools, notes = ask_environment(config.environment)
+    return RunInputs(tokenizer, spec, tools, notes)
 
 
 def check_rollout(config: RunConfig, inputs: RunInputs, engine_is_here: bool = True) -> None:
@@ -223,6 +227,8 @@ def build_models(
         models.effects += () if inputs.spec.fp8 is None else (Effect(describe(inputs.spec.fp8)),)
     if plan is None:
         return
+    notes = [*inputs.notes, *(note for reward in config.rewards for note in reward.notes())]
+    models.effects += [Effect(note) for note in notes]
     if config.algorithm.needs.reference_policy and models.reference is None:
         reference, effects = build_reference(config.reference, config.policy, optimizations, strategy)
         models.set_reference(reference)
@@ -240,8 +246,9 @@ def start_run(
     data: PromptDataModule,
     strategy: RLFSDP2Strategy,
     optimizers: Sequence[Any],
+    stop: StopSignal,
 ) -> Run:
-    """Start this rank's engine, and what generates with it."""
+    """Start this rank's engine, and what generates with it until ``stop`` comes."""
     assert models.policy is not None
     offload = Offload(
         config.memory.offload,
@@ -262,6 +269,8 @@ def start_run(
         offload=offload,
         any_rank=strategy.any_rank,
         max_restarts=config.limits.max_engine_restarts,
+        is_stopping=stop.poll,
+        agree_to_stop=lambda: strategy.agree_to_stop(stop),
     )
     generator = RolloutGenerator(
         driver=driver,

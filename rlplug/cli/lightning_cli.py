@@ -16,7 +16,9 @@ from rlplug.cli.resume import changes_since, check_checkpoint, with_resume
 from rlplug.cli.run_folder import RunFolder
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.distributed.checkpoint import RLCheckpoint
-from rlplug.errors import ConfigError
+from rlplug.distributed.ranks import lost_rank
+from rlplug.distributed.stop_signal import end_at_once
+from rlplug.errors import ConfigError, RLPlugError, RunError
 from rlplug.module import RLModule
 from rlplug.observability.profiler import StepProfiler
 from rlplug.observability.progress import RLProgressBar
@@ -71,9 +73,21 @@ class ConfiguredCLI(RLCLI):
         pass
 
 
-def run_lightning(arguments: list[str]) -> bool:
-    """Run ``fit`` or ``validate``, and return whether Ctrl-C ended it."""
-    return bool(read_command(RLCLI, arguments).model.stop_signal.is_set)
+def run_lightning(arguments: list[str]) -> int:
+    """Run ``fit`` or ``validate``, and return its exit status: 130 after Ctrl-C and 143 after SIGTERM.
+
+    Raises:
+        RunError: Another rank has ended.
+    """
+    end_at_once()
+    try:
+        return int(read_command(RLCLI, arguments).model.stop_signal.exit_status)
+    except RLPlugError:
+        raise
+    except RuntimeError as error:
+        if (message := lost_rank(error)) is None:
+            raise
+        raise RunError(message) from error
 
 
 def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:

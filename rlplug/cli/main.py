@@ -20,7 +20,6 @@ from rlplug.registry import KNOWN_DISTRIBUTIONS
 
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
-EXIT_INTERRUPTED: Final = 130
 
 DESCRIPTION: Final = """reinforcement-learning post-training of language models as PyTorch Lightning plugins
 
@@ -76,8 +75,7 @@ def _run(arguments: list[str], blocked: list[str]) -> int:
         return _plan_command(arguments[1:])
     from rlplug.cli.lightning_cli import run_lightning
 
-    interrupted = run_lightning(arguments)
-    return EXIT_INTERRUPTED if interrupted else 0
+    return run_lightning(arguments)
 
 
 def _plugins_command(arguments: list[str], blocked: list[str]) -> int:

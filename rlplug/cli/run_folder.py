@@ -220,9 +220,9 @@ class RunFolder(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module: Any = pl_module
         self._accept(trainer, module)  # a run that had no step left
-        if module.stop_signal.is_set:
+        if module.stop_signal.number is not None:
             if trainer.is_global_zero:
-                self._finish("interrupted", f"stopped by Ctrl-C after step {module.rollout_step}")
+                self._finish("interrupted", f"stopped by {module.stop_signal.name} after step {module.rollout_step}")
                 print_interrupted(self._console, module, self.path)
             return
         if self.export_policy:

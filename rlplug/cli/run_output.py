@@ -60,7 +60,7 @@ def print_validation(console: Console, metrics: Mapping[str, Any], run_dir: Path
 
 
 def print_interrupted(console: Console, module: Any, run_dir: Path) -> None:
-    """Say where a run that Ctrl-C stopped was saved, and how to go on."""
+    """Say where a run that was told to stop was saved, and how to go on."""
     console.print(
         f"\nStopped after step {module.rollout_step} of {module.plan.total_steps}; saved as "
         f"{newest_checkpoint(run_dir)}.\nGo on with: rlplug fit --resume {run_dir}"

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
+from torch._C._distributed_c10d import Store
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
@@ -25,6 +26,8 @@ from rlplug.distributed.checkpoint_writer import BackgroundWriter, ChecksumWrite
 from rlplug.distributed.clip_grad import scale_to_norm, total_norm
 from rlplug.distributed.fsdp_units import transformer_blocks, untied_embeddings
 from rlplug.distributed.mesh import MeshSizes, build_mesh, data_mesh, weights_mesh
+from rlplug.distributed.ranks import RankLauncher, join_ranks, watch_launcher
+from rlplug.distributed.stop_signal import StopSignal
 from rlplug.distributed.tensor_parallel import parallelize
 from rlplug.errors import ConfigError
 
@@ -69,6 +72,8 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         self.reshard_after_forward = reshard_after_forward
         self.reshard_after_backward = reshard_after_backward
         self.sync_every_micro_batch = sync_every_micro_batch
+        self.store: Store | None = None
+        """Store of all ranks; ``None`` for a single one."""
 
     def setup_environment(self) -> None:
         """Join the processes and build the mesh of four axes; upstream's has two.
@@ -77,6 +82,7 @@ class RLFSDP2Strategy(ModelParallelStrategy):
             ConfigError: The sizes of the axes do not divide the processes.
         """
         sizes = self.mesh_sizes(self.num_nodes * self.num_processes)
+        self._join_ranks()
         self._setup_distributed()
         self._device_mesh = build_mesh(self.root_device.type, sizes)
         self._weights_mesh = weights_mesh(self._device_mesh)
@@ -87,6 +93,30 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         }
         assert self.lightning_module is not None
         self.lightning_module._device_mesh = self._device_mesh
+
+    def _configure_launcher(self) -> None:
+        assert self.cluster_environment is not None
+        if not self.cluster_environment.creates_processes_externally:
+            self._launcher = RankLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
+
+    def _join_ranks(self) -> None:
+        """Make the process group, before upstream makes one that listens on all interfaces."""
+        environment = self.cluster_environment
+        assert environment is not None
+        assert self.accelerator is not None
+        watch_launcher()
+        self.accelerator.setup_device(self.root_device)
+        self.set_world_ranks()
+        self.store = join_ranks(
+            self._get_process_group_backend(),
+            environment.main_address,
+            environment.main_port,
+            self.global_rank,
+            self.world_size,
+            is_one_host=self.num_nodes == 1,
+            timeout=self._timeout,
+            device_id=None if self.root_device.type == "cpu" else self.root_device,
+        )
 
     def mesh_sizes(self, world_size: int) -> MeshSizes:
         """Return the sizes of the mesh over ``world_size`` ranks, which need not have started.
@@ -234,6 +264,13 @@ class RLFSDP2Strategy(ModelParallelStrategy):
     def any_rank(self, flag: bool) -> bool:
         """Return whether ``flag`` is true on some rank."""
         return any(self.gather([flag]))
+
+    def agree_to_stop(self, stop: StopSignal) -> bool:
+        """Return whether some rank was told to stop, the same on all ranks. Collective."""
+        is_told = stop.agree(self.gather)
+        if is_told and isinstance(self.launcher, RankLauncher):
+            self.launcher.is_ending = True  # with a status that is no failure
+        return is_told
 
 
 def fsdp_units(model: nn.Module) -> list[FSDPModule]:

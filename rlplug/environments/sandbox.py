@@ -1,7 +1,7 @@
 """Sandbox that runs function calls in processes with limits, from any number of threads.
 
 A pool keeps a few worker processes that have imported the functions. A call is a process forked from a worker, so it
-starts in a few milliseconds, sees the modules as they were imported, and leaves nothing behind: after its answer, or
+starts in some 10 milliseconds, sees the modules as they were imported, and leaves nothing behind: after its answer, or
 at its time limit, it is killed with all processes that it started.
 
 Limits of a call:
@@ -19,8 +19,18 @@ A worker also ends its call when it has to end itself, when the trainer ends, an
 worker itself is killed, the first process of its call ends with it; the trainer, if it is root and still runs, ends the
 others.
 
-The sandbox contains accidents: loops, memory, forks, crashes. It does not contain malicious code, which needs a
-container or a virtual machine: a call can use the network, the environment variables, and the files of its user.
+Walls of a call, beside its limits:
+
+- It has namespaces of its own, so that it sees no other process, cannot signal or read the trainer, and has a
+  ``/dev/shm`` of its own, of at most the memory limit, that ends with it. As root they need ``CAP_SYS_ADMIN``;
+  another user needs a kernel that allows user namespaces. Without them, a call of root is still another user's, and a
+  call of another user can signal and read the trainer: :attr:`ToolPool.walls` says so.
+- A filter of system calls refuses memory that no limit counts (``memfd_create``, System V and POSIX queues), the
+  memory of other processes, and mounts. It knows x86_64 and aarch64.
+- Sockets are refused where :attr:`Limits.network` is false.
+
+The sandbox is no protection against code that attacks the kernel, which needs a virtual machine, and a tool's call can
+use the network, the environment variables, and the files of its user.
 """
 
 from __future__ import annotations
@@ -62,6 +72,8 @@ class Limits:
     memory_mib: int
     output_chars: int
     max_processes: int
+    network: bool = True
+    """Whether sockets are allowed."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +91,22 @@ class ToolPool:
         functions: Import paths of the functions.
         limits: Limits of each call.
         num_workers: Largest number of workers.
+        environment: Environment variables of the calls; the trainer's by default.
+        module_path: Folders in which modules are found; the trainer's by default.
     """
 
-    def __init__(self, functions: Sequence[str], limits: Limits, num_workers: int) -> None:
+    def __init__(
+        self,
+        functions: Sequence[str],
+        limits: Limits,
+        num_workers: int,
+        environment: Mapping[str, str] | None = None,
+        module_path: Sequence[str] | None = None,
+    ) -> None:
         self.functions, self.limits = tuple(functions), limits
+        self.walls = ""
+        """Walls that calls have, and those that this machine lacks, once :meth:`check` has returned."""
+        self._environment, self._module_path = environment, module_path
         self._workers: list[subprocess.Popen[bytes]] = []
         self._idle: list[subprocess.Popen[bytes]] = []
         self._num_free = num_workers
@@ -157,11 +181,12 @@ class ToolPool:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            env=os.environ | THREADS,
+            env={**(os.environ if self._environment is None else self._environment), **THREADS},
             start_new_session=True,  # Ctrl-C reaches the trainer only
         )
         self._workers.append(worker)
-        settings = {**vars(self.limits), "functions": self.functions, "module_path": sys.path}
+        settings = {**vars(self.limits), "functions": self.functions}
+        settings["module_path"] = sys.path if self._module_path is None else self._module_path
         try:
             reply = _ask(worker, settings, time.monotonic() + START_S, 100_000)
             if "text" not in reply:
@@ -169,6 +194,7 @@ class ToolPool:
         except BaseException:
             self._end(worker)
             raise
+        self.walls = reply["text"]
         return worker
 
     def _give_back(self, worker: subprocess.Popen[bytes]) -> None:

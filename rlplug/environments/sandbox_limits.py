@@ -6,9 +6,11 @@ user.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
+import shutil
 import signal
 import sys
 
@@ -141,6 +143,21 @@ def num_tasks_of(user: int) -> int:
         except OSError:  # the process has ended
             continue
     return count
+
+
+def counts_by_namespace() -> bool:
+    """Return whether the kernel counts the processes of each user namespace apart, as it has since version 5.14."""
+    major, minor = os.uname().release.split(".")[:2]
+    return (int(major), int("".join(digit for digit in minor if digit.isdigit()))) >= (5, 14)
+
+
+def remove_files(user: int, folder: str) -> None:
+    """Remove what a user has left in a folder that all may write."""
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        path = os.path.join(folder, name)
+        with contextlib.suppress(OSError):
+            if os.lstat(path).st_uid == user:
+                shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
 
 
 if __name__ == "__main__":

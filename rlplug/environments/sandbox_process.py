@@ -6,6 +6,8 @@ everything that it started. Requests and replies are lines of JSON; nothing is u
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import math
 import os
@@ -21,9 +23,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from rlplug.environments import sandbox_limits as limits
+    from rlplug.environments import sandbox_walls as walls
 else:
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    import sandbox_limits as limits  # an import as part of rlplug would load torch, with its memory
+    import sandbox_limits as limits
+    import sandbox_walls as walls  # an import as part of rlplug would load torch, with its memory
 
 FILE_LIMIT_BYTES = 16 * 2**20
 POLL_S = 0.1
@@ -49,7 +53,7 @@ def main() -> None:
     limits.adopt_orphans()  # orphans of a call become children of this process, which ends them
     try:
         worker = Worker(json.loads(sys.stdin.buffer.readline()), trainer, replies)
-        first = worker.run(None)
+        first = worker.probe()
     except Exception as error:  # noqa: BLE001 - a module's own code may raise anything
         first = {"failure": describe(error)}
     reply(first)
@@ -77,9 +81,38 @@ class Worker:
         if limits.descendants():
             raise RuntimeError("importing the functions started a process: start it in a call instead")
         self.user = limits.own_user(os.getpid())
+        self.has_namespaces = self.has_filter = True
+
+    def probe(self) -> dict[str, str]:
+        """Find the walls that this machine allows, and return them as text, or a failure if calls cannot run at all."""
+        problem, reply = "", {"failure": ""}
+        filters = (True, False) if walls.can_filter() else (False,)
+        for self.has_filter, self.has_namespaces in itertools.product(filters, (True, False)):
+            reply = self.run(None)
+            if "failure" not in reply:
+                return {"text": self._describe_walls(problem)}
+            problem = problem or reply["failure"]
+        return reply
+
+    def _describe_walls(self, problem: str) -> str:
+        found = [f"calls run as user {self.user}, which owns nothing else"] if self.user is not None else []
+        if self.has_namespaces:
+            found.append("they see no process of others and have a /dev/shm of their own")
+        lacks = [] if self.has_filter else ["a filter of system calls, which this machine lacks"]
+        if self.user is None and not self.has_namespaces:
+            lacks.append(
+                f"a wall: a call runs as the trainer's user, and can signal and read the trainer ({problem}). Allow "
+                "user namespaces, or run as root"
+            )
+        elif not self.has_namespaces:
+            lacks.append(f"namespaces, so that /dev/shm is shared with others ({problem})")
+        if self.settings["network"] or not self.has_filter:
+            lacks.append("a limit of the network")
+        return "; ".join([*found, *(f"without {each}" for each in lacks)])
 
     def run(self, request: dict[str, Any] | None) -> dict[str, Any]:
         """Return the outcome of a call; without a request, return whether calls can run at all."""
+        self._prepare(request)
         read_end, write_end = os.pipe()
         process = os.fork()
         if process == 0:
@@ -92,6 +125,13 @@ class Worker:
             os.close(read_end)
         return self._explain(line, is_late, status)
 
+    def _prepare(self, request: dict[str, Any] | None) -> None:
+        """Let a function with an attribute ``prepare`` load what its calls share, before they fork."""
+        prepare = None if request is None else getattr(self.functions[request["function"]], "prepare", None)
+        if request is not None and prepare is not None:
+            with contextlib.suppress(Exception):  # the call itself then fails, and says why
+                prepare(**request["arguments"])
+
     # ---- in the forked process --------------------------------------------------------------------------------------
 
     def _be_the_call(self, request: dict[str, Any] | None, write_end: int) -> NoReturn:
@@ -100,7 +140,8 @@ class Worker:
             try:
                 self._limit()
             except OSError as error:
-                answer = {"failure": f"calls cannot be limited ({describe(error)}); {ROOT_NEEDS}"}
+                needs = "" if self.has_namespaces else f"; {ROOT_NEEDS}"
+                answer = {"failure": f"calls cannot be limited ({describe(error)}){needs}"}
             else:
                 answer = self._probe() if request is None else self._call(request)
             data = json.dumps(answer).encode() + b"\n"
@@ -110,7 +151,10 @@ class Worker:
             os._exit(1)
 
     def _limit(self) -> None:
-        """Leave the session and the files of the worker, and set the limits of a call."""
+        """Leave the session and the files of the worker, and set the walls and limits of a call.
+
+        With namespaces, the call is a child of this process, which ends as the child does.
+        """
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -119,16 +163,34 @@ class Worker:
             os.dup2(null, standard)
         with open("/proc/self/statm") as file:
             own_bytes = int(file.read().split()[0]) * resource.getpagesize()
+        num_others = self._num_other_tasks()
+        limits.limit(resource.RLIMIT_CORE, 0)
+        if self.has_namespaces:
+            limits.end_with_parent()
+            walls.enter_namespaces(is_root=self.user is not None)
+            if child := os.fork():
+                walls.end_like(child)
+            walls.mount_own_view(self.settings["memory_mib"])
         limits.limit(resource.RLIMIT_AS, own_bytes + self.settings["memory_mib"] * 2**20)
         limits.limit(resource.RLIMIT_CPU, math.ceil(self.settings["time_s"]) + 1)
         limits.limit(resource.RLIMIT_FSIZE, FILE_LIMIT_BYTES)
-        limits.limit(resource.RLIMIT_CORE, 0)
-        others = 0 if self.user is not None else limits.num_tasks_of(os.getuid()) - 1
-        limits.limit(resource.RLIMIT_NPROC, others + self.settings["max_processes"])
+        limits.limit(resource.RLIMIT_NPROC, num_others + self.settings["max_processes"])
         if self.user is not None:
             limits.become(self.user)
+        elif self.has_namespaces and not limits.set_capabilities(0):
+            raise PermissionError("the rights in the user namespace could not be dropped")
         limits.keep_rights()
         limits.end_with_parent()
+        if self.has_filter:
+            walls.filter_system_calls(self.settings["network"])
+
+    def _num_other_tasks(self) -> int:
+        """Return how many threads the kernel counts as the call's user before the call starts any."""
+        if self.user is not None:
+            return 0
+        if self.has_namespaces and limits.counts_by_namespace():
+            return 1  # the process that waits for the call
+        return limits.num_tasks_of(os.getuid()) - (not self.has_namespaces)
 
     def _probe(self) -> dict[str, Any]:
         """Return a failure if a call could not read Python's modules or the functions' files, else an empty text."""
@@ -195,6 +257,8 @@ class Worker:
                 # no children means no descendants: each process of a call is a child here or has an ancestor that is
                 ended, _ = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
+                if self.user is not None and not self.has_namespaces:
+                    limits.remove_files(self.user, walls.SHARED_MEMORY)
                 return status
             if ended == 0:
                 if time.monotonic() > deadline:

@@ -84,6 +84,9 @@ class ToolEnvironment(Environment):
             raise ConfigError(f"ToolEnvironment cannot run its functions. {error}") from error
         return [tool.schema for tool in self._functions.values()]
 
+    def notes(self) -> list[str]:
+        return [f"tools: {self._pool.walls}"]
+
     def reset(self, prompt: Prompt, seed: int) -> None:
         self._seed = seed
 

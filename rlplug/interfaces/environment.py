@@ -43,6 +43,10 @@ class Environment(ABC):
         """Return the JSON schemas of the tools, for the chat template; called on one object at start."""
         return ()
 
+    def notes(self) -> list[str]:
+        """Return what a person should know of it; called on one object at start, after :meth:`tools`."""
+        return []
+
     def reset(self, prompt: Prompt, seed: int) -> Awaitable[None] | None:
         """Begin a trajectory with the policy's ``prompt`` and a ``seed`` of its own; may be ``async``."""
         return None

@@ -28,6 +28,14 @@ class Reward(ABC):
         self.weight = weight
         self.name = name or type(self).__name__.lower()
 
+    def notes(self) -> list[str]:
+        """Start what scoring needs, and return what a person should know of it; called once, before the first step.
+
+        Raises:
+            ConfigError: Samples cannot be scored here.
+        """
+        return []
+
     @abstractmethod
     def score(self, samples: Sequence[Sample]) -> list[float | RewardError] | Awaitable[list[float | RewardError]]:
         """Return a number of size 1e15 at most, or a :class:`RewardError`, for each sample; may be ``async``.

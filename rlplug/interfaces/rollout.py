@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
 
@@ -96,6 +96,10 @@ class RolloutEngine(ABC):
 
     capabilities: EngineCapabilities = EngineCapabilities()
     """Capabilities of the class; an object may have fewer where an option disables one."""
+
+    is_stopping: Callable[[], bool] = staticmethod(lambda: False)
+    """Function that returns whether the run is told to stop, which the core sets; it is quick, and not collective. Then
+    ``generate`` may end early: what is not complete has the tokens so far and the finish reason ``abort``."""
 
     @property
     def ranks_per_engine(self) -> int:

@@ -1,14 +1,12 @@
-"""Timer of a step's phases, which also records their memory and dumps stacks at a stall; and the handler of Ctrl-C."""
+"""Timer of a step's phases, which also records their memory and dumps stacks at a stall."""
 
 from __future__ import annotations
 
 import faulthandler
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any, Final
 
 import psutil
@@ -21,13 +19,9 @@ PHASES: Final = ("prompts", "rollout", "rewards", "filter", "logprobs", "advanta
 """Names of the eight phases of a step, in order. ``validate`` is one more, in steps that validate."""
 
 PHASES_BEFORE_UPDATE: Final = PHASES[: PHASES.index("update")]
-"""Names of the phases after which Ctrl-C can discard the step: no weight has changed."""
+"""Names of the phases after which a request to stop can discard the step: no weight has changed."""
 
 CPU: Final = torch.device("cpu")
-
-
-class StopRequested(Exception):
-    """Exception after Ctrl-C, raised at the end of a phase when the step can be discarded without a loss."""
 
 
 class PhaseTimer:
@@ -86,26 +80,3 @@ class PhaseTimer:
         metrics |= {f"memory/{name}": gib for name, gib in self._memory.items()}
         self._seconds, self._memory = {}, {}
         return metrics
-
-
-class StopSignal:
-    """Handler that turns the first Ctrl-C into a request to stop between phases; a second one interrupts at once."""
-
-    def __init__(self) -> None:
-        self.is_set = False
-        self._former: Any = None
-
-    def install(self) -> None:
-        self.is_set = False
-        self._former = signal.getsignal(signal.SIGINT)
-        signal.signal(signal.SIGINT, self._handle)
-
-    def uninstall(self) -> None:
-        if self._former is not None:
-            signal.signal(signal.SIGINT, self._former)
-            self._former = None
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.is_set = True
-        self.uninstall()
-        print("\nCtrl-C: finishing the phase, then saving. Press it again to stop at once.", file=sys.stderr)

@@ -1,27 +1,19 @@
-"""Program of a scoring child process, which :mod:`rlplug.rewards.isolation` runs as a script.
+"""Scorers for the workers of :mod:`rlplug.rewards.isolation`, which import this module alone.
 
-Requests come pickled on standard input from the parent. Replies go back as one line of JSON each and are never
-pickled, because this process evaluates what a model wrote. It imports nothing of rlplug, so that a child needs neither
-torch nor its memory.
+Requests come pickled from the trainer. Scores go back as text and are never unpickled, because these processes evaluate
+what a model wrote. It imports nothing of rlplug, so that a worker needs neither torch nor its memory.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
 import importlib
 import itertools
-import json
 import logging
-import os
 import pickle
-import resource
-import signal
-import sys
 from collections.abc import Callable
 from typing import Any
-
-MEMORY_LIMIT_BYTES = 4 * 2**30
-"""Memory limit of a child in bytes. A number with billions of digits raises MemoryError before it fills the host."""
 
 
 def math_verify_scorer() -> Callable[[str, str], float]:
@@ -60,6 +52,8 @@ def reasoning_gym_scorer() -> Callable[[str, str | None, dict[str, Any]], float]
     def score(task: str, answer: str | None, entry: dict[str, Any]) -> float:
         return float(scorer_of(task)(answer, entry))
 
+    # some tasks load data for a second, which each process of a sample would do again
+    score.prepare = lambda task, *_: scorer_of(task)  # type: ignore[attr-defined]
     return score
 
 
@@ -69,29 +63,18 @@ SCORERS: dict[str, Callable[[], Callable[..., float]]] = {
 }
 
 
-def main(scorer: str, timeout_s: float) -> None:
-    """Answer requests until the parent closes the pipe or dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the parent decides
-    # With the default action the kernel ends the process, even inside one endless C call.
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints must not mix with the replies
-    score = SCORERS[scorer]()
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
-    while True:
-        try:
-            request = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
-        signal.setitimer(signal.ITIMER_REAL, timeout_s)
-        try:
-            reply: dict[str, Any] = {"score": score(*request)}
-        except BaseException as error:  # noqa: BLE001 - evaluated text may also raise SystemExit
-            reply = {"error": f"{type(error).__name__}: {error}"[:500]}
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        replies.write(json.dumps(reply) + "\n")
-        replies.flush()
+def __getattr__(name: str) -> Callable[[str], float]:
+    """Return a scorer by name, which imports its library: workers of the sandbox do so before they fork."""
+    if name not in SCORERS:
+        raise AttributeError(name)
+    scorer = SCORERS[name]()
 
+    def score(request: str) -> float:
+        return scorer(*pickle.loads(base64.b64decode(request)))
 
-if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]))
+    def prepare(request: str) -> None:
+        if (load := getattr(scorer, "prepare", None)) is not None:
+            load(*pickle.loads(base64.b64decode(request)))
+
+    score.prepare = prepare  # type: ignore[attr-defined]
+    return score

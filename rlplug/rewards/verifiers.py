@@ -22,11 +22,11 @@ class MathVerify(Reward):
 
     The prompt's answer is the expression alone, as plain text or LaTeX (``1/2``, ``\frac{1}{2}``, ``$x^2+1$``), not a
     worked solution. A completion without mathematics that math-verify can parse scores 0.0; an answer that it cannot
-    parse, and a comparison that fails or takes too long, are errors. Samples are scored in child processes.
+    parse, and a comparison that fails or takes too long, are errors. Each sample is scored in a process of its own.
 
     Args:
         timeout_s: Longest time for one sample, in seconds.
-        num_processes: Child processes per rank, started when they are needed.
+        num_processes: Samples that are scored at once, per rank.
         weight: Factor of this reward in the sum that trains.
         name: Key in metrics (``reward/<name>``); ``mathverify`` by default.
     """
@@ -36,6 +36,9 @@ class MathVerify(Reward):
     ) -> None:
         super().__init__(weight, name)
         self._pool = _pool("MathVerify", "math_verify", num_processes, timeout_s)
+
+    def notes(self) -> list[str]:
+        return [f"{self.name}: {self._pool.walls()}"]
 
     def score(self, samples: Sequence[Sample]) -> list[float | RewardError]:
         return [self._score(sample) for sample in samples]
@@ -53,15 +56,15 @@ class ReasoningGymReward(Reward):
     """Reward from 0 to 1 that the task's own scorer in reasoning-gym gives.
 
     The prompt's metadata holds ``task`` (the name of the reasoning-gym data set) and ``entry`` (its item, as
-    generated). Samples are scored in child processes. Some scorers pass the answer to Python's ``eval``: a child keeps
-    a crash or a hang out of the trainer, but it is not a sandbox.
+    generated). Some scorers pass the answer to Python's ``eval``, so each sample is scored in a process of its own in
+    the sandbox of tools: not as root, without a network or the trainer's environment variables.
 
     Args:
         answer_pattern: Regular expression with a capture group: the first group of its last match is the answer, and
             a completion without a match has none. By default the answer is the text in the last
             ``<answer>...</answer>``, or the whole completion, stripped, where there is no such tag.
         timeout_s: Longest time for one sample, in seconds.
-        num_processes: Child processes per rank, started when they are needed.
+        num_processes: Samples that are scored at once, per rank.
         weight: Factor of this reward in the sum that trains.
         name: Key in metrics (``reward/<name>``); ``reasoninggymreward`` by default.
     """
@@ -79,6 +82,9 @@ class ReasoningGymReward(Reward):
             None if answer_pattern is None else compile_answer_pattern("ReasoningGymReward", answer_pattern)
         )
         self._pool = _pool("ReasoningGymReward", "reasoning_gym", num_processes, timeout_s)
+
+    def notes(self) -> list[str]:
+        return [f"{self.name}: {self._pool.walls()}"]
 
     def score(self, samples: Sequence[Sample]) -> list[float | RewardError]:
         return [self._score(sample) for sample in samples]

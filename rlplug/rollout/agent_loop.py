@@ -83,9 +83,14 @@ class AgentLoop:
 
         Raises:
             RunError: An engine failed and cannot restart, or has used up its restarts.
+            StopRequested: The run is told to stop.
         """
         num_faults = 0
-        while driver.failed_on_any_rank(fault := self._attempt(driver, version)):
+        while True:
+            fault = self._attempt(driver, version)
+            driver.end_if_stopping(fault)
+            if not driver.failed_on_any_rank(fault):
+                break
             num_faults += 1
             driver.restart(fault, num_faults, num_missing=len(self.unfinished))
         driver.finish()
@@ -125,6 +130,8 @@ class AgentLoop:
             running = {trajectory.request_id: trajectory for trajectory in unfinished}
             accepted, refusal = self._accept(engine, completions, running)
             fault = fault or refusal
+            if fault is None and self._is_stopped(engine, [completion for _, completion in accepted]):
+                return
             if fault is None and running:
                 fault = EngineFault(f"{type(engine).__name__} returned no completion of request {min(running)}.")
             ended = [trajectory for trajectory, completion in accepted if self._receive(trajectory, completion)]
@@ -132,6 +139,11 @@ class AgentLoop:
                 self._step_environments(ended, self._environments)
             if fault is not None:
                 raise fault
+
+    def _is_stopped(self, engine: RolloutEngine, completions: Sequence[Completion]) -> bool:
+        """Return whether completions are incomplete because the run is told to stop, alike on ranks of one engine."""
+        is_aborted = any(completion.finish_reason == "abort" for completion in completions)
+        return is_aborted and (self._ranks.size > 1 or engine.is_stopping())
 
     def _step_environments(self, ended: Sequence[Trajectory], environments: EnvironmentCalls) -> None:
         def step() -> dict[str, StepAnswer | Failure]:
@@ -153,12 +165,17 @@ class AgentLoop:
         fault: EngineFault | None = None
         ready = self.unfinished
         while ready or running or self._num_stepping:
+            is_stopping = engine.is_stopping()
+            if is_stopping:
+                ready = []
+                if not running:
+                    break  # environments that still step are not waited for
             running |= {trajectory.request_id: trajectory for trajectory in ready}
             completions: Sequence[Completion] = []
             try:
                 if ready:
                     engine.submit([self._request(trajectory) for trajectory in ready], self.sampling)
-                if running and self._seconds_left <= 0 and not is_aborted:
+                if running and (is_stopping or self._seconds_left <= 0) and not is_aborted:
                     engine.abort(list(running))
                     is_aborted = True
                 if running:

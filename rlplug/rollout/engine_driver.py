@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from rlplug.distributed.offload import Offload
+from rlplug.distributed.stop_signal import StopRequested
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket
@@ -37,6 +38,8 @@ class EngineDriver:
         offload: Moves the trainer's state off the device while the engine generates.
         any_rank: Returns whether its argument is true on some rank; collective.
         max_restarts: How many times one rollout may restart its engines after a fault.
+        is_stopping: Returns whether the run is told to stop, as far as this rank knows; not collective.
+        agree_to_stop: Returns the same for all ranks; collective.
     """
 
     def __init__(
@@ -51,8 +54,12 @@ class EngineDriver:
         offload: Offload,
         any_rank: Callable[[bool], bool],
         max_restarts: int,
+        is_stopping: Callable[[], bool] = lambda: False,
+        agree_to_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.engine = engine
+        engine.is_stopping = is_stopping
+        self._agree_to_stop = agree_to_stop
         self._policy = policy
         self._spec = spec
         self._placement = placement
@@ -95,6 +102,25 @@ class EngineDriver:
     def failed_on_any_rank(self, fault: EngineFault | None) -> bool:
         """Return whether the engine of some rank failed, where ``fault`` is what this rank's raised. Collective."""
         return self._any_rank(fault is not None)
+
+    def end_if_stopping(self, fault: EngineFault | None) -> None:
+        """End the rollout, whatever is missing, when the run is told to stop; else do nothing. Collective.
+
+        Args:
+            fault: What this rank's engine raised: a launcher's signal may have ended its processes too.
+
+        Raises:
+            StopRequested: The run is told to stop; the engine sleeps, or is closed after a fault on any rank.
+        """
+        if not self._agree_to_stop():
+            return
+        if self.failed_on_any_rank(fault):
+            self.close()
+            self._version = NO_VERSION
+            self._offload.after_generation()
+        else:
+            self.finish()
+        raise StopRequested
 
     def restart(self, fault: EngineFault | None, num_faults: int, num_missing: int) -> None:
         """Restart the engines of all ranks: some engines start together, and each needs the next weight sync.

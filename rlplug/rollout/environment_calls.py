@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from transformers import PreTrainedTokenizerBase
 
-from rlplug.errors import ConfigError, RLPlugError, brief, describe
+from rlplug.errors import ConfigError, RLPlugError, brief, describe, encodable
 from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.plain_values import json_problem
 from rlplug.rollout.config import TurnOptions
@@ -179,22 +179,22 @@ def _own_copy(prompt: Prompt) -> Prompt:
     return dataclasses.replace(prompt, answer=own[0], metadata=own[1])
 
 
-def ask_for_tools(make: Callable[[], Environment]) -> list[dict[str, Any]]:
-    """Return the schemas of an environment's tools, of an object that is made for that and closed again.
+def ask_environment(make: Callable[[], Environment]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the schemas of an environment's tools, and its notes, of an object that is made for that and closed again.
 
     Raises:
-        ConfigError: The environment cannot be made, or its tools are no list of JSON objects.
+        ConfigError: The environment cannot be made, its tools are no list of JSON objects, or its notes no texts.
     """
 
     def ask() -> Any:
         environment = make()
         try:
-            return list(environment.tools())
+            return list(environment.tools()), list(environment.notes())
         finally:
             environment.close()
 
     try:
-        tools = call_within(TOOLS_S, ask)
+        tools, notes = call_within(TOOLS_S, ask)
     except RLPlugError:
         raise
     except CallError as problem:
@@ -206,4 +206,7 @@ def ask_for_tools(make: Callable[[], Environment]) -> list[dict[str, Any]]:
             raise ConfigError(f"model.environment has the tool {brief(tool)}: give a JSON schema, a dictionary.")
         if found := json_problem(tool):
             raise ConfigError(f"model.environment has the tool {brief(tool)}, which has {found}: give a JSON schema.")
-    return [dict(tool) for tool in tools]
+    for note in notes:
+        if not isinstance(note, str):
+            raise ConfigError(f"model.environment has the note {brief(note)}: give a text.")
+    return [dict(tool) for tool in tools], [encodable(note) for note in notes]

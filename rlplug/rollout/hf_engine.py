@@ -14,6 +14,8 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
 )
 
 from rlplug.errors import ConfigError
@@ -49,6 +51,7 @@ class HFRollout(RolloutEngine):
         if max_batch_size < 1:
             raise ConfigError(f"rollout.max_batch_size is {max_batch_size}: give at least 1.")
         self.max_batch_size = max_batch_size
+        self._stopping_criteria = StoppingCriteriaList([_Stop(self)])
         self._version: int | None = None
         self._num_tokens = 0
         self._seconds = 0.0
@@ -75,6 +78,9 @@ class HFRollout(RolloutEngine):
         for num_new, indices in by_limit.items():
             for start in range(0, len(indices), self.max_batch_size):
                 chosen = indices[start : start + self.max_batch_size]
+                if self.is_stopping():
+                    completions |= {index: self._completion(requests[index], [], []) for index in chosen}
+                    continue
                 batch = self._generate_batch([requests[index] for index in chosen], sampling, num_new)
                 completions |= zip(chosen, batch, strict=True)
         self._num_tokens += sum(len(completion.token_ids) for completion in completions.values())
@@ -89,6 +95,7 @@ class HFRollout(RolloutEngine):
             prompt_ids,
             attention_mask=attention_mask,
             logits_processor=LogitsProcessorList([sampler]),
+            stopping_criteria=self._stopping_criteria,
             generation_config=GenerationConfig(
                 do_sample=False,  # the logits processor samples: it leaves one finite logit
                 max_new_tokens=num_new,
@@ -122,7 +129,7 @@ class HFRollout(RolloutEngine):
             request_id=request.request_id,
             token_ids=tuple(token_ids[:length]),
             logprobs=tuple(logprobs[:length]),
-            finish_reason="stop" if ends else "length",
+            finish_reason="stop" if ends else "abort" if self.is_stopping() else "length",
             policy_version=self._version,
         )
 
@@ -158,6 +165,16 @@ class HFRollout(RolloutEngine):
 
     def close(self) -> None:
         self._model = None
+
+
+class _Stop(StoppingCriteria):
+    """Criterion that ends all sequences of a batch when the run is told to stop."""
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        self._engine = engine
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        return torch.full((len(input_ids),), self._engine.is_stopping(), device=input_ids.device)
 
 
 class _SeededSampler(LogitsProcessor):

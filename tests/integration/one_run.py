@@ -1,6 +1,7 @@
 """Runs the command line once: ``python one_run.py DISTURBANCES argument ...``, with a JSON object that may have
 
 - ``"signal": "SIGKILL", "phase": "update", "step": 4``: the process sends itself the signal on entering that phase
+  (with ``"rank": 1``, only that rank does)
 - ``"max_file_bytes": 100000``: the kernel refuses to let a file of the process grow past that
 - ``"hold_write": "step-00000004"``: the write of that checkpoint does not end before the process does
 """
@@ -53,7 +54,7 @@ if __name__ == "__main__":
     disturbances = json.loads(sys.argv[1])
     if "max_file_bytes" in disturbances:
         resource.setrlimit(resource.RLIMIT_FSIZE, (disturbances["max_file_bytes"], disturbances["max_file_bytes"]))
-    if "signal" in disturbances:
+    if "signal" in disturbances and disturbances.get("rank") in (None, int(os.environ.get("LOCAL_RANK", "0"))):
         send_signal_in(disturbances["phase"], disturbances["step"], signal.Signals[disturbances["signal"]])
     if "hold_write" in disturbances:
         hold_write(disturbances["hold_write"])

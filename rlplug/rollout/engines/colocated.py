@@ -59,6 +59,7 @@ class TrackedEngine(RolloutEngine):
     # ---- generation -----------------------------------------------------------------------------------------------
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
+        self.requests.is_stopping = self.is_stopping
         return self.requests.generate(requests, sampling)
 
     def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
@@ -235,7 +236,8 @@ class FirstRankEngine(ColocatedEngine):
         self._ranks.check_devices(self.engine, placement.device.index or 0)
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        return self.ranks.from_first(lambda: self.requests.generate(requests, sampling))
+        generate = super().generate
+        return self.ranks.from_first(lambda: generate(requests, sampling))
 
     def stats(self) -> dict[str, float]:
         return self.ranks.from_first(self._stats.drain)

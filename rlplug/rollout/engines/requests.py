@@ -73,6 +73,8 @@ class EngineRequests(ABC, Generic[Answer]):
         self.deadline_s = deadline_s
         self.version = NO_VERSION
         """Of the policy that the engine has."""
+        self.is_stopping: Callable[[], bool] = lambda: False
+        """Returns whether the run is told to stop; then ``generate`` has the engine end what is not complete."""
         self._context = context
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -138,9 +140,13 @@ class EngineRequests(ABC, Generic[Answer]):
         with self._faults(self._take_finished, lambda: len(requests)):
             names = [running.name for running in self._start(requests, sampling, limits, is_submitted=False)]
             missing, began, next_line_s = set(names), self.clock(), PROGRESS_S
+            is_stopped = False
             while missing:
                 self.take(WAIT_S)
                 missing -= self._finished.keys()
+                if missing and not is_stopped and self.is_stopping():
+                    is_stopped = True
+                    self.stop([running for running in self._running.values() if running.name in missing])
                 self._check_deadline()
                 seconds = self.clock() - began
                 if seconds > next_line_s:

@@ -11,8 +11,9 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store
 
+from rlplug.distributed.ranks import listening_store
 from rlplug.rollout.servers.addresses import own_address
 
 GroupBackend: TypeAlias = Literal["gloo", "nccl"]
@@ -72,13 +73,16 @@ class SendGroup:
     ) -> SendGroup:
         """Join a group of NCCL for a GPU, and of gloo for a CPU, whose rank 0 listens at the rendezvous.
 
+        The store listens on the rendezvous' address alone, which is loopback unless a server runs on another host.
+        It has no password: torch's TCPStore takes writes from whoever reaches that address.
+
         Args:
             prefixes: Those that the other side's keys begin with, in this order.
         """
         is_master = rendezvous.rank_offset == 0
         address, size = rendezvous.address, rendezvous.world_size
         timeout = timedelta(seconds=timeout_s)
-        store: Store = TCPStore(address, rendezvous.port, size, is_master=is_master, timeout=timeout)
+        store: Store = listening_store(address, rendezvous.port, size, is_master, timeout)
         for prefix in prefixes:
             store = PrefixStore(prefix, store)
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():

@@ -36,7 +36,8 @@ class ServerSlot:
     key: str
     """Bearer token that every route but ``/health`` must require."""
     folder: Path
-    """Readable by this user alone; for its log, and for secrets, which must not be on its command line."""
+    """Readable by this user alone; for its log, and for secrets, which must not be on its command line. It is removed
+    when the server is ended, and stays when the server ends by itself."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +101,14 @@ class ServerProcesses:
         self.name = name
         self.key = secrets.token_hex(32)
         self._noise = noise
-        folder = Path(tempfile.mkdtemp(prefix="rlplug-servers-"))
         self._servers: list[ServerProcess] = []
         for index, (port, seen) in enumerate(zip(free_ports(len(devices)), devices, strict=True)):
+            folder = Path(tempfile.mkdtemp(prefix=f"rlplug-server-{index}-"))
             launched = launch(ServerSlot(port, self.key, folder))
-            log = folder / f"server-{index}.log"
+            log = folder / "server.log"
             with log.open("wb") as file:
                 process = subprocess.Popen(
-                    [sys.executable, supervisor.__file__, str(os.getpid()), *launched.command],
+                    [sys.executable, supervisor.__file__, str(os.getpid()), str(folder), *launched.command],
                     env=_environment(launched.environment, seen),
                     stdin=subprocess.DEVNULL,
                     stdout=file,
@@ -137,6 +138,10 @@ class ServerProcesses:
     def logs(self) -> str:
         """Return the paths of the logs."""
         return ", ".join(str(server.log) for server in self._servers)
+
+    def log_of(self, url: str) -> str:
+        """Return the end of a server's log."""
+        return next(server.tail(self._noise) for server in self._servers if server.url == url)
 
     def close(self) -> None:
         """End all servers and wait until their processes are gone."""
@@ -179,7 +184,11 @@ def wait_until_healthy(
                 raise RunError(f"{name} did not start. {problem}")
             seconds = time.monotonic() - began
             if seconds > deadline_s:
-                hint = "Does it run, and is the address right?" if processes is None else f"Log: {processes.logs()}"
+                hint = (
+                    "Does it run, and is the address right?"
+                    if processes is None
+                    else f"The end of its log:\n{processes.log_of(url)}"
+                )
                 raise RunError(
                     f"{name} on {url} was not healthy after rollout.start_deadline_s {deadline_s:g} s. {hint}"
                 )

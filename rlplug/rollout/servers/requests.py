@@ -6,8 +6,9 @@ import asyncio
 import itertools
 import queue
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from typing import Any, Final
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
@@ -16,6 +17,9 @@ from rlplug.rollout.servers.backend import PendingRequest, ServerBackend
 from rlplug.rollout.servers.http_client import HTTPClient, Server
 from rlplug.rollout.servers.server_checks import reading
 from rlplug.types import Completion
+
+WAIT_S: Final = 1.0
+"""How often a wait looks whether the run is told to stop."""
 
 
 class ServerRequests:
@@ -47,6 +51,8 @@ class ServerRequests:
         self._servers = itertools.cycle([Server(client, url) for url in [*urls[start:], *urls[:start]]])
         self._deadline_s = deadline_s
         self._stats = stats
+        self.is_stopping: Callable[[], bool] = lambda: False
+        """Returns whether the run is told to stop; then ``generate`` aborts what is not complete."""
         self._running: dict[str, PendingRequest] = {}
         self._busy_since = 0.0
         self._done: queue.SimpleQueue[Completion | BaseException] = queue.SimpleQueue()
@@ -62,8 +68,12 @@ class ServerRequests:
             EngineFault: One could not be had; it holds those that were complete.
         """
         futures = [self._client.spawn(self._run(pending)) for pending in requests]
-        wait(futures, return_when=FIRST_EXCEPTION)
-        problems = [problem for future in futures if future.done() and (problem := future.exception())]
+        is_stopped = False
+        while wait(futures, WAIT_S, FIRST_EXCEPTION).not_done and not _failures(futures):
+            if not is_stopped and self.is_stopping():
+                is_stopped = True
+                self.abort([pending.request.request_id for pending in requests])
+        problems = _failures(futures)
         if not problems:
             return [future.result() for future in futures]
         done = [future.result() for future in futures if future.done() and not future.exception()]
@@ -175,3 +185,8 @@ class ServerRequests:
         if not isinstance(problem, EngineFault):
             return problem
         return EngineFault(f"{self._backend.labels.engine} has {len(done)} completions and failed: {problem}", done)
+
+
+def _failures(futures: Sequence[Future[Any]]) -> list[BaseException]:
+    """Return the exceptions of those that are done."""
+    return [problem for future in futures if future.done() and (problem := future.exception())]

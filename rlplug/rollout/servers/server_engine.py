@@ -164,6 +164,7 @@ class ServerEngine(RolloutEngine):
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         pending = self._pending(requests, sampling, is_streamed=False)
         try:
+            self._requests.is_stopping = self.is_stopping
             return self._requests.generate(pending)
         except EngineFault as fault:
             raise self._explained(fault) from fault

@@ -1,11 +1,15 @@
 """Supervises a server: ends it and all its processes on SIGTERM, or when its parent is gone.
 
-A script of the standard library alone, so that it takes no memory beside a server::
+A script of the standard library alone, so that it takes little memory beside a server::
 
-    python supervisor.py PARENT_PID COMMAND...
+    python supervisor.py TRAINER_PID FOLDER COMMAND...
 
-It polls its parent instead of waiting for a pipe to close or for ``PR_SET_PDEATHSIG``: a pipe stays open in
-processes that the parent forked, and the signal follows the thread that started this process, not the parent.
+It is two processes, of which each ends the server when the other one is killed: the guard polls the trainer and adopts
+what the keeper leaves behind; the keeper polls the guard and runs the server. Polling takes the place of a pipe, which
+stays open in processes that the parent forked, and of ``PR_SET_PDEATHSIG`` at the trainer, where the signal follows the
+thread that started this process. The keeper has one thread, and its server has that signal, in case both are killed.
+
+``FOLDER``, with the server's log and secrets, is removed unless the server ended by itself: its log says why.
 """
 
 from __future__ import annotations
@@ -13,39 +17,60 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 POLL_S = 0.2
 GRACE_S = 5.0
 """Time for a server to end by itself."""
 ORPHANS_S = 2.0
 """Time, after that, for the processes that it started to release shared memory."""
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main() -> int:
-    """Return the server's exit status."""
-    parent, command = int(sys.argv[1]), sys.argv[2:]
-    is_stopped = False
+    """Guard the keeper, and return the server's exit status."""
+    trainer, folder, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    is_stopped = handle_sigterm()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of the keeper become children here, to be ended
+    guard = os.getpid()
+    keeper = os.fork()
+    if keeper == 0:
+        keep(guard, command)
+    is_asked, status = False, None
+    while status is None:
+        if not is_asked and (is_stopped() or os.getppid() != trainer):
+            is_asked = True
+            os.kill(keeper, signal.SIGTERM)
+        time.sleep(POLL_S)
+        ended, code = os.waitpid(keeper, os.WNOHANG)
+        status = os.waitstatus_to_exitcode(code) if ended else None
+    end_orphans()  # none, unless the keeper was killed
+    if is_asked:
+        shutil.rmtree(folder, ignore_errors=True)
+    return status if status >= 0 else 128 - status
 
-    def stop(*_: Any) -> None:
-        nonlocal is_stopped
-        is_stopped = True
 
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(OSError, AttributeError):  # orphans of the server become children here, to be reaped
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    while server.poll() is None and not is_stopped and os.getppid() == parent:
+def keep(guard: int, command: list[str]) -> NoReturn:
+    """Run the server until it ends, SIGTERM comes, or the guard is gone, and exit with its status."""
+    is_stopped = handle_sigterm()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of the server become children here, to be ended
+    server = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
+    )
+    while server.poll() is None and not is_stopped() and os.getppid() == guard:
         time.sleep(POLL_S)
     status = end(server)
     print(f"The server ended with status {status}.", flush=True)
-    return status if status >= 0 else 128 - status
+    os._exit(status if status >= 0 else 128 - status)
 
 
 def end(server: subprocess.Popen[bytes]) -> int:
@@ -56,16 +81,40 @@ def end(server: subprocess.Popen[bytes]) -> int:
     except subprocess.TimeoutExpired:
         server.kill()
         status = server.wait()
+    end_orphans()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+    return status
+
+
+def end_orphans() -> None:
+    """Kill the children of this process until none is left, and let Python's resource tracker end by itself."""
     deadline = time.monotonic() + ORPHANS_S
     while (orphans := children()) and time.monotonic() < deadline:
         kill([orphan for orphan in orphans if not is_tracker(orphan)])
         reap()
         time.sleep(0.02)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGKILL)
     kill(children())
     reap()
-    return status
+
+
+def handle_sigterm() -> Callable[[], bool]:
+    """Ignore Ctrl-C, which is the trainer's, and return a function that says whether SIGTERM came."""
+    is_stopped = False
+
+    def stop(*_: Any) -> None:
+        nonlocal is_stopped
+        is_stopped = True
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return lambda: is_stopped
+
+
+def prctl(option: int, value: int) -> None:
+    """Set a property of this process, where the system has it."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def is_tracker(pid: int) -> bool:

@@ -159,7 +159,7 @@ def user() -> list[int]:
     try:
         os.setuid(0)
         may = 1
-    except PermissionError:
+    except OSError:
         may = 0
     return [*os.getresuid(), may]
 

@@ -146,7 +146,8 @@ def test_root_gives_up_its_rights_for_a_call(call, pool, tmp_path):
     real, effective, saved, may_return = map(int, call("user").text.strip("[]").split(","))
     assert real == effective == saved >= sandbox_limits.FIRST_USER
     assert may_return == 0
-    assert call("kill_parent").text.startswith("PermissionError")
+    call("kill_parent")  # in namespaces of its own a call has none
+    assert all(worker.poll() is None for worker in pool._workers)
     assert call("write", path=str(tmp_path / "file"), size=1).text.startswith("PermissionError")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
 
@@ -12,7 +10,7 @@ import pytest
 import torch
 from forked import run_forked
 
-from rlplug.observability.phase_timer import PhaseTimer, StopSignal
+from rlplug.observability.phase_timer import PhaseTimer
 from rlplug.types import GIB
 
 CPU = torch.device("cpu")
@@ -107,42 +105,3 @@ def test_a_stall_writes_stacks_again_and_again():
     assert done.stdout == "before\nafter\n"
     assert done.stderr.count("Timeout (0:00:00.400000)!") >= 2  # after 0.4 s, 0.8 s, ... of one phase
     assert done.stderr.count("in waits_for_the_engine") == done.stderr.count("Timeout")  # and of no other
-
-
-def press_ctrl_c():
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(0.1)
-
-
-@pytest.fixture
-def pythons_handler():
-    """What Ctrl-C does in any program; pytest has another where a shell started it in the background."""
-    outer = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield signal.default_int_handler
-    signal.signal(signal.SIGINT, outer)
-
-
-def test_first_ctrl_c_is_a_request_and_the_second_acts(capsys, pythons_handler):
-    stop = StopSignal()
-    stop.install()
-    assert not stop.is_set
-    press_ctrl_c()
-    assert stop.is_set
-    assert "Ctrl-C: finishing the phase, then saving." in capsys.readouterr().err
-    assert signal.getsignal(signal.SIGINT) is pythons_handler
-    with pytest.raises(KeyboardInterrupt):
-        press_ctrl_c()
-    stop.install()
-    assert not stop.is_set  # the next fit is not ended by the former one's
-
-
-def test_uninstalled_it_leaves_ctrl_c_alone(pythons_handler):
-    stop = StopSignal()
-    stop.uninstall()
-    stop.install()
-    stop.uninstall()
-    stop.uninstall()
-    assert signal.getsignal(signal.SIGINT) is pythons_handler
-    with pytest.raises(KeyboardInterrupt):
-        press_ctrl_c()
-    assert not stop.is_set

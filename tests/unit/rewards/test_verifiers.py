@@ -1,4 +1,4 @@
-"""MathVerify and ReasoningGymReward with the real libraries, in their child processes."""
+"""MathVerify and ReasoningGymReward with the real libraries, in the sandbox."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_children_end_with_the_process():
         "print(pool.score('4', '4'), flush=True)\n"
         "threading.Thread(target=pool.score, args=('4', '$9^{9^{9}}$'), daemon=True).start()\n"
         "time.sleep(0.5)\n"
-        "print(*[child.pid for child in pool._children])\n"
+        "print(*[child.pid for child in pool._pool._workers])\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert result.stderr == ""
@@ -146,7 +146,7 @@ def test_code_in_an_answer_cannot_end_the_trainer(make_sample, gym):
     completion = "__import__('os')._exit(3)"
     (value,) = gym.score([make_sample(completion, task="binary_matrix", entry=entry)])
     assert isinstance(value, RewardError)
-    assert "ended with code 3" in value.message
+    assert "with code 3" in value.message
 
 
 @pytest.mark.parametrize(("reward", "package"), [(MathVerify, "math_verify"), (ReasoningGymReward, "reasoning_gym")])
@@ -163,7 +163,7 @@ def test_settings_are_checked():
         ReasoningGymReward(num_processes=0)
 
 
-def test_a_child_that_cannot_start_is_an_error():
+def test_a_scorer_that_cannot_start_is_an_error():
     value = ScorerPool("no_such_scorer", 1, 1.0).score("4", "4")
     assert isinstance(value, RewardError)
-    assert "ended with code 1" in value.message
+    assert "no_such_scorer cannot be called" in value.message

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Environment, StepResult
 from rlplug.rollout.config import TurnOptions
-from rlplug.rollout.environment_calls import EnvironmentCalls, Failure, ask_for_tools
+from rlplug.rollout.environment_calls import EnvironmentCalls, Failure, ask_environment
 from rlplug.rollout.observation_tokens import ObservationTokens
 from rlplug.rollout.trajectory import new_trajectories
 from rlplug.types import Completion, Prompt
@@ -152,7 +152,7 @@ def test_tools_that_are_no_schemas_are_refused(tools):
             return StepResult()
 
     with pytest.raises(ConfigError, match=r"model\.environment"):
-        ask_for_tools(Odd)
+        ask_environment(Odd)
 
 
 def test_what_an_environment_changes_in_its_prompt_reaches_no_other_sample():

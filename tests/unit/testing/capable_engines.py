@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import queue
 import threading
 import time
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import StoppingCriteria
 
 from rlplug.interfaces import EngineCapabilities, Placement, PolicySpec, SleepingPart
 from rlplug.rollout.hf_engine import HFRollout
@@ -46,9 +45,7 @@ class CapableRollout(HFRollout):
         self._lock = threading.Lock()
         self._unfinished: set[str] = set()
         self._aborted = Aborted()
-        self._model.generate = functools.partial(
-            self._model.generate, stopping_criteria=StoppingCriteriaList([self._aborted])
-        )
+        self._stopping_criteria[1:] = [self._aborted]
 
     # ---- sleep ----------------------------------------------------------------------------------------------------
 

@@ -57,6 +57,9 @@ class ReasoningGymEnvironment(Environment):
         self._prompt: Prompt
         self._num_attempts = 0
 
+    def notes(self) -> list[str]:
+        return self._scorer.notes()
+
     def reset(self, prompt: Prompt, seed: int) -> None:
         metadata = prompt.metadata
         if not isinstance(metadata.get("task"), str) or not isinstance(metadata.get("entry"), Mapping):

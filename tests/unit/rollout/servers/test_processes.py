@@ -48,9 +48,11 @@ def test_servers_become_healthy_and_end_with_close(client: HTTPClient) -> None:
     assert servers.problem() == ""
     pids = [server.supervisor.pid for server in servers._servers]
     pids += [child.pid for pid in pids for child in psutil.Process(pid).children(recursive=True)]
-    assert len(pids) == 4
+    assert len(pids) == 6
+    folders = [server.log.parent for server in servers._servers]
     servers.close()
     assert not any(map(is_running, pids))
+    assert not any(folder.exists() for folder in folders)
 
 
 def test_environment_is_the_trainers_without_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,36 +72,41 @@ def test_environment_is_the_trainers_without_its_group(tmp_path: Path, monkeypat
 def test_end_of_the_log_says_why_a_server_is_gone(client: HTTPClient) -> None:
     code = "print('a long story'); print('noise: nothing'); raise SystemExit(7)"
     servers = ServerProcesses("Tiny", lambda _: Launch(python(code), {}), [None], noise=("noise:",))
-    with pytest.raises(RunError, match=r"(?s)Tiny did not start\..*status 7.*server-0\.log.*a long story") as error:
+    with pytest.raises(RunError, match=r"(?s)Tiny did not start\..*status 7.*server\.log.*a long story") as error:
         wait_until_healthy("Tiny", client, servers.urls, 60.0, servers)
     assert "noise:" not in str(error.value)
     servers.close()
 
 
 def test_server_that_never_answers_is_named(client: HTTPClient) -> None:
-    servers = ServerProcesses("Tiny", lambda _: Launch(python("import time; time.sleep(60)"), {}), [None])
-    with pytest.raises(RunError, match=r"not healthy after rollout\.start_deadline_s 0\.5 s\. Log: .*server-0"):
-        wait_until_healthy("Tiny", client, servers.urls, 0.5, servers)
+    servers = ServerProcesses(
+        "Tiny", lambda _: Launch(python("import time; print('waits', flush=True); time.sleep(60)"), {}), [None]
+    )
+    with pytest.raises(RunError, match=r"not healthy after rollout\.start_deadline_s 2 s\. The end of its log:\nwaits"):
+        wait_until_healthy("Tiny", client, servers.urls, 2.0, servers)
     servers.close()
 
 
 def test_folder_is_readable_by_this_user_alone() -> None:
     slots: list[ServerSlot] = []
+    modes: list[int] = []
 
     def launch(slot: ServerSlot) -> Launch:
         slots.append(slot)
+        modes.append(stat.S_IMODE(os.stat(slot.folder).st_mode))
         return Launch(python("pass"), {})
 
     servers = ServerProcesses("Tiny", launch, [None, None])
     servers.close()
-    assert stat.S_IMODE(os.stat(slots[0].folder).st_mode) == 0o700
+    assert modes == [0o700, 0o700]
     assert slots[0].key == slots[1].key == servers.key
     assert len(servers.key) == 64
     assert slots[0].port != slots[1].port
 
 
-def test_processes_of_a_server_end_when_the_trainer_is_killed(tmp_path: Path) -> None:
-    """Also one that ignores SIGTERM, and one that its server started."""
+@pytest.mark.parametrize("killed", ["trainer", "guard", "keeper", "guard and keeper"])
+def test_processes_of_a_server_end_when_one_that_watches_it_is_killed(tmp_path: Path, killed: str) -> None:
+    """Also one that ignores SIGTERM, and one that its server started; nobody is left to read its log then."""
     file, script = tmp_path / "pids", tmp_path / "server.py"
     script.write_text(
         textwrap.dedent(f"""
@@ -116,12 +123,25 @@ def test_processes_of_a_server_end_when_the_trainer_is_killed(tmp_path: Path) ->
         servers = ServerProcesses("Tiny", lambda _: Launch([sys.executable, {str(script)!r}], {{}}), [None])
         time.sleep(600)
     """
-    process = subprocess.Popen(python(trainer))
-    pids = [int(pid) for pid in wait_for(file).split()]
-    assert all(map(is_running, pids))
+    process = subprocess.Popen(python(trainer), env={**os.environ, "TMPDIR": str(tmp_path)})
+    server, child = [int(pid) for pid in wait_for(file).split()]
+    keeper = psutil.Process(server).parent()
+    assert keeper is not None
+    guard = keeper.parent()
+    assert guard is not None
+    assert all(map(is_running, (server, child)))
+    for each in {"trainer": [process], "guard": [guard], "keeper": [keeper]}.get(killed, [guard, keeper]):
+        each.kill()
+    watched = [server] if killed == "guard and keeper" else [server, child]  # the rest is up to the engine then
+    deadline = time.monotonic() + 30
+    while any(map(is_running, watched)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not any(map(is_running, watched))
+    if killed == "trainer":
+        while list(tmp_path.glob("rlplug-server-*")) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert not list(tmp_path.glob("rlplug-server-*"))
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 30
-    while any(map(is_running, pids)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not any(map(is_running, pids))
+    if is_running(child):
+        os.kill(child, 9)

@@ -1,0 +1,166 @@
+"""Processes of a run: how they are started, how they find each other, and what they do when one of them is gone."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import torch.distributed as dist
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
+
+LAUNCHER_VARIABLE: Final = "RLPLUG_LAUNCHER"
+"""Environment variable with the process id of rank 0, for the ranks that it started."""
+AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
+"""torchrun's environment variable, ``True`` where its agent has the store of the ranks."""
+LOOPBACK: Final = "127.0.0.1"
+LOOPBACK_INTERFACES: Final = ("lo", "lo0")
+WATCH_S: Final = 0.5
+GRACE_S: Final = 5.0
+"""Time in seconds in which a rank may end by itself when another one is gone; most collectives fail at once then."""
+LOST_PEER: Final = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
+"""Parts of gloo's messages for a collective whose other side has ended."""
+RESUME: Final = "Its own message, if it had one, says why. Go on from the newest checkpoint with rlplug fit --resume."
+
+
+class RankLauncher(_SubprocessScriptLauncher):
+    """Lightning's launcher of the other ranks of this host, with an end for all when one of them fails.
+
+    Lightning's own kills rank 0 without a word, up to 5 s after another rank has ended, also in a run that Ctrl-C ends.
+    """
+
+    is_ending = False
+    """Whether the run ends, so that ranks may end in any order."""
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        if not self.cluster_environment.creates_processes_externally:
+            os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
+            self._call_children_scripts()
+            del os.environ[LAUNCHER_VARIABLE]
+            watch = threading.Thread(target=self._watch, name="rlplug-ranks", daemon=True)
+            watch.start()
+        _set_num_threads_if_needed(num_processes=self.num_processes)
+        return function(*args, **kwargs)
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(WATCH_S)
+            for rank, process in enumerate(self.procs, start=1):
+                if process.poll() and not self.is_ending:
+                    end_this_rank(f"rank {rank} {_how_it_ended(process)}", self.procs)
+
+
+def watch_launcher() -> None:
+    """Let this process end with the rank 0 that started it, if one did."""
+    launcher = int(os.environ.pop(LAUNCHER_VARIABLE, "0"))
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(WATCH_S)
+        end_this_rank(f"rank 0, process {launcher}, has ended")
+
+    if launcher:
+        threading.Thread(target=watch, name="rlplug-rank-0", daemon=True).start()
+
+
+def end_this_rank(reason: str, others: Sequence[subprocess.Popen[bytes]] = ()) -> None:
+    """End the process with status 1 from a thread, unless it ends by itself within the grace time.
+
+    Its main thread may wait in a collective for ever, and only the end of the process ends that wait.
+    """
+    time.sleep(GRACE_S)
+    for process in others:
+        process.kill()
+    print(f"rlplug: {reason}, and the others end with it. {RESUME}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def lost_rank(error: BaseException) -> str | None:
+    """Return a message when an error of a collective means that another rank has gone, else ``None``."""
+    has_ranks = dist.is_initialized() and dist.get_world_size() > 1
+    is_lost = has_ranks and isinstance(error, RuntimeError) and any(part in str(error) for part in LOST_PEER)
+    if not is_lost and not isinstance(error, dist.DistError):
+        return None
+    return f"another rank has ended, and this one with it. {RESUME}"
+
+
+def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
+    code = process.returncode
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with status {code}"
+
+
+# ---- the store in which ranks find each other ---------------------------------------------------------------------
+
+
+def join_ranks(
+    backend: str, address: str, port: int, rank: int, world_size: int, is_one_host: bool, **options: Any
+) -> Store | None:
+    """Make the default process group, unless there is one, and return its store; ``None`` for a single process.
+
+    Ranks of one host listen on its loopback interface alone. Torch's own store would listen on all interfaces, and it
+    takes writes from anybody. Ranks of several hosts use torch's, and under torchrun the store is that of its agent.
+
+    Args:
+        backend: ``gloo`` or ``nccl``.
+        address: Host of rank 0.
+        port: Where rank 0 listens.
+        rank: Number of this process.
+        world_size: Number of all processes.
+        is_one_host: Whether all of them run on this host.
+        options: More arguments of ``init_process_group``, such as ``timeout``.
+    """
+    if is_one_host:
+        names = [name for _, name in socket.if_nameindex() if name in LOOPBACK_INTERFACES]
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", ",".join(names[:1]))  # gloo's own connections
+    if not dist.is_initialized():
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
+        if world_size == 1:
+            options["store"] = HashStore()
+        elif is_one_host and is_loopback(address) and os.environ.get(AGENT_STORE) != "True":
+            options["store"] = listening_store(LOOPBACK, port, world_size, rank == 0, options["timeout"])
+        dist.init_process_group(backend, rank=rank, world_size=world_size, **options)
+        if backend == "nccl":
+            atexit.register(_leave)
+    return None if world_size == 1 else dist.distributed_c10d._get_default_store()
+
+
+def listening_store(address: str, port: int, world_size: int, is_master: bool, timeout: timedelta) -> TCPStore:
+    """Return a store whose master listens on ``address`` alone, an IPv4 address of this host.
+
+    Args:
+        address: Address of the master.
+        port: Its port.
+        world_size: Number of processes that use the store; the master waits for all of them.
+        is_master: Whether this process is the master.
+        timeout: For joining, and for each operation.
+    """
+    if not is_master:
+        return TCPStore(address, port, world_size, is_master=False, timeout=timeout)
+    with socket.create_server((address, port), backlog=128) as listener:
+        descriptor = listener.detach()  # the store closes it
+    return TCPStore(
+        address, port, world_size, is_master=True, timeout=timeout, master_listen_fd=descriptor, wait_for_workers=True
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or address is of the loopback interface."""
+    return host == "localhost" or host == "::1" or host.startswith("127.")
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

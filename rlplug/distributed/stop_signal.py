@@ -1,0 +1,130 @@
+"""Ctrl-C and SIGTERM: requests to stop, on which all ranks of a run agree before they act."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+from lightning.pytorch.utilities import rank_zero_only
+from torch._C._distributed_c10d import Store
+
+NAMES: Final = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+AGAIN: Final = {signal.SIGINT: " Press it again to stop at once.", signal.SIGTERM: ""}
+POLL_S: Final = 0.5
+"""Shortest time in seconds between two questions of a rank whether another one was told to stop."""
+STDERR: Final = 2
+
+
+class StopRequested(Exception):
+    """Exception on all ranks when a step, or a validation, can be discarded because the run is told to stop."""
+
+
+class StopSignal:
+    """Handler that turns the first Ctrl-C or SIGTERM of any rank into a request to stop all.
+
+    A second Ctrl-C of a rank interrupts it at once. A second SIGTERM changes nothing, because schedulers and launchers
+    send it more than once, and SIGKILL after a while.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        """Signal that ends the run: the same on all ranks, and ``None`` until :meth:`agree` has returned true."""
+        self._wanted: int | None = None
+        """Signal that reached this rank, or of which it learned."""
+        self._has_interrupt = False
+        self._former: dict[int, Any] = {}
+        self._store: Store | None = None
+        self._key = ""
+        self._num_installed = 0
+        self._posted = False
+        self._next_poll = 0.0
+
+    @property
+    def name(self) -> str | None:
+        """Name of the signal that ends the run."""
+        return None if self.number is None else NAMES[signal.Signals(self.number)]
+
+    @property
+    def exit_status(self) -> int:
+        """Exit status of the run: 128 and the signal's number, or 0 when none ended it."""
+        return 0 if self.number is None else 128 + self.number
+
+    def install(self, store: Store | None = None) -> None:
+        """Handle signals from now on.
+
+        Args:
+            store: Store of all ranks, through which :meth:`poll` learns what reached another rank; ``None`` for one.
+        """
+        self.number = self._wanted = None
+        self._has_interrupt = self._posted = False
+        self._store, self._key = store, f"stop/{self._num_installed}"
+        self._num_installed += 1
+        self._former = {number: signal.signal(number, self._handle) for number in NAMES}
+
+    def uninstall(self) -> None:
+        """Restore the former handlers; safe to call twice."""
+        former, self._former = self._former, {}
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+    def poll(self) -> bool:
+        """Return whether some rank was told to stop, as far as is known here. Not collective, and quick."""
+        if self._store is not None and time.monotonic() >= self._next_poll:
+            self._next_poll = time.monotonic() + POLL_S
+            with contextlib.suppress(RuntimeError):  # the store's rank is gone, which the next collective reports
+                if self._wanted is None and self._store.check([self._key]):
+                    self._want(int(self._store.get(self._key)))
+                elif self._wanted is not None and not self._posted:
+                    self._store.set(self._key, str(self._wanted))
+                    self._posted = True
+        return self._wanted is not None
+
+    def agree(self, gather: Callable[[list[int]], list[int]]) -> bool:
+        """Return whether any rank was told to stop, the same on all ranks. Collective.
+
+        Args:
+            gather: Returns the concatenation of all ranks' lists.
+        """
+        found = gather([] if self._wanted is None else [self._wanted])
+        if found:
+            self.number = max(found)  # SIGTERM before Ctrl-C
+            self._want(self.number)
+        return bool(found)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._has_interrupt:
+            raise KeyboardInterrupt
+        self._has_interrupt |= number == signal.SIGINT
+        self._want(number)
+
+    def _want(self, number: int) -> None:
+        if self._wanted is None:
+            self._wanted = number
+            kind = signal.Signals(number)
+            _say(f"\n{NAMES[kind]}: finishing the phase, then saving.{AGAIN[kind]}\n")
+
+
+def end_at_once() -> None:
+    """Let Ctrl-C and SIGTERM end this process at once, with status 130 or 143: there is nothing to save yet.
+
+    This replaces Lightning's handler of SIGTERM, which begins a collective that the other ranks do not take part in.
+    """
+    for number in NAMES:
+        signal.signal(number, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    _say(f"\n{NAMES[signal.Signals(number)]}: ended; no step was under way.\n")
+    raise SystemExit(128 + number)
+
+
+def _say(text: str) -> None:
+    """Write to stderr on rank 0, without Python's buffer, in whose middle a signal may have come."""
+    if getattr(rank_zero_only, "rank", 0) == 0:
+        with contextlib.suppress(OSError):
+            os.write(STDERR, text.encode())

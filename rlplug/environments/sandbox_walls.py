@@ -1,0 +1,140 @@
+"""Walls around a tool call, beyond its limits: namespaces and a filter of system calls; for ``sandbox_process.py``.
+
+It uses the standard library alone, since it is part of that script. Namespaces give a call a view without other
+processes, so that it cannot signal or read them, and a ``/dev/shm`` of its own; root needs CAP_SYS_ADMIN for them, and
+another user a kernel that allows user namespaces. The filter works without either.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import signal
+import struct
+from collections.abc import Iterable
+from typing import NoReturn
+
+NEW_MOUNTS, NEW_IPC, NEW_USER, NEW_PIDS = 0x20000, 0x8000000, 0x10000000, 0x20000000
+PRIVATE_TREE = 0x4000 | 0x40000
+NOSUID_NODEV = 2 | 4
+SHARED_MEMORY = "/dev/shm"
+
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
+ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
+LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
+ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+"""Number of an architecture in a filter, and the column of its system calls below."""
+X32 = 0x40000000
+"""Bit of the second set of system calls on x86_64."""
+REFUSED = {
+    # memory that no limit of a process counts, and that may outlive it
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "msgget": (68, 186),
+    "semget": (64, 190),
+    "mq_open": (240, 180),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    # the memory and the files of other processes
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "pidfd_getfd": (438, 438),
+    "perf_event_open": (298, 241),
+    "bpf": (321, 280),
+    "userfaultfd": (323, 282),
+    # other file systems, among them memory without a limit
+    "mount": (165, 40),
+    "fsopen": (430, 430),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "setns": (308, 268),
+    "io_uring_setup": (425, 425),
+}
+"""System calls that no call may make, by their numbers on x86_64 and aarch64."""
+NETWORK = {"socket": (41, 198)}
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def enter_namespaces(is_root: bool) -> None:
+    """Move this process, which has one thread, to new namespaces; of processes only its children belong to them.
+
+    Raises:
+        OSError: This user may not, or the kernel cannot.
+    """
+    user, group = os.getuid(), os.getgid()
+    _check(LIBC.unshare(NEW_MOUNTS | NEW_IPC | NEW_PIDS | (0 if is_root else NEW_USER)), "unshare")
+    if not is_root:
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+
+
+def mount_own_view(memory_mib: int) -> None:
+    """Show the namespaces' own processes in ``/proc``, and a ``/dev/shm`` of its own of at most that size.
+
+    Raises:
+        OSError: A mount was refused.
+    """
+    _check(LIBC.mount(None, b"/", None, PRIVATE_TREE, None), "mount /")
+    if LIBC.mount(b"proc", b"/proc", b"proc", NOSUID_NODEV, None) != 0:  # in some containers
+        _check(LIBC.mount(b"none", b"/proc", b"tmpfs", NOSUID_NODEV, b"size=4k"), "mount /proc")
+    if os.path.isdir(SHARED_MEMORY):
+        options = f"size={memory_mib}m,mode=1777".encode()
+        _check(LIBC.mount(b"none", SHARED_MEMORY.encode(), b"tmpfs", NOSUID_NODEV, options), f"mount {SHARED_MEMORY}")
+
+
+def end_like(child: int) -> NoReturn:
+    """Wait for a child, and end this process as it ended."""
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def can_filter() -> bool:
+    """Return whether the numbers of this machine's system calls are known."""
+    return platform.machine() in ARCHITECTURES
+
+
+def filter_system_calls(network: bool) -> None:
+    """Refuse system calls in this process and its children for good, with EPERM.
+
+    Args:
+        network: Whether sockets stay allowed.
+
+    Raises:
+        OSError: The kernel has no such filter.
+    """
+    architecture, column = ARCHITECTURES[platform.machine()]
+    refused = REFUSED | ({} if network else NETWORK)
+    program = _program(architecture, sorted(numbers[column] for numbers in refused.values()))
+    code = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(buffer)))
+    _check(LIBC.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, header, 0, 0), "seccomp")
+
+
+def _program(architecture: int, numbers: Iterable[int]) -> list[tuple[int, int, int, int]]:
+    """Return the filter's instructions: code, jump if true, jump if false, operand."""
+    refuse = (RETURN, 0, 0, REFUSE)
+    program = [(LOAD, 0, 0, 4), (JUMP_IF_EQUAL, 1, 0, architecture), refuse, (LOAD, 0, 0, 0)]
+    if architecture == ARCHITECTURES["x86_64"][0]:
+        program += [(JUMP_IF_AT_LEAST, 0, 1, X32), refuse]
+    for number in numbers:
+        program += [(JUMP_IF_EQUAL, 0, 1, number), refuse]
+    return [*program, (RETURN, 0, 0, ALLOW)]
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")

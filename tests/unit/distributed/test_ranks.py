@@ -1,0 +1,35 @@
+"""Who can connect to the ranks of one host, and how a rank tells that another one is gone."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from forked import free_port, run_forked
+
+ADDRESSES = """
+import os, sys, psutil, torch
+import torch.distributed as dist
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from rlplug.distributed.ranks import join_ranks, listening_store
+port, timeout = int(sys.argv[2]), timedelta(seconds=60)
+if sys.argv[1] == "join":
+    store = join_ranks("gloo", "127.0.0.1", port, 0, 1, is_one_host=True, timeout=timeout)
+    assert store is None
+    dist.all_reduce(torch.ones(1))
+else:
+    with ThreadPoolExecutor(2) as pool:
+        store_of = lambda is_master: listening_store("127.0.0.1", port, 2, is_master, timeout)
+        stores = list(pool.map(store_of, (True, False)))
+    stores[0].set("a", "b")
+    assert stores[1].get("a") == b"b"
+listening = [c.laddr for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"]
+print(sorted({address.ip for address in listening}), port in {address.port for address in listening})
+"""
+
+
+@pytest.mark.parametrize(("what", "has_store"), [("join", False), ("store", True)])
+def test_only_this_host_can_connect(what: str, has_store: bool) -> None:
+    done = run_forked([sys.executable, "-c", ADDRESSES, what, str(free_port())], timeout=60, check=True)
+    assert done.stdout.strip() == f"['127.0.0.1'] {has_store}"

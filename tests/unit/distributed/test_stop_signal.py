@@ -1,0 +1,88 @@
+"""Requests to stop: what each sequence of signals leads to, and that ranks agree."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+from torch.distributed import HashStore
+
+from rlplug.distributed import stop_signal
+from rlplug.distributed.stop_signal import StopSignal, end_at_once
+
+INT, TERM = signal.SIGINT, signal.SIGTERM
+
+
+@pytest.fixture(autouse=True)
+def former() -> Iterator[None]:
+    """What the signals do in any program; pytest has another handler where a shell started it in the background."""
+    outer = {INT: signal.signal(INT, signal.default_int_handler), TERM: signal.getsignal(TERM)}
+    yield
+    for number, handler in outer.items():
+        signal.signal(number, handler)
+
+
+def send(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("signals", "ends_at_once", "number"),
+    [
+        ([], False, None),
+        ([INT], False, INT),
+        ([TERM], False, TERM),
+        ([INT, INT], True, INT),
+        ([TERM, TERM, TERM], False, TERM),  # from a scheduler, a launcher and rank 0
+        ([INT, TERM], False, INT),
+        ([TERM, INT], False, TERM),
+        ([TERM, INT, INT], True, TERM),
+    ],
+)
+def test_the_first_signal_asks_and_only_a_second_ctrl_c_interrupts(
+    signals: list[signal.Signals], ends_at_once: bool, number: signal.Signals | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stop = StopSignal()
+    stop.install()
+    for each in signals[: -1 if ends_at_once else None]:
+        send(each)
+    if ends_at_once:
+        with pytest.raises(KeyboardInterrupt):
+            send(signals[-1])
+    assert stop.poll() == (number is not None)
+    assert stop.number is None  # until all ranks agree
+    assert stop.agree(list) == (number is not None)
+    assert (stop.number, stop.exit_status) == (number, 0 if number is None else 128 + number)
+    assert capfd.readouterr().err.count("finishing the phase, then saving.") == bool(signals)
+    stop.uninstall()
+    stop.uninstall()
+    assert signal.getsignal(INT) is signal.default_int_handler
+    stop.install()
+    assert not stop.poll()  # the next fit is not ended by the former one's
+
+
+def test_other_ranks_learn_of_a_signal_without_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop_signal, "POLL_S", 0.0)
+    store = HashStore()
+    ranks = [StopSignal() for _ in range(3)]
+    for rank in reversed(ranks):  # rank 0 has the handler
+        rank.install(store)
+    assert not any(rank.poll() for rank in ranks)
+    send(TERM)
+    assert [rank.poll() for rank in ranks] == [True, True, True]
+    assert [rank.agree(lambda own: [TERM, *own]) for rank in ranks] == [True] * 3
+    assert {rank.exit_status for rank in ranks} == {143}
+    for rank in ranks:
+        rank.uninstall()
+
+
+@pytest.mark.parametrize("number", [INT, TERM])
+def test_before_the_first_step_a_signal_ends_the_process(number: signal.Signals) -> None:
+    end_at_once()
+    with pytest.raises(SystemExit) as end:
+        send(number)
+    assert end.value.code == 128 + number
