@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlplug.distributed.device_copy import to_device
 from rlplug.types import Batch
 
 LONG: Final = 4096
@@ -177,3 +176,14 @@ class _SumOfParts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0], None
+
+
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """Return ``tensor`` on ``device``.
+
+    A copy from pageable memory makes the host wait for all work that the GPU has queued. A copy from pinned memory,
+    which torch caches and reuses, does not.
+    """
+    if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
