@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from transformers.utils import logging as transformers_logging
 
-from rlplug.cli.parser import RLArgumentParser
+from rlplug.cli.config_files import check_config_files
+from rlplug.cli.lightning_callbacks import LightningCallbacks
+from rlplug.cli.option_checks import check_options, seed_all
+from rlplug.cli.parser import RLArgumentParser, shorten
 from rlplug.cli.run_folder import RunFolder
+from rlplug.cli.trainer_options import TRAINER_DEFAULTS, check_trainer_options
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.distributed.checkpoint import RLCheckpoint, newest_checkpoint
-from rlplug.errors import ConfigError
+from rlplug.errors import ConfigError, RLPlugError
 from rlplug.module import RLModule
 from rlplug.observability.profiler import StepProfiler
 from rlplug.observability.progress import RLProgressBar
@@ -39,14 +48,49 @@ class RLCLI(LightningCLI):
             "validate": {"model", "dataloaders", "datamodule"},
         }
 
-    def instantiate_classes(self) -> None:
-        super().instantiate_classes()
-        run_folder: RunFolder = self._get(self.config_init, "run")
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Read the configuration and check the resolved options.
+
+        Raises:
+            ConfigError: The message names the key, the value and the fix.
+        """
+        super().parse_arguments(parser, args)
+        options, config = self._parser(self.config.subcommand), self.config[self.config.subcommand]
+        check_options(options, config)
+        defaults = {name: options.get_default(f"trainer.{name}") for name in vars(config.trainer)}
+        check_trainer_options(config.trainer, defaults)
+        if config.ckpt_path is not None and not os.path.isdir(config.ckpt_path):
+            raise ConfigError(f"ckpt_path is {shorten(config.ckpt_path)}: give the folder of a checkpoint that exists.")
+
+    def before_instantiate_classes(self) -> None:
+        """Keep the options as they were given, and give every seed its number."""
         config = self.config[self.config.subcommand]
-        run_folder.resumed_from = config.ckpt_path
         saved = config.clone()
         saved.ckpt_path = None  # a run from the saved file does not resume
-        run_folder.config_yaml = self._parser(self.subcommand).dump(saved, skip_none=False)
+        self.config_yaml = self._parser(self.subcommand).dump(saved, skip_none=False)
+        seed_all(config)
+
+    def instantiate_classes(self) -> None:
+        with instantiation_errors():
+            super().instantiate_classes()
+        run_folder: RunFolder = self._get(self.config_init, "run")
+        run_folder.resumed_from = self.config[self.config.subcommand].ckpt_path
+        run_folder.config_yaml = self.config_yaml
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        """Make the trainer, with callbacks in the order in which a step needs them."""
+        options = self._get(self.config_init, "trainer")
+        callbacks = options.callbacks if isinstance(options.callbacks, list) else [options.callbacks]
+        kwargs["enable_checkpointing"] = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
+        if options.enable_progress_bar is False:
+            self.trainer_defaults.pop("callbacks")
+        trainer = super().instantiate_trainer(**kwargs)
+        others = [callback for callback in trainer.callbacks if not isinstance(callback, RunFolder | RLCheckpoint)]
+        first = [callback for callback in trainer.callbacks if isinstance(callback, RunFolder)]
+        last = [callback for callback in trainer.callbacks if isinstance(callback, RLCheckpoint)]
+        # the run folder's setup names the folder; the checkpoint of a last step follows what may make it the last
+        trainer.callbacks = [*first, LightningCallbacks(others), *others, *last]
+        return trainer
 
 
 class ConfiguredCLI(RLCLI):
@@ -64,6 +108,28 @@ class ConfiguredCLI(RLCLI):
         pass
 
 
+@contextmanager
+def instantiation_errors() -> Iterator[None]:
+    """Turn what the constructor of a class raises into one message.
+
+    Raises:
+        ConfigError: The message is the constructor's own where that raised a ``ConfigError``, and names it otherwise.
+    """
+    try:
+        yield
+    except Exception as error:
+        causes = list(_causes(error))
+        if own := next((cause for cause in causes if isinstance(cause, RLPlugError)), None):
+            raise own from error
+        cause = causes[-1]
+        frames = [frame.name for frame in traceback.extract_tb(cause.__traceback__)]
+        where = next((self for self in _owners(cause) if self is not None), None)
+        made = f"{where} does not take its options: " if where and "__init__" in frames else ""
+        key = "trainer: " if isinstance(cause, MisconfigurationException) or where == "Trainer" else ""
+        text = " ".join(str(cause).split())[:500] or type(cause).__name__
+        raise ConfigError(f"{key}{made}{text} (rlplug --debug fit ... shows where)") from error
+
+
 def run_lightning(arguments: list[str]) -> bool:
     """Run ``fit`` or ``validate``, and return whether Ctrl-C ended it."""
     return bool(read_command(RLCLI, arguments).model.stop_signal.is_set)
@@ -72,6 +138,7 @@ def run_lightning(arguments: list[str]) -> bool:
 def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:
     """Parse a command line with ``cli_class``, which may also run the command, and return the CLI."""
     _quieten()
+    check_config_files(arguments)
     sys.argv[1:] = _with_resume(arguments)  # LightningCLI reads it, and Lightning starts other ranks with it
     try:
         return cli_class(
@@ -79,23 +146,28 @@ def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:
             PromptDataModule,
             save_config_callback=None,
             seed_everything_default=0,
-            trainer_defaults={
-                "strategy": {"class_path": "rlplug.distributed.strategy.RLFSDP2Strategy"},
-                "accelerator": "auto",
-                "devices": 1,
-                "max_epochs": -1,
-                "logger": False,
-                "enable_checkpointing": False,
-                "enable_model_summary": False,
-                "use_distributed_sampler": False,
-                "callbacks": [RLProgressBar()],
-            },
+            trainer_defaults={**TRAINER_DEFAULTS, "callbacks": [RLProgressBar()]},
             auto_configure_optimizers=False,
             parser_class=RLArgumentParser,
             parser_kwargs={"allow_abbrev": False, **{name: {"allow_abbrev": False} for name in RLCLI.subcommands()}},
         )
     except MisconfigurationException as error:  # Lightning's own error for invalid options of the trainer
         raise ConfigError(f"trainer: {error}") from error
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those that led to it, the newest first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _owners(error: BaseException) -> Iterator[str | None]:
+    """Yield the classes whose constructors were running, the innermost last raised first."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for frame in reversed(frames):
+        if frame.f_code.co_name in ("__init__", "__post_init__") and (made := frame.f_locals.get("self")) is not None:
+            yield type(made).__name__
 
 
 def _quieten() -> None:
