@@ -17,6 +17,8 @@ MAX_NODES: Final = 100_000
 """Most values of a configuration, with what its aliases stand for."""
 MAX_DEPTH: Final = 50
 """Deepest nesting of a configuration."""
+MAX_DIGITS: Final = 100
+"""Most digits of a whole number; beyond about 300 it is no float, beyond 4,300 Python reads none."""
 
 _jsonargparse_load: Final = get_loader("yaml")
 
@@ -121,6 +123,8 @@ def _check(text: str) -> None:
                 raise _FileError(event, f"the alias *{event.anchor} stands for nothing, or for a block that holds it")
             _add(stack[-1], event, anchors[event.anchor])
         elif isinstance(event, yaml.ScalarEvent):
+            if len(event.value) > MAX_DIGITS and event.style is None and event.value.lstrip("+-").isdigit():
+                raise _FileError(event, f"a number has {len(event.value)} digits")
             if event.anchor is not None:
                 anchors[event.anchor] = 1
             block = stack[-1]

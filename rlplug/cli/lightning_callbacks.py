@@ -34,6 +34,8 @@ class LightningCallbacks(Callback):
         }
         for callback in self.savers:
             callback._every_n_train_steps = callback._every_n_epochs = 0  # its own hooks count optimizer steps
+            if callback.save_last is True and callback.save_top_k != 0:
+                callback.save_last = "link"  # a copy would be written over the last one, and could be torn
         for stopper in self.stoppers:
             stopper._check_on_train_epoch_end = False
 

@@ -54,7 +54,8 @@ class RLCLI(LightningCLI):
         Raises:
             ConfigError: The message names the key, the value and the fix.
         """
-        super().parse_arguments(parser, args)
+        with instantiation_errors():
+            super().parse_arguments(parser, args)
         options, config = self._parser(self.config.subcommand), self.config[self.config.subcommand]
         check_options(options, config)
         defaults = {name: options.get_default(f"trainer.{name}") for name in vars(config.trainer)}
@@ -110,10 +111,11 @@ class ConfiguredCLI(RLCLI):
 
 @contextmanager
 def instantiation_errors() -> Iterator[None]:
-    """Turn what the constructor of a class raises into one message.
+    """Turn what the constructor of a configured class raises into one message.
 
     Raises:
-        ConfigError: The message is the constructor's own where that raised a ``ConfigError``, and names it otherwise.
+        RLPlugError: The constructor's own message, where it raised one.
+        ConfigError: Otherwise; the message names the class.
     """
     try:
         yield
@@ -122,12 +124,11 @@ def instantiation_errors() -> Iterator[None]:
         if own := next((cause for cause in causes if isinstance(cause, RLPlugError)), None):
             raise own from error
         cause = causes[-1]
-        frames = [frame.name for frame in traceback.extract_tb(cause.__traceback__)]
-        where = next((self for self in _owners(cause) if self is not None), None)
-        made = f"{where} does not take its options: " if where and "__init__" in frames else ""
-        key = "trainer: " if isinstance(cause, MisconfigurationException) or where == "Trainer" else ""
+        made = _made_by(cause)
+        part = "trainer: " if isinstance(cause, MisconfigurationException) or made == "Trainer" else ""
+        refuses = f"{made} refuses its options: " if made else ""
         text = " ".join(str(cause).split())[:500] or type(cause).__name__
-        raise ConfigError(f"{key}{made}{text} (rlplug --debug fit ... shows where)") from error
+        raise ConfigError(f"{part}{refuses}{text} (rlplug --debug fit shows where)") from error
 
 
 def run_lightning(arguments: list[str]) -> bool:
@@ -162,12 +163,11 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _owners(error: BaseException) -> Iterator[str | None]:
-    """Yield the classes whose constructors were running, the innermost last raised first."""
+def _made_by(error: BaseException) -> str | None:
+    """Return the class in whose constructor an exception was raised."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    for frame in reversed(frames):
-        if frame.f_code.co_name in ("__init__", "__post_init__") and (made := frame.f_locals.get("self")) is not None:
-            yield type(made).__name__
+    owners = [frame.f_locals.get("self") for frame in frames if frame.f_code.co_name in ("__init__", "__post_init__")]
+    return type(owners[-1]).__name__ if owners else None
 
 
 def _quieten() -> None:

@@ -46,7 +46,7 @@ COUNT_OR_0: Final = Range(0, 1_000_000)
 TOKENS: Final = Range(1, 100_000_000)
 SECONDS: Final = Range(0.001, 30 * DAY_S)
 SHARE: Final = Range(0, 1)
-POSITIVE: Final = Range(0, 1e6, is_open=True)
+POSITIVE: Final = Range(1e-9, 1e6)
 
 RANGES: Final[Mapping[str, Range]] = {
     "seed_everything": SEED,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import reprlib
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, get_type_hints
 
 from lightning.pytorch.cli import LightningArgumentParser
 
+from rlplug.config import RunConfig
 from rlplug.data.sources import PromptSource
 from rlplug.errors import ConfigError, did_you_mean
 from rlplug.plugin_manager import plugins
@@ -28,6 +29,7 @@ MAX_LENGTH: Final = 800
 _UNKNOWN_KEY: Final = re.compile(r"does not accept option '([^']+)'|unrecognized arguments: (?:--)?([^\s=]+)")
 _UNKNOWN_OPTION: Final = re.compile(r"^Option '([^']+)' is not accepted")
 _UNKNOWN_CLASS: Final = re.compile(r"Expected a dot import path string: ?(.*)")
+_NO_SUBCLASS: Final = re.compile(r"Subclasses are disabled for (\w+), thus '([^']+)'")
 _MISSING: Final = re.compile(r"arguments are required: (.+)")
 _NOISE: Final = re.compile(
     r"\s*(?:Does not validate against|Subtypes: |Errors:|Given value|- Expected a path but|- Does not validate"
@@ -73,6 +75,9 @@ class RLArgumentParser(LightningArgumentParser):
         if key is None and (found := _UNKNOWN_OPTION.search(message)):
             options = [name for name in self._keys() if name not in ("config",) and not name.endswith("help")]
             return f"there is no option {found[1]!r}.{did_you_mean(found[1], options)} Options: {', '.join(options)}."
+        if found := _NO_SUBCLASS.search(message):
+            blocks = [f"model.{name}" for name, hint in get_type_hints(RunConfig).items() if found[1] in str(hint)]
+            return f"{blocks[0] if blocks else found[1]} has the class_path {found[2]!r}: give its options alone."
         if key is None:
             return _cut(" ".join(message.split()))
         return _cut(_explain_value(key, body))

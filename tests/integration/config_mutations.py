@@ -125,7 +125,8 @@ def cases(bases: tuple[str, ...] = BASES) -> Iterator[Case]:
                 if value != _get(config, path) or change in ("true", "0"):
                     yield Case(base, key, change, functools.partial(_changed, config, path, value))
             misspelled = (*path[:-1], path[-1] + "z")
-            yield Case(base, key, "blank", functools.partial(_blank, config, path))
+            if _get(config, path) is not None:
+                yield Case(base, key, "blank", functools.partial(_blank, config, path))
             yield Case(base, key, "unknown key", functools.partial(_changed, config, misspelled, 1))
             yield Case(base, key, "duplicate", functools.partial(_duplicate, config, path))
     yield from files(resolved(""))
