@@ -123,7 +123,7 @@ def _check(text: str) -> None:
                 raise _FileError(event, f"the alias *{event.anchor} stands for nothing, or for a block that holds it")
             _add(stack[-1], event, anchors[event.anchor])
         elif isinstance(event, yaml.ScalarEvent):
-            if len(event.value) > MAX_DIGITS and event.style is None and event.value.lstrip("+-").isdigit():
+            if len(event.value) > MAX_DIGITS and event.implicit[0] and event.value.lstrip("+-").isdigit():
                 raise _FileError(event, f"a number has {len(event.value)} digits")
             if event.anchor is not None:
                 anchors[event.anchor] = 1

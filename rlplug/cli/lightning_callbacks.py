@@ -48,7 +48,8 @@ class LightningCallbacks(Callback):
         """Refuse to monitor a validation that never comes."""
         validation, last = pl_module.config.validation, pl_module.plan.total_steps
         is_due = any(validation.is_due(step) for step in range(pl_module.rollout_step + 1, last + 1))
-        for callback in (*self.stoppers, *self.savers):
+        watching: list[Any] = [*self.stoppers, *self.savers]
+        for callback in watching:
             if (callback.monitor or "").startswith(_VALIDATION) and not is_due:
                 raise ConfigError(
                     f"{type(callback).__name__} monitors {callback.monitor!r}, and the run's {last} steps have no "

@@ -85,7 +85,7 @@ class RLCLI(LightningCLI):
         kwargs["enable_checkpointing"] = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
         if options.enable_progress_bar is False:
             self.trainer_defaults.pop("callbacks")
-        trainer = super().instantiate_trainer(**kwargs)
+        trainer: Any = super().instantiate_trainer(**kwargs)
         others = [callback for callback in trainer.callbacks if not isinstance(callback, RunFolder | RLCheckpoint)]
         first = [callback for callback in trainer.callbacks if isinstance(callback, RunFolder)]
         last = [callback for callback in trainer.callbacks if isinstance(callback, RLCheckpoint)]

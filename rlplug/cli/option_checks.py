@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from jsonargparse import Namespace
+from jsonargparse import ArgumentParser, Namespace
 from jsonargparse._util import import_object  # what jsonargparse itself resolves class paths with
 
-from rlplug.cli.parser import RLArgumentParser, shorten
+from rlplug.cli.parser import shorten
 from rlplug.errors import ConfigError
 
 
@@ -145,7 +145,7 @@ SEED_KEYS: Final = (
 """Seeds that follow ``seed_everything`` while they are 0."""
 
 
-def check_options(parser: RLArgumentParser, config: Namespace) -> None:
+def check_options(parser: ArgumentParser, config: Namespace) -> None:
     """Check every option of the resolved ``config``.
 
     Raises:
@@ -175,7 +175,7 @@ def seed_all(config: Namespace) -> None:
             config[key] = config.seed_everything
 
 
-def _top_level(parser: RLArgumentParser) -> Iterator[tuple[str, Any]]:
+def _top_level(parser: ArgumentParser) -> Iterator[tuple[str, Any]]:
     """Yield the key and type of each option of ``parser``."""
     for action in parser._actions:
         if action.dest in ("help", "config") or action.dest.endswith(".help") or action.dest.startswith("print_"):

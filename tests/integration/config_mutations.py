@@ -20,6 +20,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -251,9 +252,7 @@ def _child(case: Case, folder: Path, writer: int) -> None:
         code = main(["fit", "-c", file])
     except SystemExit as ending:
         code = 71 if ending.code else 72
-    except BaseException:
-        import traceback
-
+    except BaseException:  # noqa: BLE001 - any of them is what the case found
         traceback.print_exc()
     finally:
         os._exit(code)
