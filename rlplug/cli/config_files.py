@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -59,8 +60,10 @@ def check_config_file(path: Path) -> None:
     Raises:
         ConfigError: It is not; the message names the file, the line where there is one, and the fix.
     """
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "is no plain file" if path.exists() else "does not exist"
+    if not os.path.isfile(path) and os.access(path.parent, os.X_OK):
+        what = (
+            "is a folder" if os.path.isdir(path) else "is no plain file" if os.path.exists(path) else "does not exist"
+        )
         raise ConfigError(f"the configuration {str(path)!r} {what}: give the path of a YAML file.")
     try:
         with path.open("rb") as file:

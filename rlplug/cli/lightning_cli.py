@@ -125,10 +125,11 @@ def instantiation_errors() -> Iterator[None]:
             raise own from error
         cause = causes[-1]
         made = _made_by(cause)
-        part = "trainer: " if isinstance(cause, MisconfigurationException) or made == "Trainer" else ""
-        refuses = f"{made} refuses its options: " if made else ""
         text = " ".join(str(cause).split())[:500] or type(cause).__name__
-        raise ConfigError(f"{part}{refuses}{text} (rlplug --debug fit shows where)") from error
+        if made in ("Trainer", "_AcceleratorConnector"):
+            raise ConfigError(f"trainer: {text}") from error
+        part = "trainer.max_time: " if made == "Timer" else f"{made} refuses its options: " if made else ""
+        raise ConfigError(f"{part}{text} (rlplug --debug fit shows where)") from error
 
 
 def run_lightning(arguments: list[str]) -> bool:

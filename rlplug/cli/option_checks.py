@@ -50,6 +50,7 @@ POSITIVE: Final = Range(1e-9, 1e6)
 
 RANGES: Final[Mapping[str, Range]] = {
     "seed_everything": SEED,
+    "trainer.devices": Range(-1, 1024),
     "trainer.num_nodes": COUNT,
     "trainer.strategy.replicate": COUNT,
     "trainer.strategy.sequence": COUNT,
@@ -132,7 +133,10 @@ MAX_TEXT: Final = 1_000_000
 """Longest text of an option, in characters; a name or path is far shorter."""
 MAX_NAME: Final = 4096
 
-NOT_FALSE: Final[Mapping[str, str]] = {
+_FOREIGN: Final = ("trainer.logger", "trainer.callbacks")
+"""Keys of other libraries' classes, to which an empty text may mean something."""
+
+FORBIDDEN_FLAGS: Final[Mapping[str, str]] = {
     "maximize": "it would train away from the rewards",
     "differentiable": "the step of an optimizer is not differentiated here",
 }
@@ -154,6 +158,8 @@ def check_options(parser: ArgumentParser, config: Namespace) -> None:
     for key, hint in _top_level(parser):
         _require_blocks(config, key)
         value = config.get(key)
+        if isinstance(value, Namespace | dict) and not _items(value) and not _hints_of_block(hint):
+            raise ConfigError(f"{key} is an empty block: give class_path and init_args, or remove it.")
         may_be_null = hint is None or _takes_null(hint) or parser.get_default(key) is None
         for name, found, is_allowed_null in _leaves(key, value, hint, may_be_null):
             _check_value(name, found, is_allowed_null)
@@ -257,11 +263,13 @@ def _check_value(key: str, value: Any, may_be_null: bool) -> None:
     """Refuse a null that the option does not take, a text without end, and a number out of its range."""
     if value is None and not may_be_null:
         raise ConfigError(f"{key} is null: give a value, or remove the key for its default.")
+    if value == "" and not key.endswith(("prompt", "instruction")) and not key.startswith(_FOREIGN):
+        raise ConfigError(f"{key} is an empty text: give a value, or remove the key for its default.")
     if isinstance(value, str) and len(value) > (MAX_TEXT if key.endswith(("prompt", "instruction")) else MAX_NAME):
         raise ConfigError(f"{key} is a text of {len(value):,} characters, {shorten(value)}: give a shorter one.")
     name = _option(key)
-    if value is True and _is_optimizer(key) and name in NOT_FALSE:
-        raise ConfigError(f"{key} is true, and {NOT_FALSE[name]}: remove it.")
+    if value is True and _is_optimizer(key) and name in FORBIDDEN_FLAGS:
+        raise ConfigError(f"{key} is true, and {FORBIDDEN_FLAGS[name]}: remove it.")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     if not (isinstance(value, int) or math.isfinite(value)):

@@ -77,7 +77,7 @@ class RLArgumentParser(LightningArgumentParser):
             return f"there is no option {found[1]!r}.{did_you_mean(found[1], options)} Options: {', '.join(options)}."
         if found := _NO_SUBCLASS.search(message):
             blocks = [f"model.{name}" for name, hint in get_type_hints(RunConfig).items() if found[1] in str(hint)]
-            return f"{blocks[0] if blocks else found[1]} has the class_path {found[2]!r}: give its options alone."
+            return f"{' or '.join(blocks) or found[1]} has the class_path {found[2]!r}: give its options alone."
         if key is None:
             return _cut(" ".join(message.split()))
         return _cut(_explain_value(key, body))

@@ -99,7 +99,7 @@ def check_trainer_options(trainer: Namespace, defaults: Mapping[str, Any]) -> No
     """
     for name, value in vars(trainer).items():
         default = defaults.get(name)
-        asks_nothing = all(choice is None or choice is False for choice in (value, default))
+        asks_nothing = value is False and default is None
         if name in REFUSED and value != default and not asks_nothing:
             raise ConfigError(
                 f"trainer.{name} is {shorten(value)}, which the RL loop does not follow: {REFUSED[name]}."

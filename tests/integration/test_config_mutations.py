@@ -17,7 +17,8 @@ LEGAL = {
     r"|plugins|process_group_backend|reference|reward_scale|rewards|rollout|system_prompt|trunk|val|value_clip"
     r"|every_n_steps|dtype|steps|ckpt_path|weights_only|benchmark|deterministic|enable_progress_bar|optimizations|keep",
     "true|0": r".*",
-    "empty block|empty list": r"init_args|correction|critic|callbacks|optimizations|plugins|keep|rewards",
+    "empty block|empty list": r"init_args|correction|critic|callbacks|optimizations|plugins|keep|rewards"
+    r"|trainer|run|checkpoint|profile|batch|sampling|turns|validation|weight_sync|memory|limits",
     "1e-30": r"alpha|clip_\w+|correction|epsilon|eps|entropy_coefficient|\w+_coefficient|gae_lambda|gamma|kl_target|lr"
     r"|pass_threshold|\w*lambda|max_reward_error_share|positive_reward|value_clip|weight|weight_decay|momentum",
     "-1": r"entropy_coefficient|pass_threshold|positive_reward|weight|devices|max_epochs|max_steps",
