@@ -117,14 +117,14 @@ TRAINER: Final = """\
 ## trainer
 
 These keys are [Lightning's own](https://lightning.ai/docs/pytorch/stable/common/trainer.html). `accelerator`,
-`devices`, `num_nodes`, `logger` (besides `metrics.csv`, and TensorBoard where it is installed), `callbacks`, `max_time`,
-`plugins`, `deterministic`, `benchmark`, `detect_anomaly`, `inference_mode`, `enable_progress_bar` and
+`devices`, `num_nodes`, `logger` (besides `metrics.csv`, and TensorBoard where it is installed), `callbacks`,
+`max_time`, `plugins`, `deterministic`, `benchmark`, `detect_anomaly`, `inference_mode`, `enable_progress_bar` and
 `enable_autolog_hparams` do what Lightning says. A run refuses every other one by name, with the key to set instead.
 
 `EarlyStopping` and `ModelCheckpoint` act on RL steps. They look at `monitor` after each step whose metrics have it: for
 `validate/...`, after each validation. `every_n_train_steps` counts RL steps, and so does `step` in a filename. A
-`ModelCheckpoint` without `monitor` and `every_n_train_steps` saves after the last step. Its checkpoints lie in `best/` of
-the run folder, unless `dirpath` names another, and `--ckpt_path` resumes or validates them. Quote paths, whose names
+`ModelCheckpoint` without `monitor` and `every_n_train_steps` saves after the last step. Its checkpoints lie in `best/`
+of the run folder, unless `dirpath` names another, and `--ckpt_path` resumes or validates them. Quote paths, whose names
 have a `=`:
 
 ```yaml

@@ -285,7 +285,7 @@ def kind_of(case: Case, code: int, output: str) -> str:
         return "long message"
     parts = case.key.split(".")
     last = parts[-1] + ("z" if case.change == "unknown key" else "")
-    if "config.yaml: line " in message:
+    if "config.yaml: line " in message or "there is no key 'x.num_steps'" in message:
         return "message"
     named = ("config.yaml", "/dev/zero") if not case.key else (last, *parts[-2:-1] * (parts[-2:-1] != ["model"]))
     return "message" if any(name.lower() in message.lower() for name in named) else "no key"
