@@ -88,7 +88,7 @@ class RunConfig:
         lr_scheduler: Called with the optimizer; steps once per RL step.
         optimizations: Applied in order, before and after sharding; one without an effect stops the run.
         num_steps: RL steps to take; by default one pass over the training prompts.
-        seed: Seeds completions and the order of mini-batches.
+        seed: Seeds completions and the order of mini-batches; 0 follows ``seed_everything``.
         batch: Global and per-GPU sizes.
         sampling: How training completions are drawn.
         turns: Limits of trajectories with an environment.

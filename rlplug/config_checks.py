@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.config import RunConfig
@@ -152,6 +153,35 @@ def check_partial_rollout(
             f"model.partial_rollout.max_tokens_per_step is {tokens}, and no trajectory gets more than "
             f"model.sampling.max_new_tokens {sampling.max_new_tokens}: give less, or remove it."
         )
+
+
+def check_optimizers(config: RunConfig, device: torch.device) -> None:
+    """Try optimizers and schedulers on a small model, because they check their options when they are made and used.
+
+    Raises:
+        ConfigError: One of them refuses its options; the message names the key and the reason.
+    """
+    makers = {"model.": (config.optimizer, config.lr_scheduler)}
+    if config.critic is not None and config.critic.optimizer is not None:
+        makers["model.critic."] = (config.critic.optimizer, config.critic.lr_scheduler)
+    for prefix, (make_optimizer, make_scheduler) in makers.items():
+        names = {"model.layers.0.mlp.weight": (2, 2), "model.norm.weight": (2,)}
+        tried = [(name, torch.nn.Parameter(torch.zeros(size, device=device))) for name, size in names.items()]
+        for _, parameter in tried:
+            parameter.grad = torch.zeros_like(parameter)
+        key = f"{prefix}optimizer"
+        try:
+            optimizer: Any = make_optimizer(tried)
+            optimizer.step()
+            key = f"{prefix}lr_scheduler"
+            if make_scheduler is not None:
+                make_scheduler(optimizer)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"{key} refuses its options: {' '.join(str(error).split())[:300]}. Correct them."
+            ) from error
 
 
 def check_optimizations(optimizations: Sequence[Optimization]) -> None:

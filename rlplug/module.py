@@ -212,7 +212,7 @@ class RLModule(LightningModule):
         self.config.algorithm.after_step(metrics)
         metrics |= plugins().observe("rlplug_after_update", step=self.step, metrics=MappingProxyType(metrics))
         self._log(metrics)
-        self.log_dict(metrics, logger=False)  # for callbacks such as EarlyStopping
+        self.log_dict({**metrics, "step": float(self.step)}, logger=False)  # for LightningCallbacks
         is_told = self.strategy.agree_to_stop(self.stop_signal)
         self.trainer.should_stop = is_told or self.rollout_step >= self.plan.total_steps
         self.newest_metrics, self.step_metrics = metrics, {}

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.config import RunConfig
-from rlplug.config_checks import UNCORRECTED, check_engine, check_optimizations, check_training
+from rlplug.config_checks import UNCORRECTED, check_engine, check_optimizations, check_optimizers, check_training
 from rlplug.data.datamodule import PromptDataModule, PromptRules
 from rlplug.distributed.mesh import MeshSizes
 from rlplug.distributed.offload import Offload
@@ -197,6 +197,7 @@ def plan_fit(
     Raises:
         ConfigError: The message names the key and the fix.
     """
+    check_optimizers(config, strategy.root_device)
     plan = plan_run(config, inputs, data, strategy, world_size, fullest_gpu(strategy))
     if plan.memory is not None:
         refuse_shortfall(config, plan.memory)

@@ -69,8 +69,10 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ConfigError(f"sampling.max_new_tokens is {self.max_new_tokens}: give at least 1.")
-        if self.temperature < 0:
-            raise ConfigError(f"sampling.temperature is {self.temperature}: give 0 for greedy, or a positive number.")
+        if not (self.temperature == 0 or self.temperature >= 0.001):
+            raise ConfigError(
+                f"sampling.temperature is {self.temperature}: give 0 for greedy, or a positive number from 0.001 up."
+            )
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"sampling.top_p is {self.top_p}: give a share above 0, up to 1 (1 keeps all tokens).")
         if self.top_k < 0:

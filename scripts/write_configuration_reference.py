@@ -117,12 +117,29 @@ The environment variable `RLPLUG_BLOCK` blocks plugins too, with commas between 
 TRAINER: Final = """\
 ## trainer
 
-These keys are [Lightning's own](https://lightning.ai/docs/pytorch/stable/common/trainer.html). Those that matter here
-are `accelerator`, `devices`, `num_nodes`, `logger` (besides `metrics.csv`, and TensorBoard where it is installed) and
-`callbacks`. Leave the others as they are: rlplug has its own checkpoints, validation, gradient clipping and precision.
+These keys are [Lightning's own](https://lightning.ai/docs/pytorch/stable/common/trainer.html). `accelerator`,
+`devices`, `num_nodes`, `logger` (besides `metrics.csv`, and TensorBoard where it is installed), `callbacks`,
+`max_time`, `plugins`, `deterministic`, `benchmark`, `detect_anomaly`, `inference_mode`, `enable_progress_bar` and
+`enable_autolog_hparams` do what Lightning says. A run refuses every other one by name, with the key to set instead.
 
-`seed_everything`, at the top level, seeds the global random generators; it is 0 by default. `model.seed`,
-`model.policy.seed` and `data.seed` are what completions, weights and prompts follow.
+`EarlyStopping` and `ModelCheckpoint` act on RL steps. They look at `monitor` after each step whose metrics have it: for
+`validate/...`, after each validation. `every_n_train_steps` counts RL steps, and so does `step` in a filename. A
+`ModelCheckpoint` without `monitor` and `every_n_train_steps` saves after the last step. Its checkpoints lie in `best/`
+of the run folder, unless `dirpath` names another, and `--ckpt_path` resumes or validates them. Quote paths, whose names
+have a `=`:
+
+```yaml
+trainer:
+  callbacks:
+    - class_path: EarlyStopping
+      init_args: {monitor: validate/reward_mean, mode: max, patience: 3}
+    - class_path: ModelCheckpoint
+      init_args: {monitor: validate/reward_mean, mode: max, save_top_k: 2, save_last: true}
+```
+
+`seed_everything`, at the top level, is the seed of the run: 0 by default, `true` for a random one. `model.seed`,
+`model.policy.seed`, `model.reference.seed`, `model.critic.seed` and `data.seed` follow it while they are 0; another
+number holds for that seed alone.
 """
 
 

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from transformers.utils import logging as transformers_logging
 
+from rlplug.cli.config_files import check_config_files
+from rlplug.cli.lightning_callbacks import LightningCallbacks
+from rlplug.cli.option_checks import check_options, seed_all
 from rlplug.cli.parser import RLArgumentParser
 from rlplug.cli.resume import changes_since, check_checkpoint, with_resume
 from rlplug.cli.run_folder import RunFolder
+from rlplug.cli.trainer_options import TRAINER_DEFAULTS, check_trainer_options
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.distributed.checkpoint import RLCheckpoint
 from rlplug.distributed.ranks import lost_rank
@@ -44,18 +52,52 @@ class RLCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Do nothing, where Lightning would take options from a checkpoint that is a file: ours is a folder."""
 
-    def instantiate_classes(self) -> None:
-        super().instantiate_classes()
-        run_folder: RunFolder = self._get(self.config_init, "run")
-        config = self.config[self.config.subcommand]
-        run_folder.resumed_from = config.ckpt_path
-        saved = config.clone()
-        saved.ckpt_path = None  # a run from the saved file does not resume
-        run_folder.config_yaml = self._parser(self.subcommand).dump(saved, skip_none=False)
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Read the configuration and check the resolved options.
+
+        Raises:
+            ConfigError: The message names the key, the value and the fix.
+        """
+        with instantiation_errors():
+            super().parse_arguments(parser, args)
+        options, config = self._parser(self.config.subcommand), self.config[self.config.subcommand]
+        check_options(options, config)
+        defaults = {name: options.get_default(f"trainer.{name}") for name in vars(config.trainer)}
+        check_trainer_options(config.trainer, defaults)
         if config.ckpt_path is not None:
             check_checkpoint(config.ckpt_path)
-            if self.subcommand == "fit":
-                run_folder.changes = changes_since(config.ckpt_path, run_folder.config_yaml)
+
+    def before_instantiate_classes(self) -> None:
+        """Keep the options as they were given, and give every seed its number."""
+        config = self.config[self.config.subcommand]
+        saved = config.clone()
+        saved.ckpt_path = None  # a run from the saved file does not resume
+        self.config_yaml = self._parser(self.subcommand).dump(saved, skip_none=False)
+        seed_all(config)
+
+    def instantiate_classes(self) -> None:
+        with instantiation_errors():
+            super().instantiate_classes()
+        run_folder: RunFolder = self._get(self.config_init, "run")
+        run_folder.resumed_from = self.config[self.config.subcommand].ckpt_path
+        run_folder.config_yaml = self.config_yaml
+        if run_folder.resumed_from is not None and self.subcommand == "fit":
+            run_folder.changes = changes_since(run_folder.resumed_from, run_folder.config_yaml)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        """Make the trainer, with callbacks in the order in which a step needs them."""
+        options = self._get(self.config_init, "trainer")
+        callbacks = options.callbacks if isinstance(options.callbacks, list) else [options.callbacks]
+        kwargs["enable_checkpointing"] = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
+        if options.enable_progress_bar is False:
+            self.trainer_defaults.pop("callbacks")
+        trainer: Any = super().instantiate_trainer(**kwargs)
+        others = [callback for callback in trainer.callbacks if not isinstance(callback, RunFolder | RLCheckpoint)]
+        first = [callback for callback in trainer.callbacks if isinstance(callback, RunFolder)]
+        last = [callback for callback in trainer.callbacks if isinstance(callback, RLCheckpoint)]
+        # the run folder's setup names the folder; the checkpoint of a last step follows what may make it the last
+        trainer.callbacks = [*first, LightningCallbacks(others), *others, *last]
+        return trainer
 
 
 class ConfiguredCLI(RLCLI):
@@ -71,6 +113,29 @@ class ConfiguredCLI(RLCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         pass
+
+
+@contextmanager
+def instantiation_errors() -> Iterator[None]:
+    """Turn what the constructor of a configured class raises into one message.
+
+    Raises:
+        RLPlugError: The constructor's own message, where it raised one.
+        ConfigError: Otherwise; the message names the class.
+    """
+    try:
+        yield
+    except Exception as error:
+        causes = list(_causes(error))
+        if own := next((cause for cause in causes if isinstance(cause, RLPlugError)), None):
+            raise own from error
+        cause = causes[-1]
+        made = _made_by(cause)
+        text = " ".join(str(cause).split())[:500] or type(cause).__name__
+        if made in ("Trainer", "_AcceleratorConnector"):
+            raise ConfigError(f"trainer: {text}") from error
+        part = "trainer.max_time: " if made == "Timer" else f"{made} refuses its options: " if made else ""
+        raise ConfigError(f"{part}{text} (rlplug --debug fit shows where)") from error
 
 
 def run_lightning(arguments: list[str]) -> int:
@@ -94,29 +159,34 @@ def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:
     """Parse a command line with ``cli_class``, which may also run the command, and return the CLI."""
     _quieten()
     sys.argv[1:] = with_resume(arguments)  # LightningCLI reads it, and Lightning starts other ranks with it
+    check_config_files(sys.argv[1:])
     try:
         return cli_class(
             RLModule,
             PromptDataModule,
             save_config_callback=None,
             seed_everything_default=0,
-            trainer_defaults={
-                "strategy": {"class_path": "rlplug.distributed.strategy.RLFSDP2Strategy"},
-                "accelerator": "auto",
-                "devices": 1,
-                "max_epochs": -1,
-                "logger": False,
-                "enable_checkpointing": False,
-                "enable_model_summary": False,
-                "use_distributed_sampler": False,
-                "callbacks": [RLProgressBar()],
-            },
+            trainer_defaults={**TRAINER_DEFAULTS, "callbacks": [RLProgressBar()]},
             auto_configure_optimizers=False,
             parser_class=RLArgumentParser,
             parser_kwargs={"allow_abbrev": False, **{name: {"allow_abbrev": False} for name in RLCLI.subcommands()}},
         )
     except MisconfigurationException as error:  # Lightning's own error for invalid options of the trainer
         raise ConfigError(f"trainer: {error}") from error
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those that led to it, the newest first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _made_by(error: BaseException) -> str | None:
+    """Return the class in whose constructor an exception was raised."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    owners = [frame.f_locals.get("self") for frame in frames if frame.f_code.co_name in ("__init__", "__post_init__")]
+    return type(owners[-1]).__name__ if owners else None
 
 
 def _quieten() -> None:

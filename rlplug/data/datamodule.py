@@ -52,7 +52,7 @@ class PromptDataModule(LightningDataModule):
         max_prompt_tokens: Longest prompt, in tokens. Prompt and completion must also fit the policy's context.
         too_long: ``refuse`` stops when a prompt is longer; ``filter`` leaves such prompts out and says how many.
         shuffle: Draw a new order of the training prompts for each epoch.
-        seed: Seed of these orders.
+        seed: Seed of these orders; 0 follows ``seed_everything``.
     """
 
     def __init__(

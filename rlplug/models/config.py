@@ -28,7 +28,7 @@ class ModelConfig:
             float32 weights, and gradients are reduced in float32.
         attn_implementation: Attention to use: ``packed``, rlplug's own, or ``flash_attention_2`` or ``_3`` of
             transformers.
-        seed: Seed of the weights with ``init: random``.
+        seed: Seed of the weights with ``init: random``; 0 follows ``seed_everything``.
     """
 
     path: str

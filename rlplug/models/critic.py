@@ -32,7 +32,7 @@ class CriticConfig:
         num_epochs: Passes of the critic over a step's completions; by default ``model.batch.num_epochs``. Only for a
             trunk of its own.
         warmup_steps: RL steps at the start that train the critic alone. The policy stays as it is.
-        seed: Seed of the value head's initial weights.
+        seed: Seed of the value head's initial weights; 0 follows ``seed_everything``.
     """
 
     trunk: ModelConfig | None = None

@@ -106,7 +106,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         ("model", ["model.policy.path", "'./no/such/model' does not exist"]),
         ("empty", ["data.train", "empty.jsonl"]),
         ("long", ["data.train", "long.jsonl:1", "41", "data.too_long"]),
-        ("no-gradient", ["model.limits.max_grad_norm is 0", "give a positive number, or null"]),
+        ("no-gradient", ["model.limits.max_grad_norm is 0", "give a number from 1e-09 up to"]),
         ("greedy", ["model.sampling.temperature is 0"]),
         ("idle-reference", ["GRPO would not use model.reference", "kl_coefficient"]),
         ("long-buffer", ["DAPO", "overlong_buffer is 4", "max_new_tokens"]),

@@ -1,0 +1,149 @@
+"""Checks of configuration files, before jsonargparse reads them: encoding, size, duplicate keys, nesting, aliases."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from jsonargparse import get_loader, set_loader
+
+from rlplug.errors import ConfigError
+
+MAX_BYTES: Final = 1 << 20
+"""Size of the largest configuration file."""
+MAX_NODES: Final = 100_000
+"""Most values of a configuration, with what its aliases stand for."""
+MAX_DEPTH: Final = 50
+"""Deepest nesting of a configuration."""
+MAX_DIGITS: Final = 100
+"""Most digits of a whole number; beyond about 300 it is no float, beyond 4,300 Python reads none."""
+
+_jsonargparse_load: Final = get_loader("yaml")
+
+
+class _FileError(yaml.YAMLError):
+    """Fault of a YAML text, with its line; a ``YAMLError``, so that jsonargparse reports it as one of the value."""
+
+    def __init__(self, event: Any, reason: str) -> None:
+        super().__init__(f"line {event.start_mark.line + 1}: {reason}")
+
+
+@dataclass
+class _Block:
+    """A mapping or list that is being read, with its size so far."""
+
+    is_mapping: bool = False
+    anchor: str | None = None
+    keys: set[str] = field(default_factory=set)
+    is_key: bool = True
+    size: int = 1
+
+
+def check_config_files(arguments: list[str]) -> None:
+    """Check each file that ``arguments`` name with ``-c`` or ``--config``.
+
+    Raises:
+        ConfigError: The message names the file, the line where there is one, and the fix.
+    """
+    for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, _, given = option.partition("=")
+        if name in ("-c", "--config") and (path := given or value):
+            check_config_file(Path(path))
+
+
+def check_config_file(path: Path) -> None:
+    """Check that ``path`` is a readable text in YAML that holds options.
+
+    Raises:
+        ConfigError: It is not; the message names the file, the line where there is one, and the fix.
+    """
+    if not os.path.isfile(path) and os.access(path.parent, os.X_OK):
+        what = (
+            "is a folder" if os.path.isdir(path) else "is no plain file" if os.path.exists(path) else "does not exist"
+        )
+        raise ConfigError(f"the configuration {str(path)!r} {what}: give the path of a YAML file.")
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"the configuration {str(path)!r} cannot be read: {error.strerror}.") from error
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(f"the configuration {str(path)!r} is longer than {MAX_BYTES >> 20} MiB: is it a YAML file?")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        byte = f"{raw[error.start]:#04x}"
+        raise ConfigError(f"{path}:{line}: the byte {byte} is not UTF-8: save the file as UTF-8.") from error
+    try:
+        content = load_yaml(text)
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())[:500]}. Correct the file.") from error
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{path}: the file holds {'nothing' if content is None or text.isspace() or not text else 'no block'}: "
+            "give options such as `model:`; configs/quickstart.yaml is a complete configuration."
+        )
+    if other := [key for key in content if not isinstance(key, str)]:
+        raise ConfigError(f"{path}: the key {other[0]!r} is no text: remove it.")
+
+
+def load_yaml(text: str) -> Any:
+    """Read YAML as jsonargparse does, and refuse what it would take in silence or never finish.
+
+    Raises:
+        yaml.YAMLError: The text is no YAML, writes a key twice, nests deeper than ``MAX_DEPTH``, or has more than
+            ``MAX_NODES`` values once its aliases are written out.
+    """
+    try:
+        _check(text)
+    except UnicodeEncodeError as error:
+        raise yaml.YAMLError(f"the text holds {error.object[error.start]!r}, which is no character") from error
+    return _jsonargparse_load(text)
+
+
+def _check(text: str) -> None:
+    """Go through the parser's events, which takes no memory for what aliases stand for."""
+    stack: list[_Block] = [_Block()]
+    anchors: dict[str, int] = {}
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        if isinstance(event, yaml.DocumentStartEvent) and stack[0].size > 1:
+            raise _FileError(event, "a second document begins here: keep one")
+        if isinstance(event, yaml.CollectionEndEvent):
+            block = stack.pop()
+            if block.anchor is not None:
+                anchors[block.anchor] = block.size
+            _add(stack[-1], event, block.size)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            if len(stack) > MAX_DEPTH:
+                raise _FileError(event, f"blocks are nested deeper than {MAX_DEPTH}")
+            stack.append(_Block(isinstance(event, yaml.MappingStartEvent), event.anchor))
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor not in anchors:
+                raise _FileError(event, f"the alias *{event.anchor} stands for nothing, or for a block that holds it")
+            _add(stack[-1], event, anchors[event.anchor])
+        elif isinstance(event, yaml.ScalarEvent):
+            if len(event.value) > MAX_DIGITS and event.implicit[0] and event.value.lstrip("+-").isdigit():
+                raise _FileError(event, f"a number has {len(event.value)} digits")
+            if event.anchor is not None:
+                anchors[event.anchor] = 1
+            block = stack[-1]
+            if block.is_mapping and block.is_key:
+                if event.value in block.keys:
+                    raise _FileError(event, f"the key {event.value!r} is there twice: remove one")
+                block.keys.add(event.value)
+            _add(block, event, 1)
+
+
+def _add(block: _Block, event: Any, size: int) -> None:
+    """Count a value of ``block``, and know whether the next one is a key."""
+    block.size += size
+    block.is_key = not block.is_key
+    if block.size > MAX_NODES:
+        raise _FileError(event, f"aliases or lists make more than {MAX_NODES:,} values")
+
+
+set_loader("yaml", load_yaml, exceptions=(yaml.YAMLError,), json_superset=True)

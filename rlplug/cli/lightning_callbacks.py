@@ -1,0 +1,106 @@
+"""Calls Lightning's ``EarlyStopping`` and ``ModelCheckpoint`` after each RL step, of which its loop does not know."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+
+from rlplug.errors import ConfigError, RunError, did_you_mean
+
+FOLDER: Final = "best"
+"""Folder in a run's folder for the checkpoints of a ``ModelCheckpoint`` without ``dirpath``."""
+_VALIDATION: Final = "validate/"
+
+
+class LightningCallbacks(Callback):
+    """Callback that calls those of Lightning's that act on a metric, after each step that has the metric.
+
+    To Lightning, a run is one epoch of batches without validation, at whose end its callbacks would act. Here
+    ``EarlyStopping`` looks after each step whose metrics have ``monitor``, which for ``validate/...`` are those with a
+    validation. ``ModelCheckpoint`` does too, at multiples of ``every_n_train_steps`` where that is set, which counts RL
+    steps; without ``monitor`` and ``every_n_train_steps`` it saves after the last step. What it saves can be resumed
+    with ``--ckpt_path``.
+
+    Args:
+        callbacks: All callbacks of the trainer.
+    """
+
+    def __init__(self, callbacks: list[Callback]) -> None:
+        self.stoppers = [callback for callback in callbacks if isinstance(callback, EarlyStopping)]
+        self.savers = {
+            callback: callback._every_n_train_steps for callback in callbacks if isinstance(callback, ModelCheckpoint)
+        }
+        for callback in self.savers:
+            callback._every_n_train_steps = callback._every_n_epochs = 0  # its own hooks count optimizer steps
+            if callback.save_last is True and callback.save_top_k != 0:
+                callback.save_last = "link"  # a copy would be written over the last one, and could be torn
+        for stopper in self.stoppers:
+            stopper._check_on_train_epoch_end = False
+
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        for callback in self.savers:
+            if callback.dirpath is None:
+                callback.dirpath = str(pl_module.run_dir / FOLDER)
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Refuse to monitor a validation that never comes."""
+        validation, last = pl_module.config.validation, pl_module.plan.total_steps
+        is_due = any(validation.is_due(step) for step in range(pl_module.rollout_step + 1, last + 1))
+        watching: list[Any] = [*self.stoppers, *self.savers]
+        for callback in watching:
+            if (callback.monitor or "").startswith(_VALIDATION) and not is_due:
+                raise ConfigError(
+                    f"{type(callback).__name__} monitors {callback.monitor!r}, and the run's {last} steps have no "
+                    "validation: set model.validation.every_n_steps."
+                )
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if pl_module.rollout_step != pl_module.step:
+            return  # an interrupt took the step back
+        metrics = pl_module.newest_metrics
+        for stopper in self.stoppers:
+            if self._has_metric(stopper, metrics, pl_module.step, stopper.strict):
+                self._look(stopper, trainer, pl_module)
+        for saver, every_n_steps in self.savers.items():
+            if self._is_due(saver, every_n_steps, trainer, metrics, pl_module.step):
+                with pl_module.timer.phase("checkpoint"):
+                    candidates = saver._monitor_candidates(trainer)
+                    saver._save_topk_checkpoint(trainer, candidates)
+                    saver._save_last_checkpoint(trainer, candidates)
+
+    def _look(self, stopper: EarlyStopping, trainer: Trainer, module: Any) -> None:
+        """Let a stopper decide, and say when it ends the run."""
+        stops_already = trainer.should_stop
+        stopper.on_validation_end(trainer, module)
+        if trainer.should_stop and not stops_already:
+            reason = str(stopper.stopping_reason_message).removesuffix(" Signaling Trainer to stop.")
+            trainer.print(f"EarlyStopping ends the run after step {module.step}: {reason}")
+
+    def _is_due(
+        self, saver: ModelCheckpoint, every_n_steps: int, trainer: Trainer, metrics: dict[str, float], step: int
+    ) -> bool:
+        """Return whether to save after this step."""
+        if saver.monitor is None and every_n_steps == 0:
+            return bool(trainer.should_stop)
+        if every_n_steps and step % every_n_steps and not trainer.should_stop:
+            return False
+        return saver.monitor is None or self._has_metric(saver, metrics, step, is_required=True)
+
+    def _has_metric(self, callback: Any, metrics: dict[str, float], step: int, is_required: bool) -> bool:
+        """Return whether the step has the monitored metric.
+
+        Raises:
+            RunError: No step has it.
+        """
+        name = callback.monitor
+        if name in metrics:
+            return True
+        is_validation = name.startswith(_VALIDATION)
+        if is_required and not (is_validation and not any(found.startswith(_VALIDATION) for found in metrics)):
+            raise RunError(
+                f"step {step}: {type(callback).__name__} monitors {name!r}, and there is no such metric."
+                f"{did_you_mean(name, metrics)} There are {', '.join(sorted(metrics))}."
+            )
+        return False

@@ -1,0 +1,72 @@
+"""Wrong configurations, generated: each ends in one message that names its key, before a model is loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from forked import run_forked
+
+LEGAL = {
+    "blank|null": r"accelerator|callbacks|chat|clip_dual|correction|critic|devices|environment|foreach|fused|kl_target"
+    r"|limit|logger|lr_scheduler|max_grad_norm|max_prompt_tokens|max_time|max_tokens_per_gpu\w*|max_tokens_per_turn"
+    r"|micro_batch_size_per_gpu|mini_batch_size|mismatch_gate|name|num_epochs|num_steps|optimizer|partial_rollout"
+    r"|plugins|process_group_backend|reference|reward_scale|rewards|rollout|system_prompt|trunk|val|value_clip"
+    r"|every_n_steps|dtype|steps|ckpt_path|weights_only|benchmark|deterministic|enable_progress_bar|optimizations|keep",
+    "true|0": r".*",
+    "empty block|empty list": r"init_args|correction|critic|callbacks|optimizations|plugins|keep|rewards"
+    r"|trainer|run|checkpoint|profile|batch|sampling|turns|validation|weight_sync|memory|limits",
+    "1e-30": r"alpha|clip_\w+|correction|epsilon|eps|entropy_coefficient|\w+_coefficient|gae_lambda|gamma|kl_target|lr"
+    r"|pass_threshold|\w*lambda|max_reward_error_share|positive_reward|value_clip|weight|weight_decay|momentum",
+    "-1": r"entropy_coefficient|pass_threshold|positive_reward|weight|devices|max_epochs|max_steps",
+    "1e9": r"seed|seed_everything|limit|pass_threshold",
+    "text|bracket|empty text|surrogate|long text": r"dir|system_prompt|instruction|split|name",
+    "bom": "",
+}
+"""Expressions for changes, and for the keys (the last part) that may take them."""
+
+
+def is_legal(case: str) -> bool:
+    _, key, change = case.split(": ", 2)
+    last = key.rpartition(".")[2] if key != "(file)" else ""
+    return any(re.fullmatch(changes, change) and re.fullmatch(names, last) for changes, names in LEGAL.items())
+
+
+def faults(*options: str, timeout: float) -> tuple[int, list[str]]:
+    """Return the number of generated cases, and those that do not end as they should."""
+    script = Path(__file__).with_name("config_mutations.py")
+    done = run_forked([sys.executable, script, *options], timeout=timeout, check=True)
+    endings = [json.loads(line) for line in done.stdout.splitlines()]
+    bad = [
+        f"{ending['kind']}: {ending['case']}: {ending['output'][-600:]}"
+        for ending in endings
+        if ending["kind"] != "message" and not (ending["kind"] == "accepted" and is_legal(ending["case"]))
+    ]
+    return len(endings), bad
+
+
+def test_a_sample_of_wrong_configurations() -> None:
+    """Alone catches a key whose new type, range or form jsonargparse, Lightning or torch reports in its own way."""
+    tried, bad = faults("--share", "0.003", "--seed", "1", timeout=120)
+
+    assert tried > 15
+    assert not bad, "\n".join(bad)
+
+
+def test_every_wrong_file() -> None:
+    """Alone catches a file that is read without a limit, or in another encoding, or with a key twice."""
+    tried, bad = faults("--match", r"\(file\)", timeout=120)
+
+    assert tried > 25
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.nightly
+def test_every_wrong_configuration() -> None:
+    tried, bad = faults(timeout=4 * 3600)
+
+    assert tried > 8000
+    assert not bad, "\n".join(bad)

@@ -1,0 +1,95 @@
+"""Each option of Lightning's trainer is honoured or refused by name, and its callbacks act on RL steps."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+
+import lightning.pytorch.callbacks as lightning_callbacks
+import pytest
+import torch
+from jsonargparse import Namespace
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+
+from rlplug.cli.lightning_callbacks import LightningCallbacks
+from rlplug.cli.trainer_options import (
+    HONOURED,
+    REFUSED,
+    REFUSED_CALLBACKS,
+    REFUSED_CHECKPOINT_ARGUMENTS,
+    check_trainer_options,
+)
+from rlplug.errors import ConfigError, RunError
+
+
+def test_every_option_of_the_trainer_is_decided() -> None:
+    """Alone catches an option of a newer Lightning that the loop would ignore in silence."""
+    assert sorted([*HONOURED, *REFUSED]) == sorted(set(inspect.signature(Trainer.__init__).parameters) - {"self"})
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_option_that_the_loop_ignores_is_refused_by_name(name: str) -> None:
+    default = inspect.signature(Trainer.__init__).parameters[name].default
+
+    check_trainer_options(Namespace({name: default}), {name: default})
+    with pytest.raises(ConfigError, match=rf"^trainer\.{name} is 17, "):
+        check_trainer_options(Namespace({name: 17}), {name: default})
+
+
+@pytest.mark.parametrize("name", REFUSED_CALLBACKS)
+def test_a_callback_that_the_loop_cannot_serve_is_refused_by_name(name: str) -> None:
+    callback = Namespace(class_path=f"lightning.pytorch.callbacks.{name}", init_args=Namespace())
+
+    with pytest.raises(ConfigError, match=rf"trainer\.callbacks\[0\] is {name}"):
+        check_trainer_options(Namespace(callbacks=[callback]), {})
+    assert name == "SpikeDetection" or hasattr(lightning_callbacks, name)
+
+
+def test_arguments_of_model_checkpoint_without_a_meaning_are_refused() -> None:
+    assert set(REFUSED_CHECKPOINT_ARGUMENTS) <= set(inspect.signature(ModelCheckpoint.__init__).parameters)
+    for name in REFUSED_CHECKPOINT_ARGUMENTS:
+        callback = Namespace(class_path="ModelCheckpoint", init_args=Namespace({name: 3}))
+        with pytest.raises(ConfigError, match=f"ModelCheckpoint's {name} is 3"):
+            check_trainer_options(Namespace(callbacks=[callback]), {})
+
+
+class FakeTrainer(SimpleNamespace):
+    def print(self, message: str) -> None:
+        self.printed.append(message)
+
+
+def run_steps(stopper: EarlyStopping, steps: list[dict[str, float]]) -> int:
+    """Run steps with these metrics until the stopper ends the run, and return their number."""
+    trainer = FakeTrainer(should_stop=False, printed=[], fast_dev_run=False, sanity_checking=False, callback_metrics={})
+    trainer.state = SimpleNamespace(fn="fit")
+    trainer.strategy = SimpleNamespace(reduce_boolean_decision=lambda stop, all: stop)
+    trainer.current_epoch = 0
+    served = LightningCallbacks([stopper])
+    for step, metrics in enumerate(steps, start=1):
+        trainer.callback_metrics |= {name: torch.tensor(value) for name, value in metrics.items()}  # former ones stay
+        module = SimpleNamespace(rollout_step=step, step=step, newest_metrics=metrics)
+        served.on_train_batch_end(trainer, module, None, None, 0)
+        if trainer.should_stop:
+            assert len(trainer.printed) == 1
+            return step
+    return len(steps)
+
+
+def test_early_stopping_counts_the_steps_that_have_the_metric() -> None:
+    """Alone catches a validation's score that is looked at again in each step after it."""
+    scores = [0.5, 0.4, 0.3]
+    steps = [{"loss": 1.0} | ({"validate/x": scores[n // 3]} if n % 3 == 2 else {}) for n in range(9)]
+
+    assert run_steps(EarlyStopping("validate/x", mode="max", patience=2), steps) == 9
+    assert run_steps(EarlyStopping("validate/x", mode="max", patience=1), steps) == 6
+    assert run_steps(EarlyStopping("loss", mode="min", patience=3), steps) == 4
+
+
+@pytest.mark.parametrize("missing", ["val_loss", "validate/y"])
+def test_a_metric_that_no_step_has_is_named_with_those_that_there_are(missing: str) -> None:
+    steps = [{"loss": 1.0, "validate/x": 0.5}]
+
+    with pytest.raises(RunError, match=rf"step 1: EarlyStopping monitors '{missing}'.*There are loss, validate/x"):
+        run_steps(EarlyStopping(missing), steps)
+    assert run_steps(EarlyStopping(missing, strict=False), steps) == 1
