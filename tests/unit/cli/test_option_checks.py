@@ -11,6 +11,7 @@ import pytest
 from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
 from rlplug.cli.option_checks import LARGEST, SEED_KEYS, _leaves, _range_of, _top_level
 from rlplug.errors import ConfigError
+from rlplug.plugin_manager import plugins
 
 ROOT = Path(__file__).parents[3]
 FIT = ["fit", "-c", "configs/quickstart.yaml", "-c", "configs/algo/ppo.yaml"]
@@ -18,7 +19,8 @@ FIT = ["fit", "-c", "configs/quickstart.yaml", "-c", "configs/algo/ppo.yaml"]
 
 @pytest.fixture(autouse=True)
 def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read paths of the configuration as at the root, and leave ``sys.argv`` as it was."""
+    """Read paths of the configuration as at the root, know the plugins' classes, and leave ``sys.argv`` as it was."""
+    plugins()
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(os.getcwd())
     monkeypatch.setattr("sys.argv", ["rlplug"])
