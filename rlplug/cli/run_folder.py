@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
-from rich.console import Console
 
 from rlplug.cli.run_output import print_interrupted, print_samples, print_start, print_summary, print_validation
 from rlplug.distributed.checkpoint import run_dir_of
@@ -57,7 +56,6 @@ class RunFolder(Callback):
         self.path = Path()
         """The run's own folder, once it is chosen in ``setup``."""
         self._began = 0.0
-        self._console = Console()
         self._record: dict[str, Any] = {}
 
     # ---- the beginning --------------------------------------------------------------------------------------------
@@ -115,7 +113,7 @@ class RunFolder(Callback):
             self._record["memory_notes"] = memory_notes(memory)
         self._record["effects"] = [effect.description for effect in module.models.effects]
         self._save_record()
-        print_start(self._console, module, trainer.datamodule.num_filtered, self.path)  # type: ignore[attr-defined]
+        print_start(module, trainer.datamodule.num_filtered, self.path)  # type: ignore[attr-defined]
 
     # ---- each step ------------------------------------------------------------------------------------------------
 
@@ -127,7 +125,7 @@ class RunFolder(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._log_samples(trainer, pl_module)
         if trainer.is_global_zero:
-            print_validation(self._console, trainer.callback_metrics, self.path)
+            print_validation(trainer.callback_metrics, self.path)
             self._finish("finished")
 
     def _log_samples(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -143,7 +141,7 @@ class RunFolder(Callback):
             chosen = _spread(samples, self.samples_per_step)
             self._append_samples(SAMPLES, chosen, step, phase)
             if phase == "validate":
-                print_samples(self._console, chosen, step)
+                print_samples(chosen, step)
                 for logger in trainer.loggers:
                     if isinstance(logger, TensorBoardLogger):
                         text = "\n\n".join(f"{s.prompt.text} **{s.completion}** ({s.reward:g})" for s in chosen)
@@ -169,7 +167,7 @@ class RunFolder(Callback):
         if module.stop_signal.is_set:
             if trainer.is_global_zero:
                 self._finish("interrupted", f"stopped by Ctrl-C after step {module.rollout_step}")
-                print_interrupted(self._console, module, self.path)
+                print_interrupted(module, self.path)
             return
         if self.export_policy:
             inputs = module.inputs
@@ -178,7 +176,7 @@ class RunFolder(Callback):
         if trainer.is_global_zero:
             self._finish("finished")
             seconds = time.monotonic() - self._began
-            print_summary(self._console, self.path, MetricsCSV(self.path / METRICS), seconds, self._results())
+            print_summary(self.path, MetricsCSV(self.path / METRICS), seconds, self._results())
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._record:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning.pytorch import Callback, Trainer
 from torch.distributed.checkpoint.api import CheckpointException
-from tqdm import tqdm
 
 from rlplug.distributed.async_checkpoint import BackgroundWriter
 from rlplug.errors import ConfigError, RunError
@@ -183,7 +182,7 @@ def _partial(final: Path) -> Path:
 
 def _say(trainer: Trainer, message: str) -> None:
     if trainer.is_global_zero:
-        tqdm.write(message, file=sys.stderr)  # above a progress bar, if there is one
+        print(message, file=sys.stderr, flush=True)
 
 
 def _failure(final: Path, error: BaseException) -> str:
