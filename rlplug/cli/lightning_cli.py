@@ -102,6 +102,9 @@ def _quieten() -> None:
     """Silence messages of libraries that come with every run and need no action."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    shared = logging.getLogger("lightning.pytorch.utilities.rank_zero")  # rlplug and plugins call rank_zero_info too
+    shared.setLevel(logging.INFO)
+    shared.addFilter(lambda record: record.levelno >= logging.WARNING or "lightning" not in Path(record.pathname).parts)
     warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")  # Lightning 2.6 with torch 2.13
     transformers_logging.disable_progress_bar()
 
