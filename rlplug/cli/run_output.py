@@ -88,5 +88,7 @@ def print_summary(run_dir: Path, metrics: MetricsCSV, seconds: float, results: S
     for line in results:
         say(line)
     more = 2 * max((int(row["step"]) for row in rows), default=1)
-    say("next: open the report, load the policy with AutoModelForCausalLM.from_pretrained, or train longer:")
+    say(
+        "next: open the report, load the policy with AutoModelForCausalLM.from_pretrained, or train longer:", wraps=True
+    )
     say(f"  {invocation()} fit --resume {shlex.quote(str(run_dir))} --model.num_steps {more}")

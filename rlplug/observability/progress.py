@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 LINE_S: Final = 30.0
 """Longest time without a line, where progress is no live display, in seconds."""
+NAME_WIDTH: Final = 10
+COUNT_WIDTH: Final = 20
+"""Widths of the live display's names and counts, in characters: the longest phase of the core, and 4,096 of 4,096."""
 NUM_TIMED: Final = 20
 """Number of last steps whose median duration gives the time left."""
 
@@ -129,27 +132,27 @@ class RLProgressBar(ProgressBar):
 
 def display(progress: RunProgress) -> RenderableType:
     """Return the live display: a bar of the run, a bar of the phase, and the newest metrics."""
+    phase = PHASE_PROGRESS.state
     grid = Table.grid(padding=(0, 1), expand=True)
-    for _ in range(2):
-        grid.add_column(no_wrap=True)
+    for min_width in (NAME_WIDTH, COUNT_WIDTH):  # so that bars stay where they are
+        grid.add_column(no_wrap=True, min_width=min_width)
     grid.add_column(ratio=1)
     grid.add_column(no_wrap=True, justify="right")
     if progress.total_steps:
         bar = Bar(total=progress.total_steps, completed=progress.step)
         count = f"{progress.step:,}/{progress.total_steps:,}"
         grid.add_row(styled("step"), styled(count), bar, styled(progress.left))
-    phase = PHASE_PROGRESS.state
-    info = "  ".join(filter(None, [tokens_per_s(), clock(phase.seconds)]))
     if phase.total is None:
         bar, count = Bar(total=None, pulse=True, animation_time=phase.seconds), ""
     else:
-        bar, count = Bar(total=phase.total or 1, completed=phase.num_done), f"{phase.num_done:,}/{phase.total:,}"
+        bar = Bar(total=phase.total or 1, completed=phase.num_done)
+        count = f"{phase.num_done:,}/{phase.total:,} {phase.unit}"
+    info = "  ".join(filter(None, [tokens_per_s(), clock(phase.seconds)]))
     grid.add_row(styled(phase.name, "bold"), styled(count), bar, styled(info))
-    status = styled(progress.status or phase.unit)
-    status.no_wrap, status.overflow = True, "ellipsis"
     rows = Table.grid(expand=True)
     rows.add_row(grid)
-    rows.add_row(status)
+    rows.add_row(styled(progress.status))
+    rows.columns[0].no_wrap, rows.columns[0].overflow = True, "ellipsis"
     return rows
 
 

@@ -27,7 +27,8 @@ from rich.text import Text
 
 _HIDDEN: Final = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and line feed
-    "\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # invisible, or they reorder
+    "\u00ad\u061c\u180e\u200b\u200d\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    # invisible ones, and those that reorder
     "\ud800-\udfff"  # halves of surrogate pairs, which no encoding holds
     "\U000e0000-\U000e0fff"  # tags
 )
@@ -39,7 +40,8 @@ _COLOUR: Final = re.compile("\x1b\\[[0-9;:]*m")
 def visible(text: str) -> str:
     """Return ``text`` with escapes for control characters, bidirectional and invisible ones, and lone surrogates.
 
-    Line feeds and tabs stay, and so do the joiners that Persian and emoji need.
+    Line feeds and tabs stay, and so does the non-joiner that Persian needs. The joiner of emoji does not: terminals
+    disagree about the width of what it joins.
     """
     return _UNSAFE.sub(_escape, text)
 
