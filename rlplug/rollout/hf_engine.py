@@ -160,6 +160,7 @@ class HFRollout(RolloutEngine):
             other=num_rows * needs.vocab_size * SAMPLER_BYTES,
             asleep=weights,
             kv_bytes_per_token=needs.kv_bytes_per_token,
+            rows=num_rows,
             keeps_cache=False,
         )
 
