@@ -18,6 +18,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from rlplug.cli.run_output import print_interrupted, print_samples, print_start, print_summary, print_validation
 from rlplug.distributed.checkpoint import run_dir_of
 from rlplug.models.export import export_policy
+from rlplug.observability.experiment_log import is_due, log_configuration, log_samples
 from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.plugin_manager import describe, plugins
 from rlplug.training.memory_plan.table import memory_notes, memory_rows
@@ -104,6 +105,8 @@ class RunFolder(Callback):
         if not trainer.is_global_zero:
             return
         self._began = time.monotonic()
+        if self.config_yaml is not None:
+            log_configuration(trainer.loggers, self.config_yaml)
         MetricsCSV(self.path / METRICS).drop_after(module.rollout_step)
         self._drop_samples_after(module.rollout_step)
         self._record["batch_plan"] = module.plan.batch.table_rows(module.config.on_policy_pass)
@@ -142,10 +145,8 @@ class RunFolder(Callback):
             self._append_samples(SAMPLES, chosen, step, phase)
             if phase == "validate":
                 print_samples(chosen, step)
-                for logger in trainer.loggers:
-                    if isinstance(logger, TensorBoardLogger):
-                        text = "\n\n".join(f"{s.prompt.text} **{s.completion}** ({s.reward:g})" for s in chosen)
-                        logger.experiment.add_text("validate/samples", text, step)
+            if phase == "validate" or is_due(step, module.plan.total_steps):
+                log_samples(trainer.loggers, chosen, step, phase)
 
     def _append_samples(self, name: str, samples: Sequence[Sample], step: int, phase: str) -> None:
         with (self.path / name).open("a") as file:

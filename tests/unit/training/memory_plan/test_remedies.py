@@ -91,8 +91,8 @@ def test_a_small_shortfall_needs_one_small_change() -> None:
 
 
 def test_fewer_completions_at_once_make_an_engine_without_a_share_fit() -> None:
-    engine = replace(make_engine(0.4), least_kv_cache=None, keeps_cache=False, rows=256)
-    facts = replace(on(50, make_facts(engine=engine)), offload="optimizer_and_weights")
+    engine = replace(make_engine(0.6), least_kv_cache=None, keeps_cache=False, rows=256)
+    facts = replace(on(70, make_facts(engine=engine)), offload="optimizer_and_weights")
     assert smallest_change(facts) == ["model.rollout.init_args.max_batch_size: 128"]
 
 
