@@ -72,6 +72,8 @@ def run_lightning(arguments: list[str]) -> bool:
 def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:
     """Parse a command line with ``cli_class``, which may also run the command, and return the CLI."""
     _quieten()
+    RLArgumentParser.shows_trainer = "--help-all" in arguments
+    arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
     sys.argv[1:] = _with_resume(arguments)  # LightningCLI reads it, and Lightning starts other ranks with it
     try:
         return cli_class(

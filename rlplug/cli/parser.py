@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import re
-from typing import Any, Final, NoReturn
+from typing import Any, ClassVar, Final, NoReturn
 
 from lightning.pytorch.cli import LightningArgumentParser
 
@@ -27,12 +28,37 @@ _UNKNOWN_OPTION: Final = re.compile(r"^Option '([^']+)' is not accepted")
 _MISSING: Final = re.compile(r"arguments are required: (?:fit\.|validate\.)?(.+)")
 
 
+TRAINER_HELP: Final = """
+Lightning's Trainer:
+  Among its options are --trainer.accelerator, --trainer.devices, --trainer.num_nodes, --trainer.strategy and
+  --trainer.logger. All of them: rlplug {command} --help-all
+"""
+
+
 class RLArgumentParser(LightningArgumentParser):
     """Parser that raises :class:`ConfigError` where jsonargparse would print the usage and exit.
 
     jsonargparse makes parsers of the same class for the ``init_args`` of classes inside the configuration; the outer
     parser wraps their errors, key by key.
     """
+
+    shows_trainer: ClassVar[bool] = False
+    """Whether help shows the options of Lightning's Trainer too, after all others."""
+
+    def format_help(self) -> str:
+        groups = self._action_groups
+        trainer = [group for group in groups if any(_is_of_trainer(action) for action in group._group_actions)]
+        if not trainer:
+            return super().format_help()
+        command = self.prog.split()[-1]
+        usage, self.usage = self.usage, f"rlplug {command} [-c CONFIG] [--KEY VALUE] ..."
+        self._action_groups = [group for group in groups if group not in trainer] + trainer * self.shows_trainer
+        try:
+            text = super().format_help()
+        finally:
+            self.usage, self._action_groups = usage, groups
+        text = text.replace(" \b", "")  # jsonargparse has a terminal erase the blank before [=flags]
+        return text if self.shows_trainer else text + TRAINER_HELP.format(command=command)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise ConfigError(self._explain(message)) from ex
@@ -61,6 +87,10 @@ class RLArgumentParser(LightningArgumentParser):
             else:
                 keys.append(action.dest)
         return keys
+
+
+def _is_of_trainer(action: argparse.Action) -> bool:
+    return action.dest == "trainer" or action.dest.startswith("trainer.")
 
 
 def _explain_class(key: str, name: str) -> str:

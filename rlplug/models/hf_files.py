@@ -10,9 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub import constants, get_session, try_to_load_from_cache
 from huggingface_hub.errors import StrictDataclassError
-from huggingface_hub.utils import get_session
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, GenerationConfig
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
