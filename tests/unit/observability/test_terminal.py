@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import os
 import sys
 import unicodedata
 from collections.abc import Callable
@@ -19,7 +20,17 @@ from rich.live import Live
 from rlplug.cli import run_output
 from rlplug.cli.main import main
 from rlplug.observability import terminal
-from rlplug.observability.terminal import guarded, make_grid, make_table, say, show, start_live, styled, visible
+from rlplug.observability.terminal import (
+    guarded,
+    invocation,
+    make_grid,
+    make_table,
+    say,
+    show,
+    start_live,
+    styled,
+    visible,
+)
 from rlplug.types import Prompt, Sample
 
 ROOT = Path(__file__).parents[3]
@@ -167,3 +178,19 @@ def test_rich_is_imported_in_one_place() -> None:
             if {"rich", "tqdm"} & {name.partition(".")[0] for name in names}:
                 found.add(str(path.relative_to(ROOT)))
     assert found == MAY_IMPORT_RICH
+
+
+def test_a_printed_command_can_be_typed_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches ``rlplug ...`` after ``make quickstart``, where the shell finds no ``rlplug``."""
+    script = tmp_path / "my env" / "bin" / "rlplug"
+    script.parent.mkdir(parents=True)
+    script.touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    for argument, path, typed in [
+        (str(script), "/nowhere", "'my env/bin/rlplug'"),
+        (str(script), str(script.parent), "rlplug"),
+        (str(ROOT / "rlplug" / "__main__.py"), "/nowhere", f"{os.path.relpath(sys.executable)} -m rlplug"),
+    ]:
+        monkeypatch.setattr(sys, "argv", [argument])
+        monkeypatch.setenv("PATH", path)
+        assert invocation() == typed
