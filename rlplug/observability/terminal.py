@@ -172,6 +172,15 @@ def stop_live() -> None:
         live.stop()
 
 
+def _forget_live() -> None:
+    """Leave the display to the parent: the thread that draws it, and may hold its lock, is not in a forked child."""
+    global _live
+    _live = None
+
+
+os.register_at_fork(after_in_child=_forget_live)
+
+
 class _GuardedStream:
     """stdout or stderr for all but the console: neither control characters nor broken displays come through.
 
