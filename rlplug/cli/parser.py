@@ -45,16 +45,16 @@ class RLArgumentParser(LightningArgumentParser):
     shows_trainer: ClassVar[bool] = False
     """Whether help shows the options of Lightning's Trainer too, after all others."""
 
-    def format_help(self) -> str:
+    def format_help(self, formatter: Any = None) -> str:
         groups = self._action_groups
         trainer = [group for group in groups if any(_is_of_trainer(action) for action in group._group_actions)]
         if not trainer:
-            return super().format_help()
+            return super().format_help(formatter)
         command = self.prog.split()[-1]
         usage, self.usage = self.usage, f"rlplug {command} [-c CONFIG] [--KEY VALUE] ..."
         self._action_groups = [group for group in groups if group not in trainer] + trainer * self.shows_trainer
         try:
-            text = super().format_help()
+            text = super().format_help(formatter)
         finally:
             self.usage, self._action_groups = usage, groups
         text = text.replace(" \b", "")  # jsonargparse has a terminal erase the blank before [=flags]

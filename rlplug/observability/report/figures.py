@@ -29,7 +29,7 @@ PHASE_HUES: Final[Mapping[str, str]] = {
 }
 """Hue of each phase of a step, in order; phases that plugins add follow them."""
 
-MEMORY_PHASES: Final = ("rollout", "logprobs", "update")
+MEMORY_PHASES: Final[tuple[str, ...]] = ("rollout", "logprobs", "update")
 """Phases whose memory has a line of its own; the highest of all others is one line more."""
 
 SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "cross")
