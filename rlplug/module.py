@@ -282,11 +282,11 @@ class RLModule(LightningModule):
     def setup(self, stage: str) -> None:
         """Check what can be checked before anything is loaded, and plan a training."""
         self.timer.device = self.strategy.root_device
+        run_setup.check_machine(self.config, self.inputs, self.strategy)
         if stage != "fit":
             run_setup.check_rollout(self.config, self.inputs)
             return
-        world_size = self.trainer.world_size
-        self._plan = run_setup.plan_fit(self.config, self.inputs, self.data, self.strategy, world_size)
+        self._plan = run_setup.plan_fit(self.config, self.inputs, self.data, self.strategy, self.trainer.world_size)
 
     def configure_model(self) -> None:
         plan = self._plan if self.trainer.state.fn == "fit" else None

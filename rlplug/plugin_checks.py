@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, Final, Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from rlplug import hookspecs
-from rlplug.errors import PluginError, did_you_mean
-from rlplug.hookspecs import API_VERSION, WRAPPER_ONLY
+from rlplug.errors import ConfigError, PluginError, did_you_mean
+from rlplug.hookspecs import API_VERSION, ENTRY_POINT_GROUP, WRAPPER_ONLY
 
 BLOCK_VARIABLE: Final = "RLPLUG_BLOCK"
 REGISTRATION_PREFIX: Final = "rlplug_register_"
@@ -39,7 +40,8 @@ class PluginRecord:
     api_range: str = ""
     registers: list[str] = field(default_factory=list)
     hooks: list[str] = field(default_factory=list)
-    state: Literal["loaded", "blocked", "failed"] = "loaded"
+    state: Literal["loaded", "blocked", "failed", "installed"] = "loaded"
+    """``installed`` for a plugin that was found and not imported."""
     reason: str = ""
 
     def fail(self, problem: str, fix: str) -> PluginError:
@@ -50,6 +52,37 @@ class PluginRecord:
             f"plugin {self.name!r} (distribution {self.distribution} {self.version}){where}: {self.reason} "
             f"Or leave the plugin out: --block {self.name}, or {BLOCK_VARIABLE}={self.name}."
         )
+
+
+def blocked_names(given: Iterable[str]) -> list[str]:
+    """Return the names of plugins to leave out: those that are ``given``, and those of ``$RLPLUG_BLOCK``."""
+    from_variable = (name.strip() for name in os.environ.get(BLOCK_VARIABLE, "").split(","))
+    return sorted({*given, *filter(None, from_variable)})
+
+
+def find_plugins(blocked: Iterable[str]) -> list[EntryPoint]:
+    """Return the installed plugins by name, without importing them.
+
+    Args:
+        blocked: Entry-point or distribution names, which must be there.
+
+    Raises:
+        ConfigError: No plugin has a blocked name.
+    """
+    found = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda e: (e.name, record_of(e).distribution))
+    known = {name for e in found for name in (e.name, record_of(e).distribution)}
+    for name in sorted(set(blocked) - known):
+        raise ConfigError(
+            f"cannot block {name!r}: no plugin has that name.{did_you_mean(name, known)} "
+            f"Installed: {', '.join(sorted(known)) or 'none'}."
+        )
+    return found
+
+
+def record_of(entry_point: EntryPoint) -> PluginRecord:
+    """Return the record of a plugin that is not imported yet."""
+    assert entry_point.dist is not None  # only one that was made by hand has none
+    return PluginRecord(entry_point.name, entry_point.dist.name, entry_point.dist.version)
 
 
 def import_checked(entry_point: EntryPoint, record: PluginRecord) -> ModuleType:

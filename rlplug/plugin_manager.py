@@ -8,19 +8,26 @@ distribution, its version, the file and the fix, unless the plugin is blocked by
 from __future__ import annotations
 
 import graphlib
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import EntryPoint, entry_points, version
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
 import pluggy
 
 from rlplug import builtin_plugin, hookspecs
-from rlplug.errors import ConfigError, PluginError, did_you_mean
-from rlplug.hookspecs import API_VERSION, ENTRY_POINT_GROUP
-from rlplug.plugin_checks import BLOCK_VARIABLE, REGISTRATION_PREFIX, PluginRecord, import_checked
+from rlplug.errors import PluginError
+from rlplug.hookspecs import API_VERSION
+from rlplug.plugin_checks import (
+    BLOCK_VARIABLE,
+    REGISTRATION_PREFIX,
+    PluginRecord,
+    blocked_names,
+    find_plugins,
+    import_checked,
+    record_of,
+)
 from rlplug.registry import Registration, Registry
 
 __all__ = ["BLOCK_VARIABLE", "PluginManager", "PluginRecord", "describe", "hookimpl", "plugins", "use_plugins"]
@@ -54,8 +61,7 @@ class PluginManager:
         self._strict = strict
         self._pluggy = pluggy.PluginManager("rlplug")
         self._pluggy.add_hookspecs(hookspecs)
-        from_variable = (name.strip() for name in os.environ.get(BLOCK_VARIABLE, "").split(","))
-        self.blocked = sorted({*blocked, *filter(None, from_variable)})
+        self.blocked = blocked_names(blocked)
         self._load()
 
     @property
@@ -71,8 +77,8 @@ class PluginManager:
     def _load(self) -> None:
         modules: Modules = {CORE: (builtin_plugin, _core_record())}
         self.records.append(modules[CORE][1])
-        for entry_point in self._entry_points():
-            record = _record_of(entry_point)
+        for entry_point in find_plugins(self.blocked):
+            record = record_of(entry_point)
             self.records.append(record)
             if {record.name, record.distribution} & set(self.blocked):
                 record.state, record.reason = "blocked", "by name"
@@ -101,16 +107,6 @@ class PluginManager:
         except PluginError:
             if self._strict:
                 raise
-
-    def _entry_points(self) -> list[EntryPoint]:
-        found = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda e: (e.name, _record_of(e).distribution))
-        known = {name for e in found for name in (e.name, _record_of(e).distribution)}
-        for name in sorted(set(self.blocked) - known):
-            raise ConfigError(
-                f"cannot block {name!r}: no plugin has that name.{did_you_mean(name, known)} "
-                f"Installed: {', '.join(sorted(known)) or 'none'}."
-            )
-        return found
 
     def _ordered(self, modules: Modules) -> list[str]:
         """Return plugin names in call order, without the core's, and remove plugins in a cycle from ``modules``."""
@@ -147,11 +143,6 @@ class PluginManager:
 def _core_record() -> PluginRecord:
     hooks = sorted(name for name in vars(builtin_plugin) if name.startswith("rlplug_"))
     return PluginRecord(CORE, "rlplug", version("rlplug"), builtin_plugin.__file__, API_VERSION, hooks=hooks)
-
-
-def _record_of(entry_point: EntryPoint) -> PluginRecord:
-    assert entry_point.dist is not None  # only one that was made by hand has none
-    return PluginRecord(entry_point.name, entry_point.dist.name, entry_point.dist.version)
 
 
 def _name_taken(record: PluginRecord, other: PluginRecord) -> PluginError:

@@ -131,6 +131,15 @@ def check_rollout(config: RunConfig, inputs: RunInputs, engine_is_here: bool = T
     check_optimizations(config.optimizations)
 
 
+def check_machine(config: RunConfig, inputs: RunInputs, strategy: RLFSDP2Strategy) -> None:
+    """Refuse a machine that lacks what the engine needs, which may be a library or a GPU.
+
+    Raises:
+        ConfigError: The message names what is missing and how to get it.
+    """
+    config.engine.prepare(inputs.spec, Placement(strategy.root_device, strategy.global_rank, strategy.world_size))
+
+
 def plan_run(
     config: RunConfig,
     inputs: RunInputs,

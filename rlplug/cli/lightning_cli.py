@@ -158,6 +158,8 @@ def run_lightning(arguments: list[str]) -> int:
 def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:
     """Parse a command line with ``cli_class``, which may also run the command, and return the CLI."""
     _quieten()
+    RLArgumentParser.shows_trainer = "--help-all" in arguments
+    arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
     sys.argv[1:] = with_resume(arguments)  # LightningCLI reads it, and Lightning starts other ranks with it
     check_config_files(sys.argv[1:])
     try:
@@ -193,5 +195,8 @@ def _quieten() -> None:
     """Silence messages of libraries that come with every run and need no action."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    shared = logging.getLogger("lightning.pytorch.utilities.rank_zero")  # rlplug and plugins call rank_zero_info too
+    shared.setLevel(logging.INFO)
+    shared.addFilter(lambda record: record.levelno >= logging.WARNING or "lightning" not in Path(record.pathname).parts)
     warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")  # Lightning 2.6 with torch 2.13
     transformers_logging.disable_progress_bar()

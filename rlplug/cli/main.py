@@ -1,25 +1,21 @@
-"""Command line: ``rlplug fit | validate | plan | plugins | report``."""
+"""Command line ``rlplug``. Each command imports what it needs: torch takes seconds, and ``--help`` needs none."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import traceback
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from rlplug.errors import ConfigError, RLPlugError
-from rlplug.plugin_manager import BLOCK_VARIABLE, PluginManager, PluginRecord, describe, use_plugins
-from rlplug.registry import KNOWN_DISTRIBUTIONS
 
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
+
+COMMANDS: Final = ("fit", "validate", "plan", "plugins", "report", "completion")
 
 DESCRIPTION: Final = """reinforcement-learning post-training of language models as PyTorch Lightning plugins
 
@@ -27,10 +23,13 @@ DESCRIPTION: Final = """reinforcement-learning post-training of language models 
   rlplug fit --resume runs/quickstart/001        go on with a run that was stopped, from its newest checkpoint
   rlplug validate -c CONFIG --ckpt_path PATH     score held-out prompts
   rlplug plan -c CONFIG --gpu-gib 80             what will live on each GPU, without one; does it fit?
-  rlplug plugins                                 what is installed, loaded, blocked, failed
+  rlplug plugins                                 what is installed; --check imports it and shows what fails
   rlplug report runs/quickstart/001              write report.html from a run folder
+  rlplug completion bash                         print a script that completes commands and keys; also for zsh
+  rlplug --version                               print the version
 
-Every key of a configuration: rlplug fit --help; of one class: rlplug fit --model.algorithm.help GRPO
+Keys of a configuration: rlplug fit --help, and with Lightning's Trainer rlplug fit --help-all; of one class:
+rlplug fit --model.algorithm.help GRPO
 """
 
 PLAN_DESCRIPTION: Final = """what will live on each GPU in each phase of a step, and whether it fits; nothing is loaded
@@ -45,29 +44,53 @@ Exit status 1: it does not fit, and the smallest change that makes it fit is pri
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status; errors print as one message unless ``--debug``."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] in ([], ["-h"], ["--help"]):
+        print(f"usage: rlplug [--debug] [--block PLUGIN] {{{','.join(COMMANDS)}}} ...\n\n{DESCRIPTION}")
+        return 0 if arguments else EXIT_USAGE
+    if arguments[0] in ("-V", "--version"):
+        print(f"rlplug {version('rlplug')}")
+        return 0
+    from rlplug.observability.terminal import guarded, visible
+
     debug = _take_flag(arguments, "--debug")
-    try:
-        blocked = _take_values(arguments, "--block", "the name of a plugin")
-        return _run(arguments, blocked)
-    except RLPlugError as error:
-        if debug:
+    with guarded():
+        try:
+            blocked = _take_values(arguments, "--block", "the name of a plugin")
+            return _run(arguments, blocked)
+        except RLPlugError as error:
+            if debug:
+                traceback.print_exc()
+            else:
+                print(f"rlplug: {visible(str(error))}", file=sys.stderr)
+            return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_ERROR
+        except BrokenPipeError:  # the reader of a pipe, such as head, has gone
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return EXIT_ERROR
+        except Exception:  # noqa: BLE001 - printed here, where what it quotes is not obeyed by the terminal
             traceback.print_exc()
-        else:
-            print(f"rlplug: {error}", file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_ERROR
+            return EXIT_ERROR
 
 
 def _run(arguments: list[str], blocked: list[str]) -> int:
-    command = arguments[0] if arguments else "--help"
-    if command in ("-h", "--help"):
-        print(f"usage: rlplug [--debug] [--block PLUGIN] {{fit,validate,plan,plugins,report}} ...\n\n{DESCRIPTION}")
-        return 0 if arguments else EXIT_USAGE
+    command = arguments[0] if arguments else ""
     if command == "plugins":
-        return _plugins_command(arguments[1:], blocked)
+        from rlplug.cli.plugins_command import plugins_command
+
+        return 0 if plugins_command(arguments[1:], blocked) else EXIT_ERROR
     if command == "report":
         return _report_command(arguments[1:])
-    if command not in ("fit", "validate", "plan"):
-        raise ConfigError(f"there is no command {command!r}: use fit, validate, plan, plugins or report.")
+    if command == "completion":
+        from rlplug.cli.completion import completion_command
+
+        completion_command(arguments[1:])
+        return 0
+    if command not in COMMANDS:
+        raise ConfigError(f"there is no command {command!r}: use {', '.join(COMMANDS[:-1])} or {COMMANDS[-1]}.")
+    if command == "plan" and {"-h", "--help"} & set(arguments):
+        print(f"usage: rlplug plan [--gpu-gib GIB] -c CONFIG ...\n\n{PLAN_DESCRIPTION}")
+        return 0
+    from rlplug.plugin_manager import BLOCK_VARIABLE, PluginManager, use_plugins
+
     sys.path.insert(0, os.getcwd())  # so that a reward function next to the configuration can be named
     manager = use_plugins(PluginManager(blocked))
     os.environ[BLOCK_VARIABLE] = ",".join(manager.blocked)  # for the ranks that Lightning starts
@@ -78,51 +101,7 @@ def _run(arguments: list[str], blocked: list[str]) -> int:
     return run_lightning(arguments)
 
 
-def _plugins_command(arguments: list[str], blocked: list[str]) -> int:
-    parser = argparse.ArgumentParser("rlplug plugins", description="Show the installed plugins and their state.")
-    parser.add_argument("--json", action="store_true", help="print the table as JSON, for machines")
-    options = parser.parse_args(arguments)
-    records = PluginManager(blocked, strict=False).records
-    if options.json:
-        print(json.dumps(describe(records), indent=2))
-    else:
-        for record in records:
-            _print_plugin(record)
-        if len(records) == 1:
-            published = ", ".join(sorted(set(KNOWN_DISTRIBUTIONS.values())))
-            print(f"no plugins are installed: pip install one of {published}")
-    return EXIT_ERROR if any(record.state == "failed" for record in records) else 0
-
-
-def _print_plugin(record: PluginRecord) -> None:
-    """Print one plugin as a block whose lines wrap, so that a narrow terminal cuts nothing."""
-    console = Console(highlight=False)
-    state = Text(record.state, {"loaded": "green", "blocked": "yellow", "failed": "red"}[record.state])
-    api = f", hook API {record.api_range}" if record.api_range else ""
-    title = Text.assemble((record.name, "bold"), " ", state, f" ({record.distribution} {record.version}{api})")
-    console.print(title, soft_wrap=True)
-    rows: dict[str, list[str]] = {}
-    for registered in record.registers:
-        kind, name = registered.split("/")
-        rows.setdefault(kind, []).append(name)
-    if record.hooks:
-        rows["hooks"] = [name.removeprefix("rlplug_") for name in record.hooks]
-    if record.state == "failed":
-        console.print(f"  file  {record.file or 'not found'}", soft_wrap=True, markup=False)
-        rows = {"reason": [record.reason]}
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for label, values in rows.items():
-        grid.add_row(f"  {label}", Text(", ".join(values)))
-    if rows:
-        console.print(grid)
-
-
 def _plan_command(arguments: list[str]) -> int:
-    if {"-h", "--help"} & set(arguments):
-        print(f"usage: rlplug plan [--gpu-gib GIB] -c CONFIG ...\n\n{PLAN_DESCRIPTION}")
-        return 0
     gpu_gib = _take_values(arguments, "--gpu-gib", "a number of GiB, such as 80")
     from rlplug.cli.plan_command import plan_command
 
@@ -132,9 +111,10 @@ def _plan_command(arguments: list[str]) -> int:
 def _report_command(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("rlplug report", description="Write report.html from the folder of a run.")
     parser.add_argument("run_dir", type=Path, help="a run's folder, such as runs/quickstart/001")
+    run_dir = parser.parse_args(arguments).run_dir
     from rlplug.observability.report import write_report
 
-    print(write_report(parser.parse_args(arguments).run_dir))
+    print(write_report(run_dir))
     return 0
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import reprlib
-from typing import Any, Final, NoReturn, get_type_hints
+from typing import Any, ClassVar, Final, NoReturn, get_type_hints
 
 from lightning.pytorch.cli import LightningArgumentParser
 
@@ -53,12 +54,37 @@ _NUMBERS_OR_CLASSES: Final = ("lr",)
 """Options that are a number, or an object such as a tensor that no YAML holds."""
 
 
+TRAINER_HELP: Final = """
+Lightning's Trainer:
+  Among its options are --trainer.accelerator, --trainer.devices, --trainer.num_nodes, --trainer.strategy and
+  --trainer.logger. All of them: rlplug {command} --help-all
+"""
+
+
 class RLArgumentParser(LightningArgumentParser):
     """Parser that raises :class:`ConfigError` where jsonargparse would print the usage and exit.
 
     jsonargparse makes parsers of the same class for the ``init_args`` of classes inside the configuration; the outer
     parser wraps their errors, key by key.
     """
+
+    shows_trainer: ClassVar[bool] = False
+    """Whether help shows the options of Lightning's Trainer too, after all others."""
+
+    def format_help(self, formatter: Any = None) -> str:
+        groups = self._action_groups
+        trainer = [group for group in groups if any(_is_of_trainer(action) for action in group._group_actions)]
+        if not trainer:
+            return super().format_help(formatter)
+        command = self.prog.split()[-1]
+        usage, self.usage = self.usage, f"rlplug {command} [-c CONFIG] [--KEY VALUE] ..."
+        self._action_groups = [group for group in groups if group not in trainer] + trainer * self.shows_trainer
+        try:
+            text = super().format_help(formatter)
+        finally:
+            self.usage, self._action_groups = usage, groups
+        text = text.replace(" \b", "")  # jsonargparse has a terminal erase the blank before [=flags]
+        return text if self.shows_trainer else text + TRAINER_HELP.format(command=command)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise ConfigError(self._explain(message)) from ex
@@ -158,6 +184,10 @@ def _type_words(found: re.Match[str]) -> str:
     if typing_name is not None:
         return re.sub(r"^Literal\[(.*)\]", lambda literal: literal[1].replace(", ", " or "), typing_name)
     return _TYPE_WORDS.get(name, name) if name is not None else str(other)
+
+
+def _is_of_trainer(action: argparse.Action) -> bool:
+    return action.dest == "trainer" or action.dest.startswith("trainer.")
 
 
 def _explain_class(key: str, name: str) -> str | None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
-from rlplug.cli.run_output import batch_table
+from rlplug.cli.run_output import print_batch_plan, print_memory_plan
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
+from rlplug.observability.terminal import say
 from rlplug.setup import plan_run
 from rlplug.training.memory_plan.decisions import shortfall
 from rlplug.training.memory_plan.inputs import GPU, total_and_free
-from rlplug.training.memory_plan.table import memory_notes, memory_table
 from rlplug.types import GIB
 
 
@@ -42,15 +41,14 @@ def plan_command(arguments: list[str], gpu_gib: str | None) -> bool:
     memory = plan.memory
     assert memory is not None  # there is a GPU, here or elsewhere
 
-    console = Console()
     rows = plan.batch.table_rows(module.config.on_policy_pass)
-    console.print(batch_table(rows, f"batch plan, GPUs: {plan.mesh.world_size}"))
-    console.print(memory_table(memory.plan))
-    for line in [*memory_notes(memory), *(effect.description for effect in memory.left_out)]:
-        console.print(line, highlight=False, soft_wrap=True)
+    print_batch_plan(rows, f"batch plan, GPUs: {plan.mesh.world_size}")
+    print_memory_plan(memory)
+    for effect in memory.left_out:
+        say(effect.description)
     problem = shortfall(memory.plan)
     if problem is not None:
-        console.print(str(problem), highlight=False, soft_wrap=True)
+        say(str(problem))
     return problem is None
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning.pytorch import Callback, Trainer
-from rich.console import Console
 
 from rlplug.cli.resume import Changes
 from rlplug.cli.run_output import print_interrupted, print_samples, print_start, print_summary, print_validation
@@ -32,8 +31,10 @@ from rlplug.distributed.durable_files import (
 )
 from rlplug.errors import RunError
 from rlplug.models.export import export_policy
+from rlplug.observability.experiment_log import is_due, log_configuration, log_samples
 from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.observability.tensorboard import RunTensorBoard
+from rlplug.observability.terminal import say
 from rlplug.plugin_manager import describe, plugins
 from rlplug.setup import take_optimizer_options
 from rlplug.training.memory_plan.table import memory_notes, memory_rows
@@ -75,7 +76,6 @@ class RunFolder(Callback):
         self.path = Path()
         """The run's own folder, once it is chosen in ``setup``."""
         self._began = 0.0
-        self._console = Console()
         self._record: dict[str, Any] = {}
         self._metrics: MetricsCSV | None = None
         self._lock: FolderLock | None = None
@@ -139,7 +139,7 @@ class RunFolder(Callback):
         self._save_record()
         if self._is_resumed(trainer):
             for line in self._go_back_to(module.rollout_step):
-                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+                say(line)
 
     def _go_back_to(self, step: int) -> list[str]:
         """Remove what the run wrote after ``step`` and will write again; return lines that say what is lost."""
@@ -160,6 +160,8 @@ class RunFolder(Callback):
         if not trainer.is_global_zero:
             return
         self._began = time.monotonic()
+        if self.config_yaml is not None:
+            log_configuration(trainer.loggers, self.config_yaml)
         self._record["batch_plan"] = module.plan.batch.table_rows(module.config.on_policy_pass)
         memory = module.plan.memory
         if memory is not None:
@@ -169,8 +171,8 @@ class RunFolder(Callback):
         if self._is_accepted:
             self._save_record()
         for line in self.changes.lines:
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-        print_start(self._console, module, trainer.datamodule.num_filtered, self.path)  # type: ignore[attr-defined]
+            say(line)
+        print_start(module, trainer.datamodule.num_filtered, self.path)  # type: ignore[attr-defined]
 
     # ---- each step ------------------------------------------------------------------------------------------------
 
@@ -188,7 +190,7 @@ class RunFolder(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._log_samples(trainer, pl_module)
         if trainer.is_global_zero:
-            print_validation(self._console, trainer.callback_metrics, self.path)
+            print_validation(trainer.callback_metrics, self.path)
             self._finish("finished")
 
     def _log_samples(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -204,11 +206,9 @@ class RunFolder(Callback):
             chosen = _spread(samples, self.samples_per_step)
             self._append_samples(SAMPLES, chosen, step, phase)
             if phase == "validate":
-                print_samples(self._console, chosen, step)
-                for logger in trainer.loggers:
-                    if isinstance(logger, RunTensorBoard):
-                        text = "\n\n".join(f"{s.prompt.text} **{s.completion}** ({s.reward:g})" for s in chosen)
-                        logger.add_text("validate/samples", text, step)
+                print_samples(chosen, step)
+            if phase == "validate" or is_due(step, module.plan.total_steps):
+                log_samples(trainer.loggers, chosen, step, phase)
 
     def _append_samples(self, name: str, samples: Sequence[Sample], step: int, phase: str) -> None:
         records = [_sample_record(sample, step, phase) for sample in samples]
@@ -223,7 +223,7 @@ class RunFolder(Callback):
         if module.stop_signal.number is not None:
             if trainer.is_global_zero:
                 self._finish("interrupted", f"stopped by {module.stop_signal.name} after step {module.rollout_step}")
-                print_interrupted(self._console, module, self.path)
+                print_interrupted(module, self.path)
             return
         if self.export_policy:
             inputs = module.inputs
@@ -236,7 +236,7 @@ class RunFolder(Callback):
         if trainer.is_global_zero:
             self._finish("finished")
             seconds = time.monotonic() - self._began
-            print_summary(self._console, self.path, MetricsCSV(self.path / METRICS), seconds, self._results())
+            print_summary(self.path, MetricsCSV(self.path / METRICS), seconds, self._results())
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._is_accepted:

@@ -2,88 +2,93 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from rlplug.distributed.checkpoint import newest_checkpoint
 from rlplug.observability.metrics_csv import MetricsCSV
-from rlplug.training.memory_plan.table import memory_notes, memory_table
+from rlplug.observability.terminal import invocation, make_table, say, show
+from rlplug.training.memory_plan.decisions import Decisions
+from rlplug.training.memory_plan.table import memory_notes, memory_rows, memory_title
 from rlplug.types import Sample
 
 
-def print_start(console: Console, module: Any, num_filtered: Mapping[str, int], run_dir: Path) -> None:
+def print_start(module: Any, num_filtered: Mapping[str, int], run_dir: Path) -> None:
     """Print the batch plan, the memory plan, what took effect, and the run's folder."""
     total = module.plan.total_steps
     rows = module.plan.batch.table_rows(module.config.on_policy_pass)
-    console.print(batch_table(rows, f"batch plan, {total} step{'s' * (total > 1)}"))
-    memory = module.plan.memory
-    if memory is not None:
-        console.print(memory_table(memory.plan))
-        for note in memory_notes(memory):
-            console.print(note, highlight=False)
+    print_batch_plan(rows, f"batch plan, {total} step{'s' * (total > 1)}")
+    if module.plan.memory is not None:
+        print_memory_plan(module.plan.memory)
     for split, count in num_filtered.items():
         if count:
-            console.print(f"data.{split}: {count} prompts were left out, because they are too long")
+            say(f"data.{split}: {count} prompts were left out, because they are too long")
     for effect in module.models.effects:
-        console.print(f"took effect: {effect.description}")
-    console.print(f"run folder: {run_dir}")
+        say(f"took effect: {effect.description}", wraps=True)
+    say(f"run folder: {run_dir}")
 
 
-def batch_table(rows: Sequence[tuple[str, str, str]], title: str) -> Table:
-    """Return the rows of a batch plan as a table."""
-    table = Table("size", "value", "meaning", title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*row)
-    return table
+def print_batch_plan(rows: Sequence[tuple[str, str, str]], title: str) -> None:
+    """Print the rows of a batch plan as a table."""
+    show(make_table(("size", "value", "meaning"), rows, title))
 
 
-def print_samples(console: Console, samples: Sequence[Sample], step: int) -> None:
+def print_memory_plan(memory: Decisions) -> None:
+    """Print a memory plan as a table, and below it what was decided and is recommended."""
+    show(make_table(("item", *memory.plan.phases), memory_rows(memory.plan), memory_title(memory.plan), num_totals=2))
+    for note in memory_notes(memory):
+        say(note)
+
+
+def print_samples(samples: Sequence[Sample], step: int) -> None:
     """Print prompts, completions and rewards of a validation."""
-    table = Table("reward", "prompt", "completion", "answer", title=f"validation, step {step}", title_justify="left")
-    for sample in samples:
-        reward = "error" if sample.errors else f"{sample.reward:.2f}"
-        table.add_row(reward, sample.prompt.text[-80:], sample.completion[:200], str(sample.prompt.answer)[:80])
-    console.print(table)
+    rows = [
+        (
+            "error" if sample.errors else f"{sample.reward:.2f}",
+            sample.prompt.text[-80:],
+            sample.completion[:200],
+            str(sample.prompt.answer)[:80],
+        )
+        for sample in samples
+    ]
+    show(make_table(("reward", "prompt", "completion", "answer"), rows, f"validation, step {step}"))
 
 
-def print_validation(console: Console, metrics: Mapping[str, Any], run_dir: Path) -> None:
+def print_validation(metrics: Mapping[str, Any], run_dir: Path) -> None:
     """Print the metrics of a validation."""
-    table = Table("metric", "value", title=f"validation, run folder {run_dir}", title_justify="left")
-    for name, value in metrics.items():
-        table.add_row(name, f"{float(value):.4g}")
-    console.print(table)
+    rows = [(name, f"{float(value):.4g}") for name, value in metrics.items()]
+    show(make_table(("metric", "value"), rows, f"validation, run folder {run_dir}"))
 
 
-def print_interrupted(console: Console, module: Any, run_dir: Path) -> None:
+def print_interrupted(module: Any, run_dir: Path) -> None:
     """Say where a run that was told to stop was saved, and how to go on."""
-    console.print(
+    say(
         f"\nStopped after step {module.rollout_step} of {module.plan.total_steps}; saved as "
-        f"{newest_checkpoint(run_dir)}.\nGo on with: rlplug fit --resume {run_dir}"
+        f"{newest_checkpoint(run_dir)}.\nGo on with: {invocation()} fit --resume {shlex.quote(str(run_dir))}"
     )
 
 
-def print_summary(console: Console, run_dir: Path, metrics: MetricsCSV, seconds: float, results: Sequence[str]) -> None:
+def print_summary(run_dir: Path, metrics: MetricsCSV, seconds: float, results: Sequence[str]) -> None:
     """Print the rewards, where the results are, and what to do next.
 
     Args:
+        run_dir: Folder of the run.
         metrics: Of all steps.
         seconds: Duration of the run.
         results: A line for each result that was written, or that was not.
     """
-    rewards = [float(row["reward/mean"]) for row in metrics.read() if row.get("reward/mean")]
+    rows = metrics.read()
+    rewards = [float(row["reward/mean"]) for row in rows if row.get("reward/mean")]
     if rewards:
         last = statistics.fmean(rewards[-5:])
-        console.print(f"\nmean reward {rewards[0]:.3f} -> {last:.3f} (last 5 of {len(rewards)} steps), {seconds:.0f} s")
+        say(f"\nmean reward {rewards[0]:.3f} -> {last:.3f} (last 5 of {len(rewards)} steps), {seconds:.0f} s")
     for line in results:
-        console.print(line, soft_wrap=True)
-    console.print(
-        "next: open the report; load the policy with AutoModelForCausalLM.from_pretrained; change a key and run "
-        f"again, such as --model.batch.group_size 16; train longer with rlplug fit --resume {run_dir} "
-        "--model.num_steps MORE",
-        soft_wrap=True,
+        say(line)
+    more = 2 * max((int(row["step"]) for row in rows), default=1)
+    say(
+        "next: open the report, load the policy with AutoModelForCausalLM.from_pretrained, or train longer:", wraps=True
     )
+    say(f"  {invocation()} fit --resume {shlex.quote(str(run_dir))} --model.num_steps {more}")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning.pytorch import Callback, Trainer
 from torch.distributed.checkpoint.api import CheckpointException
-from tqdm import tqdm
 
 from rlplug.distributed.checkpoint_files import CONFIG, FOLDER, list_checkpoints
 from rlplug.distributed.checkpoint_writer import BackgroundWriter
@@ -176,7 +175,7 @@ def _partial(final: Path) -> Path:
 
 def _say(trainer: Trainer, message: str) -> None:
     if trainer.is_global_zero:
-        tqdm.write(message, file=sys.stderr)  # above a progress bar, if there is one
+        print(message, file=sys.stderr, flush=True)
 
 
 def _failure(final: Path, error: BaseException) -> str:

@@ -70,6 +70,11 @@ class EngineMemory:
     """Name of the engine's option for its fraction of the GPU's memory."""
     share_has_passes: bool = True
     """Whether that fraction includes ``other``, besides weights and cache."""
+    rows: int = 0
+    """Completions that it generates at once, where ``rows_key`` sets their number; ``kv_cache`` and ``other`` grow with
+    it. 0 elsewhere."""
+    rows_key: str = "max_batch_size"
+    """Name of the engine's option for the most completions at once."""
     keeps_cache: bool = True
     """Whether the cache stays between rollouts while the engine is awake."""
 

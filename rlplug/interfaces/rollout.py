@@ -113,6 +113,15 @@ class RolloutEngine(ABC):
             ConfigError: The engine cannot run the policy; the message names the reason and the fix.
         """
 
+    def prepare(self, policy: PolicySpec, placement: Placement) -> None:  # noqa: B027 - overriding is optional
+        """Refuse a machine on which this engine cannot start, before anything is loaded.
+
+        The core calls it on every rank that trains or validates, and not for ``rlplug plan``. It starts nothing.
+
+        Raises:
+            ConfigError: A library or a device is missing; the message says how to get it.
+        """
+
     @abstractmethod
     def start(self, policy: PolicySpec, placement: Placement) -> None:
         """Build the engine, also again after ``close``. All ranks call it at the same time.

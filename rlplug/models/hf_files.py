@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from huggingface_hub import constants, get_session, try_to_load_from_cache
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, GenerationConfig
@@ -14,9 +18,14 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from rlplug.errors import ConfigError
 
+HUB_S: Final = 4.0
+"""Longest wait for the Hugging Face Hub, in seconds; looking up its address may take as long again."""
+
 
 def check_folder(path: str, key: str) -> None:
-    """Raise an error for a folder that does not exist, instead of asking the Hugging Face Hub for its name.
+    """Raise an error for a folder that does not exist, and for a name on a Hugging Face Hub that cannot be reached.
+
+    A model in the Hub's cache needs no Hub.
 
     Args:
         path: Folder or Hugging Face Hub name.
@@ -25,6 +34,32 @@ def check_folder(path: str, key: str) -> None:
     is_hub_name = path.count("/") <= 1 and not path.startswith((".", "/", "~"))
     if not Path(path).is_dir() and not is_hub_name:
         raise ConfigError(f"{key}.path: the folder {path!r} does not exist.")
+    if Path(path).is_dir():
+        return
+    state = "is not asked, as HF_HUB_OFFLINE says"
+    if not constants.HF_HUB_OFFLINE and not hub_is_reachable():
+        state = "cannot be reached"
+        constants.HF_HUB_OFFLINE = True  # what is in the cache is read without asking, and retrying, for each file
+    if constants.HF_HUB_OFFLINE and not isinstance(try_to_load_from_cache(path, "config.json"), str):
+        raise ConfigError(
+            f"{key}.path {path!r}: no folder has that name, it is not in the Hugging Face Hub's cache, and the Hub at "
+            f"{constants.ENDPOINT} {state}. Give a folder, or download the model where there is a network."
+        )
+
+
+@functools.cache
+def hub_is_reachable() -> bool:
+    """Return whether the Hugging Face Hub answers within seconds; its own client would retry for minutes."""
+    answers: list[Any] = []
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):
+            answers.append(get_session().head(constants.ENDPOINT, timeout=HUB_S))
+
+    asking = threading.Thread(target=ask, daemon=True)  # a name's address is looked up without a deadline
+    asking.start()
+    asking.join(2 * HUB_S)
+    return bool(answers)
 
 
 def read(path: str, key: str, what: str, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:

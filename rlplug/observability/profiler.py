@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from lightning.pytorch import Callback, Trainer
-from rich.console import Console
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from rlplug.errors import ConfigError
 from rlplug.observability.profile_summary import read_trace, summarize
 from rlplug.observability.profile_text import SLOWER, headlines, summary_text
+from rlplug.observability.terminal import say
 from rlplug.observability.trace_ranges import ranges_made_by
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ class StepProfiler(Callback):
         self.steps = None if steps is None else parse_steps(str(steps))
         self.tool = tool
         self.ranks = ranks
-        self._console = Console()
         self._first = 0
         """First step to profile; 0 if this process profiles none."""
         self._running: ExitStack | None = None
@@ -148,7 +147,7 @@ class StepProfiler(Callback):
 
     def _say(self, trainer: Trainer, message: str) -> None:
         if trainer.is_global_zero:
-            self._console.print(message, soft_wrap=True, markup=False, highlight=False)
+            say(message)
 
 
 def parse_steps(text: str) -> tuple[int, int]:

@@ -1,28 +1,88 @@
-"""Progress bar of ``fit``: steps, the current phase, and the main metrics."""
+"""Progress of a run: a live display on a terminal, and lines anywhere else."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+import threading
+import time
+from collections import deque
+from contextlib import ExitStack
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ProgressBar
-from tqdm import tqdm
+from rich.console import RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar as Bar
+from rich.table import Table
+
+from rlplug.observability.phase_progress import PHASE_PROGRESS
+from rlplug.observability.terminal import console, guarded, is_interactive, start_live, stop_live, styled
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
+LINE_S: Final = 30.0
+"""Longest time without a line, where progress is no live display, in seconds."""
+NAME_WIDTH: Final = 10
+COUNT_WIDTH: Final = 20
+"""Widths of the live display's names and counts, in characters: the longest phase of the core, and 4,096 of 4,096."""
+NUM_TIMED: Final = 20
+"""Number of last steps whose median duration gives the time left."""
+
+
+class RunProgress:
+    """Where a run is: its step, its phase, its newest metrics and the time that is left.
+
+    Args:
+        total_steps: Steps of the run; 0 for a validation.
+        step: Steps that were done before it began.
+    """
+
+    def __init__(self, total_steps: int, step: int) -> None:
+        self.total_steps = total_steps
+        self.step = step
+        self.status = ""
+        self._seconds: deque[float] = deque(maxlen=NUM_TIMED)
+        self._step_began = time.monotonic()
+
+    def end_step(self, step: int, metrics: dict[str, float]) -> None:
+        now = time.monotonic()
+        self._seconds.append(now - self._step_began)
+        self.step, self.status, self._step_began = step, status_line(metrics), now
+
+    @property
+    def left(self) -> str:
+        """Time left as text; empty before the first step has ended."""
+        if not self._seconds:
+            return ""
+        seconds = median(self._seconds) * (self.total_steps - self.step) - (time.monotonic() - self._step_began)
+        return f"{clock(seconds)} left"
+
+    @property
+    def line(self) -> str:
+        """Where the run is, as one line."""
+        phase = PHASE_PROGRESS.state
+        count = "" if phase.total is None else f" {phase.num_done:,}/{phase.total:,} {phase.unit}"
+        parts = [f"step {self.step}/{self.total_steps}"] if self.total_steps else []
+        parts += [f"{phase.name}{count}, {clock(phase.seconds)}", tokens_per_s(), self.left]
+        return " | ".join(filter(None, parts))
+
 
 class RLProgressBar(ProgressBar):
-    """Progress bar of a run: ``12/160 update | reward 0.41 | length 4.0 | 5.2k tokens/s | rollout 61% update 33%``.
+    """Progress of a run: steps, the current phase with what it has done, tokens a second, time left, main metrics.
 
-    If stderr is not a terminal, a line is printed after every tenth of the run instead.
+    It is a live display when stdout and stderr are terminals. Otherwise a line is written to stderr after every tenth
+    of the run, and whenever 30 s have passed without one.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._enabled = True
-        self._bar: Any = None
+        self._progress = RunProgress(0, 0)
+        self._shown = ExitStack()
+        self._lines: _Lines | None = None
 
     def disable(self) -> None:
         self._enabled = False
@@ -32,28 +92,81 @@ class RLProgressBar(ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module: Any = pl_module
-        if self._enabled and sys.stderr.isatty():
-            self._bar = tqdm(
-                total=module.plan.total_steps, initial=module.rollout_step, unit="step", dynamic_ncols=True
-            )
-            module.timer.on_enter = self._bar.set_description
+        self._start(module, RunProgress(module.plan.total_steps, module.rollout_step))
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "validate":
+            self._start(pl_module, RunProgress(0, 0))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         module: Any = pl_module
-        if not self._enabled:
-            return
-        status = status_line(module.newest_metrics)
-        if self._bar is not None:
-            self._bar.set_postfix_str(status, refresh=False)
-            self._bar.update(module.rollout_step - self._bar.n)
-        elif module.rollout_step % max(1, module.plan.total_steps // 10) == 0:
-            print(f"step {module.rollout_step}/{module.plan.total_steps} | {status}", file=sys.stderr, flush=True)
+        self._progress.end_step(module.rollout_step, module.newest_metrics)
+        if self._lines is not None and module.rollout_step % max(1, module.plan.total_steps // 10) == 0:
+            self._lines.write(f"step {module.rollout_step}/{module.plan.total_steps} | {self._progress.status}")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._shown.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._shown.close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._shown.close()
+
+    def _start(self, module: Any, progress: RunProgress) -> None:
+        self._progress = progress
+        if not self._enabled:
+            return
+        PHASE_PROGRESS.begin("starting")
+        module.timer.on_enter = PHASE_PROGRESS.begin
+        self._shown.enter_context(guarded())
+        if is_interactive():
+            start_live(Live(get_renderable=lambda: display(progress), console=console(), transient=True))
+            self._shown.callback(stop_live)
+        else:
+            self._lines = _Lines(progress)
+            self._shown.callback(self._lines.close)
+
+
+def display(progress: RunProgress) -> RenderableType:
+    """Return the live display: a bar of the run, a bar of the phase, and the newest metrics."""
+    phase = PHASE_PROGRESS.state
+    grid = Table.grid(padding=(0, 1), expand=True)
+    for min_width in (NAME_WIDTH, COUNT_WIDTH):  # so that bars stay where they are
+        grid.add_column(no_wrap=True, min_width=min_width)
+    grid.add_column(ratio=1)
+    grid.add_column(no_wrap=True, justify="right")
+    if progress.total_steps:
+        bar = Bar(total=progress.total_steps, completed=progress.step)
+        count = f"{progress.step:,}/{progress.total_steps:,}"
+        grid.add_row(styled("step"), styled(count), bar, styled(progress.left))
+    if phase.total is None:
+        bar, count = Bar(total=None, pulse=True, animation_time=phase.seconds), ""
+    else:
+        bar = Bar(total=phase.total or 1, completed=phase.num_done)
+        count = f"{phase.num_done:,}/{phase.total:,} {phase.unit}"
+    info = "  ".join(filter(None, [tokens_per_s(), clock(phase.seconds)]))
+    grid.add_row(styled(phase.name, "bold"), styled(count), bar, styled(info))
+    rows = Table.grid(expand=True)
+    rows.add_row(grid)
+    rows.add_row(styled(progress.status))
+    rows.columns[0].no_wrap, rows.columns[0].overflow = True, "ellipsis"
+    return rows
+
+
+def tokens_per_s() -> str:
+    """Return the tokens a second of the phase as text; empty when it generates none."""
+    phase = PHASE_PROGRESS.state
+    return f"{phase.num_tokens / max(phase.seconds, 1e-3):,.0f} tokens/s" if phase.num_tokens else ""
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as ``1:02`` or ``10:01:02``."""
+    minutes, rest = divmod(round(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def status_line(metrics: dict[str, float]) -> str:
@@ -70,3 +183,27 @@ def status_line(metrics: dict[str, float]) -> str:
     shares = sorted(((value / total, name) for name, value in seconds.items() if total), reverse=True)
     parts.append(" ".join(f"{name} {share:.0%}" for share, name in shares if share >= 0.1))
     return " | ".join(parts)
+
+
+class _Lines:
+    """Writes lines to stderr: what it is given, and where the run is when nothing was written for a while."""
+
+    def __init__(self, progress: RunProgress) -> None:
+        self._progress = progress
+        self._is_closed = threading.Event()
+        self._newest = time.monotonic()
+        self._thread = threading.Thread(target=self._watch, name="rlplug-progress", daemon=True)
+        self._thread.start()
+
+    def write(self, line: str) -> None:
+        self._newest = time.monotonic()
+        print(line, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        self._is_closed.set()
+        self._thread.join(timeout=1)
+
+    def _watch(self) -> None:
+        while not self._is_closed.wait(max(0.05, self._newest + LINE_S - time.monotonic())):
+            if time.monotonic() - self._newest >= LINE_S:
+                self.write(self._progress.line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,9 @@ class RunTensorBoard(TensorBoardLogger):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self._try(super().log_metrics, metrics, step)
+
+    def log_hyperparams(self, *arguments: Any, **options: Any) -> None:
+        self._try(functools.partial(super().log_hyperparams, *arguments, **options))
 
     def add_text(self, name: str, text: str, step: int) -> None:
         """Log a text of a step."""

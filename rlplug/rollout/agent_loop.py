@@ -6,9 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from lightning.pytorch.utilities import rank_zero_info
-
 from rlplug.interfaces.rollout import EngineFault, RolloutEngine
+from rlplug.observability.phase_progress import PHASE_PROGRESS
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.engines.answer_checks import check_tokens
@@ -24,8 +23,6 @@ COLLECT_S: Final = 1.0
 """Longest wait for the engine, or for environments, at a time, in seconds."""
 COLLECT_DURING_STEPS_S: Final = 0.02
 """Longest wait for the engine while environments are stepping, in seconds."""
-PROGRESS_S: Final = 30.0
-"""Seconds between two progress messages of a long rollout."""
 
 
 class AgentLoop:
@@ -86,6 +83,9 @@ class AgentLoop:
             StopRequested: The run is told to stop.
         """
         num_faults = 0
+        is_single_turn = self._environments is None
+        unit = "completions" if is_single_turn else "trajectories"
+        PHASE_PROGRESS.expect(len(self._trajectories), unit, counts_calls=is_single_turn)
         while True:
             fault = self._attempt(driver, version)
             driver.end_if_stopping(fault)
@@ -127,6 +127,7 @@ class AgentLoop:
                 completions = engine.generate([self._request(trajectory) for trajectory in unfinished], self.sampling)
             except EngineFault as problem:
                 completions, fault = problem.completions, problem
+            PHASE_PROGRESS.in_call(0, 0)  # each is counted when it is received
             running = {trajectory.request_id: trajectory for trajectory in unfinished}
             accepted, refusal = self._accept(engine, completions, running)
             fault = fault or refusal
@@ -161,7 +162,7 @@ class AgentLoop:
 
     def _stream(self, engine: RolloutEngine) -> None:
         running: dict[str, Trajectory] = {}
-        progress, is_aborted = _Progress(len(self._trajectories)), False
+        is_aborted = False
         fault: EngineFault | None = None
         ready = self.unfinished
         while ready or running or self._num_stepping:
@@ -191,7 +192,6 @@ class AgentLoop:
                 running.clear()  # turns that have ended are stepped before the engine restarts
             stepped = self._collect_steps(0.0 if running else COLLECT_S)
             ready = [t for t in stepped if self._wants_more(t)] if fault is None else []
-            progress.report(len(running) + self._num_stepping + len(ready))
         if fault is not None:
             raise fault
 
@@ -259,12 +259,14 @@ class AgentLoop:
         ) or completion.finish_reason == "abort"
         is_at_turn_limit = trajectory.num_in_turn + num_tokens == self._options.max_tokens_per_turn
         self._step_budget[trajectory.key] = step_budget - num_tokens
+        PHASE_PROGRESS.advance(num_tokens=num_tokens)
         if num_tokens or not is_open:
             trajectory.add_completion(completion, ends_turn=not is_open)
         if is_open:
             return False
         if self._environments is None:
             trajectory.finish_reason = completion.finish_reason
+            PHASE_PROGRESS.advance(1)
             return False
         trajectory.turn_was_cut = is_long and not is_at_turn_limit
         return True
@@ -281,6 +283,7 @@ class AgentLoop:
             else:
                 self._observe(trajectory, answer.text)
         if trajectory.finish_reason is not None and self._environments is not None:
+            PHASE_PROGRESS.advance(1)
             self._environments.release(trajectory)
 
     def _observe(self, trajectory: Trajectory, text: str | None) -> None:
@@ -294,19 +297,3 @@ class AgentLoop:
             trajectory.finish_reason = "length"
         else:
             trajectory.add_observation(token_ids)
-
-
-class _Progress:
-    """Prints the progress of a long rollout."""
-
-    def __init__(self, num_trajectories: int) -> None:
-        self._num_trajectories = num_trajectories
-        self._began = time.monotonic()
-        self._next_s = PROGRESS_S
-
-    def report(self, num_unfinished: int) -> None:
-        seconds = time.monotonic() - self._began
-        if seconds > self._next_s:
-            self._next_s += PROGRESS_S
-            num_done = self._num_trajectories - num_unfinished
-            rank_zero_info(f"rollout: {num_done} of {self._num_trajectories} trajectories after {seconds:.0f} s")

@@ -22,6 +22,7 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces.memory import EngineMemory, EngineMemoryRequest
 from rlplug.interfaces.rollout import EngineCapabilities, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport
+from rlplug.observability.phase_progress import PHASE_PROGRESS
 from rlplug.ops import scaled_logits, token_logprobs, truncate_logits
 from rlplug.rollout.engines import max_completion_tokens
 from rlplug.types import Completion, Request, SamplingParams
@@ -32,6 +33,10 @@ from rlplug.weight_sync.receive_checks import WeightSyncValidator
 
 SAMPLER_BYTES: Final = 20
 """Bytes per logit while sampling: five float32 copies (raw, tempered, probabilities, cumulative sum, masked)."""
+
+
+COUNT_S: Final = 0.5
+"""Shortest time between two counts of what was generated, which wait for the device, in seconds."""
 
 
 class HFRollout(RolloutEngine):
@@ -75,26 +80,33 @@ class HFRollout(RolloutEngine):
             limit = min(longest, max_completion_tokens(request, self._policy))
             by_limit.setdefault(limit, []).append(index)
         completions: dict[int, Completion] = {}
+        num_tokens = 0
         for num_new, indices in by_limit.items():
             for start in range(0, len(indices), self.max_batch_size):
                 chosen = indices[start : start + self.max_batch_size]
                 if self.is_stopping():
                     completions |= {index: self._completion(requests[index], [], []) for index in chosen}
                     continue
-                batch = self._generate_batch([requests[index] for index in chosen], sampling, num_new)
+                batch = self._generate_batch(
+                    [requests[index] for index in chosen], sampling, num_new, (len(completions), num_tokens)
+                )
                 completions |= zip(chosen, batch, strict=True)
-        self._num_tokens += sum(len(completion.token_ids) for completion in completions.values())
+                num_tokens += sum(len(completion.token_ids) for completion in batch)
+        self._num_tokens += num_tokens
         self._seconds += time.perf_counter() - began
         return [completions[index] for index in range(len(requests))]
 
     @torch.no_grad()
-    def _generate_batch(self, requests: Sequence[Request], sampling: SamplingParams, num_new: int) -> list[Completion]:
+    def _generate_batch(
+        self, requests: Sequence[Request], sampling: SamplingParams, num_new: int, counted: tuple[int, int]
+    ) -> list[Completion]:
         prompt_ids, attention_mask = self._left_pad([request.prompt_ids for request in requests])
         sampler = _SeededSampler([request.seed for request in requests], sampling, num_new, self._device)
+        counter = _ProgressCounter(prompt_ids.shape[1], self._policy.eos_token_ids, *counted)
         generated: Any = self._model.generate(
             prompt_ids,
             attention_mask=attention_mask,
-            logits_processor=LogitsProcessorList([sampler]),
+            logits_processor=LogitsProcessorList([counter, sampler]),
             stopping_criteria=self._stopping_criteria,
             generation_config=GenerationConfig(
                 do_sample=False,  # the logits processor samples: it leaves one finite logit
@@ -155,6 +167,7 @@ class HFRollout(RolloutEngine):
             other=num_rows * needs.vocab_size * SAMPLER_BYTES,
             asleep=weights,
             kv_bytes_per_token=needs.kv_bytes_per_token,
+            rows=num_rows,
             keeps_cache=False,
         )
 
@@ -201,3 +214,32 @@ class _SeededSampler(LogitsProcessor):
             tokens = tokens.clamp(max=logits.shape[-1] - 1)
         self.logprobs.append(token_logprobs(logits, tokens))
         return torch.full_like(scores, -torch.inf).scatter(-1, tokens.unsqueeze(-1), 0.0)
+
+
+class _ProgressCounter(LogitsProcessor):
+    """Logits processor that counts what a batch has generated, for the progress display; it changes no logit.
+
+    Args:
+        prompt_length: Tokens of the padded prompts.
+        eos_token_ids: Tokens that end a completion.
+        num_done: Completions of the batches before.
+        num_tokens: Tokens of the batches before.
+    """
+
+    def __init__(self, prompt_length: int, eos_token_ids: Sequence[int], num_done: int, num_tokens: int) -> None:
+        self._prompt_length = prompt_length
+        self._eos_token_ids = eos_token_ids
+        self._before = (num_done, num_tokens)
+        self._next_s = time.monotonic() + COUNT_S
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if time.monotonic() >= self._next_s:
+            generated = input_ids[:, self._prompt_length :]
+            ends = torch.isin(generated, torch.tensor(self._eos_token_ids, device=generated.device)).cumsum(dim=1)
+            num_done, num_tokens = self._before
+            num_padding = (ends > 0).sum() - (ends[:, -1:] > 0).sum()  # of a completion, all after its end token
+            PHASE_PROGRESS.in_call(
+                num_done + int((ends[:, -1:] > 0).sum()), num_tokens + int(ends.numel() - num_padding)
+            )
+            self._next_s = time.monotonic() + COUNT_S
+        return scores

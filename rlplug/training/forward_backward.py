@@ -14,6 +14,7 @@ from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.algorithm import Denominators
 from rlplug.models.lm_head import TokenLogprobs
 from rlplug.models.packing import PackedMicroBatch, pack_batch
+from rlplug.observability.phase_progress import PHASE_PROGRESS
 from rlplug.training.actor_critic import ForwardOutput
 from rlplug.training.batch_plan import BatchPlan, MicroBatch, PassKind
 from rlplug.training.losses import TrainingLoss
@@ -43,7 +44,11 @@ class MicroBatchRunner:
     def forward_only(self, batch: Batch, forward: Callable[[PackedMicroBatch], ForwardOutput]) -> ForwardOutput:
         """Return the outputs of ``forward``, assembled: float32 [B, T] on the CPU, on every rank."""
         micro_batches = self._micro_batches(range(batch.num_sequences), batch, "forward")
-        outputs = [forward(self._load(batch, micro_batch)) for micro_batch in micro_batches]
+        PHASE_PROGRESS.expect(len(micro_batches), "passes")
+        outputs = []
+        for micro_batch in micro_batches:
+            outputs.append(forward(self._load(batch, micro_batch)))
+            PHASE_PROGRESS.advance(1)
 
         def assembled(parts: Sequence[Tensor | None]) -> Tensor | None:
             present = [part for part in parts if part is not None]
@@ -61,6 +66,7 @@ class MicroBatchRunner:
         """Run one mini-batch's forward and backward passes; gradients are reduced over ranks in the last one."""
         denominators = mini_batch_denominators(batch, row_indices)
         micro_batches = self._micro_batches(row_indices, batch, "update")
+        PHASE_PROGRESS.expect(len(micro_batches), "passes")
         metrics, maxima, minima, tokens = [], [], [], []
         for index, micro_batch in enumerate(micro_batches):
             for model in loss.models:
@@ -71,6 +77,7 @@ class MicroBatchRunner:
             maxima.append(_detached(share.output.maxima))
             minima.append(_detached(share.output.minima))
             tokens.append(share.tokens and share.tokens.detach())
+            PHASE_PROGRESS.advance(1)
         return MiniBatchResult(
             metrics=self._reduce(metrics, torch.sum, dist.ReduceOp.SUM),
             maxima=self._reduce(maxima, torch.amax, dist.ReduceOp.MAX),

@@ -30,6 +30,7 @@ def rollout_metrics(rollout: Rollout) -> dict[str, float]:
     if scored:
         metrics["reward/mean"] = statistics.fmean(scored)
         metrics["reward/std"] = statistics.pstdev(scored)
+        metrics["reward/min"], metrics["reward/max"] = min(scored), max(scored)
     if ENVIRONMENT in samples[0].rewards:
         turns = [sample.num_turns for sample in samples]
         metrics |= {"turns/mean": statistics.fmean(turns), "turns/max": float(max(turns))}

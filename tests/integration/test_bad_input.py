@@ -97,7 +97,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("command", ["no command 'train'", "fit, validate, plan, plugins or report"]),
+        ("command", ["no command 'train'", "fit, validate, plan, plugins, report or completion"]),
         ("key", ["no key 'model.num_stepz'", "Did you mean 'model.num_steps'?"]),
         ("class", ["'GRP0' is not a known algorithm", "Did you mean 'GRPO'?", "Registered algorithms:"]),
         ("package", ["'Rollout' is not a known rollout", "Registered rollouts: HFRollout"]),

@@ -94,8 +94,8 @@ def results(environment: Any, folder: Path) -> Results:
         "no effect": (*fit, "--model.optimizations+=NoEffect", "--run.dir", "runs/no_effect"),
         "sleepless": (*fit, "--model.memory.sleep_between_rollouts", "true", "--run.dir", "runs/sleepless"),
         "without algos": (*fit, "--block", "algos"),
-        "plugins": ("plugins", "--json"),
-        "plugins without probe": ("plugins", "--json", "--block", "probe"),
+        "plugins": ("plugins", "--check", "--json"),
+        "plugins without probe": ("plugins", "--check", "--json", "--block", "probe"),
     }
     return {
         name: (environment.run if name in ("plugins", "without algos") else environment.run_forked)("rlplug", *command)

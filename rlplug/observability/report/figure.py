@@ -18,14 +18,17 @@ from rlplug.observability.report.series import MIN_SMOOTHED, Series, bucket_mean
 Section: TypeAlias = Literal["Learning", "Stability", "Speed and memory"]
 Mark: TypeAlias = Literal["line", "dot", "area", "band"]
 
-HUES: Final = ("blue", "orange", "green", "purple", "sky", "vermillion", "yellow", "grey")
-"""Colours of the Okabe-Ito palette, which colour-blind readers can tell apart."""
+HUES: Final = ("blue", "orange", "green", "purple", "sky", "vermillion", "yellow", "grey", "brown", "slate")
+"""Colours of the Okabe-Ito palette, which colour-blind readers can tell apart, and two more."""
 FEW_POINTS: Final = 40
 """Largest number of points of a line that also gets markers: a single step would be invisible otherwise."""
 MANY_MARKS: Final = 60
 """Largest number of large markers on a line: more would cover each other."""
 MANY_DECADES: Final = 30
 """Ratio of highest value to median above which a positive line gets a logarithmic axis."""
+
+
+NO_VALUES: Final = Series()
 
 
 @dataclass(frozen=True)
@@ -72,14 +75,21 @@ class Figure:
         else:
             self.add(label, hue, [_line(label, hue, keep_extremes(series), width=2)])
 
-    def add_band(self, label: str, hue: str, middle: Series, spread: Series) -> None:
-        """Add the area of ``middle`` ± ``spread`` at the steps that have both; add nothing below two such steps."""
-        spread_at = dict(zip(spread.steps, spread.values, strict=True))
-        both = [(step, value, spread_at[step]) for step, value in _points(middle) if step in spread_at]
-        if len(both) < 2:
+    def add_band(
+        self, label: str, hue: str, middle: Series, spread: Series, least: Series = NO_VALUES, most: Series = NO_VALUES
+    ) -> None:
+        """Add the area of ``middle`` ± ``spread``, cut at a step's lowest and highest value where these are known.
+
+        It covers the steps that have both ``middle`` and ``spread``; below two such steps there is none.
+        """
+        spread_at, least_at, most_at = (dict(_points(series)) for series in (spread, least, most))
+        steps = tuple(step for step in middle.steps if step in spread_at)
+        if len(steps) < 2:
             return
-        steps = tuple(step for step, _, _ in both)
-        edges = [Series(steps, tuple(value + sign * width for _, value, width in both)) for sign in (-1, 1)]
+        at = dict(_points(middle))
+        below = tuple(max(at[step] - spread_at[step], least_at.get(step, -math.inf)) for step in steps)
+        above = tuple(min(at[step] + spread_at[step], most_at.get(step, math.inf)) for step in steps)
+        edges = (Series(steps, below), Series(steps, above))
         low, high = (smooth(edge) if len(edge) >= MIN_SMOOTHED else edge for edge in edges)
         hidden = {"mode": "lines", "hoverinfo": "skip", "line": {"width": 0, "color": f"var(--{hue})"}}
         filled = hidden | {"fill": "tonexty", "fillcolor": f"var(--{hue}-soft)"}

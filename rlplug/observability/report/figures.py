@@ -25,8 +25,12 @@ PHASE_HUES: Final[Mapping[str, str]] = {
     "update": "green",
     "publish": "vermillion",
     "validate": "grey",
+    "checkpoint": "slate",
 }
 """Hue of each phase of a step, in order; phases that plugins add follow them."""
+
+MEMORY_PHASES: Final[tuple[str, ...]] = ("rollout", "logprobs", "update")
+"""Phases whose memory has a line of its own; the highest of all others is one line more."""
 
 SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "cross")
 
@@ -84,7 +88,13 @@ def _reward(metrics: Metrics) -> Figure | None:
         return None
     figure = Figure("Learning", "Reward", wide=True)
     if mean:
-        figure.add_band("± one standard deviation", "blue", mean, metrics.series("reward/std"))
+        figure.add_band(
+            "± one standard deviation",
+            "blue",
+            mean,
+            metrics.series("reward/std"),
+            *(metrics.series(f"reward/{name}") for name in ("min", "max")),
+        )
         figure.add_line("training mean", "blue", mean)
         # The band is drawn first, below the line, but the legend should start with the line.
         figure.legend.reverse()
@@ -136,7 +146,8 @@ def _phases(metrics: Metrics, prefix: str) -> dict[str, str]:
     found = [name.removeprefix(prefix) for name in metrics.starting_with(prefix)]
     added = [phase for phase in found if phase not in PHASE_HUES and phase != "step"]
     hues = {phase: hue for phase, hue in PHASE_HUES.items() if phase in found}
-    return hues | dict(zip(added, _hues(len(added)), strict=True))
+    unused = [hue for hue in HUES if hue not in hues.values()] or list(HUES)
+    return hues | {phase: unused[index % len(unused)] for index, phase in enumerate(added)}
 
 
 def _phase_times(metrics: Metrics) -> Figure | None:
@@ -164,9 +175,20 @@ def _phase_memory(metrics: Metrics) -> Figure | None:
     phases = _phases(metrics, "memory/")
     if not phases:
         return None
-    figure = Figure("Speed and memory", "Peak memory of each phase", "GiB", y_axis=FROM_ZERO)
-    for phase, hue in phases.items():
-        figure.add_line(phase, hue, metrics.series(f"memory/{phase}"), smoothed=False)
+    columns = {phase: metrics.columns[f"memory/{phase}"] for phase in phases}
+    lines = {phase: metrics.series(f"memory/{phase}") for phase in MEMORY_PHASES if phase in phases}
+    others = [cells for phase, cells in columns.items() if phase not in lines]
+    highest = [max((cell for cell in row if cell is not None), default=None) for row in zip(*others, strict=True)]
+    points = [(step, value) for step, value in zip(metrics.steps, highest, strict=False) if value is not None]
+    lines["highest of the other phases"] = Series(
+        tuple(step for step, _ in points), tuple(value for _, value in points)
+    )
+    values = [value for series in lines.values() for value in series.values]
+    axis = FROM_ZERO if min(values) < 0.5 * max(values) else {}  # lines that are close would be one line from zero
+    figure = Figure("Speed and memory", "Peak memory of each phase", "GiB", y_axis=axis)
+    for phase, series in lines.items():
+        if series:
+            figure.add_line(phase, PHASE_HUES.get(phase, "grey"), series, smoothed=False)
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Reader of a run folder. Only ``metrics.csv`` is required; a note replaces any other file that is absent or broken."""
+"""Reader of a run folder. ``metrics.csv`` or ``run.json`` must be there; a note replaces any other file that is not."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def read_run(run_dir: Path) -> RunData:
     """Read the run folder ``run_dir``.
 
     Raises:
-        ConfigError: The folder has no ``metrics.csv``, or that file has no ``step`` column.
+        ConfigError: The folder has neither ``metrics.csv`` nor ``run.json``, or the former has no ``step`` column.
     """
     notes: list[str] = []
     metrics = _read_metrics(run_dir, notes)
@@ -131,6 +131,10 @@ def _name(run_dir: Path) -> str:
 
 def _read_metrics(run_dir: Path, notes: list[str]) -> Metrics:
     path = run_dir / METRICS_FILE
+    has_rows = path.is_file() and path.stat().st_size > 0
+    if not has_rows and (run_dir / RUN_FILE).is_file():
+        notes.append(f"No {METRICS_FILE} yet: no step has ended.")
+        return Metrics((), {})
     if not path.is_file():
         state = "has no metrics.csv" if run_dir.is_dir() else "is not a folder"
         raise ConfigError(

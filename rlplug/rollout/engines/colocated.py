@@ -117,13 +117,6 @@ class ColocatedEngine(TrackedEngine):
 
     # ---- the engine's own -----------------------------------------------------------------------------------------
 
-    def prepare(self, policy: PolicySpec, placement: Placement) -> None:
-        """Refuse what cannot run, before anything starts.
-
-        Raises:
-            ConfigError: Something is missing, or contradicts.
-        """
-
     @abstractmethod
     def launch(self, policy: PolicySpec, placement: Placement) -> StartedEngine:
         """Start the engine. When that fails, ``close`` is called.

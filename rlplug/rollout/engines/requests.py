@@ -12,10 +12,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, Final, Generic, TypeVar
 
-from lightning.pytorch.utilities import rank_zero_info
-
 from rlplug.errors import RLPlugError
 from rlplug.interfaces.rollout import EngineFault, PolicySpec
+from rlplug.observability.phase_progress import PHASE_PROGRESS
 from rlplug.rollout.engines.context_limit import max_completion_tokens
 from rlplug.rollout.engines.stats import EngineStats
 from rlplug.types import NO_VERSION, Completion, Request, SamplingParams
@@ -23,7 +22,6 @@ from rlplug.types import NO_VERSION, Completion, Request, SamplingParams
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
 
-PROGRESS_S: Final = 30.0
 WAIT_S: Final = 1.0
 """How often a wait looks at its deadline."""
 
@@ -139,20 +137,16 @@ class EngineRequests(ABC, Generic[Answer]):
         limits = self._limits(requests, sampling)
         with self._faults(self._take_finished, lambda: len(requests)):
             names = [running.name for running in self._start(requests, sampling, limits, is_submitted=False)]
-            missing, began, next_line_s = set(names), self.clock(), PROGRESS_S
-            is_stopped = False
+            missing, is_stopped = set(names), False
             while missing:
                 self.take(WAIT_S)
                 missing -= self._finished.keys()
+                num_tokens = sum(len(completion.token_ids) for completion in self._finished.values())
+                PHASE_PROGRESS.in_call(len(self._finished), num_tokens)
                 if missing and not is_stopped and self.is_stopping():
                     is_stopped = True
                     self.stop([running for running in self._running.values() if running.name in missing])
                 self._check_deadline()
-                seconds = self.clock() - began
-                if seconds > next_line_s:
-                    next_line_s += PROGRESS_S
-                    num_done = len(requests) - len(missing)
-                    rank_zero_info(f"rollout: {num_done} of {len(requests)} completions after {seconds:.0f} s")
             return [self._finished[name] for name in names]
 
     def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:

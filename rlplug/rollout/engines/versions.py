@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 from dataclasses import dataclass
 
 from packaging.version import Version
@@ -24,6 +25,15 @@ class SupportedVersions:
     """The first that is too new."""
     install: str
     """What to do to install one."""
+
+    def require_installed(self, name: str) -> None:
+        """Look for the library, without importing it.
+
+        Raises:
+            ConfigError: It is not installed.
+        """
+        if importlib.util.find_spec(name) is None:
+            raise self._missing()
 
     def require_module(self, name: str) -> Version:
         """Import the library, and return its version.

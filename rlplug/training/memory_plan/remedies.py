@@ -8,11 +8,16 @@ from typing import Final, TypeAlias
 
 from rlplug.distributed.offload import OffloadMode
 from rlplug.interfaces.memory import EngineMemory
-from rlplug.training.memory_plan.inputs import MemoryInputs, ModelInputs
+from rlplug.training.memory_plan.inputs import RESERVE_SHARE, MemoryInputs, ModelInputs
 from rlplug.training.memory_plan.plan import MemoryPlan
+from rlplug.types import GIB
 
 CHUNK: Final = 4096
 """Default of FusedLogprobs."""
+SMALL_SHARE: Final = 0.25
+"""Share of the reserve that a run may lack before more than one change is proposed."""
+LEAST_BUCKET: Final = 64 << 20
+"""Smallest bucket of the weight sync that is proposed, in bytes."""
 MOST_GPUS: Final = 64
 """Most GPUs that are tried, as a multiple of the run's."""
 OFFLOADS: Final[tuple[OffloadMode, ...]] = ("none", "optimizer", "optimizer_and_weights")
@@ -34,12 +39,20 @@ Remedy: TypeAlias = Callable[[MemoryInputs], Iterator[Change]]
 def smallest_change(facts: MemoryInputs) -> list[str]:
     """Return what to set so that the plan fits: one thing if one is enough, else as few as possible; or nothing.
 
-    Remedies are tried in the order of what they cost, alone and then together; only the last asks for more GPUs.
+    Remedies are tried in the order of what they cost, alone and then together; only the last asks for more GPUs. Before
+    several of them a person would try the run as it is, if little is missing of what the plan holds in reserve.
     """
     for remedy in REMEDIES:
         for change in remedy(facts):
             if MemoryPlan(change.facts).fits:
                 return [change.text]
+    missing = -MemoryPlan(facts).headroom(MemoryPlan(facts).tightest)
+    reserve = int(RESERVE_SHARE * facts.gpu.total)
+    if missing <= SMALL_SHARE * reserve:
+        return [
+            f"model.memory.on_shortfall: warn, since {missing / GIB:.2f} GiB are missing and the plan holds "
+            f"{reserve / GIB:.2f} in reserve"
+        ]
     return _together(facts, REMEDIES) or _together(facts, (*REMEDIES, more_gpus))
 
 
@@ -71,6 +84,11 @@ def _applied(facts: MemoryInputs, remedies: Sequence[Remedy]) -> list[str] | Non
 
 
 # ---- in the order of what they cost ---------------------------------------------------------------------------------
+
+
+def smaller_buckets(facts: MemoryInputs) -> Iterator[Change]:
+    for num_bytes in _halves(facts.bucket_bytes, LEAST_BUCKET):
+        yield Change(f"model.weight_sync.bucket_mib: {num_bytes >> 20}", replace(facts, bucket_bytes=num_bytes))
 
 
 def sleep(facts: MemoryInputs) -> Iterator[Change]:
@@ -105,6 +123,16 @@ def smaller_engine(facts: MemoryInputs) -> Iterator[Change]:
         assert changed.engine is not None
         if engine.least_kv_cache <= changed.engine.kv_cache < engine.kv_cache:
             yield Change(f"{ENGINE_OPTIONS}.{engine.share_key}: {share:.2f}", changed)
+
+
+def fewer_rows(facts: MemoryInputs) -> Iterator[Change]:
+    engine = facts.engine
+    if engine is None:
+        return
+    for rows in _halves(engine.rows, 1):
+        sizes = {name: getattr(engine, name) * rows // engine.rows for name in ("kv_cache", "other")}
+        changed = replace(facts, engine=replace(engine, rows=rows, **sizes))
+        yield Change(f"{ENGINE_OPTIONS}.{engine.rows_key}: {rows}", changed)
 
 
 def smaller_passes(facts: MemoryInputs) -> Iterator[Change]:
@@ -145,7 +173,16 @@ def more_gpus(facts: MemoryInputs) -> Iterator[Change]:
         times *= 2
 
 
-REMEDIES: Final[tuple[Remedy, ...]] = (sleep, offload, fused_logprobs, smaller_engine, smaller_passes, checkpointing)
+REMEDIES: Final[tuple[Remedy, ...]] = (
+    smaller_buckets,
+    sleep,
+    offload,
+    fused_logprobs,
+    smaller_engine,
+    fewer_rows,
+    smaller_passes,
+    checkpointing,
+)
 
 
 # ---- sizes ----------------------------------------------------------------------------------------------------------

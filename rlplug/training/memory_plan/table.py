@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
 from rlplug.training.memory_plan.decisions import Decisions
 from rlplug.training.memory_plan.inputs import RESERVE_SHARE
 from rlplug.training.memory_plan.plan import PHASES, Item, MemoryPlan
@@ -32,22 +30,13 @@ def memory_notes(decisions: Decisions) -> list[str]:
     return notes + [f"recommended: {line}" for line in recommendations(plan.facts)]
 
 
-def memory_table(plan: MemoryPlan) -> Table:
+def memory_title(plan: MemoryPlan) -> str:
+    """Return the title of the table of :func:`memory_rows`, whose last two rows are totals."""
     gpu = plan.facts.gpu
-    title = (
+    return (
         f"memory plan, GiB on each GPU: {gpu.capacity / GIB:.1f} of {gpu.total / GIB:.1f} can be used, with a reserve "
         f"of {RESERVE_SHARE:.0%}"
     )
-    table = Table("item", *PHASES, title=title, title_justify="left")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    *items, needs, left = memory_rows(plan)
-    for row in items:
-        table.add_row(*row)
-    table.add_section()
-    table.add_row(*needs)
-    table.add_row(*left)
-    return table
 
 
 def _cell(item: Item) -> str:

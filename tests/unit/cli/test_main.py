@@ -1,8 +1,10 @@
-"""The command ``rlplug plugins``: what it shows, that nothing is cut, and its exit status."""
+"""The command line: what starts at once, help, completion, and the command ``rlplug plugins``."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from distributions import all_distributions
@@ -42,7 +44,7 @@ def unwrapped(text: str) -> str:
 def test_plugins_shows_all_and_cuts_nothing(install_plugin, monkeypatch, capsys, width):
     install_plugin("good", GOOD, distribution="acme-good-with-a-long-name")
     monkeypatch.setenv("COLUMNS", str(width))
-    assert main(["plugins"]) == 0
+    assert main(["plugins", "--check"]) == 0
     shown = capsys.readouterr().out
     assert "…" not in shown
     for name in NAMES:
@@ -57,7 +59,7 @@ def test_failed_plugin_shows_its_file_and_reason_and_fails_the_command(install_p
     file = install_plugin("broken", f"raise ImportError({reason!r})", distribution="acme-" + "very-" * 12 + "broken")
     install_plugin("good", GOOD)
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["plugins"]) == 1
+    assert main(["plugins", "--check"]) == 1
     shown = capsys.readouterr().out
     assert f"file  {file}\n" in shown  # in one line, to be copied
     assert unwrapped(f"raised ImportError: {reason}.") in unwrapped(shown)
@@ -66,7 +68,7 @@ def test_failed_plugin_shows_its_file_and_reason_and_fails_the_command(install_p
 
 def test_blocked_plugin_is_no_failure(install_plugin, capsys):
     install_plugin("broken", "import no_such_library")
-    assert main(["plugins", "--block", "broken"]) == 0
+    assert main(["plugins", "--check", "--block", "broken"]) == 0
     assert "broken blocked (acme-broken 2.5)" in capsys.readouterr().out
 
 
@@ -75,10 +77,65 @@ def test_plugins_that_contradict_each_other_are_shown(install_plugin, capsys):
     install_plugin("beta", GOOD + "RLPLUG_BEFORE = ('alpha',)")
     install_plugin("twin", GOOD, distribution="acme-one")
     install_plugin("twin", GOOD, distribution="acme-two")
-    assert main(["plugins", "--json"]) == 1
+    assert main(["plugins", "--check", "--json"]) == 1
     states = {record["distribution"]: record["state"] for record in json.loads(capsys.readouterr().out)}
     assert {states.pop(distribution.name) for distribution in all_distributions()} == {"loaded"}
     assert states == {"acme-alpha": "failed", "acme-beta": "failed", "acme-one": "loaded", "acme-two": "failed"}
+
+
+def test_plugins_are_listed_without_importing_one(install_plugin, capsys):
+    """Catches a listing that imports, or that says of a plugin that it did not try that it loads."""
+    install_plugin("broken", "raise ImportError('it was imported')", distribution="acme-broken")
+    assert main(["plugins"]) == 0
+    shown = unwrapped(capsys.readouterr().out)
+    assert "broken installed (acme-broken 2.5)" in shown
+    assert "algos installed (rlplug-algos" in shown
+    assert "GRPO" in shown
+    assert "rlplug plugins --check imports each one" in shown
+    assert main(["plugins", "--json", "--block", "broken"]) == 0
+    states = {record["name"]: record["state"] for record in json.loads(capsys.readouterr().out)}
+    assert states["broken"] == "blocked"
+    assert states["algos"] == "installed"
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["plugins"], ["plan", "--help"]])
+def test_what_needs_no_torch_starts_at_once(arguments):
+    """Catches an import at the top of a module that makes each of these take seconds; measured: below 0.4 s."""
+    script = (
+        "import sys; from rlplug.cli.main import main; status = main(sys.argv[1:]); "
+        "heavy = {'torch', 'transformers', 'lightning', 'jsonargparse', 'numpy'} & set(sys.modules); "
+        "sys.exit(f'imported {heavy}' if heavy else status)"
+    )
+    command = [sys.executable, "-c", script, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout) > 5
+
+
+def test_help_shows_the_keys_of_rlplug_first_and_those_of_the_trainer_on_request(capsys):
+    """Catches 40 options of Lightning's Trainer before the first of the run's own."""
+    for option in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as ended:
+            main(["fit", option])
+        assert ended.value.code == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith("usage: rlplug fit [-c CONFIG] [--KEY VALUE] ...")
+        assert "--model.batch.group_size" in shown
+        assert ("--trainer.gradient_clip_val" in shown) == (option == "--help-all")
+        assert "rlplug fit --help-all" in shown or shown.index("--model.batch") < shown.index("--trainer.precision")
+        assert "\\x08" not in shown
+
+
+def test_a_shell_completes_commands_and_keys(capsys):
+    """Catches a script without keys, and one that starts a process at each Tab."""
+    pytest.importorskip("shtab")
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+    asked = script + "\nCOMP_WORDS=(rlplug fit --model.batch.gr); COMP_CWORD=2; _shtab_rlplug; echo ${COMPREPLY[@]}"
+    found = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=False).stdout
+    assert found.split() == ["--model.batch.group_size"]
+    assert "python" not in script
 
 
 def test_misspelled_block_is_a_usage_error(capsys):

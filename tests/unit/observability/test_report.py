@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import random
@@ -10,12 +11,16 @@ import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlplug.errors import ConfigError
-from rlplug.observability.report import write_report
+from rlplug.observability.phase_timer import PHASES
+from rlplug.observability.report import figures, write_report
 from rlplug.observability.report.figures import build_figures
 from rlplug.observability.report.run_data import Metrics, SampleRecord, read_run
 from rlplug.observability.report.series import Series, bucket_means, keep_extremes, smooth
@@ -340,8 +345,56 @@ def test_a_run_without_finished_steps_has_a_report(tmp_path: Path) -> None:
     (tmp_path / "samples.jsonl").write_text("")
     page = read_page(tmp_path)
 
-    assert "no step has ended" in page.text
+    assert "No step has ended" in page.text
     assert "samples.jsonl holds no samples" in page.text
+
+
+def test_a_run_that_has_just_begun_has_a_report(tmp_path: Path) -> None:
+    """Catches a report that needs a row: the first may take an hour."""
+    (tmp_path / "run.json").write_text(json.dumps(RUN | {"status": "running", "finished": None}))
+    assert "No step has ended" in read_page(tmp_path).text
+    (tmp_path / "metrics.csv").write_text("")
+    assert "No step has ended" in read_page(tmp_path).text
+
+
+COLOUR = re.compile(r"--([a-z]+): #([0-9a-f]{6})")
+
+
+def test_no_two_phases_look_alike() -> None:
+    """Catches a phase that is added and takes another's colour, in either theme."""
+    css = (Path(figures.__file__).parent / "report.css").read_text()
+    light, dark = css.split("prefers-color-scheme: dark", 1)
+    phases = {f"time/{phase}": (1.0,) for phase in (*PHASES, "validate", "checkpoint", "step")}
+    (figure,) = [f for f in build_figures(Metrics((1,), phases))[0] if f.title == "Where the time goes"]
+    hues = [entry.hue for entry in figure.legend]
+    assert len(hues) == len(PHASES) + 2
+    for theme in (light, dark.split("}", 1)[0]):
+        found = {name: bytes.fromhex(value) for name, value in COLOUR.findall(theme)}
+        for first, second in itertools.combinations(hues, 2):
+            assert math.dist(found[first], found[second]) > 40, (first, second)
+
+
+def test_the_chart_of_memory_has_few_lines_that_differ() -> None:
+    """Catches ten lines on top of each other, and an axis on which lines that are close are one."""
+    names = (*PHASES, "validate", "checkpoint")
+    columns = {f"memory/{phase}": (0.40 + 0.01 * index, 0.42) for index, phase in enumerate(names)}
+    (figure,) = build_figures(Metrics((1, 2), columns))[0]
+    assert [entry.label for entry in figure.legend] == ["rollout", "logprobs", "update", "highest of the other phases"]
+    assert figure.traces[-1]["y"] == [0.49, 0.42]
+    assert "rangemode" not in figure.y_axis
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=6), min_size=2, max_size=60))
+def test_the_band_stays_within_the_rewards(steps: list[list[float]]) -> None:
+    """Catches a band above the best or below the worst reward, which nothing can reach."""
+    summaries = {"mean": fmean, "std": pstdev, "min": min, "max": max}
+    columns = {f"reward/{name}": tuple(function(row) for row in steps) for name, function in summaries.items()}
+    (figure,) = build_figures(Metrics(tuple(range(len(steps))), columns))[0]
+    low, high = figure.traces[:2]
+    assert min(low["y"]) >= min(map(min, steps)) - 1e-3
+    assert max(high["y"]) <= max(map(max, steps)) + 1e-3
+    assert all(below <= above + 1e-3 for below, above in zip(low["y"], high["y"], strict=True))
 
 
 def test_cells_that_are_no_numbers_are_left_out_and_counted(tmp_path: Path) -> None:

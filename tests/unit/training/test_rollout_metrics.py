@@ -40,6 +40,8 @@ def test_metrics():
         {
             "reward/mean": numpy.mean([0.5, 2.0, -1.0]),
             "reward/std": numpy.std([0.5, 2.0, -1.0]),
+            "reward/min": -1.0,
+            "reward/max": 2.0,
             "reward/error_share": 0.25,
             "reward/right": numpy.mean([1.0, 1.0, 0.0]),
             "reward/short": numpy.mean([-0.5, 1.0, 0.25, -1.0]),

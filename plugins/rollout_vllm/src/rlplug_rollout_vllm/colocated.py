@@ -76,6 +76,9 @@ class VLLMRollout(ColocatedEngine):
         self._is_asleep = False
         self._shares_group = False
 
+    def prepare(self, policy: PolicySpec, placement: Placement) -> None:
+        VERSIONS.require_installed("vllm")
+
     def plan_memory(self, policy: PolicySpec, needs: EngineMemoryRequest) -> EngineMemory:
         """Return what an engine takes of each of its GPUs; the KV cache is what ``gpu_memory_utilization`` leaves."""
         options, sizes = self.options, EngineSizes.of(self.options, policy, needs)

@@ -153,18 +153,11 @@ def test_tokens_are_counted_over_the_time_in_which_requests_ran(requests: Counti
     assert (metrics["num_tokens"], metrics["tokens_per_s"]) == (20, 2.0)
 
 
-def test_long_rollouts_say_how_far_they_are(requests: CountingRequests, monkeypatch: pytest.MonkeyPatch) -> None:
-    printed: list[str] = []
-    monkeypatch.setattr(requests_module, "rank_zero_info", printed.append)
+def test_a_running_call_says_how_far_it_is(requests: CountingRequests, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a long rollout whose progress stands still until its last completion has come."""
+    counted: list[tuple[int, int]] = []
     monkeypatch.setattr(requests_module, "WAIT_S", 0.01)
-    requests.seconds = 0.0
-
-    def poll(timeout_s: float) -> list[tuple[str, Answer]]:
-        requests.seconds += 20.0
-        running = list(requests._running)
-        return [(running[0], Answer(3, 10))]
-
-    monkeypatch.setattr(requests, "poll", poll)
-    requests.deadline_s = 1000.0
+    monkeypatch.setattr(requests_module.PHASE_PROGRESS, "in_call", lambda *numbers: counted.append(numbers))
+    monkeypatch.setattr(requests, "poll", lambda timeout_s: [(next(iter(requests._running)), Answer(3, 10))])
     requests.generate(asked("a", 3, 3, 3, 3), SAMPLING)
-    assert printed == ["rollout: 2 of 4 completions after 40 s", "rollout: 4 of 4 completions after 80 s"]
+    assert counted == [(1, 3), (2, 6), (3, 9), (4, 12)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 from unit.training.memory_plan.memory_cases import EAGER, FUSED, LLAMA, QWEN, make_engine, make_facts
@@ -10,7 +11,7 @@ from unit.training.memory_plan.memory_cases import EAGER, FUSED, LLAMA, QWEN, ma
 from rlplug.training.memory_plan.inputs import GPU, MemoryInputs, ModelInputs
 from rlplug.training.memory_plan.plan import MemoryPlan
 from rlplug.training.memory_plan.recommendations import recommendations
-from rlplug.training.memory_plan.remedies import fused_logprobs, smallest_change, with_budget, with_share
+from rlplug.training.memory_plan.remedies import OFFLOADS, fused_logprobs, smallest_change, with_budget, with_share
 from rlplug.types import GIB
 
 
@@ -53,6 +54,46 @@ def test_remedies_add_up_before_gpus_are_asked_for() -> None:
     found = smallest_change(facts)
     assert len(found) > 1
     assert not any("GPUs" in text for text in found)
+
+
+def random_run(seed: int) -> MemoryInputs:
+    """Return a run of any size that lacks at most a fiftieth of a GPU's memory."""
+    random = Random(seed)
+    size = random.choice([0.002, 0.05, 1.0])
+    shape = replace(LLAMA, parameters=int(LLAMA.parameters * size), block_parameters=int(LLAMA.block_parameters * size))
+    facts = make_facts(
+        shape,
+        random.choice([1, 32, 512]),
+        completion=random.choice([8, 512, 4096]),
+        traits=random.choice([EAGER, FUSED]),
+    )
+    num_gpus = random.choice([1, 2, 8])
+    facts = replace(facts, num_gpus=num_gpus, shards=num_gpus, offload=random.choice(OFFLOADS))
+    if random.random() < 0.7:
+        engine = make_engine(random.choice([0.05, 0.2, 0.6]), shape)
+        if random.random() < 0.5:
+            engine = replace(engine, least_kv_cache=None, keeps_cache=False, rows=random.choice([1, 16, 256]))
+        facts = replace(facts, engine=engine, engine_can_sleep=random.random() < 0.5, sleeps=random.random() < 0.5)
+    plan = MemoryPlan(facts)
+    need = plan.need(plan.tightest)
+    total = int(need / (0.9 + random.uniform(0.0001, 0.02)))
+    return replace(facts, gpu=GPU(total, total, is_here=False))
+
+
+def test_a_small_shortfall_needs_one_small_change() -> None:
+    """Catches sixteen GPUs, half a dozen keys, or nothing at all, for a tenth of a GiB."""
+    for seed in range(400):
+        facts = random_run(seed)
+        if MemoryPlan(facts).fits:
+            continue
+        (text,) = smallest_change(facts)
+        assert "GPUs" not in text, seed
+
+
+def test_fewer_completions_at_once_make_an_engine_without_a_share_fit() -> None:
+    engine = replace(make_engine(0.6), least_kv_cache=None, keeps_cache=False, rows=256)
+    facts = replace(on(70, make_facts(engine=engine)), offload="optimizer_and_weights")
+    assert smallest_change(facts) == ["model.rollout.init_args.max_batch_size: 128"]
 
 
 def test_more_gpus_come_last_and_as_few_as_can_be() -> None:

@@ -1,0 +1,83 @@
+"""Loggers get the resolved configuration, and samples that stay text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers.logger import Logger
+from unit.observability.test_terminal import sample_of
+
+from rlplug.observability.experiment_log import COLUMNS, is_due, log_configuration, log_samples
+
+CONFIG = {"model": {"num_steps": 3, "policy": {"path": "tests/model"}, "critic": None}, "seed_everything": 0}
+HOSTILE = "**bold** <b>x</b> [/INST] \x1b[2J \ud800"
+
+
+class Recorder(WandbLogger):
+    """W&B's logger without W&B: what it was given."""
+
+    def __init__(self) -> None:
+        Logger.__init__(self)
+        self.tables: list[tuple[Any, ...]] = []
+        self.configs: list[Any] = []
+
+    def log_hyperparams(self, params: Any) -> None:
+        self.configs.append(params)
+
+    def log_table(
+        self, key: str, columns: Any = None, data: Any = None, dataframe: Any = None, step: Any = None
+    ) -> None:
+        self.tables.append((key, columns, data, step))
+
+
+def test_a_logger_gets_the_configuration_and_a_table_of_samples() -> None:
+    logger = Recorder()
+    log_configuration([logger], yaml.safe_dump(CONFIG))
+    log_samples([logger], [sample_of("one"), sample_of(HOSTILE)], step=7, phase="train")
+    assert logger.configs == [CONFIG]
+    ((key, columns, rows, step),) = logger.tables
+    assert (key, columns, step) == ("train/samples", list(COLUMNS), 7)
+    assert rows[0] == [7, 1.0, "one", "one", "one", "stop", 1, ""]
+    json.dumps(rows, ensure_ascii=False).encode()  # no half of a surrogate pair
+    assert "\\x1b[2J" in rows[1][2]
+
+
+def test_tensorboard_shows_samples_as_they_are(tmp_path: Path) -> None:
+    """Catches Markdown that a model wrote and TensorBoard renders, and a text that its file cannot hold."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logger = TensorBoardLogger(tmp_path, name="", version="tensorboard")
+    log_configuration([logger], yaml.safe_dump(CONFIG))
+    log_samples([logger], [sample_of(HOSTILE)], step=2, phase="validate")
+    logger.save()
+    logger.finalize("success")
+    events = EventAccumulator(logger.log_dir, size_guidance={"tensors": 0}).Reload()
+    (event,) = events.Tensors("validate/samples/text_summary")
+    text = event.tensor_proto.string_val[0].decode()
+    assert all(line.startswith("    ") for line in text.split("\n"))  # a block of code
+    assert "**bold**" in text
+    assert yaml.safe_load((Path(logger.log_dir) / "hparams.yaml").read_text())["model"]["num_steps"] == 3
+
+
+def test_wandb_takes_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real W&B, without a network: the files that it would send."""
+    pytest.importorskip("wandb")
+    for name in ("WANDB_MODE", "WANDB_SILENT"):
+        monkeypatch.setenv(name, {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}[name])
+    logger = WandbLogger(save_dir=tmp_path, offline=True, project="test")
+    log_configuration([logger], yaml.safe_dump(CONFIG))
+    log_samples([logger], [sample_of(HOSTILE)], step=2, phase="validate")
+    assert logger.experiment.config["model"]["num_steps"] == 3
+    logger.experiment.finish()
+    (table,) = tmp_path.rglob("*.table.json")
+    assert json.loads(table.read_text())["columns"] == list(COLUMNS)
+
+
+def test_a_long_run_has_few_tables() -> None:
+    assert sum(is_due(step, 10_000) for step in range(1, 10_001)) == 21
+    assert all(is_due(step, 5) for step in range(1, 6))
