@@ -61,7 +61,7 @@ class EngineOptions:
     context_key: ClassVar[str]
     """The option for the longest prompt and completion together."""
     positive: ClassVar[tuple[str, ...]]
-    """Options that are positive numbers, or ``None``."""
+    """Options that are positive numbers or ``None``, beside ``tensor_parallel_size``."""
     batch_sizes_key: ClassVar[str | None] = None
     """The option that lists the batch sizes of CUDA graphs, where ``disable_cuda_graph`` turns these off."""
     pass_through: ClassVar[PassThrough]
@@ -76,7 +76,7 @@ class EngineOptions:
         if not 0 < share <= 1 or (share == 1 and not self.share_may_be_one):
             upper = "up to 1" if self.share_may_be_one else "below 1"
             raise ConfigError(f"rollout.{self.share_key} is {share}: give a share above 0, {upper}.")
-        for name, value in self.given(*self.positive).items():
+        for name, value in self.given("tensor_parallel_size", *self.positive).items():
             if value <= 0:
                 raise ConfigError(f"rollout.{name} is {value}: give a positive number.")
         sizes = None if self.batch_sizes_key is None else getattr(self, self.batch_sizes_key)

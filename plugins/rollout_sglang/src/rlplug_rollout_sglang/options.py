@@ -96,10 +96,7 @@ class SGLangOptions(EngineOptions):
     share_key: ClassVar[str] = "mem_fraction_static"
     context_key: ClassVar[str] = "context_length"
     batch_sizes_key: ClassVar[str | None] = "cuda_graph_batch_sizes"
-    positive: ClassVar[tuple[str, ...]] = (
-        *("max_total_tokens", "context_length", "max_running_requests"),
-        *("cuda_graph_max_batch_size", "tensor_parallel_size"),
-    )
+    positive: ClassVar = ("max_total_tokens", "context_length", "max_running_requests", "cuda_graph_max_batch_size")
     pass_through: ClassVar[PassThrough] = PassThrough(
         "server_args", "SGLang", RESERVED, OWN_NAMES, weight_formats=("quantization", "json_model_override_args")
     )

@@ -62,9 +62,7 @@ class VLLMOptions(EngineOptions):
     share_key: ClassVar[str] = "gpu_memory_utilization"
     share_may_be_one: ClassVar[bool] = True
     context_key: ClassVar[str] = "max_model_len"
-    positive: ClassVar[tuple[str, ...]] = (
-        *("kv_cache_gib", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"),
-    )
+    positive: ClassVar = ("kv_cache_gib", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
     pass_through: ClassVar[PassThrough] = PassThrough(
         "engine_args", "vLLM", RESERVED, own_names={}, weight_formats=("quantization", "hf_overrides")
     )
