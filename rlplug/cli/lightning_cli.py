@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -33,6 +33,7 @@ from rlplug.observability.profiler import StepProfiler
 from rlplug.observability.progress import RLProgressBar
 
 CLI = TypeVar("CLI", bound="RLCLI")
+_ORDERED: Final = (RunFolder, RLCheckpoint, StepProfiler)
 
 
 class RLCLI(LightningCLI):
@@ -93,11 +94,12 @@ class RLCLI(LightningCLI):
         if options.enable_progress_bar is False:
             self.trainer_defaults.pop("callbacks")
         trainer: Any = super().instantiate_trainer(**kwargs)
-        others = [callback for callback in trainer.callbacks if not isinstance(callback, RunFolder | RLCheckpoint)]
-        first = [callback for callback in trainer.callbacks if isinstance(callback, RunFolder)]
-        last = [callback for callback in trainer.callbacks if isinstance(callback, RLCheckpoint)]
-        # the run folder's setup names the folder; the checkpoint of a last step follows what may make it the last
-        trainer.callbacks = [*first, LightningCallbacks(others), *others, *last]
+        ours = {type(callback): callback for callback in trainer.callbacks if isinstance(callback, _ORDERED)}
+        others = [callback for callback in trainer.callbacks if not isinstance(callback, _ORDERED)]
+        last = [ours[kind] for kind in (RLCheckpoint, StepProfiler)]
+        # the run folder's setup names the folder; the checkpoint of a last step follows what may make it the last, and
+        # a profile has the checkpoints of its steps
+        trainer.callbacks = [ours[RunFolder], LightningCallbacks(others), *others, *last]
         return trainer
 
 

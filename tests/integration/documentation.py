@@ -209,6 +209,8 @@ class Reader:
             self._pip(words[1], words[2:])
         elif words[:3] == ["python", "-m", "pytest"]:
             self._pytest(words[3:])
+        elif words[0] == "eval" and words[1].startswith("$(rlplug "):  # the shell reads what the command prints
+            self._step("rlplug", words[1][2:-1].split()[1:], variables)
         elif words != ["source", ".venv/bin/activate"]:
             raise ValueError(f"there is no rule for the command {command!r}")
 

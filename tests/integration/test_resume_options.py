@@ -83,10 +83,11 @@ def test_two_at_once_end_with_a_message(runs: Runs) -> None:
 
 
 def test_a_full_disk_is_told_and_cuts_no_line(runs: Runs) -> None:
-    """The kernel refuses what goes beyond 9 kB; samples of the first steps fit. It catches a line that is cut."""
+    """The kernel refuses what goes beyond 20 kB: samples of later steps alone. It catches a line that is cut."""
     folder = runs.folder / "full"
-    line = [*RUN, "--checkpoint.every_n_steps", "100", "--run.samples_per_step", "16", "--run.dir", str(folder)]
-    runs.jobs["full"] = Job(line, {"max_file_bytes": 9000})
+    line = [*RUN, "--checkpoint.every_n_steps", "100", "--run.samples_per_step", "64", "--run.dir", str(folder)]
+    line += ["--model.num_steps", "20"]
+    runs.jobs["full"] = Job(line, {"max_file_bytes": 20_000})
     result = runs.ended("full", 1)
     assert "samples.jsonl cannot be written: File too large (" in result.message
     assert result.output.count("rlplug: ") == 1
