@@ -174,7 +174,8 @@ class RunFolder(Callback):
         if self.export_policy:
             inputs = module.inputs
             folder = self.path / "policy"
-            export_policy(module.policy, inputs.tokenizer, inputs.spec.dtype, folder, trainer.global_rank)
+            rank, by = trainer.global_rank, module.config.model_trainer
+            export_policy(module.policy, inputs.tokenizer, inputs.spec.dtype, folder, rank, trainer=by)
         if trainer.is_global_zero:
             self._finish("finished")
             seconds = time.monotonic() - self._began

@@ -20,7 +20,7 @@ from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.distributed.mesh import local_part, local_slices
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect
-from rlplug.models.config import ModelConfig
+from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models.hf_files import read, read_config, read_generation_config, weight_files
 from rlplug.models.packing_checks import check_attention, check_layers
 

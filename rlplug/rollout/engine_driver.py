@@ -13,7 +13,7 @@ from torch import nn
 from rlplug.distributed.offload import Offload
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault, Placement, PolicySpec, RolloutEngine
-from rlplug.interfaces.weight_sync import Bucket
+from rlplug.interfaces.weight_sync import Bucket, WeightsOfParameters
 from rlplug.rollout.engine_states import EngineStateMachine
 from rlplug.types import GIB, NO_VERSION
 from rlplug.weight_sync.buckets import drain, weight_buckets
@@ -37,6 +37,7 @@ class EngineDriver:
         offload: Moves the trainer's state off the device while the engine generates.
         any_rank: Returns whether its argument is true on some rank; collective.
         max_restarts: How many times one rollout may restart its engines after a fault.
+        weights: Checkpoint weights that each parameter of the policy becomes; by default those of a transformers model.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class EngineDriver:
         offload: Offload,
         any_rank: Callable[[bool], bool],
         max_restarts: int,
+        weights: WeightsOfParameters | None = None,
     ) -> None:
         self.engine = engine
         self._policy = policy
@@ -62,6 +64,7 @@ class EngineDriver:
         self._offload = offload
         self._any_rank = any_rank
         self._max_restarts = max_restarts
+        self._weights = weights
         self._states = EngineStateMachine(type(engine).__name__, placement.device)
         self._version = NO_VERSION
         self._num_restarts = 0
@@ -154,8 +157,8 @@ class EngineDriver:
     def _buckets(self) -> Iterator[Bucket]:
         spec = self._spec
         if spec.fp8 is not None:
-            check_finite(self._policy, spec.dtype, spec.fp8)
-        return weight_buckets(self._policy, spec.dtype, self._bucket_bytes, spec.fp8)
+            check_finite(self._policy, spec.dtype, spec.fp8, self._weights)
+        return weight_buckets(self._policy, spec.dtype, self._bucket_bytes, spec.fp8, self._weights)
 
     def _prepare(self, buckets: Iterator[Bucket], version: int) -> None:
         """Wake the engine's weights, sync them, and wake its KV cache, as far as it needs each.
