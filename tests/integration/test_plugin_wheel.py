@@ -37,6 +37,7 @@ HOOKS = [
     "rlplug_register_optimizations",
     "rlplug_register_rewards",
     "rlplug_register_rollouts",
+    "rlplug_register_trainers",
     "rlplug_sync_weights",
 ]
 LOADED = ["rlplug", *sorted(["probe", *(name for d in plugin_distributions() for name in d.plugins)])]

@@ -1,0 +1,1 @@
+"""TorchTitan's models and parallelism as a trainer of rlplug."""
