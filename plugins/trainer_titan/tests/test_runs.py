@@ -24,7 +24,8 @@ QUICKSTART = [
     *("fit", "--config", "configs/quickstart.yaml", "--run.report", "false"),
     *("--model.validation.at_start", "false", "--model.validation.every_n_steps", "null"),
 ]
-SGD = [*RUN, "--model.optimizer", "torch.optim.SGD", "--model.optimizer.init_args.lr", "0.3"]
+UNFUSED = ["--model.optimizer.init_args.fused", "false"]  # torch shards no fused SGD
+SGD = [*RUN, "--model.optimizer", "torch.optim.SGD", "--model.optimizer.init_args.lr", "0.3", *UNFUSED]
 """Adam would make whole steps of round-off where all completions of a mini-batch earn the same."""
 TWO = ["--trainer.devices", "2"]
 FUSED = ["--model.optimizations", "[{class_path: FusedLogprobs, init_args: {chunk_size: 5}}]"]
