@@ -11,7 +11,7 @@ import rlplug_trainer_titan.trainer as trainer_module
 import torch
 from rlplug_algos.grpo import GRPO
 from rlplug_optims import FusedLogprobs, GradientCheckpointing
-from rlplug_trainer_titan.trainer import TorchTitan
+from rlplug_trainer_titan import TorchTitan
 from titan_cases import CONFIGS, SIZES
 from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig
 

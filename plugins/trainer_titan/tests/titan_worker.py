@@ -17,7 +17,7 @@ import torch.distributed as dist
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.accelerators import CPUAccelerator
 from rlplug_optims import FusedLogprobs
-from rlplug_trainer_titan.trainer import TorchTitan
+from rlplug_trainer_titan import TorchTitan
 from titan_cases import SAMPLING, batch, weights_of_tokens
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
