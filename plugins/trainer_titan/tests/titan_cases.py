@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 
 from rlplug.types import Batch, Prompt, Sample, SamplingParams
 
-VOCABULARY = 51
+VOCABULARY, PADDING = 51, 40
+"""With two ranks on the tensor axis, the second holds the padding token's embedding."""
 SAMPLING = SamplingParams(temperature=0.8)
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -22,7 +23,7 @@ SIZES: dict[str, Any] = {
     "head_dim": 8,
     "max_position_embeddings": 64,
     "initializer_range": 0.2,
-    "pad_token_id": 0,
+    "pad_token_id": PADDING,
     "eos_token_id": 1,
 }
 SCALED = {
@@ -59,7 +60,9 @@ def batch() -> Batch:
     generator = torch.Generator().manual_seed(0)
     samples = []
     for row, (num_prompt, num_new) in enumerate(LENGTHS):
-        tokens = tuple(torch.randint(1, VOCABULARY, (num_prompt + num_new,), generator=generator).tolist())
+        drawn = torch.randint(1, VOCABULARY, (num_prompt + num_new,), generator=generator)
+        drawn[num_prompt] = PADDING  # a token like others, whose embedding gets no gradient in transformers
+        tokens = tuple(drawn.tolist())
         prompt = Prompt(uid=str(row), token_ids=tokens[:num_prompt], text="")
         mask = (False,) * num_prompt + (True,) * num_new
         samples.append(Sample(prompt, row, tokens, mask, (0.0,) * len(tokens), "", "stop", 0))

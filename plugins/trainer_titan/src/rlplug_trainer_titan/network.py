@@ -35,6 +35,7 @@ class TitanNetwork(nn.Module):
         self.generation_config = template.generation_config
         self.architecture = type(template).__name__
         self._tensor_size = 1
+        self.decoder.tok_embeddings.padding_idx = template.get_input_embeddings().padding_idx
         decoder._skip_lm_head = True  # type: ignore[assignment]  # this module calls the output layer, where tokens train
 
     def get_output_embeddings(self) -> nn.Module:
@@ -90,7 +91,17 @@ class TitanNetwork(nn.Module):
         self.decoder.parallelize(dimensions)
         if self.decoder.enable_weight_tying:  # each end was split on its own
             self.decoder.tok_embeddings.weight = self.decoder.lm_head.weight
+        self._split_padding(axis)
         self._tensor_size = size
+
+    def _split_padding(self, axis: DeviceMesh) -> None:
+        """Let the padding token's embedding get no gradient, as in transformers, on the rank that holds it."""
+        embeddings = self.decoder.tok_embeddings
+        if embeddings.padding_idx is None:
+            return
+        num_rows = -(-embeddings.num_embeddings // axis.size())
+        rank, row = divmod(embeddings.padding_idx, num_rows)
+        embeddings.padding_idx = row if rank == axis.get_local_rank() else None
 
     def init_buffers(self) -> None:
         """Compute the rotary table once; all blocks share it, where TorchTitan would keep one for each."""
