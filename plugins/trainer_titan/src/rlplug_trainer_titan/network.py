@@ -27,16 +27,16 @@ class TitanNetwork(nn.Module):
         template: The transformers model of the same folder, of which configurations and class name are kept.
     """
 
-    def __init__(self, decoder: nn.Module, adapter: Any, template: Any) -> None:
+    def __init__(self, decoder: Any, adapter: Any, template: Any) -> None:
         super().__init__()
-        self.decoder: Any = decoder
+        self.decoder = decoder
         self.adapter = adapter
         self.config = template.config
         self.generation_config = template.generation_config
         self.architecture = type(template).__name__
         self._tensor_size = 1
         self.decoder.tok_embeddings.padding_idx = template.get_input_embeddings().padding_idx
-        decoder._skip_lm_head = True  # type: ignore[assignment]  # this module calls the output layer, where tokens train
+        decoder._skip_lm_head = True  # this module calls the output layer, where tokens train
 
     def get_output_embeddings(self) -> nn.Module:
         """Return the output layer."""
