@@ -25,7 +25,8 @@ from typing import Any, Literal
 import yaml
 
 from rlplug.errors import ConfigError, did_you_mean
-from rlplug.models.config import ModelConfig, load_tokenizer
+from rlplug.interfaces import ModelConfig
+from rlplug.models.config import load_tokenizer
 from rlplug.types import SamplingParams
 
 LOG_LINES = 3

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from rlplug.errors import ConfigError, RLPlugError
-from rlplug.interfaces import Placement, PolicySpec
-from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
+from rlplug.interfaces import ModelConfig, Placement, PolicySpec
+from rlplug.models.config import load_spec, load_tokenizer
 from rlplug.models.forward import policy_forward
 from rlplug.models.loading import load_model
 from rlplug.models.packing import pack_batch

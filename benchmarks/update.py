@@ -32,8 +32,8 @@ from shapes import SHAPES, completion_lengths, make_batch, matmul_ceiling, model
 from rlplug.distributed.offload import Offload
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
+from rlplug.interfaces import ModelConfig
 from rlplug.models.build import build_policy
-from rlplug.models.config import ModelConfig
 from rlplug.models.shape import attention_cost
 from rlplug.plugin_manager import plugins
 from rlplug.training.actor_critic import ActorCritic, TrainableModel

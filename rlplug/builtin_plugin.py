@@ -9,6 +9,7 @@ import pluggy
 
 from rlplug.environments import ToolEnvironment
 from rlplug.models.config import auto_tokenizer
+from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.rewards import ExactMatch, FunctionReward, MathVerify, ReasoningGymReward, RegexFormat
 from rlplug.rollout.hf_engine import HFRollout
 
@@ -26,6 +27,11 @@ hookimpl = pluggy.HookimplMarker("rlplug")
 @hookimpl
 def rlplug_register_rollouts(registry: Registry) -> None:
     registry.add("rollouts", HFRollout)
+
+
+@hookimpl
+def rlplug_register_trainers(registry: Registry) -> None:
+    registry.add("trainers", TransformersTrainer)
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""``RunConfig``: the options of a run, under ``model`` in its YAML; ten parts to choose, and ten groups of settings."""
+"""``RunConfig``: the options of a run, under ``model`` in its YAML: eleven parts, and ten groups of settings."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.optimization import Optimization
 from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import RolloutEngine
-from rlplug.models.config import ModelConfig
+from rlplug.interfaces.trainer import ModelConfig, ModelTrainer
 from rlplug.models.critic import CriticConfig
+from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.training.batch_plan import BatchSizes
@@ -80,6 +81,7 @@ class RunConfig:
         algorithm: Advantages and loss, by name: ``GRPO``.
         optimizer: Called with the policy's parameters.
         rewards: Their weighted sum trains, with what the environment gives, if there is one.
+        trainer: Whose models are trained; ``TransformersTrainer``, Hugging Face's, by default.
         rollout: The engine; ``HFRollout``, transformers' own ``generate``, by default.
         critic: The value function, for an algorithm that needs one, such as PPO; ``{}`` takes every default.
         reference: The frozen model that a KL penalty holds the policy near; by default the policy's initial model.
@@ -103,6 +105,7 @@ class RunConfig:
     algorithm: Algorithm
     optimizer: OptimizerCallable
     rewards: list[Reward] = field(default_factory=list)
+    trainer: ModelTrainer | None = None
     rollout: RolloutEngine | None = None
     critic: CriticConfig | None = None
     reference: ModelConfig | None = None
@@ -125,6 +128,11 @@ class RunConfig:
     def engine(self) -> RolloutEngine:
         """The rollout engine, transformers' own when none is named."""
         return self.rollout or HFRollout()
+
+    @cached_property
+    def model_trainer(self) -> ModelTrainer:
+        """The trainer of the models, transformers' when none is named."""
+        return self.trainer or TransformersTrainer()
 
     @property
     def on_policy_pass(self) -> str | None:

@@ -10,11 +10,13 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.config import RunConfig
+from rlplug.distributed.mesh import MeshSizes
 from rlplug.errors import ConfigError
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.interfaces.optimization import Optimization
 from rlplug.interfaces.rollout import RolloutEngine, require_capability
-from rlplug.models.config import MakeTokenizer, ModelConfig, require_same_tokens
+from rlplug.interfaces.trainer import ModelConfig
+from rlplug.models.config import MakeTokenizer, require_same_tokens
 from rlplug.models.critic import CriticConfig
 from rlplug.models.hf_files import read_config
 from rlplug.models.packing_checks import check_long_sequences
@@ -200,6 +202,40 @@ def check_optimizations(optimizations: Sequence[Optimization]) -> None:
                 f"model.optimizations has {first.__name__} and {second.__name__}, which do not go together: {reason}. "
                 "Remove one of the two."
             )
+
+
+def check_trainer(config: RunConfig, mesh: MeshSizes) -> None:
+    """Refuse a run that needs more than its trainer claims, and models that the trainer cannot build.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    trainer, name = config.model_trainer, type(config.model_trainer).__name__
+    claims, instead = trainer.claims, "or remove model.trainer to train the models of transformers"
+    for axis in ("replicate", "sequence", "tensor"):
+        if getattr(mesh, axis) > 1 and axis not in claims.axes:
+            raise ConfigError(
+                f"trainer.strategy.init_args.{axis} is {getattr(mesh, axis)}, which {name} does not support: set it to "
+                f"1, {instead}."
+            )
+    if config.critic is not None and not claims.critic:
+        raise ConfigError(f"model.critic is set, and {name} trains no critic: remove it, {instead}.")
+    for optimization in (type(optimization).__name__ for optimization in config.optimizations):
+        if claims.optimizations is not None and optimization not in claims.optimizations:
+            known = ", ".join(sorted(claims.optimizations)) or "none"
+            raise ConfigError(
+                f"model.optimizations has {optimization}, which does not work on the models of {name}: remove it, "
+                f"{instead}. Those that work: {known}."
+            )
+    for key, model in {"model.policy": config.policy, "model.reference": config.reference}.items():
+        if model is None:
+            continue
+        if claims.attention is not None and model.attn_implementation not in claims.attention:
+            raise ConfigError(
+                f"{key}.attn_implementation is {model.attn_implementation!r}, which {name} does not have: give "
+                f"{' or '.join(sorted(claims.attention))}."
+            )
+        trainer.check(model, key, mesh.tensor)
 
 
 def check_models(

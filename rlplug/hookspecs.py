@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rlplug.registry import Registry
     from rlplug.types import Batch, Rollout
 
-API_VERSION: Final = "1.1"
+API_VERSION: Final = "1.2"
 """Version of the hook API. A new hook or argument raises its second number, a changed meaning its first."""
 
 ENTRY_POINT_GROUP: Final = "rlplug.plugins"
@@ -43,6 +43,11 @@ hookspec = pluggy.HookspecMarker("rlplug")
 @hookspec
 def rlplug_register_rollouts(registry: Registry) -> None:
     """Add rollout engines: ``registry.add("rollouts", MyEngine)``. Do not import the engine's library here."""
+
+
+@hookspec
+def rlplug_register_trainers(registry: Registry) -> None:
+    """Add trainers: ``registry.add("trainers", MyTrainer)``. Do not import the trainer's library here."""
 
 
 @hookspec

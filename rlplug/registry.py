@@ -15,10 +15,12 @@ from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.optimization import Optimization
 from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import RolloutEngine
+from rlplug.interfaces.trainer import ModelTrainer
 
 KINDS: Final[Mapping[str, type]] = MappingProxyType(
     {
         "rollouts": RolloutEngine,
+        "trainers": ModelTrainer,
         "algorithms": Algorithm,
         "rewards": Reward,
         "environments": Environment,

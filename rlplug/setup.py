@@ -11,7 +11,14 @@ from lightning.pytorch.utilities import rank_zero_warn
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.config import RunConfig
-from rlplug.config_checks import UNCORRECTED, check_engine, check_optimizations, check_optimizers, check_training
+from rlplug.config_checks import (
+    UNCORRECTED,
+    check_engine,
+    check_optimizations,
+    check_optimizers,
+    check_trainer,
+    check_training,
+)
 from rlplug.data.datamodule import PromptDataModule, PromptRules
 from rlplug.distributed.mesh import MeshSizes
 from rlplug.distributed.offload import Offload
@@ -163,6 +170,7 @@ def plan_run(
     """
     check_rollout(config, inputs, engine_is_here=gpu is None or gpu.is_here)
     mesh = strategy.mesh_sizes(world_size)
+    check_trainer(config, mesh)
     longest = data.train_stream.longest_prompt + config.sampling.max_new_tokens
     text_config = read_config(config.policy.path, "model.policy").get_text_config()
     batch = BatchPlan(
@@ -229,9 +237,12 @@ def build_models(
 
     A validation before the training has built the policy already.
     """
+    trainer = config.model_trainer
+    if plan is None:
+        check_trainer(config, strategy.mesh_sizes(strategy.world_size))
     optimizations = config.optimizations if plan is None else plan.optimizations
     if models.policy is None:
-        models.policy, effects = build_policy(config.policy, optimizations, strategy)
+        models.policy, effects = build_policy(config.policy, optimizations, strategy, trainer)
         models.effects += effects
         models.effects += () if plan is None or plan.memory is None else plan.memory.left_out
         models.effects += () if inputs.spec.fp8 is None else (Effect(describe(inputs.spec.fp8)),)
@@ -240,7 +251,7 @@ def build_models(
     notes = [*inputs.notes, *(note for reward in config.rewards for note in reward.notes())]
     models.effects += [Effect(note) for note in notes]
     if config.algorithm.needs.reference_policy and models.reference is None:
-        reference, effects = build_reference(config.reference, config.policy, optimizations, strategy)
+        reference, effects = build_reference(config.reference, config.policy, optimizations, strategy, trainer)
         models.set_reference(reference)
         models.effects += effects
     if config.critic is not None and models.critic is None:
@@ -281,6 +292,7 @@ def start_run(
         max_restarts=config.limits.max_engine_restarts,
         is_stopping=stop.poll,
         agree_to_stop=lambda: strategy.agree_to_stop(stop),
+        weights=config.model_trainer.hf_weights(models.policy),
     )
     generator = RolloutGenerator(
         driver=driver,

@@ -27,7 +27,7 @@ from rlplug.cli.parser import RLArgumentParser
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.data.sources import PromptSource
 from rlplug.distributed.strategy import RLFSDP2Strategy
-from rlplug.models.config import ModelConfig
+from rlplug.interfaces import ModelConfig
 from rlplug.module import RLModule
 from rlplug.plugin_manager import plugins
 
@@ -41,6 +41,7 @@ SECTIONS: Final = {"model": RLModule, "data": PromptDataModule, "run": None, "ch
 KINDS: Final = {
     "algorithms": ("model.algorithm", "Algorithms"),
     "rewards": ("model.rewards", "Rewards"),
+    "trainers": ("model.trainer", "Trainers"),
     "rollouts": ("model.rollout", "Rollout engines"),
     "environments": ("model.environment", "Environments"),
     "optimizations": ("model.optimizations", "Optimizations"),

@@ -17,6 +17,7 @@ from rlplug.registry import KNOWN_DISTRIBUTIONS
 
 KIND_OF_KEY: Final = {
     "model.algorithm": "algorithms",
+    "model.trainer": "trainers",
     "model.rollout": "rollouts",
     "model.rewards": "rewards",
     "model.environment": "environments",

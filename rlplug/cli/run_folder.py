@@ -230,7 +230,8 @@ class RunFolder(Callback):
             folder = self.path / "policy.partial"
             if trainer.is_global_zero:
                 remove(folder)
-            export_policy(module.policy, inputs.tokenizer, inputs.spec.dtype, folder, trainer.global_rank)
+            rank, by = trainer.global_rank, module.config.model_trainer
+            export_policy(module.policy, inputs.tokenizer, inputs.spec.dtype, folder, rank, trainer=by)
             if trainer.is_global_zero:
                 replace_folder(folder, self.path / "policy")
         if trainer.is_global_zero:

@@ -27,3 +27,8 @@ def untied_embeddings(model: nn.Module) -> list[nn.Module]:
         return []
     ends = [end for end in (inner.get_input_embeddings(), inner.get_output_embeddings()) if end is not None]
     return ends if len({id(end.weight) for end in ends}) == len(ends) else []
+
+
+def transformer_units(model: nn.Module) -> list[nn.Module]:
+    """Return the FSDP units of a Hugging Face model besides itself: its blocks, input embeddings and output layer."""
+    return [*transformer_blocks(model), *untied_embeddings(model)]

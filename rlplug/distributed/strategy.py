@@ -6,6 +6,7 @@ sharding, gradient synchronisation and clipping over several meshes to the modul
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,11 +25,9 @@ from torch.optim import Optimizer
 from rlplug.distributed.checkpoint_files import find_damage, read_checkpoint, require_whole
 from rlplug.distributed.checkpoint_writer import BackgroundWriter, ChecksumWriter, take_tensors, write_others
 from rlplug.distributed.clip_grad import scale_to_norm, total_norm
-from rlplug.distributed.fsdp_units import transformer_blocks, untied_embeddings
 from rlplug.distributed.mesh import MeshSizes, build_mesh, data_mesh, weights_mesh
 from rlplug.distributed.ranks import RankLauncher, join_ranks, watch_launcher
 from rlplug.distributed.stop_signal import StopSignal
-from rlplug.distributed.tensor_parallel import parallelize
 from rlplug.errors import ConfigError
 
 Item = TypeVar("Item")
@@ -174,24 +173,23 @@ class RLFSDP2Strategy(ModelParallelStrategy):
 
     # ---- sharding -------------------------------------------------------------------------------------------------
 
-    def shard(self, model: nn.Module, dtype: torch.dtype) -> None:
-        """Shard ``model`` in place, over the tensor axis first and then by FSDP; it may lie on the meta device.
+    def shard(self, model: nn.Module, dtype: torch.dtype, units: Sequence[nn.Module] = ()) -> None:
+        """Shard ``model`` in place by FSDP; it may lie on the meta device, and be split over the tensor axis.
 
-        FSDP units are the transformer blocks, the input embeddings, the output layer, and the model for the rest.
         Forward and backward passes run in ``dtype``; shards, optimizer and gradient reduction stay float32. Gradients
         are *summed* over ranks, because losses are divided by global denominators.
 
-        Raises:
-            ConfigError: The model cannot be split over the tensor axis.
+        Args:
+            model: The model.
+            dtype: Dtype of its passes.
+            units: Modules in it that gather their parameters on their own; the model gathers the rest.
         """
-        if self.tensor_size > 1:
-            parallelize(model, self.mesh["tensor"])
         options: dict[str, Any] = {
             "mesh": self._weights_mesh,
             "reshard_after_forward": self.reshard_after_forward,
             "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
         }
-        for module in [*transformer_blocks(model), *untied_embeddings(model), model]:
+        for module in [*units, model]:
             fully_shard(module, **options)
         for unit in fsdp_units(model):
             unit.set_gradient_divide_factor(1.0)

@@ -13,7 +13,8 @@ from rlplug.interfaces.rollout import (
     RolloutEngine,
     SleepingPart,
 )
-from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport, TensorInfo
+from rlplug.interfaces.trainer import ModelConfig, ModelTrainer, TrainerClaims
+from rlplug.interfaces.weight_sync import Bucket, FP8Weights, HFWeight, SyncReport, TensorInfo, WeightsOfParameters
 
 __all__ = [
     "ActivationTraits",
@@ -28,8 +29,11 @@ __all__ = [
     "EngineMemoryRequest",
     "Environment",
     "FP8Weights",
+    "HFWeight",
     "LossOutput",
     "Message",
+    "ModelConfig",
+    "ModelTrainer",
     "Needs",
     "Optimization",
     "Placement",
@@ -41,4 +45,6 @@ __all__ = [
     "StepResult",
     "SyncReport",
     "TensorInfo",
+    "TrainerClaims",
+    "WeightsOfParameters",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -34,6 +34,47 @@ class TensorInfo:
     @property
     def num_bytes(self) -> int:
         return self.shape.numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class HFWeight:
+    """A weight of a checkpoint: a parameter, or some of its rows, such as one expert's matrix of a parameter [E, O, I].
+
+    Rows are counted over all dimensions but the last.
+    """
+
+    name: str
+    """Name in the checkpoint."""
+    shape: torch.Size
+    """Shape in the checkpoint."""
+    first_row: int | None = None
+    """Index of its first row in the parameter; ``None`` for all of the parameter."""
+    convert: Callable[[Tensor], Tensor] | None = None
+    """Computes it from the whole parameter, where it is not a view of it; ``None`` where it is."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of its rows."""
+        return self.shape[:-1].numel()
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """Return the weight of ``parameter``, which must be unsharded; a view of it unless it is converted."""
+        if self.convert is not None:
+            return self.convert(parameter)
+        if self.first_row is None:
+            return parameter
+        rows = parameter.flatten(0, -2)[self.first_row : self.first_row + self.num_rows]
+        return rows.view(*self.shape[:-1], -1)
+
+    def scales_of(self, scales: Tensor, block: int) -> Tensor:
+        """Return the weight's part of the parameter's scales, which have one row for each ``block`` rows."""
+        if self.first_row is None:
+            return scales
+        return scales[self.first_row // block : (self.first_row + self.num_rows) // block]
+
+
+WeightsOfParameters: TypeAlias = Mapping[str, Sequence[HFWeight]]
+"""Weights of a checkpoint that each parameter of a network becomes, by the parameter's name."""
 
 
 @dataclass(frozen=True)

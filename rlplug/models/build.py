@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -12,9 +12,12 @@ from torch import nn
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect, Network, Optimization
-from rlplug.models.config import ModelConfig
+from rlplug.interfaces.trainer import ModelConfig, ModelTrainer
 from rlplug.models.critic import CriticConfig, ValueHead, empty_critic
-from rlplug.models.loading import empty_model, load_weights, to_empty_on
+from rlplug.models.loading import load_weights, to_empty_on
+from rlplug.models.transformers_trainer import TransformersTrainer
+
+TRANSFORMERS: Final = TransformersTrainer()
 
 
 class Models(nn.Module):
@@ -39,16 +42,20 @@ class Models(nn.Module):
 
 
 def build_policy(
-    config: ModelConfig, optimizations: Sequence[Optimization], strategy: RLFSDP2Strategy
+    config: ModelConfig,
+    optimizations: Sequence[Optimization],
+    strategy: RLFSDP2Strategy,
+    trainer: ModelTrainer = TRANSFORMERS,
 ) -> tuple[nn.Module, list[Effect]]:
     """Return the sharded policy, and effects: how its weights were loaded and what the optimizations changed.
 
     Raises:
         ConfigError: The model cannot be loaded or sharded, or an optimization took no effect.
     """
-    policy = empty_model(config)
-    effects = _edit_and_shard("policy", policy, config, optimizations, strategy)
-    return policy, [load_weights(policy, config), *effects]
+    key = "model.policy"
+    policy = trainer.empty_network(config, key)
+    effects = _edit_and_shard("policy", policy, config, optimizations, strategy, trainer)
+    return policy, [trainer.load_weights(policy, config, key), *effects]
 
 
 def build_reference(
@@ -56,12 +63,13 @@ def build_reference(
     policy: ModelConfig,
     optimizations: Sequence[Optimization],
     strategy: RLFSDP2Strategy,
+    trainer: ModelTrainer = TRANSFORMERS,
 ) -> tuple[nn.Module, list[Effect]]:
     """Return the frozen reference policy, ``config`` or the policy's initial model, and its effects."""
     chosen, key = (policy, "model.policy") if config is None else (config, "model.reference")
-    reference = empty_model(chosen, key)
-    effects = _edit_and_shard("reference", reference, chosen, optimizations, strategy)
-    effects = [load_weights(reference, chosen, key), *effects]
+    reference = trainer.empty_network(chosen, key)
+    effects = _edit_and_shard("reference", reference, chosen, optimizations, strategy, trainer)
+    effects = [trainer.load_weights(reference, chosen, key), *effects]
     return reference.requires_grad_(False).eval(), _of_network("reference", effects)
 
 
@@ -73,6 +81,8 @@ def build_critic(
     strategy: RLFSDP2Strategy,
 ) -> tuple[nn.Module, list[Effect]]:
     """Return the critic, or with a shared trunk its head, and its effects. A head is a float32 FSDP unit of its own.
+
+    Critics are models of transformers; trainers of other models do not claim them.
 
     Args:
         config: Configuration of the critic.
@@ -88,7 +98,7 @@ def build_critic(
     trunk, key = config.trunk_source(policy_config)
     critic = empty_critic(config, policy_config)
     strategy.shard(critic.head, torch.float32)
-    effects = _edit_and_shard("critic", critic, trunk, optimizations, strategy)
+    effects = _edit_and_shard("critic", critic, trunk, optimizations, strategy, TRANSFORMERS)
     effects = [load_weights(critic.trunk, trunk, key, critic.trunk_prefix), *effects]
     return critic, _of_network("critic", effects)
 
@@ -99,12 +109,15 @@ def _edit_and_shard(
     config: ModelConfig,
     optimizations: Sequence[Optimization],
     strategy: RLFSDP2Strategy,
+    trainer: ModelTrainer,
 ) -> list[Effect]:
     """Edit an empty model with the optimizations that apply to it, shard it, and allocate its memory."""
     chosen = [copy.deepcopy(optimization) for optimization in optimizations if network in optimization.applies_to]
     for optimization in chosen:
         optimization.before_shard(model)
-    strategy.shard(model, config.torch_dtype)
+    if strategy.tensor_size > 1:
+        trainer.split(model, strategy.mesh["tensor"])
+    strategy.shard(model, config.torch_dtype, trainer.fsdp_units(model))
     to_empty_on(model, strategy.root_device)
     effects: list[Effect] = []
     for optimization in chosen:

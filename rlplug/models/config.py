@@ -1,46 +1,18 @@
-"""Configuration of a model, its tokenizer, and the policy's properties that need no weights."""
+"""Tokenizer of a model, and the policy's properties that need no weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
-import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.rollout import PolicySpec
-from rlplug.models import attention
+from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models.hf_files import check_folder, read, read_config, read_generation_config
 
 MakeTokenizer: TypeAlias = Callable[..., PreTrainedTokenizerBase]
-
-
-@dataclass
-class ModelConfig:
-    """Configuration of a Hugging Face model: the policy, the reference, or a critic's trunk.
-
-    Args:
-        path: Folder or Hugging Face Hub name, with configuration, tokenizer and (for ``pretrained``) safetensors.
-        init: ``pretrained`` loads the weights; ``random`` draws new ones from the configuration, seeded by ``seed``.
-        dtype: Dtype of the weights in forward and backward passes and in the engine. The optimizer always works on
-            float32 weights, and gradients are reduced in float32.
-        attn_implementation: Attention to use: ``packed``, rlplug's own, or ``flash_attention_2`` or ``_3`` of
-            transformers.
-        seed: Seed of the weights with ``init: random``; 0 follows ``seed_everything``.
-    """
-
-    path: str
-    init: Literal["pretrained", "random"] = "pretrained"
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    attn_implementation: str = attention.NAME
-    seed: int = 0
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        return dtype
 
 
 def auto_tokenizer(path: str) -> PreTrainedTokenizerBase:

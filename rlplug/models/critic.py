@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rlplug.errors import ConfigError
-from rlplug.models.config import ModelConfig
+from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models.loading import empty_model, load_weights, to_empty_on
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
+from rlplug.interfaces.trainer import ModelTrainer
+from rlplug.models.build import TRANSFORMERS
 from rlplug.weight_sync.buckets import weight_buckets
 
 MAX_FILE_BYTES: Final = 1 << 30
@@ -26,6 +28,7 @@ def export_policy(
     folder: Path,
     rank: int,
     max_bytes: int = MAX_FILE_BYTES,
+    trainer: ModelTrainer = TRANSFORMERS,
 ) -> None:
     """Write a folder that ``AutoModelForCausalLM.from_pretrained`` opens. Collective; rank 0 writes.
 
@@ -38,33 +41,40 @@ def export_policy(
         folder: Folder to write, made if it does not exist.
         rank: Rank of this process.
         max_bytes: Largest file, unless a single tensor is larger.
+        trainer: The trainer of the policy.
     """
     if rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        _save_configs(model, tokenizer, dtype, folder)
+        _save_configs(model, tokenizer, dtype, folder, trainer.architecture(model))
+    buckets = weight_buckets(model, dtype, max_bytes, weights=trainer.hf_weights(model))
     files: list[dict[str, Tensor]] = []
-    for number, bucket in enumerate(weight_buckets(model, dtype, max_bytes), start=1):
+    for number, bucket in enumerate(buckets, start=1):
         if rank == 0:
             weights = {name: tensor.cpu().contiguous() for name, tensor in bucket}
-            weights |= revert_weight_conversion(model, _saved_buffers(model)) if number == 1 else {}
+            weights |= _saved_buffers(model) if number == 1 else {}
             save_file(weights, folder / _file_name(number), metadata={"format": "pt"})
             files.append({name: tensor.to("meta") for name, tensor in weights.items()})
     if rank == 0:
         _finish(folder, files)
 
 
-def _save_configs(model: Any, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, folder: Path) -> None:
+def _save_configs(
+    model: Any, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, folder: Path, architecture: str
+) -> None:
     config = copy.deepcopy(model.config)
     config.dtype = dtype
-    config.architectures = [type(model).__name__.removeprefix("FSDP")]
+    config.architectures = [architecture]
     config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 def _saved_buffers(model: Any) -> dict[str, Tensor]:
+    """Return the buffers that a checkpoint holds, by their names there; most models have none."""
     saved = model.state_dict()
-    return {name: buffer.cpu() for name, buffer in model.named_buffers() if name in saved}
+    buffers = {name: buffer.cpu() for name, buffer in model.named_buffers() if name in saved}
+    renamed: dict[str, Tensor] = revert_weight_conversion(model, buffers) if buffers else {}
+    return renamed
 
 
 def _finish(folder: Path, files: list[dict[str, Tensor]]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from rlplug.errors import ConfigError
 from rlplug.ops import entropy, scaled_logits, token_logprobs, truncate_logits
@@ -106,7 +107,7 @@ class LMHead:
         """Run ``model``; return logprobs and entropies, and the hidden states [K, D] that its output layer read.
 
         Args:
-            model: A causal language model of transformers.
+            model: A network as :class:`rlplug.interfaces.ModelTrainer` describes it, such as one of transformers.
             request: The tokens that follow the positions ``inputs["logits_to_keep"]``, int64 [K].
             inputs: Arguments of the model's forward method, for one row of tokens.
 
@@ -141,16 +142,21 @@ def _run_fused(
     returned: list[Tensor] = []
 
     def forward(hidden: Tensor) -> Tensor:
-        output = fused(hidden[0], output_layer.weight, output_layer.bias, request)
+        weight = output_layer.weight
+        whole = weight.full_tensor() if isinstance(weight, DTensor) else weight  # it may be split over the tensor axis
+        output = fused(hidden[0], whole, output_layer.bias, request)
         columns = (output.tokens.logprobs, output.entropy, output.tokens.sampled_logprobs)
         returned.append(torch.stack([column[None] for column in columns], dim=-1))  # FSDP wants no view
         return returned[0]
 
+    own = vars(output_layer).get("forward")
     output_layer.forward = forward  # on the instance: the layer's own hooks, such as FSDP's, still run around it
     try:
         logits = model(**inputs).logits
     finally:
         del output_layer.forward
+        if own is not None:
+            output_layer.forward = own
     if logits is not returned[0]:
         raise ConfigError(
             f"{type(model).__name__} edits its logits after the output layer (a soft cap or scale), which "

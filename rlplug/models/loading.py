@@ -6,7 +6,7 @@ block at a time and keeps its shard.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.distributed.mesh import local_part, local_slices
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect
-from rlplug.models.config import ModelConfig
+from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models.hf_files import read, read_config, read_generation_config, weight_files
 from rlplug.models.packing_checks import check_attention, check_layers
 
@@ -110,6 +110,33 @@ def load_weights(model: nn.Module, config: ModelConfig, key: str = "model.policy
     return Effect("weights loaded whole on every rank: transformers converts the names of this checkpoint")
 
 
+@torch.no_grad()
+def whole_weights(
+    config: ModelConfig, key: str, shapes: Mapping[str, torch.Size], device: torch.device
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield weights whole, one after another, under their checkpoint names, for a trainer with models of its own.
+
+    Args:
+        config: Configuration of the model, which says where weights come from.
+        key: Key of the model in the run's configuration, for messages.
+        shapes: Shapes of the weights to yield, by name, for a model whose checkpoints transformers does not convert.
+        device: Device on which random weights are drawn; those of files are on the CPU, in the file's dtype.
+
+    Raises:
+        ConfigError: A weight is missing, cannot be read, or has another shape.
+    """
+    if config.init == "random":
+        drawn = _drawn_weights(empty_model(config, key), device, config.seed)
+        yield from ((name, weight) for name, weight in drawn if name in shapes)
+        return
+    files = read(config.path, key, "weights", weight_files, config.path)
+    if missing := sorted(shapes.keys() - files.keys()):
+        raise _incomplete(config, key, missing)
+    for name, shape in shapes.items():
+        with read(config.path, key, "weights", safe_open, files[name], framework="pt") as opened:
+            yield name, read(config.path, key, "weights", _checked_slice, opened, name, shape)[:]
+
+
 def copy_part(target: Tensor, whole: Tensor) -> None:
     """Copy this rank's shard of ``whole`` into ``target``."""
     local_part(target).copy_(whole[local_slices(target)])
@@ -140,14 +167,22 @@ def _stream(weights: Mapping[str, Tensor], files: Mapping[str, str]) -> None:
             for file in sorted({files[name] for name in weights})
         }
         for name, weight in weights.items():
-            stored = opened[files[name]].get_slice(name)
-            if list(stored.get_shape()) != list(weight.shape):
-                raise ValueError(
-                    f"{name} has shape {stored.get_shape()} in the file and {list(weight.shape)} by config.json"
-                )
-            if stored.get_dtype() not in PLAIN_DTYPES:
-                raise ValueError(f"{name} is stored as {stored.get_dtype()}, not as one of {', '.join(PLAIN_DTYPES)}")
+            stored = _checked_slice(opened[files[name]], name, weight.shape)
             local_part(weight).copy_(stored[local_slices(weight)])
+
+
+def _checked_slice(opened: Any, name: str, shape: torch.Size) -> Any:
+    """Return the slice of an open safetensors file from which a tensor is read.
+
+    Raises:
+        ValueError: The tensor has another shape, or a dtype that needs dequantisation.
+    """
+    stored = opened.get_slice(name)
+    if list(stored.get_shape()) != list(shape):
+        raise ValueError(f"{name} has shape {stored.get_shape()} in the file and {list(shape)} by config.json")
+    if stored.get_dtype() not in PLAIN_DTYPES:
+        raise ValueError(f"{name} is stored as {stored.get_dtype()}, not as one of {', '.join(PLAIN_DTYPES)}")
+    return stored
 
 
 def _whole_weights(config: ModelConfig, key: str, wanted: Iterable[str]) -> dict[str, Tensor]:
@@ -155,12 +190,16 @@ def _whole_weights(config: ModelConfig, key: str, wanted: Iterable[str]) -> dict
     options: dict[str, Any] = {"dtype": "auto", "use_safetensors": True, "output_loading_info": True}
     whole, info = read(config.path, key, "weights", AutoModelForCausalLM.from_pretrained, config.path, **options)
     if missing := sorted({*wanted} & {*info["missing_keys"]}):
-        raise ConfigError(
-            f"{key}.path {config.path!r} has no value for {len(missing)} weights, first {missing[0]!r}: "
-            "the folder is incomplete, or its config.json belongs to another model."
-        )
+        raise _incomplete(config, key, missing)
     state: dict[str, Tensor] = whole.state_dict()
     return state
+
+
+def _incomplete(config: ModelConfig, key: str, missing: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        f"{key}.path {config.path!r} has no value for {len(missing)} weights, first {missing[0]!r}: "
+        "the folder is incomplete, or its config.json belongs to another model."
+    )
 
 
 # ---- random ---------------------------------------------------------------------------------------------------------

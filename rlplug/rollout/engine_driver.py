@@ -14,7 +14,7 @@ from rlplug.distributed.offload import Offload
 from rlplug.distributed.stop_signal import StopRequested
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault, Placement, PolicySpec, RolloutEngine
-from rlplug.interfaces.weight_sync import Bucket
+from rlplug.interfaces.weight_sync import Bucket, WeightsOfParameters
 from rlplug.rollout.engine_states import EngineStateMachine
 from rlplug.types import GIB, NO_VERSION
 from rlplug.weight_sync.buckets import drain, weight_buckets
@@ -40,6 +40,7 @@ class EngineDriver:
         max_restarts: How many times one rollout may restart its engines after a fault.
         is_stopping: Returns whether the run is told to stop, as far as this rank knows; not collective.
         agree_to_stop: Returns the same for all ranks; collective.
+        weights: Checkpoint weights that each parameter of the policy becomes; by default those of a transformers model.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class EngineDriver:
         max_restarts: int,
         is_stopping: Callable[[], bool] = lambda: False,
         agree_to_stop: Callable[[], bool] = lambda: False,
+        weights: WeightsOfParameters | None = None,
     ) -> None:
         self.engine = engine
         engine.is_stopping = is_stopping
@@ -69,6 +71,7 @@ class EngineDriver:
         self._offload = offload
         self._any_rank = any_rank
         self._max_restarts = max_restarts
+        self._weights = weights
         self._states = EngineStateMachine(type(engine).__name__, placement.device)
         self._version = NO_VERSION
         self._num_restarts = 0
@@ -180,8 +183,8 @@ class EngineDriver:
     def _buckets(self) -> Iterator[Bucket]:
         spec = self._spec
         if spec.fp8 is not None:
-            check_finite(self._policy, spec.dtype, spec.fp8)
-        return weight_buckets(self._policy, spec.dtype, self._bucket_bytes, spec.fp8)
+            check_finite(self._policy, spec.dtype, spec.fp8, self._weights)
+        return weight_buckets(self._policy, spec.dtype, self._bucket_bytes, spec.fp8, self._weights)
 
     def _prepare(self, buckets: Iterator[Bucket], version: int) -> None:
         """Wake the engine's weights, sync them, and wake its KV cache, as far as it needs each.

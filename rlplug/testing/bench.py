@@ -12,9 +12,10 @@ import numpy
 import pytest
 import torch
 
+from rlplug.interfaces import ModelConfig
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, SyncReport
-from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
+from rlplug.models.config import load_spec, load_tokenizer
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.engine_states import EngineStateMachine
 from rlplug.testing.models import Family

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from rlplug.interfaces.weight_sync import Bucket, FP8Weights
+from rlplug.interfaces.weight_sync import Bucket, FP8Weights, WeightsOfParameters
 from rlplug.weight_sync.fp8_quantize import quantize_blocks
-from rlplug.weight_sync.hf_names import HFWeight, hf_weights
+from rlplug.weight_sync.hf_names import hf_weights
 
 ALIGNMENT: Final = 16
 """Alignment of each tensor in an all-gather, in bytes, so that it can be viewed in its own dtype."""
@@ -21,7 +21,11 @@ ALIGNMENT: Final = 16
 
 @torch.no_grad()
 def weight_buckets(
-    model: nn.Module, dtype: torch.dtype, max_bytes: int = 1 << 30, fp8: FP8Weights | None = None
+    model: nn.Module,
+    dtype: torch.dtype,
+    max_bytes: int = 1 << 30,
+    fp8: FP8Weights | None = None,
+    weights: WeightsOfParameters | None = None,
 ) -> Iterator[Bucket]:
     """Yield every weight of ``model`` in ``dtype``, unsharded, under its name in Hugging Face checkpoints.
 
@@ -35,9 +39,11 @@ def weight_buckets(
         max_bytes: Largest size of a bucket as it is sent, in bytes.
         fp8: The weights that are sent in FP8, each as two tensors, values and scales, side by side. Shards of whole
             blocks are quantised before they are gathered; the result does not depend on that.
+        weights: Checkpoint weights that each parameter becomes; by default those of a transformers model.
     """
     in_fp8 = frozenset(fp8.quantized) if fp8 is not None else frozenset()
-    gatherer = _WeightGatherer(hf_weights(model), dtype, in_fp8, fp8 is not None and fp8.power_of_two_scales)
+    of_parameters = hf_weights(model) if weights is None else weights
+    gatherer = _WeightGatherer(of_parameters, dtype, in_fp8, fp8 is not None and fp8.power_of_two_scales)
     pending: list[tuple[str, Tensor]] = []
     size = 0
     for name, parameter in model.named_parameters():
@@ -87,7 +93,7 @@ class _Part:
 class _WeightGatherer:
     """Gathers, casts and quantises the weights of one sync."""
 
-    weights: Mapping[str, Sequence[HFWeight]]
+    weights: WeightsOfParameters
     """Weights of a checkpoint that each parameter becomes, by the parameter's name."""
     dtype: torch.dtype
     """Dtype of weights that are not quantised."""
@@ -137,9 +143,11 @@ class _WeightGatherer:
         }
 
     def _is_quantised_whole(self, name: str) -> bool:
-        """Return whether all of a parameter is sent in FP8, and none of its blocks spans two weights."""
+        """Return whether all of a parameter is sent in FP8, unconverted, and none of its blocks spans two weights."""
         return all(
-            weight.name in self.in_fp8 and (weight.first_row is None or weight.num_rows % FP8Weights.BLOCK == 0)
+            weight.name in self.in_fp8
+            and weight.convert is None
+            and (weight.first_row is None or weight.num_rows % FP8Weights.BLOCK == 0)
             for weight in self.weights[name]
         )
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 from torch import nn
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces.weight_sync import FP8Weights
+from rlplug.interfaces.weight_sync import FP8Weights, HFWeight
 from rlplug.weight_sync.config import WeightSyncConfig
-from rlplug.weight_sync.hf_names import HFWeight, hf_weights
+from rlplug.weight_sync.hf_names import hf_weights
 
 EXPERTS: Final = "experts"
 """Name of the experts' module in transformers, in every model that has experts."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,40 +14,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlplug.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class HFWeight:
-    """A weight of a checkpoint: a parameter, or some of its rows, such as one expert's matrix of a parameter [E, O, I].
-
-    Rows are counted over all dimensions but the last.
-    """
-
-    name: str
-    """Name in the checkpoint."""
-    shape: torch.Size
-    """Shape in the checkpoint."""
-    first_row: int | None = None
-    """Index of its first row in the parameter; ``None`` for all of the parameter."""
-
-    @property
-    def num_rows(self) -> int:
-        """Number of its rows."""
-        return self.shape[:-1].numel()
-
-    def of(self, parameter: Tensor) -> Tensor:
-        """Return the weight as a view of ``parameter``, which must be unsharded."""
-        if self.first_row is None:
-            return parameter
-        rows = parameter.flatten(0, -2)[self.first_row : self.first_row + self.num_rows]
-        return rows.view(*self.shape[:-1], -1)
-
-    def scales_of(self, scales: Tensor, block: int) -> Tensor:
-        """Return the weight's part of the parameter's scales, which have one row for each ``block`` rows."""
-        if self.first_row is None:
-            return scales
-        return scales[self.first_row // block : (self.first_row + self.num_rows) // block]
-
+from rlplug.interfaces.weight_sync import HFWeight
 
 _known: WeakKeyDictionary[nn.Module, dict[str, tuple[HFWeight, ...]]] = WeakKeyDictionary()
 """Weights of each model, kept because every sync asks for them."""

@@ -37,6 +37,7 @@ HOOKS = [
     "rlplug_register_optimizations",
     "rlplug_register_rewards",
     "rlplug_register_rollouts",
+    "rlplug_register_trainers",
     "rlplug_sync_weights",
 ]
 LOADED = ["rlplug", *sorted(["probe", *(name for d in plugin_distributions() for name in d.plugins)])]
@@ -64,6 +65,7 @@ EVERYTHING = {
             {"class_path": "FunctionReward", "init_args": {"function": "examples.quickstart.reward.digits_in_place"}},
             {"class_path": "ShortReward", "init_args": {"weight": SHORT_WEIGHT}},
         ],
+        "trainer": {"class_path": "ProbeTrainer"},
         "rollout": {"class_path": "SleepyRollout"},
         "optimizations": [{"class_path": "FreezeEmbeddings"}],
         "memory": {"sleep_between_rollouts": True},
@@ -157,6 +159,7 @@ def test_plugins_come_from_the_wheels_and_list_what_they_bring(environment, resu
             "optimizations/NoEffect",
             "rewards/ShortReward",
             "rollouts/SleepyRollout",
+            "trainers/ProbeTrainer",
         ],
         "hooks": HOOKS,
         "state": "loaded",
@@ -187,7 +190,7 @@ def test_run_record_names_plugins_and_effects(folder, everything):
     config = json.loads((folder / "probe_model/config.json").read_text())
     num_values = config["vocab_size"] * config["hidden_size"]
     assert record["effects"] == [
-        "weights drawn with seed 0, block by block",
+        "the probe's trainer: weights drawn with seed 0, block by block",
         f"froze {num_values} values of the input embeddings",
     ]
 

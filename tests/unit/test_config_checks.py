@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from rlplug.config import Limits, MemoryConfig, RunConfig
-from rlplug.config_checks import check_algorithm, check_engine, check_optimizations
+from rlplug.config_checks import check_algorithm, check_engine, check_optimizations, check_trainer
+from rlplug.distributed.mesh import MeshSizes
 from rlplug.errors import ConfigError
-from rlplug.interfaces import Algorithm, Effect, EngineCapabilities, Needs, Optimization
+from rlplug.interfaces import Algorithm, Effect, EngineCapabilities, Needs, Optimization, TrainerClaims
 from rlplug.models.config import ModelConfig
 from rlplug.models.critic import CriticConfig
+from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
 
@@ -156,3 +158,54 @@ def test_a_conflict_names_both_and_the_reason(pair):
     with pytest.raises(ConfigError, match="both do the same") as refused:
         check_optimizations([Plain(), *(optimization() for optimization in pair)])
     assert f"{pair[0].__name__} and {pair[1].__name__}" in str(refused.value)
+
+
+class Modest(TransformersTrainer):
+    claims = TrainerClaims(attention=frozenset({"packed"}), optimizations=frozenset({"Fast"}))
+
+    def check(self, config, key, tensor_size):
+        if config.path == "bad":
+            raise ConfigError(f"{key} is bad")
+
+
+class Fast(Optimization):
+    def effects(self):
+        return [Effect("fast")]
+
+
+class Other(Fast):
+    pass
+
+
+MODEL = ModelConfig(path="x")
+ALONE = MeshSizes(1, 1, 1, 1)
+
+
+def run_of(trainer, **options):
+    return RunConfig(
+        **{"policy": MODEL, "optimizer": torch.optim.AdamW, "trainer": trainer, **options}, algorithm=Probe()
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "mesh", "words"),
+    [
+        ({}, MeshSizes(2, 1, 1, 1), ["trainer.strategy.init_args.replicate is 2", "Modest"]),
+        ({}, MeshSizes(1, 1, 2, 1), ["trainer.strategy.init_args.sequence is 2", "Modest"]),
+        ({}, MeshSizes(1, 1, 1, 2), ["trainer.strategy.init_args.tensor is 2", "Modest", "remove model.trainer"]),
+        ({"critic": CriticConfig()}, ALONE, ["model.critic", "Modest"]),
+        ({"optimizations": [Fast(), Other()]}, ALONE, ["has Other", "Modest", "Those that work: Fast"]),
+        ({"policy": ModelConfig("x", attn_implementation="flash_attention_2")}, ALONE, ["model.policy", "give packed"]),
+        ({"reference": ModelConfig("bad")}, ALONE, ["model.reference is bad"]),
+    ],
+)
+def test_a_run_that_needs_more_than_its_trainer_claims(options, mesh, words):
+    with pytest.raises(ConfigError) as error:
+        check_trainer(run_of(Modest(), **options), mesh)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_transformers_models_are_trained_with_everything():
+    options = {"critic": CriticConfig(), "optimizations": [Fast(), Other()], "reference": ModelConfig("bad")}
+    check_trainer(run_of(None, **options), MeshSizes(2, 2, 2, 2))
+    check_trainer(run_of(Modest(), optimizations=[Fast()]), MeshSizes(1, 4, 1, 1))

@@ -22,6 +22,8 @@ PUBLIC = {
     # optimizations
     *("rlplug.models.lm_head", "rlplug.distributed.strategy", "rlplug.distributed.mesh"),
     "rlplug.distributed.fsdp_units",
+    # trainers
+    *("rlplug.models.attention", "rlplug.models.hf_files", "rlplug.models.loading"),
     # environments
     *("rlplug.data.sources", "rlplug.environments.tool_calls", "rlplug.rewards"),
 }

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from rlplug.distributed.fsdp_units import transformer_blocks
+from rlplug.distributed.fsdp_units import transformer_blocks, transformer_units
 from rlplug.errors import ConfigError
 from rlplug.models.forward import policy_forward
 from rlplug.models.packing import pack_batch
@@ -69,7 +69,7 @@ class Worker(LightningModule):
     def configure_model(self):
         if not hasattr(self, "model"):
             self.model = tiny_model("llama")
-            self.trainer.strategy.shard(self.model, torch.float32)
+            self.trainer.strategy.shard(self.model, torch.float32, transformer_units(self.model))
 
     def configure_optimizers(self):
         return Muon(self.model.named_parameters(), **MUON)
@@ -92,7 +92,7 @@ class Worker(LightningModule):
                 optimization.before_shard(model)
             if offload:
                 offload_blocks(transformer_blocks(model), 0)
-            self.trainer.strategy.shard(model, torch.float32)
+            self.trainer.strategy.shard(model, torch.float32, transformer_units(model))
             effects = []
             for optimization in optimizations:
                 optimization.after_shard(model)

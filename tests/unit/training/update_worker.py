@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.debug import CommDebugMode
 
+from rlplug.distributed.fsdp_units import transformer_units
 from rlplug.interfaces import LossOutput, Needs
 from rlplug.models.config import ModelConfig, load_tokenizer
 from rlplug.models.critic import CriticConfig, ValueHead, load_critic
@@ -78,7 +79,7 @@ class Worker(LightningModule):
         self.critic = load_critic(CriticConfig(seed=1), self.model)
         self.head = ValueHead(self.policy.config.hidden_size, seed=2)
         for module in (self.policy, self.critic.head, self.critic, self.head):
-            shard(module, torch.float32)
+            shard(module, torch.float32, transformer_units(module))
 
     def configure_optimizers(self):
         return [torch.optim.SGD(module.parameters(), lr=0.05) for module in (self.policy, self.critic, self.head)]
@@ -203,7 +204,7 @@ class Worker(LightningModule):
     def strategy_parts(self):
         strategy = self.trainer.strategy
         half = load_model(ModelConfig(path=str(self.folder / "model")))
-        strategy.shard(half, torch.bfloat16)
+        strategy.shard(half, torch.bfloat16, transformer_units(half))
         logits = half(self.batch.input_ids).logits
         logits.float().sum().backward()
         buckets = weight_buckets(self.policy, torch.float32, 1 << 14)

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rlplug.errors import RunError
-from rlplug.interfaces import FP8Weights
+from rlplug.interfaces import FP8Weights, HFWeight
 from rlplug.weight_sync import buckets
 from rlplug.weight_sync.config import WeightSyncConfig
 from rlplug.weight_sync.fp8_finite_check import check_finite
@@ -77,6 +77,21 @@ def check_fp8(model: nn.Module, size: int) -> None:
             num_bytes = rows * 192 * 2 if rows % 128 else rows * 192 + rows // 128 * 2 * 4
             assert num_bytes <= sent[-1] < num_bytes + 32, (name, num_bytes, sent)
     assert not whole
+
+
+def check_converted(model: nn.Module) -> None:
+    """A weight that is no view of its parameter, here its rows in reverse, is quantised after it was converted."""
+    whole = dict(make_linears().named_parameters())
+    fp8 = FP8Weights(quantized=tuple(name for name in whole if "900" not in name), kept=())
+    weights = {name: (HFWeight(name, weight.shape, convert=lambda t: t.flip(0)),) for name, weight in whole.items()}
+    sent = dict(pair for bucket in buckets.weight_buckets(model, torch.bfloat16, 1, fp8, weights) for pair in bucket)
+    for name, weight in whole.items():
+        values, scales = quantize_blocks(weight.flip(0), torch.bfloat16)
+        if name in fp8.quantized:
+            assert torch.equal(sent.pop(FP8Weights.scale_name(name)), scales), name
+        expected = values if name in fp8.quantized else weight.flip(0).to(torch.bfloat16)
+        assert torch.equal(sent.pop(name).view(torch.uint8), expected.view(torch.uint8)), name
+    assert not sent
 
 
 def make_moe(num_experts: int, width: int) -> Qwen3MoeForCausalLM:
@@ -156,6 +171,7 @@ def main() -> None:
     for linear in linears.values():
         fully_shard(linear, mesh=dist.init_device_mesh("cpu", (size,)))
     check_fp8(linears, size)
+    check_converted(linears)
     check_finite_on_one_rank(linears)
     check_names(size)
     for num_experts in (4, 5):

@@ -104,7 +104,7 @@ def num_shards(model: nn.Module) -> int:
     assert isinstance(parameter, DTensor), "prefetching is set after sharding"
     mesh = parameter.device_mesh
     names = mesh.mesh_dim_names or ()
-    return max((mesh.size(axis) for axis in split_axes(parameter) if names[axis] != "tensor"), default=1)
+    return max((mesh.size(axis) for axis in split_axes(parameter) if names[axis] == "weights"), default=1)
 
 
 def _chain(units: list[FSDPModule], depth: int, setter: str) -> None:

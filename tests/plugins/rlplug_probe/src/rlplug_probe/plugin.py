@@ -18,6 +18,7 @@ from rlplug_probe.environment import Echo
 from rlplug_probe.optimizations import FreezeEmbeddings, NoEffect
 from rlplug_probe.reward import ShortReward
 from rlplug_probe.rollout import SleepyRollout
+from rlplug_probe.trainer import ProbeTrainer
 
 RLPLUG_API_VERSION = ">=1,<2"
 RLPLUG_AFTER = ("algos",)
@@ -52,6 +53,11 @@ def rlplug_register_rewards(registry: Registry) -> None:
 @hookimpl
 def rlplug_register_environments(registry: Registry) -> None:
     registry.add("environments", Echo)
+
+
+@hookimpl
+def rlplug_register_trainers(registry: Registry) -> None:
+    registry.add("trainers", ProbeTrainer)
 
 
 @hookimpl

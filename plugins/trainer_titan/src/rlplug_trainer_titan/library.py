@@ -1,0 +1,69 @@
+"""The installed TorchTitan: its version, and the import of its models."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+from typing import Any, Final
+
+from rlplug.errors import ConfigError
+
+SERIES: Final = "0.3"
+"""TorchTitan's versions that this plugin was written for, ``0.3.*``; others name and place their parts differently."""
+INSTALL: Final = f"pip install --no-deps 'torchtitan=={SERIES}.*'"
+KERNELS: Final = "torchtitan.distributed.minimal_async_ep.kernels"
+"""Module of TorchTitan that imports triton when its models are imported: kernels of expert parallelism on GPUs."""
+
+
+def check_version() -> None:
+    """Refuse to start without a supported TorchTitan.
+
+    Raises:
+        ConfigError: TorchTitan is not installed, or in another version.
+    """
+    try:
+        found = version("torchtitan")
+    except PackageNotFoundError:
+        raise ConfigError(
+            f"model.trainer is TorchTitan, and torchtitan is not installed: {INSTALL}. --no-deps leaves out wandb, "
+            "datasets and others that its models do not import."
+        ) from None
+    if not found.startswith(f"{SERIES}."):
+        raise ConfigError(
+            f"model.trainer is TorchTitan, and torchtitan {found} is installed: this plugin supports {SERIES}.* alone. "
+            f"{INSTALL}"
+        )
+
+
+def titan(name: str) -> Any:
+    """Import a module of TorchTitan, such as ``models.llama3``.
+
+    Raises:
+        ConfigError: It does not import, such as with a torch that is too old.
+    """
+    _leave_out_kernels()
+    try:
+        return importlib.import_module(f"torchtitan.{name}")
+    except ImportError as error:
+        torch_version = version("torch")
+        raise ConfigError(
+            f"model.trainer is TorchTitan, and torchtitan {version('torchtitan')} does not import with torch "
+            f"{torch_version}: {error}. Install what is missing, or torch 2.13 or newer."
+        ) from error
+
+
+def _leave_out_kernels() -> None:
+    """Put an empty module in the place of ``KERNELS`` where triton is not installed, as with torch for CPUs."""
+    if KERNELS not in sys.modules and importlib.util.find_spec("triton") is None:
+        sys.modules[KERNELS] = _Unavailable(KERNELS)
+
+
+class _Unavailable(ModuleType):
+    """Module whose every name is ``None``; expert parallelism, which would call them, is refused."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)

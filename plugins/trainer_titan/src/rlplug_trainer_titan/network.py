@@ -1,0 +1,133 @@
+"""A TorchTitan decoder as a network of rlplug: packed rows in, logits of some positions out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from transformers.modeling_outputs import CausalLMOutput
+
+from rlplug.interfaces import HFWeight, WeightsOfParameters
+from rlplug_trainer_titan.attention import PackedSequences
+from rlplug_trainer_titan.library import titan
+
+PREFIX = "decoder."
+"""Prefix of the names of TorchTitan's parameters in the network."""
+
+
+class TitanNetwork(nn.Module):
+    """A decoder of TorchTitan, with what the core asks of a network (see ``rlplug.interfaces.ModelTrainer``).
+
+    Args:
+        decoder: TorchTitan's model, on the meta device.
+        adapter: Its state-dict adapter, which converts one weight at a time, from and to Hugging Face's form.
+        template: The transformers model of the same folder, of which configurations and class name are kept.
+    """
+
+    def __init__(self, decoder: Any, adapter: Any, template: Any) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.adapter = adapter
+        self.config = template.config
+        self.generation_config = template.generation_config
+        self.architecture = type(template).__name__
+        self._tensor_size = 1
+        self.decoder.tok_embeddings.padding_idx = template.get_input_embeddings().padding_idx
+        decoder._skip_lm_head = True  # this module calls the output layer, where tokens train
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Return the output layer."""
+        layer: nn.Module = self.decoder.lm_head
+        return layer
+
+    @property
+    def blocks(self) -> list[Any]:
+        """The transformer blocks."""
+        return list(self.decoder.layers.values())
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        cu_seq_lens_q: Tensor,
+        max_length_q: int,
+        logits_to_keep: Tensor,
+        **unused: Any,
+    ) -> CausalLMOutput:
+        """Return the logits [1, K, V] at positions ``logits_to_keep`` of a packed row [1, n].
+
+        With tensor parallelism the row is filled up to a multiple of its ranks, which share the row between blocks
+        (sequence parallelism). The filling belongs to the last sequence: attention is causal.
+        """
+        filling = -input_ids.shape[1] % self._tensor_size
+        if filling:
+            input_ids, position_ids = (nn.functional.pad(t, (0, filling)) for t in (input_ids, position_ids))
+            cu_seq_lens_q = torch.cat([cu_seq_lens_q[:-1], cu_seq_lens_q[-1:] + filling])
+        sequences = PackedSequences(cu_seq_lens_q, max_length_q + filling)
+        hidden = self.decoder(input_ids, positions=position_ids, attention_masks=sequences)
+        if isinstance(hidden, DTensor):  # TorchTitan's last norm gathers the row again
+            hidden = hidden.to_local()
+        logits = self.decoder.lm_head(hidden[:, logits_to_keep])
+        return CausalLMOutput(logits=logits.full_tensor() if isinstance(logits, DTensor) else logits)
+
+    def split(self, mesh: DeviceMesh) -> None:
+        """Split the decoder over the one-axis ``mesh`` by TorchTitan's sharding configurations."""
+        size = mesh.size()
+        axis = mesh._flatten("tp")  # the same ranks and root, under the name that TorchTitan's configurations use
+        dimensions = titan("distributed").ParallelDims(
+            dp_replicate=1,
+            dp_shard=1,
+            cp=1,
+            tp=size,
+            pp=1,
+            ep=1,
+            world_size=size,
+            spmd_backend="partial_dtensor",
+            _single_axis_meshes={"tp": axis},  # or it would build meshes of its own, over all ranks
+        )
+        self.decoder.parallelize(dimensions)
+        if self.decoder.enable_weight_tying:  # each end was split on its own
+            self.decoder.tok_embeddings.weight = self.decoder.lm_head.weight
+        self._split_padding(axis)
+        self._tensor_size = size
+
+    def _split_padding(self, axis: DeviceMesh) -> None:
+        """Let the padding token's embedding get no gradient, as in transformers, on the rank that holds it."""
+        embeddings = self.decoder.tok_embeddings
+        if embeddings.padding_idx is None:
+            return
+        num_rows = -(-embeddings.num_embeddings // axis.size())
+        rank, row = divmod(embeddings.padding_idx, num_rows)
+        embeddings.padding_idx = row if rank == axis.get_local_rank() else None
+
+    def init_buffers(self) -> None:
+        """Compute the rotary table once; all blocks share it, where TorchTitan would keep one for each."""
+        first, *others = (block.attention.rope for block in self.blocks)
+        first.init_states()
+        for rope in others:
+            rope.cache = first.cache
+
+    def hf_weights(self) -> WeightsOfParameters:
+        """Return the weights that each parameter becomes in a Hugging Face checkpoint."""
+        return {name: (self._hf_weight(name, parameter.shape),) for name, parameter in self.named_parameters()}
+
+    def _hf_weight(self, name: str, shape: torch.Size) -> HFWeight:
+        native, whole = name.removeprefix(PREFIX), torch.empty(shape, device="meta")
+        found = self.adapter.to_hf({native: whole})
+        assert len(found) == 1, f"TorchTitan's adapter makes {sorted(found)} of {native}, not one weight"
+        ((hf_name, weight),) = found.items()
+
+        def convert(parameter: Tensor) -> Tensor:
+            converted: Tensor = self.adapter.to_hf({native: parameter})[hf_name]
+            return converted
+
+        return HFWeight(hf_name, weight.shape, convert=None if weight is whole else convert)
+
+    def from_hf(self, hf_name: str, weight: Tensor) -> Tensor:
+        """Return a weight of a Hugging Face checkpoint in TorchTitan's form."""
+        converted: dict[str, Tensor] = self.adapter.from_hf({hf_name: weight})
+        (own,) = converted.values()
+        return own

@@ -1,0 +1,125 @@
+"""``TorchTitan``: trains TorchTitan's models under rlplug's loop, FSDP2 and engines."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any, Final, cast
+
+import torch
+from packaging.version import Version
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from rlplug.errors import ConfigError
+from rlplug.interfaces import Effect, ModelConfig, ModelTrainer, TrainerClaims, WeightsOfParameters
+from rlplug.models.hf_files import read_config
+from rlplug.models.loading import copy_part, empty_model, whole_weights
+from rlplug_trainer_titan.decoders import build_decoder, check_config
+from rlplug_trainer_titan.library import check_version
+from rlplug_trainer_titan.network import TitanNetwork
+
+SPMD_TYPES: Final = Version("2.14.0.dev0")
+"""Oldest torch with which TorchTitan's back end ``spmd_types`` shards."""
+
+
+class TorchTitan(ModelTrainer):
+    """Train TorchTitan's Llama 3 and Qwen3 (dense, tied or not), from and to Hugging Face folders.
+
+    The strategy's ``tensor`` axis splits blocks, embeddings and output layer by TorchTitan's tensor parallelism, and
+    the tokens of a row between blocks by its sequence parallelism. The ``shard`` axis is FSDP2, as for other trainers.
+
+    Args:
+        spmd_backend: TorchTitan's back end of tensor parallelism: ``partial_dtensor``. Its own default, ``spmd_types``,
+            needs torch 2.14 and is not supported yet.
+        pipeline: Pipeline stages; not supported, so 1.
+        context: Ranks of TorchTitan's context parallelism; not supported with packed rows, so 1.
+        expert: Ranks of expert parallelism; not supported yet, so 1.
+        compile: Compile the blocks with ``torch.compile``; not supported yet.
+        float8: Train linear layers in float8; not supported yet.
+    """
+
+    claims = TrainerClaims(
+        axes=frozenset({"tensor"}),
+        attention=frozenset({"packed"}),
+        optimizations=frozenset(
+            {"BackwardPrefetch", "EntropyCheckpointing", "EntropyChunking", "ForwardPrefetch", "FusedLogprobs"}
+        ),
+    )
+
+    def __init__(
+        self,
+        spmd_backend: str = "partial_dtensor",
+        pipeline: int = 1,
+        context: int = 1,
+        expert: int = 1,
+        compile: bool = False,
+        float8: bool = False,
+    ) -> None:
+        self.spmd_backend = spmd_backend
+        self.pipeline = pipeline
+        self.context = context
+        self.expert = expert
+        self.compile = compile
+        self.float8 = float8
+
+    def check(self, config: ModelConfig, key: str, tensor_size: int) -> None:
+        self._check_options()
+        check_version()
+        check_config(read_config(config.path, key), key, config.path, tensor_size)
+
+    def _check_options(self) -> None:
+        unsupported = {
+            "pipeline": (1, "pipeline parallelism is not supported, because each stage would need the whole loss"),
+            "context": (1, "context parallelism is not supported, because it would split packed sequences"),
+            "expert": (1, "expert parallelism is not supported yet"),
+            "compile": (False, "its compilation is not supported yet"),
+            "float8": (False, "training in float8 is not supported yet"),
+        }
+        for option, (only, reason) in unsupported.items():
+            if (value := getattr(self, option)) != only:
+                raise ConfigError(
+                    f"model.trainer.init_args.{option} is {value}: of TorchTitan, {reason}. Set it to {only}."
+                )
+        if self.spmd_backend == "partial_dtensor":
+            return
+        found = Version(version("torch"))
+        reason = "which is not supported yet"
+        if self.spmd_backend == "spmd_types" and found < SPMD_TYPES:
+            reason = f"which needs torch 2.14 or newer, and this is {found}"
+        raise ConfigError(
+            f"model.trainer.init_args.spmd_backend is {self.spmd_backend!r}, {reason}. Set it to partial_dtensor."
+        )
+
+    def empty_network(self, config: ModelConfig, key: str) -> nn.Module:
+        template: Any = empty_model(config, key)
+        decoder, adapter = build_decoder(template.config)
+        return TitanNetwork(decoder, adapter, template).train()
+
+    def split(self, network: nn.Module, mesh: DeviceMesh) -> None:
+        cast(TitanNetwork, network).split(mesh)
+
+    def fsdp_units(self, network: nn.Module) -> list[nn.Module]:
+        """Return the blocks and, unless they are tied, the input embeddings and the output layer."""
+        own = cast(TitanNetwork, network)
+        ends = [] if own.decoder.enable_weight_tying else [own.decoder.tok_embeddings, own.decoder.lm_head]
+        return [*own.blocks, *ends]
+
+    @torch.no_grad()
+    def load_weights(self, network: nn.Module, config: ModelConfig, key: str) -> Effect:
+        own = cast(TitanNetwork, network)
+        own.init_buffers()
+        parameters, weights = dict(own.named_parameters()), own.hf_weights()
+        targets = {weight.name: parameters[name] for name, (weight,) in weights.items()}
+        shapes = {weight.name: weight.shape for (weight,) in weights.values()}
+        device = next(iter(parameters.values())).device
+        for hf_name, whole in whole_weights(config, key, shapes, device):
+            copy_part(targets.pop(hf_name), own.from_hf(hf_name, whole))
+        assert not targets, f"no value came for {sorted(targets)}"
+        how = f"drawn with seed {config.seed}" if config.init == "random" else "read one after another"
+        return Effect(f"TorchTitan {version('torchtitan')}: {type(own.decoder).__name__}, weights {how}")
+
+    def hf_weights(self, network: nn.Module) -> WeightsOfParameters:
+        return cast(TitanNetwork, network).hf_weights()
+
+    def architecture(self, network: nn.Module) -> str:
+        return cast(TitanNetwork, network).architecture

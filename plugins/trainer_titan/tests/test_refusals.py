@@ -1,0 +1,124 @@
+"""What TorchTitan cannot do here is refused by name before anything is loaded, with the fix."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import rlplug_trainer_titan.library as library
+import rlplug_trainer_titan.trainer as trainer_module
+import torch
+from rlplug_algos.grpo import GRPO
+from rlplug_optims import FusedLogprobs, GradientCheckpointing
+from rlplug_trainer_titan import TorchTitan
+from titan_cases import CONFIGS, SIZES
+from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig
+
+from rlplug.config import RunConfig
+from rlplug.config_checks import check_trainer
+from rlplug.distributed.mesh import MeshSizes
+from rlplug.errors import ConfigError
+from rlplug.interfaces import ModelConfig
+from rlplug.models.critic import CriticConfig
+
+ONE = MeshSizes(1, 1, 1, 1)
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+OPTIONS = [
+    ({"pipeline": 2}, "init_args.pipeline is 2", "Set it to 1."),
+    ({"context": 2}, "init_args.context is 2", "Set it to 1."),
+    ({"expert": 2}, "init_args.expert is 2", "Set it to 1."),
+    ({"compile": True}, "init_args.compile is True", "Set it to False."),
+    ({"float8": True}, "init_args.float8 is True", "Set it to False."),
+    ({"spmd_backend": "spmd_types"}, "needs torch 2.14 or newer", "Set it to partial_dtensor."),
+    ({"spmd_backend": "full_dtensor"}, "is 'full_dtensor', which is not supported", "Set it to partial_dtensor."),
+]
+RUNS: list[tuple[dict[str, Any], MeshSizes, str, str]] = [
+    ({}, MeshSizes(2, 1, 1, 1), "init_args.replicate is 2", "set it to 1"),
+    ({}, MeshSizes(1, 1, 2, 1), "init_args.sequence is 2", "set it to 1"),
+    ({"critic": CriticConfig()}, ONE, "model.critic is set, and TorchTitan trains no critic", "remove it"),
+    ({"optimizations": [GradientCheckpointing()]}, ONE, "GradientCheckpointing, which does not work", "remove it"),
+    ({"attn_implementation": "flash_attention_2"}, ONE, "attn_implementation is 'flash_attention_2'", "give packed"),
+]
+MODELS = [
+    (Qwen3MoeConfig(**SIZES, num_experts=2), 1, "'qwen3_moe'. Mixtures of experts", "Remove model.trainer"),
+    (LlamaConfig(**SIZES, attention_bias=True), 1, "attention_bias is set", "Remove model.trainer"),
+    (LlamaConfig(**SIZES, mlp_bias=True), 1, "mlp_bias is set", "Remove model.trainer"),
+    (LlamaConfig(**SIZES, hidden_act="gelu"), 1, "hidden_act is 'gelu'", "Remove model.trainer"),
+    (LlamaConfig(**SIZES, rope_parameters=YARN), 1, "rotary embeddings is 'yarn'", "Remove model.trainer"),
+    (Qwen3Config(**SIZES, rope_parameters=YARN), 1, "rotary embeddings is 'yarn'", "Remove model.trainer"),
+    (Qwen3Config(**SIZES, use_sliding_window=True), 1, "use_sliding_window is set", "Remove model.trainer"),
+    (CONFIGS["llama"], 4, "tensor is 4, which does not divide num_key_value_heads, 2", "give a divisor"),
+]
+
+
+def refusal(folder: Any, trainer: TorchTitan, mesh: MeshSizes = ONE, **options: Any) -> str:
+    options = dict(options)
+    policy = ModelConfig(str(folder), dtype="float32", attn_implementation=options.pop("attn_implementation", "packed"))
+    config = RunConfig(policy=policy, algorithm=GRPO(), optimizer=torch.optim.SGD, trainer=trainer, **options)
+    with pytest.raises(ConfigError) as refused:
+        check_trainer(config, mesh)
+    return str(refused.value)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    CONFIGS["llama"].save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("options", "problem", "fix"), OPTIONS)
+def test_options(folder, options, problem, fix):
+    message = refusal(folder, TorchTitan(**options))
+    assert problem in message
+    assert fix in message
+
+
+@pytest.mark.parametrize(("options", "mesh", "problem", "fix"), RUNS)
+def test_runs(folder, options, mesh, problem, fix):
+    message = refusal(folder, TorchTitan(), mesh, **options)
+    assert problem in message
+    assert fix in message
+    assert "or remove model.trainer" in message or "give packed" in message
+
+
+@pytest.mark.parametrize(("config", "tensor", "problem", "fix"), MODELS)
+def test_models(tmp_path, config, tensor, problem, fix):
+    copy.deepcopy(config).save_pretrained(tmp_path)
+    message = refusal(tmp_path, TorchTitan(), MeshSizes(1, 1, 1, tensor))
+    assert problem in message
+    assert fix in message
+
+
+def test_a_reference_policy_is_checked_too(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("reference")
+    Qwen3MoeConfig(**SIZES, num_experts=2).save_pretrained(other)
+    assert "model.reference.path" in refusal(folder, TorchTitan(), reference=ModelConfig(str(other)))
+
+
+@pytest.mark.parametrize(
+    ("found", "problem"), [("0.2.2", "torchtitan 0.2.2 is installed"), (None, "torchtitan is not installed")]
+)
+def test_other_versions(folder, monkeypatch, found, problem):
+    def version(name):
+        if found is None:
+            raise library.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(library, "version", version)
+    message = refusal(folder, TorchTitan())
+    assert problem in message
+    assert "pip install --no-deps 'torchtitan==0.3.*'" in message
+
+
+def test_spmd_types_on_a_newer_torch(folder, monkeypatch):
+    monkeypatch.setattr(trainer_module, "version", lambda name: "2.14.0")
+    assert "'spmd_types', which is not supported yet" in refusal(folder, TorchTitan(spmd_backend="spmd_types"))
+
+
+def test_what_works_is_not_refused(folder):
+    policy = ModelConfig(str(folder), dtype="float32")
+    config = RunConfig(
+        policy, GRPO(), torch.optim.SGD, trainer=TorchTitan(), optimizations=[FusedLogprobs()], reference=policy
+    )
+    check_trainer(config, MeshSizes(1, 2, 1, 2))

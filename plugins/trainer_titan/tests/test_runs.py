@@ -1,0 +1,112 @@
+"""Runs of the command line with TorchTitan: they equal those with transformers, and resume to the last bit."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_line import SMALL, Job, Runs, samples
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+TITAN = ["--model.trainer", "TorchTitan"]
+REFERENCE = ["--model.algorithm.kl_coefficient", "0.05"]
+RUN = [
+    *(*SMALL, *REFERENCE, "--model.num_steps", "5", "--checkpoint.every_n_steps", "2"),
+    *("--model.batch.mini_batch_size", "8", "--model.batch.micro_batch_size_per_gpu", "3"),
+]
+QUICKSTART = [
+    *("fit", "--config", "configs/quickstart.yaml", "--run.report", "false"),
+    *("--model.validation.at_start", "false", "--model.validation.every_n_steps", "null"),
+]
+UNFUSED = ["--model.optimizer.init_args.fused", "false"]  # torch shards no fused SGD
+SGD = [*RUN, "--model.optimizer", "torch.optim.SGD", "--model.optimizer.init_args.lr", "0.3", *UNFUSED]
+"""Adam would make whole steps of round-off where all completions of a mini-batch earn the same."""
+TWO = ["--trainer.devices", "2"]
+FUSED = ["--model.optimizations", "[{class_path: FusedLogprobs, init_args: {chunk_size: 5}}]"]
+LINES: dict[str, list[str]] = {
+    "titan": [*RUN, *TITAN],
+    "killed": [*RUN, *TITAN],
+    "20 steps": [*QUICKSTART, "--model.num_steps", "20"],
+    "titan, 20 steps": [*QUICKSTART, *TITAN, "--model.num_steps", "20"],
+    "reference": SGD,
+    "titan, reference": [*SGD, *TITAN],
+    "titan, shard 2": [*SGD, *TITAN, *TWO],
+    "titan, tensor 2": [*SGD, *TITAN, *TWO, "--trainer.strategy.init_args.tensor", "2"],
+    "titan, tensor 2, fused": [*SGD, *TITAN, *TWO, *FUSED, "--trainer.strategy.init_args.tensor", "2"],
+}
+ON_REFERENCE = ("titan, reference", "titan, shard 2", "titan, tensor 2", "titan, tensor 2, fused")
+PAIRS = samples(
+    [("titan, 20 steps", "20 steps"), *((name, "reference") for name in ON_REFERENCE)],
+    ("titan, reference", "reference"),
+)
+OF_ONE_RANK = ("rollout/num_tokens",)
+UNREPEATABLE = ("time/", "memory/", "throughput/", "sync/", "rollout/tokens_per_s", "environment/seconds", "offload/")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("titan-runs")
+    jobs = {
+        name: Job([*line, "--run.dir", str(folder / name)], num_ranks=2 if TWO[0] in line else None)
+        for name, line in LINES.items()
+    }
+    jobs["killed"].extra.update({"signal": "SIGKILL", "phase": "update", "step": 4})
+    resume = ["fit", "--resume", str(folder / "killed" / "001")]
+    jobs["resumed"] = Job(resume, after="killed")
+    return Runs(jobs, folder)
+
+
+def folder_of(runs: Runs, name: str) -> Path:
+    job = runs.jobs[name]
+    runs.ended(name, 0 if job.num_ranks is None else [0] * job.num_ranks)
+    return runs.folder / name / "001"
+
+
+def metrics(folder: Path) -> list[dict[str, str]]:
+    """Return the rows of ``metrics.csv`` without what depends on the clock."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if not k.startswith(UNREPEATABLE)} for row in rows]
+
+
+def assert_close(here: list[dict[str, str]], there: list[dict[str, str]]) -> None:
+    assert len(here) == len(there) > 0
+    for mine, other in zip(here, there, strict=True):
+        for name in sorted(name for name in mine.keys() & other.keys() if name not in OF_ONE_RANK):
+            pair = [float(value) if value else math.nan for value in (mine[name], other[name])]
+            assert pair[0] == pytest.approx(pair[1], abs=1e-5, nan_ok=True), f"step {mine['step']}: {name}"
+
+
+@pytest.mark.parametrize(("name", "other"), PAIRS)
+def test_a_run_equals_one_with_transformers(runs: Runs, name: str, other: str) -> None:
+    """It catches a trainer that trains, or syncs, another model than the folder's."""
+    here, there = folder_of(runs, name), folder_of(runs, other)
+    assert_close(metrics(here), metrics(there))
+    policies = [load_file(folder / "policy" / "model.safetensors") for folder in (here, there)]
+    assert policies[0].keys() == policies[1].keys()
+    for weight in policies[0]:
+        torch.testing.assert_close(policies[0][weight], policies[1][weight], rtol=0, atol=2e-5)
+
+
+def test_a_killed_run_resumes_exactly(runs: Runs) -> None:
+    """It catches optimizer state, weights or names that a checkpoint lost."""
+    runs.ended("killed", -9)
+    runs.ended("resumed")
+    resumed, undisturbed = runs.folder / "killed" / "001", folder_of(runs, "titan")
+    assert metrics(resumed) == metrics(undisturbed)
+    weights = Path("policy") / "model.safetensors"
+    assert (resumed / weights).read_bytes() == (undisturbed / weights).read_bytes()
+
+
+def test_a_run_says_what_it_trained_and_exports_it(runs: Runs) -> None:
+    folder = folder_of(runs, "titan")
+    record: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    assert any("TorchTitan 0.3" in effect and "Llama3Model" in effect for effect in record["effects"])
+    assert json.loads((folder / "policy" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    assert AutoModelForCausalLM.from_pretrained(folder / "policy").config.model_type == "llama"

@@ -1,0 +1,124 @@
+"""Trainer interface: whose model code a run trains, and how its networks are built, sharded, loaded and named."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from rlplug.interfaces.optimization import Effect
+from rlplug.interfaces.weight_sync import WeightsOfParameters
+
+
+@dataclass
+class ModelConfig:
+    """Configuration of a Hugging Face model: the policy, the reference, or a critic's trunk.
+
+    Args:
+        path: Folder or Hugging Face Hub name, with configuration, tokenizer and (for ``pretrained``) safetensors.
+        init: ``pretrained`` loads the weights; ``random`` draws new ones from the configuration, seeded by ``seed``.
+        dtype: Dtype of the weights in forward and backward passes and in the engine. The optimizer always works on
+            float32 weights, and gradients are reduced in float32.
+        attn_implementation: Attention to use: ``packed``, rlplug's own, or ``flash_attention_2`` or ``_3`` of
+            transformers.
+        seed: Seed of the weights with ``init: random``; 0 follows ``seed_everything``.
+    """
+
+    path: str
+    init: Literal["pretrained", "random"] = "pretrained"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    attn_implementation: str = "packed"
+    seed: int = 0
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+
+@dataclass(frozen=True)
+class TrainerClaims:
+    """What a trainer can do; a run that needs more is refused before anything is loaded."""
+
+    axes: frozenset[str] = frozenset()
+    """Axes of the mesh that may have more than one rank, besides ``shard``: ``replicate``, ``sequence``, ``tensor``."""
+    critic: bool = False
+    """Whether a critic can be trained beside its policy."""
+    attention: frozenset[str] | None = None
+    """Values of ``attn_implementation`` that it supports; ``None`` for all."""
+    optimizations: frozenset[str] | None = None
+    """Class names of the optimizations that work on its networks; ``None`` for all."""
+
+
+class ModelTrainer(ABC):
+    """Base class of trainers: one library's models, under rlplug's loop, FSDP2, optimizers and engines.
+
+    A network is an ``nn.Module`` with transformers' ``config`` and ``generation_config`` as attributes, and the method
+    ``get_output_embeddings``, which returns the output layer. Its forward method takes a packed row, the arguments of
+    :meth:`PackedTokens.model_inputs <rlplug.models.packing.PackedTokens.model_inputs>` and ``logits_to_keep``, int64
+    [K]. It calls the output layer once, with hidden states [1, K, D], and returns an object whose ``logits`` are what
+    the output layer returned, [1, K, V].
+
+    The core calls in this order: :meth:`check`, :meth:`empty_network`, optimizations, :meth:`split` where the tensor
+    axis has several ranks, FSDP2 over :meth:`fsdp_units`, allocation of memory, optimizations, :meth:`load_weights`.
+    """
+
+    claims: ClassVar[TrainerClaims]
+
+    def check(self, config: ModelConfig, key: str, tensor_size: int) -> None:  # noqa: B027 - overriding is optional
+        """Refuse a model that this trainer cannot build, or cannot split over the tensor axis.
+
+        Args:
+            config: Configuration of the policy or the reference policy.
+            key: Key of the model in the run's configuration, for messages.
+            tensor_size: Ranks of the tensor axis.
+
+        Raises:
+            ConfigError: The message names the key and the fix.
+        """
+
+    @abstractmethod
+    def empty_network(self, config: ModelConfig, key: str) -> nn.Module:
+        """Return the network on the meta device, its parameters float32, in training mode, without dropout."""
+
+    @abstractmethod
+    def split(self, network: nn.Module, mesh: DeviceMesh) -> None:
+        """Split the network's matrices over the one-axis ``mesh`` in place (tensor parallelism).
+
+        Parameters that are split become DTensors on ``mesh``, or on a mesh of the same ranks and the same root.
+
+        Raises:
+            ConfigError: The network cannot be split over so many ranks.
+        """
+
+    @abstractmethod
+    def fsdp_units(self, network: nn.Module) -> list[nn.Module]:
+        """Return the modules that gather their parameters on their own; the network itself gathers the rest."""
+
+    @abstractmethod
+    def load_weights(self, network: nn.Module, config: ModelConfig, key: str) -> Effect:
+        """Load or draw every parameter and buffer of the sharded network; each rank keeps its own shards.
+
+        ``init: random`` draws what transformers draws with that seed, so that trainers can be compared.
+
+        Returns:
+            An effect that says how the weights came.
+
+        Raises:
+            ConfigError: The weights cannot be read, have other shapes, or leave part of the network without a value.
+        """
+
+    @abstractmethod
+    def hf_weights(self, network: nn.Module) -> WeightsOfParameters:
+        """Return the weights that each parameter becomes in a Hugging Face checkpoint, by the parameter's name.
+
+        The weight sync and the export gather one parameter at a time, and then make these weights of it.
+        """
+
+    @abstractmethod
+    def architecture(self, network: nn.Module) -> str:
+        """Return the name of transformers' class for the exported ``config.json``, such as ``LlamaForCausalLM``."""

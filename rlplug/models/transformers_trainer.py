@@ -1,0 +1,38 @@
+"""``TransformersTrainer``: trains the models of transformers, on every axis of the mesh; the default trainer."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from rlplug.distributed.fsdp_units import transformer_units
+from rlplug.distributed.tensor_parallel import parallelize
+from rlplug.interfaces.optimization import Effect
+from rlplug.interfaces.trainer import ModelConfig, ModelTrainer, TrainerClaims
+from rlplug.interfaces.weight_sync import WeightsOfParameters
+from rlplug.models.loading import empty_model, load_weights
+from rlplug.weight_sync.hf_names import hf_weights
+
+
+class TransformersTrainer(ModelTrainer):
+    """Trains the models of Hugging Face's transformers, sharded by FSDP2. The default."""
+
+    claims = TrainerClaims(axes=frozenset({"replicate", "sequence", "tensor"}), critic=True)
+
+    def empty_network(self, config: ModelConfig, key: str) -> nn.Module:
+        return empty_model(config, key)
+
+    def split(self, network: nn.Module, mesh: DeviceMesh) -> None:
+        parallelize(network, mesh)
+
+    def fsdp_units(self, network: nn.Module) -> list[nn.Module]:
+        return transformer_units(network)
+
+    def load_weights(self, network: nn.Module, config: ModelConfig, key: str) -> Effect:
+        return load_weights(network, config, key)
+
+    def hf_weights(self, network: nn.Module) -> WeightsOfParameters:
+        return hf_weights(network)
+
+    def architecture(self, network: nn.Module) -> str:
+        return type(network).__name__.removeprefix("FSDP")

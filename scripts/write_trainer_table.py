@@ -1,0 +1,61 @@
+"""Writes the table in docs/trainers.md: what each trainer claims.
+
+``python scripts/write_trainer_table.py`` (or ``make docs``) writes it; ``--check`` writes nothing and exits with 1 when
+the table is not what the classes' ``claims`` say.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Final
+
+from distributions import ROOT, all_distributions
+
+from rlplug.interfaces import TrainerClaims
+from rlplug.plugin_manager import plugins
+
+PAGE: Final = ROOT / "docs" / "trainers.md"
+BEGIN: Final = (
+    "<!-- Written by scripts/write_trainer_table.py: change the claims of the classes, then run `make docs`. -->"
+)
+END: Final = "<!-- End of the table. -->"
+AXES: Final = ("replicate", "sequence", "tensor")
+
+
+def claims() -> Mapping[str, TrainerClaims]:
+    """Return the claims of this repository's trainers, by class name; other plugins may be installed."""
+    own = [r for d in all_distributions() for r in plugins().registry.by_distribution().get(d.name, ())]
+    return {r.name: r.factory.claims for r in own if r.kind == "trainers"}  # type: ignore[attr-defined]
+
+
+def table(by_name: Mapping[str, TrainerClaims]) -> str:
+    """Return a Markdown table with a column for each trainer."""
+
+    def names(values: frozenset[str] | None) -> str:
+        return "all" if values is None else ", ".join(f"`{value}`" for value in sorted(values)) or "none"
+
+    rows = {"mesh axis `shard` (FSDP2)": ["yes"] * len(by_name)}
+    rows |= {f"mesh axis `{axis}`": ["yes" if axis in c.axes else "no" for c in by_name.values()] for axis in AXES}
+    rows["critic"] = ["yes" if c.critic else "no" for c in by_name.values()]
+    rows["`attn_implementation`"] = [names(c.attention) for c in by_name.values()]
+    rows["optimizations"] = [names(c.optimizations) for c in by_name.values()]
+    head = f"| | {' | '.join(f'`{name}`' for name in by_name)} |\n|---|{'---|' * len(by_name)}"
+    return "\n".join([head, *(f"| {what} | {' | '.join(cells)} |" for what, cells in rows.items())])
+
+
+def with_table(page: str) -> str:
+    """Return the page with the table between its two comments."""
+    start, end = page.index(BEGIN) + len(BEGIN), page.index(END)
+    return f"{page[:start]}\n\n{table(claims())}\n\n{page[end:]}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page would change")
+    check, written = parser.parse_args().check, PAGE.read_text()
+    wanted = with_table(written)
+    if check and wanted != written:
+        raise SystemExit(f"{PAGE.relative_to(ROOT)} is not what the code says: run `make docs`")
+    if not check:
+        PAGE.write_text(wanted)
