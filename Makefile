@@ -83,7 +83,7 @@ $(VENV)/.installed: $(SETUP_FILES) | $(VENV)/bin/python
 	@echo "installing rlplug and its plugins into $(VENV): a few minutes the first time"
 	$(INSTALL) torch
 	$(INSTALL) --editable '.[report,tensorboard,reasoning]' $(PLUGINS:%=--editable %)
-	$(INSTALL) --no-deps torchtitan  # of its dependencies plugins/trainer_titan names those that its models import
+	$(INSTALL) --no-deps torchtitan  # what it asks for contradicts constraints.txt; its models need little of that
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
