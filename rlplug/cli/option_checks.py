@@ -158,7 +158,9 @@ def check_options(parser: ArgumentParser, config: Namespace) -> None:
     for key, hint in _top_level(parser):
         _require_blocks(config, key)
         value = config.get(key)
-        if isinstance(value, Namespace | dict) and not _items(value) and not _hints_of_block(hint):
+        is_empty = isinstance(value, Namespace | dict) and not _items(value) and not _hints_of_block(hint)
+        # for an empty block jsonargparse puts in the type of what a function returns
+        if is_empty or (isinstance(value, Namespace) and str(value.get("class_path")).startswith("typing.")):
             raise ConfigError(f"{key} is an empty block: give class_path and init_args, or remove it.")
         may_be_null = hint is None or _takes_null(hint) or parser.get_default(key) is None
         for name, found, is_allowed_null in _leaves(key, value, hint, may_be_null):
