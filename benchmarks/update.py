@@ -1,12 +1,15 @@
-"""Times the update, and the logprob phase before it, with each optimisation off and on; compares their gradients.
+"""Times the update, and the logprob phase before it, of each trainer and optimization; compares their results.
 
     python benchmarks/update.py --shape llama-1.7b --rows 128 --prompt 256 --completion 512 --out OUT
+    python benchmarks/update.py --variants compile+fused "titan compile+fused" --phases mismatch update --out OUT
     torchrun --nproc-per-node 4 benchmarks/update.py --shape qwen3-8b --rows 16 --prompt 256 --completion 16128 \\
         --max-tokens 16384 --variants compile+fused --strategy '{"sequence": 2}'
 
 Weights and tokens are random; loading, packing, clipping and the optimizer's step are the product's own and are timed.
 A row says: seconds of the phase (median), tokens per second and GPU, share of the matrix-product ceiling (measured in
-the same run; recomputation counts as waste), and the peak of the GPU memory that PyTorch allocated.
+the same run; recomputation counts as waste), and the peak of the GPU memory that PyTorch allocated. The phases
+``mismatch`` and ``gradients`` compare logprobs, loss and gradients with those of the first variant; give them first,
+because an update changes the weights.
 """
 
 from __future__ import annotations
@@ -27,18 +30,19 @@ import torch
 import yaml
 from lightning.pytorch import LightningModule, Trainer
 from rlplug_algos.grpo import GRPO
+from rlplug_trainer_titan import TorchTitan
 from shapes import SHAPES, completion_lengths, make_batch, matmul_ceiling, model_flops, write_config
 
 from rlplug.distributed.offload import Offload
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
-from rlplug.interfaces import ModelConfig
-from rlplug.models.build import build_policy
+from rlplug.interfaces import ModelConfig, ModelTrainer, Optimization
+from rlplug.models.build import TRANSFORMERS, build_policy
 from rlplug.models.shape import attention_cost
 from rlplug.plugin_manager import plugins
 from rlplug.training.actor_critic import ActorCritic, TrainableModel
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
-from rlplug.training.forward_backward import MicroBatchRunner
+from rlplug.training.forward_backward import MicroBatchRunner, MiniBatchResult
 from rlplug.training.losses import step_losses
 from rlplug.training.update import PolicyUpdate
 from rlplug.types import SamplingParams
@@ -61,12 +65,22 @@ VARIANTS: dict[str, list[str]] = {
     "compile+fused+prefetch 1": ["CompileBlocks", "FusedLogprobs", "ForwardPrefetch"],
     "compile+fused+prefetch 2": ["CompileBlocks", "FusedLogprobs", "ForwardPrefetch {depth: 2}"],
     "compile+fused+both prefetches": ["CompileBlocks", "FusedLogprobs", "ForwardPrefetch", "BackwardPrefetch"],
+    "titan": ["TorchTitan"],
+    "titan in float32": ["TorchTitan"],
+    "titan+fused": ["TorchTitan", "FusedLogprobs"],
+    "titan+compile blocks+fused": ["TorchTitan", "CompileBlocks", "FusedLogprobs"],
+    "titan compile+fused": ["TorchTitan {compile: true}", "FusedLogprobs"],
+    "titan compile, selective+fused": ["TorchTitan {compile: true, activation_checkpoint: selective}", "FusedLogprobs"],
+    "titan compile, full+fused": ["TorchTitan {compile: true, activation_checkpoint: full}", "FusedLogprobs"],
+    "titan compile, float8+fused": ["TorchTitan {compile: true, float8: rowwise}", "FusedLogprobs"],
+    "titan compile, float8 gw+fused": ["TorchTitan {compile: true, float8: rowwise_with_gw_hp}", "FusedLogprobs"],
+    "titan float8 emulated": ["TorchTitan {float8: emulated}"],
 }
+"""Optimizations, after the trainer where it is not that of transformers."""
 
-
-PHASES = ("update", "logprobs", "gradients", "offload")
+PHASES = ("update", "logprobs", "mismatch", "gradients", "offload")
 FIRST: dict[str, Any] = {}
-"""Loss and gradients of the first variant."""
+"""Logprobs, loss and gradients of the first variant."""
 
 
 class Measured(LightningModule):
@@ -82,12 +96,17 @@ class Measured(LightningModule):
     def configure_model(self) -> None:
         dtype = "float32" if "float32" in self.variant else self.options.dtype
         config = ModelConfig(path=str(self.folder), init="random", dtype=dtype)
-        optimizations = [make_optimization(text) for text in VARIANTS[self.variant]]
-        self.policy, effects = build_policy(config, optimizations, self.trainer.strategy)
+        parts = [make_part(text) for text in VARIANTS[self.variant]]
+        optimizations = [part for part in parts if isinstance(part, Optimization)]
+        (self.model_trainer,) = [part for part in parts if isinstance(part, ModelTrainer)] or [TRANSFORMERS]
+        self.model_trainer.check(config, "model.policy", self.trainer.strategy.tensor_size)
+        self.policy, effects = build_policy(config, optimizations, self.trainer.strategy, self.model_trainer)
         if self.trainer.is_global_zero:
             print(f"# {self.variant}: {'; '.join(effect.description for effect in effects)}", flush=True)
 
     def configure_optimizers(self) -> Any:
+        if self.options.optimizer == "sgd":
+            return torch.optim.SGD(self.policy.parameters(), lr=1e-6)
         return torch.optim.AdamW(self.policy.parameters(), lr=1e-6, fused=True)
 
     def training_step(self, tick: Any, index: int) -> None:
@@ -124,10 +143,9 @@ class Measured(LightningModule):
         num_micro_batches = len(plan.micro_batches(range(batch.num_sequences), batch.lengths, 0))
         self.row = {"variant": self.variant, "tokens": sum(batch.lengths), "micro-batches": num_micro_batches}
         for name in options.phases:
-            if name == "gradients":
-                self.row |= self.compare_gradients(
-                    runner.forward_backward(batch, range(batch.num_sequences), loss_fn, self.manual_backward).metrics
-                )
+            if name in ("mismatch", "gradients"):
+                result = runner.forward_backward(batch, range(batch.num_sequences), loss_fn, self.manual_backward)
+                self.row |= self.compare(result, batch.response_mask, has_gradients=name == "gradients")
                 continue
             if name == "offload":
                 self.row |= self.measure_offload(phases["update"])
@@ -161,14 +179,26 @@ class Measured(LightningModule):
             f"{name} peak GiB": round(torch.cuda.max_memory_allocated() / 2**30, 1) if is_cuda else float("nan"),
         }
 
-    def compare_gradients(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Return loss and gradients beside those of the first variant: relative, in the 2-norm."""
-        named = self.policy.named_parameters()
-        gradients = {name: p.grad.full_tensor().float().cpu() for name, p in named if p.grad is not None}
-        first = FIRST.setdefault("gradients", gradients)
-        loss = FIRST.setdefault("loss", metrics["loss"])
-        worst = max(float((g - first[name]).norm() / first[name].norm()) for name, g in gradients.items())
-        return {"loss differs by": abs(metrics["loss"] - loss) / abs(loss), "gradients differ by": worst}
+    def compare(self, result: MiniBatchResult, trained: torch.Tensor, has_gradients: bool) -> dict[str, float]:
+        """Return how far logprobs, loss and gradients are from those of the first variant.
+
+        Logprobs of ``trained`` tokens differ by nats; the loss is relative, and so are gradients, in the 2-norm.
+        """
+        assert result.tokens is not None, "the mini-batch is the whole step"
+        logprobs = result.tokens.logprobs[trained]
+        apart = (logprobs - FIRST.setdefault("logprobs", logprobs)).abs()
+        row = {"logprobs differ by, mean": float(apart.mean()), "logprobs differ by, max": float(apart.max())}
+        if has_gradients:
+            weights = self.model_trainer.hf_weights(self.policy)
+            named = [(name, p.grad.full_tensor().float().cpu()) for name, p in self.policy.named_parameters()]
+            gradients = {weight.name: weight.of(gradient) for name, gradient in named for weight in weights[name]}
+            first, loss = FIRST.setdefault("gradients", gradients), FIRST.setdefault("loss", result.metrics["loss"])
+            row["loss differs by"] = abs(result.metrics["loss"] - loss) / abs(loss)
+            row["gradients differ by"] = max(
+                float((gradient - first[name]).norm() / first[name].norm()) for name, gradient in gradients.items()
+            )
+        self.policy.zero_grad()
+        return row
 
     def measure_offload(self, update: Any) -> dict[str, float]:
         """Return what leaves for the host and how long that takes, and the update that it comes back in."""
@@ -201,10 +231,12 @@ class Measured(LightningModule):
             print(f"# {self.variant}, {name}:\n{table}", flush=True)
 
 
-def make_optimization(text: str) -> Any:
-    """Make ``Name {option: value}``."""
+def make_part(text: str) -> Optimization | ModelTrainer:
+    """Make ``Name {option: value}``, an optimization or a trainer."""
     name, _, arguments = text.partition(" ")
-    return getattr(rlplug_optims, name)(**(yaml.safe_load(arguments) or {}))
+    part_class: Any = TorchTitan if name == "TorchTitan" else getattr(rlplug_optims, name)
+    part: Optimization | ModelTrainer = part_class(**(yaml.safe_load(arguments) or {}))
+    return part
 
 
 def run(options: argparse.Namespace, variant: str, folder: Path) -> dict[str, Any]:
@@ -223,8 +255,8 @@ def run(options: argparse.Namespace, variant: str, folder: Path) -> dict[str, An
         trainer.fit(module, train_dataloaders=torch.utils.data.DataLoader([0]))
     except torch.OutOfMemoryError:
         module.row = {"variant": variant, "error": "out of memory"}
-    except ConfigError as error:
-        module.row = {"variant": variant, "error": str(error)}
+    except (ConfigError, RuntimeError) as error:  # of the compiler, too: the other variants still run
+        module.row |= {"variant": variant, "error": f"{type(error).__name__}: {str(error)[:500]}"}
     row = module.row
     trainer.strategy.teardown()
     del module, trainer
@@ -246,6 +278,7 @@ def main() -> None:
     parser.add_argument("--smallest", type=int, default=1, help="tokens of the shortest completion with --heavy-tail")
     parser.add_argument("--max-tokens", type=int, default=16384, help="per micro-batch and GPU")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--optimizer", default="adamw", choices=["adamw", "sgd"], help="sgd keeps no state")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["plain", "compile+fused"], metavar="NAME")
     parser.add_argument("--strategy", type=yaml.safe_load, default={}, help="options of RLFSDP2Strategy, as YAML")
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=["update", "logprobs"])

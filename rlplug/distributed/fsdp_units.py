@@ -12,9 +12,12 @@ def pretrained_part(model: nn.Module) -> PreTrainedModel | None:
 
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the repeated blocks of a Hugging Face model: the items of its longest module list."""
+    """Return the repeated blocks of a model: the items of its longest module list, or dictionary by number."""
     lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=len, default=[])
+    numbered = [
+        module for module in model.modules() if isinstance(module, nn.ModuleDict) and all(map(str.isdigit, module))
+    ]
+    return max([*lists, *(list(module.values()) for module in numbered)], key=len, default=[])
 
 
 def untied_embeddings(model: nn.Module) -> list[nn.Module]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,12 @@ def packed_attention_config() -> Any:
 
     TorchTitan's own have no backward pass on CPUs (flex attention), or compute in bf16 alone (varlen attention).
     """
+    return _packed_attention_class().Config()
+
+
+@functools.cache
+def _packed_attention_class() -> Any:
+    """Return the module's class, always the same one, because blocks of other classes would each be compiled."""
     module: Any = titan("protocols.module").Module
 
     class PackedAttention(module):  # type: ignore[misc]  # its base class is imported at run time
@@ -56,4 +63,4 @@ def packed_attention_config() -> Any:
             )
             return output
 
-    return PackedAttention.Config()
+    return PackedAttention

@@ -12,6 +12,7 @@ from torch import nn
 
 from rlplug.errors import ConfigError
 from rlplug_trainer_titan.attention import packed_attention_config
+from rlplug_trainer_titan.float8 import Float8, convert_linears
 from rlplug_trainer_titan.library import titan
 
 
@@ -76,15 +77,20 @@ def check_config(config: Any, key: str, path: str, tensor_size: int) -> None:
             )
 
 
-def build_decoder(config: Any) -> tuple[nn.Module, Any]:
+def build_decoder(config: Any, float8: Float8 = "none", is_compiled: bool = False) -> tuple[nn.Module, Any]:
     """Return TorchTitan's decoder of a checked transformers configuration, on the meta device, and its adapter.
 
     The adapter converts one weight at a time: it does not know of tied ends, of which it would want both.
+
+    Args:
+        config: Configuration of transformers.
+        float8: Recipe of the linear layers of the blocks.
+        is_compiled: Whether the blocks will be compiled.
     """
     family = FAMILIES[config.model_type]
     titan("distributed.utils").set_spmd_backend("partial_dtensor")
     package: Any = titan(f"models.{family.module}")
-    decoder_config = _decoder_config(config, family, package)
+    decoder_config = convert_linears(_decoder_config(config, family, package), float8, is_compiled)
     set_sharding = getattr(titan(f"models.{family.module}.sharding"), f"set_{family.module}_sharding_config")
     set_sharding(decoder_config, enable_sp=True, **({"enable_ep": False} if family.name == "Qwen3" else {}))
     with torch.device("meta"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from rlplug.interfaces import HFWeight, WeightsOfParameters
 from rlplug_trainer_titan.attention import PackedSequences
+from rlplug_trainer_titan.checkpointing import WRAPPER, num_checkpointed
+from rlplug_trainer_titan.compilation import num_compiled
+from rlplug_trainer_titan.float8 import MULTIPLE, num_in_float8
 from rlplug_trainer_titan.library import titan
 
 PREFIX = "decoder."
@@ -34,7 +38,7 @@ class TitanNetwork(nn.Module):
         self.config = template.config
         self.generation_config = template.generation_config
         self.architecture = type(template).__name__
-        self._tensor_size = 1
+        self._multiple = MULTIPLE if num_in_float8(decoder.modules()) else 1
         self.decoder.tok_embeddings.padding_idx = template.get_input_embeddings().padding_idx
         decoder._skip_lm_head = True  # this module calls the output layer, where tokens train
 
@@ -45,8 +49,18 @@ class TitanNetwork(nn.Module):
 
     @property
     def blocks(self) -> list[Any]:
-        """The transformer blocks."""
+        """The transformer blocks, each in the wrapper of its checkpointing if it has one."""
         return list(self.decoder.layers.values())
+
+    def features(self) -> list[str]:
+        """Return what was done to the blocks, as their modules show it."""
+        linears = [module for block in self.blocks for module in block.modules() if isinstance(module, nn.Linear)]
+        counts = {
+            f"float8 in {{}} of {len(linears)} linear layers of the blocks": num_in_float8(linears),
+            "activation checkpointing of {} blocks": num_checkpointed(self.blocks),
+            "torch.compile on {} blocks": num_compiled(self.blocks),
+        }
+        return [text.format(count) for text, count in counts.items() if count]
 
     def forward(
         self,
@@ -59,10 +73,10 @@ class TitanNetwork(nn.Module):
     ) -> CausalLMOutput:
         """Return the logits [1, K, V] at positions ``logits_to_keep`` of a packed row [1, n].
 
-        With tensor parallelism the row is filled up to a multiple of its ranks, which share the row between blocks
-        (sequence parallelism). The filling belongs to the last sequence: attention is causal.
+        The row is filled up to a multiple of what float8 needs, and of the ranks of tensor parallelism, which share the
+        row between blocks (sequence parallelism). The filling belongs to the last sequence: attention is causal.
         """
-        filling = -input_ids.shape[1] % self._tensor_size
+        filling = -input_ids.shape[1] % self._multiple
         if filling:
             input_ids, position_ids = (nn.functional.pad(t, (0, filling)) for t in (input_ids, position_ids))
             cu_seq_lens_q = torch.cat([cu_seq_lens_q[:-1], cu_seq_lens_q[-1:] + filling])
@@ -92,7 +106,7 @@ class TitanNetwork(nn.Module):
         if self.decoder.enable_weight_tying:  # each end was split on its own
             self.decoder.tok_embeddings.weight = self.decoder.lm_head.weight
         self._split_padding(axis)
-        self._tensor_size = size
+        self._multiple = math.lcm(self._multiple, size)
 
     def _split_padding(self, axis: DeviceMesh) -> None:
         """Let the padding token's embedding get no gradient, as in transformers, on the rank that holds it."""
@@ -115,7 +129,7 @@ class TitanNetwork(nn.Module):
         return {name: (self._hf_weight(name, parameter.shape),) for name, parameter in self.named_parameters()}
 
     def _hf_weight(self, name: str, shape: torch.Size) -> HFWeight:
-        native, whole = name.removeprefix(PREFIX), torch.empty(shape, device="meta")
+        native, whole = name.removeprefix(PREFIX).replace(WRAPPER, ""), torch.empty(shape, device="meta")
         found = self.adapter.to_hf({native: whole})
         assert len(found) == 1, f"TorchTitan's adapter makes {sorted(found)} of {native}, not one weight"
         ((hf_name, weight),) = found.items()

@@ -14,7 +14,10 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces import Effect, ModelConfig, ModelTrainer, TrainerClaims, WeightsOfParameters
 from rlplug.models.hf_files import read_config
 from rlplug.models.loading import copy_part, empty_model, whole_weights
+from rlplug_trainer_titan.checkpointing import Checkpointing, checkpoint_blocks
+from rlplug_trainer_titan.compilation import compile_blocks
 from rlplug_trainer_titan.decoders import build_decoder, check_config
+from rlplug_trainer_titan.float8 import Float8, check_float8
 from rlplug_trainer_titan.library import check_version
 from rlplug_trainer_titan.network import TitanNetwork
 
@@ -34,8 +37,15 @@ class TorchTitan(ModelTrainer):
         pipeline: Pipeline stages; not supported, so 1.
         context: Ranks of TorchTitan's context parallelism; not supported with packed rows, so 1.
         expert: Ranks of expert parallelism; not supported yet, so 1.
-        compile: Compile the blocks with ``torch.compile``; not supported yet.
-        float8: Train linear layers in float8; not supported yet.
+        compile: Compile every block with ``torch.compile``, whole.
+        compile_backend: Backend of ``torch.compile``; ``aot_eager`` compiles nothing, and shows whether a fault is the
+            compiler's or the model's.
+        activation_checkpoint: What blocks recompute in the backward pass: ``none``; ``selective``, all but attention
+            and every second matrix product; or ``full``, the whole block.
+        float8: Multiply inputs, weights and gradients of the linear layers of blocks in float8 (torchao):
+            ``rowwise``, with a scale for each row, or ``rowwise_with_gw_hp``, which keeps the products of weight
+            gradients in the dtype of the pass. Needs an NVIDIA GPU of Ada, Hopper or newer, and saves time with
+            ``compile`` alone. ``emulated`` rounds on any device, to see the effect.
     """
 
     claims = TrainerClaims(
@@ -53,18 +63,23 @@ class TorchTitan(ModelTrainer):
         context: int = 1,
         expert: int = 1,
         compile: bool = False,
-        float8: bool = False,
+        compile_backend: str = "inductor",
+        activation_checkpoint: Checkpointing = "none",
+        float8: Float8 = "none",
     ) -> None:
         self.spmd_backend = spmd_backend
         self.pipeline = pipeline
         self.context = context
         self.expert = expert
         self.compile = compile
+        self.compile_backend = compile_backend
+        self.activation_checkpoint = activation_checkpoint
         self.float8 = float8
 
     def check(self, config: ModelConfig, key: str, tensor_size: int) -> None:
         self._check_options()
         check_version()
+        check_float8(self.float8, self.compile, tensor_size)
         check_config(read_config(config.path, key), key, config.path, tensor_size)
 
     def _check_options(self) -> None:
@@ -72,8 +87,6 @@ class TorchTitan(ModelTrainer):
             "pipeline": (1, "pipeline parallelism is not supported, because each stage would need the whole loss"),
             "context": (1, "context parallelism is not supported, because it would split packed sequences"),
             "expert": (1, "expert parallelism is not supported yet"),
-            "compile": (False, "its compilation is not supported yet"),
-            "float8": (False, "training in float8 is not supported yet"),
         }
         for option, (only, reason) in unsupported.items():
             if (value := getattr(self, option)) != only:
@@ -92,7 +105,10 @@ class TorchTitan(ModelTrainer):
 
     def empty_network(self, config: ModelConfig, key: str) -> nn.Module:
         template: Any = empty_model(config, key)
-        decoder, adapter = build_decoder(template.config)
+        decoder, adapter = build_decoder(template.config, self.float8, self.compile)
+        checkpoint_blocks(decoder, self.activation_checkpoint)
+        if self.compile:
+            compile_blocks(decoder, self.compile_backend)
         return TitanNetwork(decoder, adapter, template).train()
 
     def split(self, network: nn.Module, mesh: DeviceMesh) -> None:
@@ -116,7 +132,8 @@ class TorchTitan(ModelTrainer):
             copy_part(targets.pop(hf_name), own.from_hf(hf_name, whole))
         assert not targets, f"no value came for {sorted(targets)}"
         how = f"drawn with seed {config.seed}" if config.init == "random" else "read one after another"
-        return Effect(f"TorchTitan {version('torchtitan')}: {type(own.decoder).__name__}, weights {how}")
+        parts = [type(own.decoder).__name__, *own.features(), f"weights {how}"]
+        return Effect(f"TorchTitan {version('torchtitan')}: {', '.join(parts)}")
 
     def hf_weights(self, network: nn.Module) -> WeightsOfParameters:
         return cast(TitanNetwork, network).hf_weights()
