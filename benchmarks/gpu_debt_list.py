@@ -102,7 +102,7 @@ ONE_GPU: Final = (
         "the same of one sequence of 65,536 tokens, four blocks of the 1.7B shape",
         ((*UPDATE, *_gradients(*LONG, "--variants", "checkpointing in float32", *ALL, "compile+fused")),),
         seconds=110,
-        gib=110,
+        gib=90,
     ),
     Debt(
         "output-layer",
@@ -117,22 +117,13 @@ ONE_GPU: Final = (
         (
             (
                 *("{python}", "benchmarks/restarts.py", "--engine", "vllm", "--eager", "--shape", "{qwen3-1.7b|tiny}"),
-                *(
-                    "--sequences",
-                    "{64|8}",
-                    "--new",
-                    "{32|8}",
-                    "--ends",
-                    "working",
-                    "working",
-                    "{asleep|working}",
-                    "working",
-                ),
+                *("--sequences", "{64|8}", "--new", "{32|8}", "--share", "0.15"),
+                *("--ends", "working", "working", "{asleep|working}", "working"),
                 *("--options", '{"kv_cache_gib": 2}'),
             ),
         ),
         seconds=70,
-        gib=30,
+        gib=20,
         engine="vllm",
     ),
     Debt(
@@ -140,7 +131,7 @@ ONE_GPU: Final = (
         "the kit's checks of tied embeddings pass with VLLMRollout",
         ((*PYTEST, "plugins/rollout_vllm/tests/test_vllm_conformance.py", "-k", "tied"),),
         seconds=40,
-        gib=20,
+        gib=5,
         engine="vllm",
     ),
     Debt(
@@ -208,8 +199,11 @@ ONE_GPU: Final = (
     ),
     Debt(
         "parity",
-        "the engines' logprobs beside the trainer's, of the same weights",
-        (("{python}", "benchmarks/parity.py", "benchmarks/parity_debts.yaml", "--out", "{out}/parity"),),
+        "logprobs of HFRollout and of vLLM, with a KV cache in bfloat16 and in FP8, beside the trainer's",
+        (
+            ("{python}", "benchmarks/gpu_debt_parity.py", "{large-vocabulary|tiny}", "{out}/model"),
+            ("{python}", "benchmarks/parity.py", "{out}/model/parity.yaml", "--out", "{out}/parity"),
+        ),
         seconds=90,
         gib=70,
         engine="vllm",
@@ -224,7 +218,7 @@ ONE_GPU: Final = (
             ),
         ),
         seconds=90,
-        gib=10,
+        gib=5,
     ),
     Debt(
         "step-fixed",
