@@ -192,7 +192,12 @@ ONE_GPU: Final = (
     Debt(
         "offload",
         "the optimizer's state and the weights wait on the host while an engine works",
-        ((*UPDATE, "--rows", "{32|4}", "--phases", "offload", "--variants", "fused", "--warm-up", "1"),),
+        (
+            (
+                *(*UPDATE, "--shape", "{llama-1.7b|tiny}", "--rows", "{32|4}", "--phases", "offload"),
+                *("--variants", "fused", "--warm-up", "1"),
+            ),
+        ),
         seconds=70,
         gib=80,
         is_timed=True,

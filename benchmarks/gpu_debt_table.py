@@ -31,6 +31,8 @@ class Outcome:
     """Why it was not run."""
     figures: list[dict[str, Any]] = field(default_factory=list)
     """The lines of JSON that it printed, without what only repeats the command."""
+    tables: list[str] = field(default_factory=list)
+    """The lines of Markdown tables that it printed."""
     tail: list[str] = field(default_factory=list)
     """The last lines of its log, where it did not end well."""
 
@@ -49,7 +51,8 @@ class Outcome:
             elif found := PYTEST_END.match(line):
                 figures.append({"pytest": found.group(1)})
         tail = [] if result == "ran" else lines[-KEPT_LINES:]
-        return cls(name, result, round(seconds, 1), "", figures, tail)
+        tables = [line for line in lines if line.startswith("|")]
+        return cls(name, result, round(seconds, 1), "", figures, tables, tail)
 
 
 def read_outcomes(folders: Sequence[Path]) -> tuple[dict[str, Any], dict[str, Outcome]]:
@@ -78,7 +81,7 @@ def markdown(debts: Mapping[str, Debt], about: dict[str, Any], outcomes: Mapping
     for name, outcome in outcomes.items():
         if outcome.result == "not run":
             continue
-        lines += ["", f"## `{name}`: {outcome.result}", "", *_figures(outcome.figures)]
+        lines += ["", f"## `{name}`: {outcome.result}", "", *_figures(outcome.figures), *outcome.tables]
         if outcome.tail:
             lines += ["", "```text", *(line[:300] for line in outcome.tail[-12:]), "```"]
     return "\n".join(lines) + "\n"

@@ -249,6 +249,7 @@ def main() -> None:
         return
     options.out = options.out.absolute()
     options.out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what runs is ended too
     options.about = about_here(options.tiny)
     print(options.about, flush=True)
     num_gpus = len(options.about["gpus"]) or (2 if options.tiny else 1)

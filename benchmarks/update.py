@@ -267,7 +267,7 @@ def run(options: argparse.Namespace, variant: str, strategy: dict[str, Any], fol
     return row
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="llama-1.7b")
     parser.add_argument("--rows", type=int, default=128, help="completions a step")
@@ -294,6 +294,11 @@ def main() -> None:
     is_liger = ["Liger" in VARIANTS[variant] for variant in options.variants]
     if is_liger != sorted(is_liger):
         parser.error("Liger's rotary embedding stays for the rest of the process: give its variants last")
+    return options
+
+
+def main() -> None:
+    options = parse()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     is_first = os.environ.get("RANK", "0") == "0"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu", int(os.environ.get("LOCAL_RANK", "0")))
