@@ -67,6 +67,10 @@ def _gradients(*arguments: str) -> tuple[str, ...]:
     return ("--shape", "{llama-1.7b|tiny}", "--prompt", "{256|6}", "--phases", "gradients", *arguments)
 
 
+RESTARTS: Final = (
+    *("{python}", "benchmarks/restarts.py", "--engine", "vllm", "--eager", "--shape", "{qwen3-1.7b|tiny}"),
+    *("--sequences", "{64|8}", "--new", "{32|8}", "--share", "0.15", "--options", '{"kv_cache_gib": 2}'),
+)
 LONG: Final = ("--layers", "{4|2}", "--rows", "1", "--completion", "{65280|40}", "--max-tokens", "{65536|64}")
 SHORT: Final = ("--rows", "{8|4}", "--completion", "{512|10}")
 ALL: Final = ("plain", "fused", "entropy chunks", "checkpointing", "selective", "activation offload", "low memory")
@@ -114,15 +118,16 @@ ONE_GPU: Final = (
     Debt(
         "restart",
         "vLLM starts again in the trainer's process after it was closed",
-        (
-            (
-                *("{python}", "benchmarks/restarts.py", "--engine", "vllm", "--eager", "--shape", "{qwen3-1.7b|tiny}"),
-                *("--sequences", "{64|8}", "--new", "{32|8}", "--share", "0.15"),
-                *("--ends", "working", "working", "{asleep|working}", "working"),
-                *("--options", '{"kv_cache_gib": 2}'),
-            ),
-        ),
-        seconds=70,
+        ((*RESTARTS, "--ends", "working", "working"),),
+        seconds=50,
+        gib=20,
+        engine="vllm",
+    ),
+    Debt(
+        "restart-released",
+        "the same, all references to the closed engine dropped; the second close is of an engine that sleeps",
+        ((*RESTARTS, "--release", "--ends", "working", "{asleep|working}", "working"),),
+        seconds=60,
         gib=20,
         engine="vllm",
     ),
