@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Comparison:
-    """Holds logprobs, loss and gradients with which others are compared: those of ``file`` if it exists, else the first.
+    """Holds logprobs, loss and gradients with which others are compared: of ``file`` if it exists, else the first.
 
     Args:
         file: Where the first ones are kept for other processes, or were kept by one; ``None`` keeps them in this
