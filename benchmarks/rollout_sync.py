@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -62,10 +63,9 @@ def ways_into_vllm(
             engine._engine.apply_model(functools.partial(load_one, name, full))
 
     def layerwise() -> None:
-        plain, vllm_weights.is_plain = vllm_weights.is_plain, lambda *_: False
         buckets = weight_buckets(policy, spec.dtype, arguments.bucket_mib << 20)
-        vllm_weights.load_weights(engine._model, engine._engine.vllm_config, buckets)
-        vllm_weights.is_plain = plain
+        with mock.patch.object(vllm_weights, "PLAIN_METHODS", frozenset()):  # so that no weight counts as plain
+            vllm_weights.load_weights(engine._model, engine._engine.vllm_config, buckets)
 
     if next(policy.parameters()).device.type == "cpu":  # weights are re-packed there, and only the reload unpacks them
         return {"vLLM's layer-wise reload": layerwise}

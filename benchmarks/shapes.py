@@ -73,9 +73,18 @@ SHAPES: dict[str, Any] = {
 }
 
 
-def write_config(shape: str, folder: Path) -> Path:
-    """Write the configuration of ``shape`` and return its folder; weights are drawn by the loader."""
+def write_config(shape: str, folder: Path, num_layers: int | None = None) -> Path:
+    """Write the configuration of ``shape`` and return its folder; weights are drawn by the loader.
+
+    Args:
+        shape: Key of :data:`SHAPES`.
+        folder: Where a folder with the shape's name is made.
+        num_layers: Blocks, instead of the shape's.
+    """
     config = SHAPES[shape]()
+    if num_layers is not None:
+        config.num_hidden_layers = num_layers
+        config.layer_types = None  # one for each block, which transformers makes anew
     config.architectures = ["LlamaForCausalLM" if config.model_type == "llama" else "Qwen3ForCausalLM"]
     config.bos_token_id, config.eos_token_id, config.pad_token_id = 1, 2, 2
     config.save_pretrained(folder / shape)

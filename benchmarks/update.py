@@ -4,18 +4,21 @@
     python benchmarks/update.py --variants compile+fused "titan compile+fused" --phases mismatch update --out OUT
     torchrun --nproc-per-node 4 benchmarks/update.py --shape qwen3-8b --rows 16 --prompt 256 --completion 16128 \\
         --max-tokens 16384 --variants compile+fused --strategy '{"sequence": 2}'
+    torchrun --nproc-per-node 2 benchmarks/update.py --phases gradients --variants plain --dtype float32 \\
+        --strategy '{}' '{replicate: 2}' '{tensor: 2}'
 
 Weights and tokens are random; loading, packing, clipping and the optimizer's step are the product's own and are timed.
 A row says: seconds of the phase (median), tokens per second and GPU, share of the matrix-product ceiling (measured in
 the same run; recomputation counts as waste), and the peak of the GPU memory that PyTorch allocated. The phases
-``mismatch`` and ``gradients`` compare logprobs, loss and gradients with those of the first variant; give them first,
-because an update changes the weights.
+``mismatch`` and ``gradients`` compare logprobs, loss and gradients with those of the first variant under the first
+strategy, or with ``--reference`` those of an earlier run; give them first, because an update changes the weights.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import logging
 import os
@@ -32,6 +35,7 @@ from lightning.pytorch import LightningModule, Trainer
 from rlplug_algos.grpo import GRPO
 from rlplug_trainer_titan import TorchTitan
 from shapes import SHAPES, completion_lengths, make_batch, matmul_ceiling, model_flops, write_config
+from update_comparison import Comparison
 
 from rlplug.distributed.offload import Offload
 from rlplug.distributed.strategy import RLFSDP2Strategy
@@ -57,11 +61,14 @@ VARIANTS: dict[str, list[str]] = {
     "compile+fused": ["CompileBlocks", "FusedLogprobs"],
     "entropy chunks": ["EntropyChunking"],
     "checkpointing": ["GradientCheckpointing"],
+    "checkpointing in float32": ["GradientCheckpointing"],
     "selective": ["SelectiveCheckpointing"],
     "activation offload": ["ActivationOffload"],
+    "low memory": ["GradientCheckpointing", "ActivationOffload", "FusedLogprobs"],
     "compile+fused+checkpointing": ["GradientCheckpointing", "CompileBlocks", "FusedLogprobs"],
     "compile+fused+selective": ["SelectiveCheckpointing", "CompileBlocks", "FusedLogprobs"],
     "compile+fused+half": ["GradientCheckpointing {every_n_blocks: 2}", "CompileBlocks", "FusedLogprobs"],
+    "backward prefetch": ["BackwardPrefetch"],
     "compile+fused+prefetch 1": ["CompileBlocks", "FusedLogprobs", "ForwardPrefetch"],
     "compile+fused+prefetch 2": ["CompileBlocks", "FusedLogprobs", "ForwardPrefetch {depth: 2}"],
     "compile+fused+both prefetches": ["CompileBlocks", "FusedLogprobs", "ForwardPrefetch", "BackwardPrefetch"],
@@ -79,8 +86,6 @@ VARIANTS: dict[str, list[str]] = {
 """Optimizations, after the trainer where it is not that of transformers."""
 
 PHASES = ("update", "logprobs", "mismatch", "gradients", "offload")
-FIRST: dict[str, Any] = {}
-"""Logprobs, loss and gradients of the first variant."""
 
 
 class Measured(LightningModule):
@@ -179,26 +184,20 @@ class Measured(LightningModule):
             f"{name} peak GiB": round(torch.cuda.max_memory_allocated() / 2**30, 1) if is_cuda else float("nan"),
         }
 
-    def compare(self, result: MiniBatchResult, trained: torch.Tensor, has_gradients: bool) -> dict[str, float]:
-        """Return how far logprobs, loss and gradients are from those of the first variant.
-
-        Logprobs of ``trained`` tokens differ by nats; the loss is relative, and so are gradients, in the 2-norm.
-        """
+    def compare(self, result: MiniBatchResult, trained: torch.Tensor, has_gradients: bool) -> dict[str, Any]:
+        """Return how far logprobs, loss and gradients are from the first ones, on the first rank. Collective."""
         assert result.tokens is not None, "the mini-batch is the whole step"
-        logprobs = result.tokens.logprobs[trained]
-        apart = (logprobs - FIRST.setdefault("logprobs", logprobs)).abs()
-        row = {"logprobs differ by, mean": float(apart.mean()), "logprobs differ by, max": float(apart.max())}
-        if has_gradients:
-            weights = self.model_trainer.hf_weights(self.policy)
-            named = [(name, p.grad.full_tensor().float().cpu()) for name, p in self.policy.named_parameters()]
-            gradients = {weight.name: weight.of(gradient) for name, gradient in named for weight in weights[name]}
-            first, loss = FIRST.setdefault("gradients", gradients), FIRST.setdefault("loss", result.metrics["loss"])
-            row["loss differs by"] = abs(result.metrics["loss"] - loss) / abs(loss)
-            row["gradients differ by"] = max(
-                float((gradient - first[name]).norm() / first[name].norm()) for name, gradient in gradients.items()
-            )
+        weights, gradients = self.model_trainer.hf_weights(self.policy), {}
+        for name, parameter in self.policy.named_parameters() if has_gradients else ():
+            whole = parameter.grad.full_tensor()
+            gradients |= {weight.name: weight.of(whole) for weight in weights[name]}
         self.policy.zero_grad()
-        return row
+        if not self.trainer.is_global_zero:
+            return {}
+        differences: dict[str, Any] = self.options.comparison.differences(
+            result.tokens.logprobs[trained], result.metrics["loss"], gradients
+        )
+        return differences
 
     def measure_offload(self, update: Any) -> dict[str, float]:
         """Return what leaves for the host and how long that takes, and the update that it comes back in."""
@@ -239,12 +238,13 @@ def make_part(text: str) -> Optimization | ModelTrainer:
     return part
 
 
-def run(options: argparse.Namespace, variant: str, folder: Path) -> dict[str, Any]:
+def run(options: argparse.Namespace, variant: str, strategy: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Run the phases of one variant under one strategy; return its row."""
     module = Measured(options, variant, folder)
     trainer = Trainer(
         accelerator="gpu" if torch.cuda.is_available() else "cpu",
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-        strategy=RLFSDP2Strategy(**options.strategy),
+        strategy=RLFSDP2Strategy(**strategy),
         max_epochs=1,
         logger=False,
         enable_checkpointing=False,
@@ -267,7 +267,7 @@ def run(options: argparse.Namespace, variant: str, folder: Path) -> dict[str, An
     return row
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="llama-1.7b")
     parser.add_argument("--rows", type=int, default=128, help="completions a step")
@@ -280,29 +280,41 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--optimizer", default="adamw", choices=["adamw", "sgd"], help="sgd keeps no state")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["plain", "compile+fused"], metavar="NAME")
-    parser.add_argument("--strategy", type=yaml.safe_load, default={}, help="options of RLFSDP2Strategy, as YAML")
+    parser.add_argument(
+        "--strategy", type=yaml.safe_load, nargs="+", default=[{}], help="options of RLFSDP2Strategy, as YAML, each"
+    )
+    parser.add_argument("--layers", type=int, help="blocks of the model, instead of the shape's")
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=["update", "logprobs"])
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--profile", type=int, default=0, metavar="ROWS", help="print the costliest kernels")
+    parser.add_argument("--reference", type=Path, help="file of the gradients to compare with; written where missing")
     parser.add_argument("--out", type=Path, help="folder for update.jsonl")
     options = parser.parse_args()
     is_liger = ["Liger" in VARIANTS[variant] for variant in options.variants]
     if is_liger != sorted(is_liger):
         parser.error("Liger's rotary embedding stays for the rest of the process: give its variants last")
+    return options
+
+
+def main() -> None:
+    options = parse()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     is_first = os.environ.get("RANK", "0") == "0"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu", int(os.environ.get("LOCAL_RANK", "0")))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     options.ceiling = matmul_ceiling(device)
-    facts = vars(options) | {"out": None, "torch": torch.__version__, "ceiling TFLOP/s": options.ceiling / 1e12}
+    facts = vars(options) | {"torch": torch.__version__, "ceiling TFLOP/s": options.ceiling / 1e12}
+    del facts["out"], facts["reference"]
+    options.comparison = Comparison(options.reference)
     if is_first:
         print(f"# {json.dumps(facts)}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        config = write_config(options.shape, Path(folder))
-        for variant in options.variants:
-            row = run(options, variant, config)
+        config = write_config(options.shape, Path(folder), options.layers)
+        for strategy, variant in itertools.product(options.strategy, options.variants):
+            row = run(options, variant, strategy, config)
+            row |= {"strategy": strategy} if strategy else {}
             if is_first:
                 print(json.dumps(row), flush=True)
             if is_first and options.out is not None:

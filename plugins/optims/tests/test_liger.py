@@ -118,7 +118,8 @@ def test_without_a_gpu(monkeypatch):
 
 def test_without_the_package(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setitem(sys.modules, "liger_kernel", None)
+    for name in ("liger_kernel", "liger_kernel.transformers"):  # the second, where a test before imported it
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=r"pip install rlplug-optims\[liger\]"):
         Liger().before_shard(tiny_model())
 

@@ -1,0 +1,48 @@
+"""Writes a model of random weights, and the file of engines with which ``parity.py`` compares them on it.
+
+``python benchmarks/gpu_debt_parity.py large-vocabulary OUT`` makes the model of that workload of ``step.py`` and
+``OUT/parity.yaml``: for a host that has no model, all engines in the environment of this process.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import yaml
+from step_work import WORKLOADS, prepare
+
+OF_VLLM: Final = {"gpu_memory_utilization": 0.3, "max_num_seqs": 128, "max_model_len": 512}
+ON_GPU: Final = {"cudagraph_capture_sizes": [32, 64, 128]}
+
+
+def engines() -> list[dict[str, Any]]:
+    """Return the entries of the engines, each with its arguments."""
+    on_gpu = torch.cuda.is_available()
+    arguments = OF_VLLM | (ON_GPU if on_gpu else {})
+    entries: list[dict[str, Any]] = [{"engine": "HFRollout"}, {"engine": "VLLMRollout", "init_args": arguments}]
+    if on_gpu:
+        in_fp8 = arguments | {"kv_cache_dtype": "fp8"}
+        entries.append({"engine": "VLLMRollout", "name": "VLLMRollout-fp8-cache", "init_args": in_fp8})
+    return [{"python": sys.executable, **entry} for entry in entries]
+
+
+def main() -> None:
+    name, folder = sys.argv[1], Path(sys.argv[2])
+    folder.mkdir(parents=True, exist_ok=True)
+    on_gpu = torch.cuda.is_available()
+    comparison = {
+        "model": str(prepare(WORKLOADS[name], folder, with_weights=True)),
+        "prompts": {"count": 32 if on_gpu else 2, "length": 128 if on_gpu else 8},
+        "samples_per_prompt": 4,
+        "sampling": {"max_new_tokens": 128 if on_gpu else 8},
+        "deadline_s": 120,
+        "engines": engines(),
+    }
+    (folder / "parity.yaml").write_text(yaml.safe_dump(comparison, sort_keys=False))
+
+
+if __name__ == "__main__":
+    main()
