@@ -33,12 +33,13 @@ from rlplug.errors import RunError
 from rlplug.models.export import export_policy
 from rlplug.observability.experiment_log import is_due, log_configuration, log_samples
 from rlplug.observability.metrics_csv import MetricsCSV
+from rlplug.observability.sample_records import is_trained, sample_record, spread
 from rlplug.observability.tensorboard import RunTensorBoard
 from rlplug.observability.terminal import say
 from rlplug.plugin_manager import describe, plugins
 from rlplug.setup import take_optimizer_options
 from rlplug.training.memory_plan.table import memory_notes, memory_rows
-from rlplug.types import RewardError, Sample
+from rlplug.types import Sample
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
@@ -149,7 +150,7 @@ class RunFolder(Callback):
             said.append(f"the checkpoints after step {step} are now in {aside}, with copies of their rows")
         last = step or -1  # the validation before the first step is repeated
         said += self._metrics.cut_back(last)
-        said += cut_back_lines(self.path / SAMPLES, last, _is_trained if self.samples_per_step else None)
+        said += cut_back_lines(self.path / SAMPLES, last, is_trained if self.samples_per_step else None)
         return said + cut_back_lines(self.path / REWARD_ERRORS, last)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -203,7 +204,7 @@ class RunFolder(Callback):
             if phase == "reward_errors":
                 self._append_samples(REWARD_ERRORS, samples, step, phase)
                 continue
-            chosen = _spread(samples, self.samples_per_step)
+            chosen = spread(samples, self.samples_per_step)
             self._append_samples(SAMPLES, chosen, step, phase)
             if phase == "validate":
                 print_samples(chosen, step)
@@ -211,7 +212,7 @@ class RunFolder(Callback):
                 log_samples(trainer.loggers, chosen, step, phase)
 
     def _append_samples(self, name: str, samples: Sequence[Sample], step: int, phase: str) -> None:
-        records = [_sample_record(sample, step, phase) for sample in samples]
+        records = [sample_record(sample, step, phase) for sample in samples]
         if records:
             append(self.path / name, "".join(json.dumps(record, default=str) + "\n" for record in records))
 
@@ -231,7 +232,7 @@ class RunFolder(Callback):
             if trainer.is_global_zero:
                 remove(folder)
             rank, by = trainer.global_rank, module.config.model_trainer
-            export_policy(module.policy, inputs.tokenizer, inputs.spec.dtype, folder, rank, trainer=by)
+            export_policy(module.policy, inputs.tokenizer, inputs.spec.dtype, folder, rank, by)
             if trainer.is_global_zero:
                 replace_folder(folder, self.path / "policy")
         if trainer.is_global_zero:
@@ -270,35 +271,3 @@ class RunFolder(Callback):
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _is_trained(record: dict[str, Any]) -> bool:
-    """Return whether a line of ``samples.jsonl`` is one that each step has."""
-    return record.get("phase") == "train"
-
-
-def _spread(samples: Sequence[Sample], count: int) -> list[Sample]:
-    """Return ``count`` samples spread evenly from worst to best, failed rewards first."""
-    ordered = sorted(samples, key=lambda sample: (not sample.errors, sample.reward))
-    if len(ordered) <= count:
-        return ordered
-    return [ordered[round(index * (len(ordered) - 1) / max(count - 1, 1))] for index in range(count)]
-
-
-def _sample_record(sample: Sample, step: int, phase: str) -> dict[str, Any]:
-    rewards = {
-        name: {"error": value.message} if isinstance(value, RewardError) else value
-        for name, value in sample.rewards.items()
-    }
-    return {
-        "step": step,
-        "phase": phase,
-        "prompt_uid": sample.prompt.uid,
-        "prompt": sample.prompt.text,
-        "completion": sample.completion,
-        "answer": sample.prompt.answer,
-        "reward": None if sample.errors else sample.reward,
-        "rewards": rewards,
-        "finish_reason": sample.finish_reason,
-        "num_tokens": sample.num_response_tokens,
-    }
