@@ -21,7 +21,7 @@ from rlplug.distributed.checkpoint_files import CONFIG, run_dir_of, set_aside_af
 from rlplug.distributed.checkpoint_writer import CONFIG_KEY
 from rlplug.distributed.durable_files import (
     FolderLock,
-    append,
+    RowFile,
     cut_back_lines,
     new_numbered_folder,
     remove,
@@ -79,6 +79,8 @@ class RunFolder(Callback):
         self._began = 0.0
         self._record: dict[str, Any] = {}
         self._metrics: MetricsCSV | None = None
+        self._rows: dict[str, RowFile] = {}
+        """Files of samples, by name."""
         self._lock: FolderLock | None = None
         self._is_accepted = False
         """Whether the run writes to its folder: a new one at once, a resumed one from its first step on."""
@@ -93,6 +95,7 @@ class RunFolder(Callback):
             raise RunError(problem)
         module.run_dir = self.path
         self._metrics = MetricsCSV(self.path / METRICS, waits=self._is_resumed(trainer))
+        self._rows = {name: RowFile(self.path / name) for name in (SAMPLES, REWARD_ERRORS)}
         trainer.loggers = [self._metrics, *trainer.loggers]
         if importlib.util.find_spec("tensorboard"):
             trainer.loggers = [*trainer.loggers, RunTensorBoard(self.path, name="", version="tensorboard")]
@@ -182,6 +185,7 @@ class RunFolder(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[CONFIG_KEY] = self.config_yaml
+        self._sync_rows()  # a run that goes on from the checkpoint cannot write them again
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -214,7 +218,13 @@ class RunFolder(Callback):
     def _append_samples(self, name: str, samples: Sequence[Sample], step: int, phase: str) -> None:
         records = [sample_record(sample, step, phase) for sample in samples]
         if records:
-            append(self.path / name, "".join(json.dumps(record, default=str) + "\n" for record in records))
+            self._rows[name].append("".join(json.dumps(record, default=str) + "\n" for record in records))
+
+    def _sync_rows(self) -> None:
+        assert self._metrics is not None
+        self._metrics.sync()
+        for file in self._rows.values():
+            file.sync()
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
@@ -251,6 +261,7 @@ class RunFolder(Callback):
             self._lock.close()
 
     def _finish(self, status: str, message: str | None = None) -> None:
+        self._sync_rows()
         self._record |= {"status": status, "message": message, "finished": _now()}
         self._save_record()
 
