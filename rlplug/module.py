@@ -212,7 +212,8 @@ class RLModule(LightningModule):
         self.config.algorithm.after_step(metrics)
         metrics |= plugins().observe("rlplug_after_update", step=self.step, metrics=MappingProxyType(metrics))
         self._log(metrics)
-        self.log_dict({**metrics, "step": float(self.step)}, logger=False)  # for LightningCallbacks
+        found = {name: torch.tensor(value) for name, value in {**metrics, "step": float(self.step)}.items()}
+        self.trainer.callback_metrics.update(found)  # what log_dict does, which takes 0.4 ms a metric
         is_told = self.strategy.agree_to_stop(self.stop_signal)
         self.trainer.should_stop = is_told or self.rollout_step >= self.plan.total_steps
         self.newest_metrics, self.step_metrics = metrics, {}
