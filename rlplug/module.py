@@ -299,7 +299,7 @@ class RLModule(LightningModule):
 
     def on_train_start(self) -> None:
         self._start_run()
-        self.stop_signal.install(self.strategy.store)
+        self.stop_signal.install(self.strategy.store, self.global_rank)
         optimizers: Any = self.optimizers()
         optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
         self._policy_update = run_setup.make_update(
@@ -327,7 +327,7 @@ class RLModule(LightningModule):
             self._run.generator.close()
 
     def _start_run(self) -> None:
-        end_at_once()
+        end_at_once(self.global_rank)
         sleeps = self.config.memory.sleep_between_rollouts is True if self._plan is None else self._plan.sleeps
         models, data, strategy, optimizers = self.models, self.data, self.strategy, self.trainer.optimizers
         self._run = run_setup.start_run(

@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM: requests to stop, on which all ranks of a run agree before they act."""
+"""Ctrl-C and SIGTERM: requests to stop, on which all ranks of a run agree before they act.
+
+The command line imports this module first of all, so it imports nothing that takes time.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,27 @@ import signal
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from lightning.pytorch.utilities import rank_zero_only
-from torch._C._distributed_c10d import Store
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 NAMES: Final = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 AGAIN: Final = {signal.SIGINT: " Press it again to stop at once.", signal.SIGTERM: ""}
 POLL_S: Final = 0.5
 """Shortest time in seconds between two questions of a rank whether another one was told to stop."""
+GRACE_S: Final = 20.0
+"""Time in seconds that a process has to close what it started, when a signal ends it before the first step."""
 STDERR: Final = 2
+_RANK_VARIABLES: Final = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 
 
 class StopRequested(Exception):
     """Exception on all ranks when a step, or a validation, can be discarded because the run is told to stop."""
+
+
+class SignalExit(SystemExit):
+    """End of a process by a signal before its first step."""
 
 
 class StopSignal:
@@ -40,6 +50,7 @@ class StopSignal:
         self._former: dict[int, Any] = {}
         self._store: Store | None = None
         self._key = ""
+        self._rank = 0
         self._num_installed = 0
         self._posted = False
         self._next_poll = 0.0
@@ -54,12 +65,14 @@ class StopSignal:
         """Exit status of the run: 128 and the signal's number, or 0 when none ended it."""
         return 0 if self.number is None else 128 + self.number
 
-    def install(self, store: Store | None = None) -> None:
+    def install(self, store: Store | None = None, rank: int = 0) -> None:
         """Handle signals from now on.
 
         Args:
             store: Store of all ranks, through which :meth:`poll` learns what reached another rank; ``None`` for one.
+            rank: Rank of this process; the first one says what it does.
         """
+        self._rank = rank
         self.number = self._wanted = None
         self._has_interrupt = self._posted = False
         self._store, self._key = store, f"stop/{self._num_installed}"
@@ -106,25 +119,51 @@ class StopSignal:
         if self._wanted is None:
             self._wanted = number
             kind = signal.Signals(number)
-            _say(f"\n{NAMES[kind]}: finishing the phase, then saving.{AGAIN[kind]}\n")
+            _say(f"{NAMES[kind]}: finishing the phase, then saving.{AGAIN[kind]}", self._rank)
 
 
-def end_at_once() -> None:
-    """Let Ctrl-C and SIGTERM end this process at once, with status 130 or 143: there is nothing to save yet.
+def exit_at_once() -> None:
+    """Let Ctrl-C and SIGTERM end this process with status 130 or 143 while it has nothing to close: it imports modules.
 
-    This replaces Lightning's handler of SIGTERM, which begins a collective that the other ranks do not take part in.
+    No exception is raised, because an import that one interrupts may drop it or raise another in its place.
     """
     for number in NAMES:
-        signal.signal(number, _end)
+        signal.signal(number, _exit)
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    _say(f"\n{NAMES[signal.Signals(number)]}: ended; no step was under way.\n")
-    raise SystemExit(128 + number)
+def end_at_once(rank: int | None = None) -> None:
+    """Let Ctrl-C and SIGTERM end this process by an exception, with status 130 or 143: there is nothing to save yet.
+
+    What was started is closed on the way. A second Ctrl-C ends the process without that, and so does the end of
+    ``GRACE_S``, which also comes when some code has dropped the exception.
+
+    This replaces Lightning's handler of SIGTERM, which begins a collective that the other ranks do not take part in.
+
+    Args:
+        rank: Rank of this process, the first of which says that it ends; by default that of its environment.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # schedulers and launchers send it more than once
+        for again in (signal.SIGINT, signal.SIGALRM):
+            signal.signal(again, lambda *_: os._exit(128 + number))
+        signal.setitimer(signal.ITIMER_REAL, GRACE_S)
+        _say(f"{NAMES[signal.Signals(number)]}: ended; no step was under way.", rank)
+        raise SignalExit(128 + number)
+
+    for number in NAMES:
+        signal.signal(number, end)
 
 
-def _say(text: str) -> None:
+def _exit(number: int, frame: FrameType | None) -> None:
+    _say(f"{NAMES[signal.Signals(number)]}: ended; nothing was started yet.")
+    os._exit(128 + number)
+
+
+def _say(text: str, rank: int | None = None) -> None:
     """Write to stderr on rank 0, without Python's buffer, in whose middle a signal may have come."""
-    if getattr(rank_zero_only, "rank", 0) == 0:
+    if rank is None:
+        rank = int(next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0"))
+    if rank == 0:
         with contextlib.suppress(OSError):
-            os.write(STDERR, text.encode())
+            os.write(STDERR, f"\n{text}\n".encode())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -19,7 +21,8 @@ INT, TERM = signal.SIGINT, signal.SIGTERM
 @pytest.fixture(autouse=True)
 def former() -> Iterator[None]:
     """What the signals do in any program; pytest has another handler where a shell started it in the background."""
-    outer = {INT: signal.signal(INT, signal.default_int_handler), TERM: signal.getsignal(TERM)}
+    outer = {number: signal.getsignal(number) for number in (INT, TERM, signal.SIGALRM)}
+    signal.signal(INT, signal.default_int_handler)
     yield
     for number, handler in outer.items():
         signal.signal(number, handler)
@@ -85,4 +88,27 @@ def test_before_the_first_step_a_signal_ends_the_process(number: signal.Signals)
     end_at_once()
     with pytest.raises(SystemExit) as end:
         send(number)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     assert end.value.code == 128 + number
+
+
+@pytest.mark.parametrize("handlers", ["exit_at_once", "end_at_once"])
+@pytest.mark.parametrize("number", [INT, TERM])
+def test_a_signal_ends_the_process_also_where_code_drops_exceptions(handlers: str, number: signal.Signals) -> None:
+    """It catches a signal that is lost in an import: many a library tries one, and drops whatever it raises."""
+    code = (
+        "import os, time\n"
+        "from rlplug.distributed import stop_signal\n"
+        "stop_signal.GRACE_S = 0.3\n"
+        f"stop_signal.{handlers}()\n"
+        "try:\n"
+        f"    os.kill(os.getpid(), {int(number)}); time.sleep(10)\n"
+        "except BaseException:\n"
+        "    pass\n"
+        f"os.kill(os.getpid(), {int(TERM)}); time.sleep(30)\n"
+    )
+    began = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25, check=False)
+    assert ended.returncode == 128 + number, ended.stderr
+    assert ended.stderr.count(": ended; no") == 1
+    assert time.monotonic() - began < 8
