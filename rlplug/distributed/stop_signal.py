@@ -87,14 +87,16 @@ class StopSignal:
 
     def poll(self) -> bool:
         """Return whether some rank was told to stop, as far as is known here. Not collective, and quick."""
-        if self._store is not None and time.monotonic() >= self._next_poll:
-            self._next_poll = time.monotonic() + POLL_S
-            with contextlib.suppress(RuntimeError):  # the store's rank is gone, which the next collective reports
-                if self._wanted is None and self._store.check([self._key]):
+        with contextlib.suppress(RuntimeError):  # the store's rank is gone, which the next collective reports
+            if self._store is None or self._posted:
+                pass
+            elif self._wanted is not None:  # at once: this may be the last question before a collective
+                self._store.set(self._key, str(self._wanted))
+                self._posted = True
+            elif time.monotonic() >= self._next_poll:
+                self._next_poll = time.monotonic() + POLL_S
+                if self._store.check([self._key]):
                     self._want(int(self._store.get(self._key)))
-                elif self._wanted is not None and not self._posted:
-                    self._store.set(self._key, str(self._wanted))
-                    self._posted = True
         return self._wanted is not None
 
     def agree(self, gather: Callable[[list[int]], list[int]]) -> bool:

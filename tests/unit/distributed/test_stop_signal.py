@@ -83,6 +83,20 @@ def test_other_ranks_learn_of_a_signal_without_a_collective(monkeypatch: pytest.
         rank.uninstall()
 
 
+def test_a_rank_that_is_told_says_so_when_it_is_asked_next() -> None:
+    """It catches a rank that stops generating, waits for the others, and has told them nothing."""
+    store = HashStore()
+    told, other = StopSignal(), StopSignal()
+    other.install(store)
+    told.install(store)
+    assert not told.poll()  # the next one comes before POLL_S is over
+    send(TERM)
+    assert told.poll()
+    assert other.poll()
+    for rank in (told, other):
+        rank.uninstall()
+
+
 @pytest.mark.parametrize("number", [INT, TERM])
 def test_before_the_first_step_a_signal_ends_the_process(number: signal.Signals) -> None:
     end_at_once()
