@@ -6,8 +6,10 @@ The command line imports this module first of all, so it imports nothing that ta
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -20,7 +22,7 @@ NAMES: Final = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 AGAIN: Final = {signal.SIGINT: " Press it again to stop at once.", signal.SIGTERM: ""}
 POLL_S: Final = 0.5
 """Shortest time in seconds between two questions of a rank whether another one was told to stop."""
-GRACE_S: Final = 20.0
+GRACE_S: Final = 10.0
 """Time in seconds that a process has to close what it started, when a signal ends it before the first step."""
 STDERR: Final = 2
 _RANK_VARIABLES: Final = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
@@ -78,9 +80,11 @@ class StopSignal:
         self._store, self._key = store, f"stop/{self._num_installed}"
         self._num_installed += 1
         self._former = {number: signal.signal(number, self._handle) for number in NAMES}
+        signal.set_wakeup_fd(-1)  # what end_at_once watches
 
     def uninstall(self) -> None:
-        """Restore the former handlers; safe to call twice."""
+        """Restore the former handlers, and end what :func:`end_at_once` watches; safe to call twice."""
+        signal.set_wakeup_fd(-1)
         former, self._former = self._former, {}
         for number, handler in former.items():
             signal.signal(number, handler)
@@ -137,7 +141,7 @@ def end_at_once(rank: int | None = None) -> None:
     """Let Ctrl-C and SIGTERM end this process by an exception, with status 130 or 143: there is nothing to save yet.
 
     What was started is closed on the way. A second Ctrl-C ends the process without that, and so does the end of
-    ``GRACE_S``, which also comes when some code has dropped the exception.
+    ``GRACE_S``: some code may have dropped the exception, or wait where Python cannot raise one, as for other ranks.
 
     This replaces Lightning's handler of SIGTERM, which begins a collective that the other ranks do not take part in.
 
@@ -147,14 +151,31 @@ def end_at_once(rank: int | None = None) -> None:
 
     def end(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # schedulers and launchers send it more than once
-        for again in (signal.SIGINT, signal.SIGALRM):
-            signal.signal(again, lambda *_: os._exit(128 + number))
-        signal.setitimer(signal.ITIMER_REAL, GRACE_S)
+        signal.signal(signal.SIGINT, lambda *_: os._exit(128 + number))
         _say(f"{NAMES[signal.Signals(number)]}: ended; no step was under way.", rank)
         raise SignalExit(128 + number)
 
     for number in NAMES:
         signal.signal(number, end)
+    signal.set_wakeup_fd(_pipe_of_watch(), warn_on_full_buffer=False)
+
+
+@functools.cache
+def _pipe_of_watch() -> int:
+    """Start a thread that ends the process ``GRACE_S`` after a signal's number came through a pipe; return its end."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def watch() -> None:
+        while (number := os.read(reader, 1)[0]) not in NAMES:
+            pass
+        time.sleep(GRACE_S)
+        _say(f"{NAMES[signal.Signals(number)]}: ended without closing what was started.")
+        os._exit(128 + number)
+
+    threading.Thread(target=watch, name="rlplug-signals", daemon=True).start()
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+    return writer
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

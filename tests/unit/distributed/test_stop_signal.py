@@ -21,7 +21,7 @@ INT, TERM = signal.SIGINT, signal.SIGTERM
 @pytest.fixture(autouse=True)
 def former() -> Iterator[None]:
     """What the signals do in any program; pytest has another handler where a shell started it in the background."""
-    outer = {number: signal.getsignal(number) for number in (INT, TERM, signal.SIGALRM)}
+    outer = {number: signal.getsignal(number) for number in (INT, TERM)}
     signal.signal(INT, signal.default_int_handler)
     yield
     for number, handler in outer.items():
@@ -98,31 +98,42 @@ def test_a_rank_that_is_told_says_so_when_it_is_asked_next() -> None:
 
 
 @pytest.mark.parametrize("number", [INT, TERM])
-def test_before_the_first_step_a_signal_ends_the_process(number: signal.Signals) -> None:
+def test_before_the_first_step_a_signal_ends_the_process(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_signal, "_pipe_of_watch", lambda: -1)
     end_at_once()
     with pytest.raises(SystemExit) as end:
         send(number)
-    signal.setitimer(signal.ITIMER_REAL, 0)
     assert end.value.code == 128 + number
 
 
-@pytest.mark.parametrize("handlers", ["exit_at_once", "end_at_once"])
-@pytest.mark.parametrize("number", [INT, TERM])
-def test_a_signal_ends_the_process_also_where_code_drops_exceptions(handlers: str, number: signal.Signals) -> None:
-    """It catches a signal that is lost in an import: many a library tries one, and drops whatever it raises."""
-    code = (
-        "import os, time\n"
-        "from rlplug.distributed import stop_signal\n"
-        "stop_signal.GRACE_S = 0.3\n"
-        f"stop_signal.{handlers}()\n"
-        "try:\n"
-        f"    os.kill(os.getpid(), {int(number)}); time.sleep(10)\n"
-        "except BaseException:\n"
-        "    pass\n"
-        f"os.kill(os.getpid(), {int(TERM)}); time.sleep(30)\n"
-    )
+WAYS = {
+    "dropped": "try:\n    kill(); time.sleep(10)\nexcept BaseException:\n    pass\nkill(TERM); time.sleep(30)",
+    "in C": "threading.Timer(0.1, kill).start()\nfor _ in range(2):\n    libc.pthread_mutex_lock(mutex)",
+}
+"""What the main thread does with the exception: it goes on, or it waits for a lock of C in which Python has no say."""
+
+
+@pytest.mark.parametrize(
+    ("handlers", "way", "number"),
+    [("exit_at_once", "dropped", INT), ("end_at_once", "dropped", TERM), ("end_at_once", "in C", INT)],
+)
+def test_a_signal_ends_the_process_whatever_the_code_does(handlers: str, way: str, number: signal.Signals) -> None:
+    """It catches a signal that is lost in an import, which drops what it raises, or in a wait for other ranks."""
+    code = f"""
+import ctypes, os, threading, time
+from rlplug.distributed import stop_signal
+TERM, libc, mutex = {int(TERM)}, ctypes.CDLL(None), ctypes.create_string_buffer(64)
+def kill(number={int(number)}):
+    os.kill(os.getpid(), number)
+stop_signal.GRACE_S = 0.5
+stop_signal.{handlers}()
+{WAYS[way]}
+"""
     began = time.monotonic()
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25, check=False)
     assert ended.returncode == 128 + number, ended.stderr
-    assert ended.stderr.count(": ended; no") == 1
+    assert ended.stderr.count(": ended; no") == (way == "dropped")
+    assert ended.stderr.count("without closing") == (handlers == "end_at_once")
     assert time.monotonic() - began < 8
