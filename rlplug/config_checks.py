@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.config import RunConfig
@@ -22,6 +23,7 @@ from rlplug.models.hf_files import read_config
 from rlplug.models.packing_checks import check_long_sequences
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.training.batch_plan import BatchPlan
+from rlplug.training.optimizer_checks import try_optimizer
 from rlplug.training.validation import ValidationConfig
 from rlplug.types import SamplingParams
 
@@ -157,33 +159,15 @@ def check_partial_rollout(
         )
 
 
-def check_optimizers(config: RunConfig, device: torch.device) -> None:
-    """Try optimizers and schedulers on a small model, because they check their options when they are made and used.
+def check_optimizers(config: RunConfig, mesh: DeviceMesh, device: torch.device) -> None:
+    """Try the optimizers and schedulers of policy and critic on a tiny model.
 
     Raises:
         ConfigError: One of them refuses its options; the message names the key and the reason.
     """
-    makers = {"model.": (config.optimizer, config.lr_scheduler)}
+    try_optimizer("model.", config.optimizer, config.lr_scheduler, mesh, device)
     if config.critic is not None and config.critic.optimizer is not None:
-        makers["model.critic."] = (config.critic.optimizer, config.critic.lr_scheduler)
-    for prefix, (make_optimizer, make_scheduler) in makers.items():
-        names = {"model.layers.0.mlp.weight": (2, 2), "model.norm.weight": (2,)}
-        tried = [(name, torch.nn.Parameter(torch.zeros(size, device=device))) for name, size in names.items()]
-        for _, parameter in tried:
-            parameter.grad = torch.zeros_like(parameter)
-        key = f"{prefix}optimizer"
-        try:
-            optimizer: Any = make_optimizer(tried)
-            optimizer.step()
-            key = f"{prefix}lr_scheduler"
-            if make_scheduler is not None:
-                make_scheduler(optimizer)
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise ConfigError(
-                f"{key} refuses its options: {' '.join(str(error).split())[:300]}. Correct them."
-            ) from error
+        try_optimizer("model.critic.", config.critic.optimizer, config.critic.lr_scheduler, mesh, device)
 
 
 def check_optimizations(optimizations: Sequence[Optimization]) -> None:

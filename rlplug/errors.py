@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 LONGEST_TEXT: Final = 500
@@ -35,6 +35,13 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     by_lower = {choice.lower(): choice for choice in choices}
     near = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
     return f" Did you mean {by_lower[near[0]]!r}?" if near else ""
+
+
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those that led to it, the newest first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 # ---- text of what comes from outside --------------------------------------------------------------------------------

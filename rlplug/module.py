@@ -212,7 +212,8 @@ class RLModule(LightningModule):
         self.config.algorithm.after_step(metrics)
         metrics |= plugins().observe("rlplug_after_update", step=self.step, metrics=MappingProxyType(metrics))
         self._log(metrics)
-        self.log_dict({**metrics, "step": float(self.step)}, logger=False)  # for LightningCallbacks
+        found = {name: torch.tensor(value) for name, value in {**metrics, "step": float(self.step)}.items()}
+        self.trainer.callback_metrics.update(found)  # what log_dict does, which takes 0.4 ms a metric
         is_told = self.strategy.agree_to_stop(self.stop_signal)
         self.trainer.should_stop = is_told or self.rollout_step >= self.plan.total_steps
         self.newest_metrics, self.step_metrics = metrics, {}
@@ -298,7 +299,7 @@ class RLModule(LightningModule):
 
     def on_train_start(self) -> None:
         self._start_run()
-        self.stop_signal.install(self.strategy.store)
+        self.stop_signal.install(self.strategy.store, self.global_rank)
         optimizers: Any = self.optimizers()
         optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
         self._policy_update = run_setup.make_update(
@@ -326,7 +327,7 @@ class RLModule(LightningModule):
             self._run.generator.close()
 
     def _start_run(self) -> None:
-        end_at_once()
+        end_at_once(self.global_rank)
         sleeps = self.config.memory.sleep_between_rollouts is True if self._plan is None else self._plan.sleeps
         models, data, strategy, optimizers = self.models, self.data, self.strategy, self.trainer.optimizers
         self._run = run_setup.start_run(

@@ -214,7 +214,7 @@ def plan_fit(
     Raises:
         ConfigError: The message names the key and the fix.
     """
-    check_optimizers(config, strategy.root_device)
+    check_optimizers(config, strategy.mesh, strategy.root_device)
     plan = plan_run(config, inputs, data, strategy, world_size, fullest_gpu(strategy))
     if plan.memory is not None:
         refuse_shortfall(config, plan.memory)

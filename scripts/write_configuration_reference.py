@@ -6,7 +6,6 @@ with 1 when the page is not what the code says.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import inspect
 import re
@@ -21,6 +20,7 @@ from typing import Any, Final
 import docstring_parser
 import yaml
 from distributions import ROOT, all_distributions
+from written_files import write_or_check
 
 from rlplug.cli.lightning_cli import RLCLI
 from rlplug.cli.parser import RLArgumentParser
@@ -273,18 +273,7 @@ def _markdown(text: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", type=Path, nargs="?", default=PAGE, help="where the page is; docs/configuration.md")
-    parser.add_argument("--check", action="store_true", help="only compare, and exit with 1 when the page is stale")
-    options = parser.parse_args()
-    text = page()
-    if not options.check:
-        options.path.write_text(text)
-        return 0
-    if options.path.read_text() == text:
-        return 0
-    print(f"{options.path} is not what the code says: run make docs.", file=sys.stderr)
-    return 1
+    return write_or_check(__doc__, PAGE, lambda _: page())
 
 
 if __name__ == "__main__":

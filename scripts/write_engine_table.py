@@ -7,7 +7,6 @@ where the kit ran from that file.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,13 +19,13 @@ from unittest.mock import patch
 
 import yaml
 from distributions import ROOT, all_distributions
+from written_files import with_table, write_or_check
 
 PAGE: Final = ROOT / "docs" / "rollout-engines.md"
 KITS: Final = ROOT / "docs" / "engine_kits.yaml"
 DISTRIBUTIONS: Final = tuple(distribution.name for distribution in all_distributions())
 """Whose engines are described; other plugins may be installed where this runs."""
 BEGIN: Final = "<!-- Written by scripts/write_engine_table.py: change docs/engine_kits.yaml, then run `make docs`. -->"
-END: Final = "<!-- End of the table. -->"
 CI: Final = "CI"
 NOTHING: Final = "-"
 
@@ -105,7 +104,7 @@ def read_kits(file: Path) -> Kits:
 
 
 def table(on_gpu: Claims, on_cpu: Claims, kits: Kits, file: Path = KITS) -> str:
-    """Return the table and the list of runs below it, with the markers around them.
+    """Return the table and the list of runs below it.
 
     Raises:
         SystemExit: An engine has no entry in ``file``, an entry has no engine, or a capability has no words.
@@ -129,7 +128,7 @@ def table(on_gpu: Claims, on_cpu: Claims, kits: Kits, file: Path = KITS) -> str:
     ]
     header, *lines = [f"| {' | '.join(row)} |" for row in rows]
     rule = "|---" * len(rows[0]) + "|"
-    return "\n".join([BEGIN, "", header, rule, *lines, "", "Runs of the kit outside CI:", "", *_notes(kits), "", END])
+    return "\n".join([header, rule, *lines, "", "Runs of the kit outside CI:", "", *_notes(kits)])
 
 
 def _claim(on_gpu: bool, on_cpu: bool) -> str:
@@ -172,24 +171,10 @@ def _notes(kits: Kits) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", type=Path, nargs="?", default=PAGE, help="where the page is; docs/rollout-engines.md")
-    parser.add_argument("--check", action="store_true", help="only compare, and exit with 1 when the table is stale")
-    options = parser.parse_args(arguments)
-    page = options.path.read_text()
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        print(f"{options.path} lacks the comments around the table.", file=sys.stderr)
-        return 1
-    written = f"{before}{table(*claims_by_device(), read_kits(KITS))}{after}"
-    if not options.check:
-        options.path.write_text(written)
-        return 0
-    if page == written:
-        return 0
-    print(f"{options.path} is not what the code and {KITS} say: run make docs.", file=sys.stderr)
-    return 1
+    def made(page: str) -> str:
+        return with_table(page, BEGIN, table(*claims_by_device(), read_kits(KITS)))
+
+    return write_or_check(__doc__, PAGE, made, arguments)
 
 
 if __name__ == "__main__":

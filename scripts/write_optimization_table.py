@@ -6,7 +6,6 @@ when the table is not what the code says.
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import re
 import sys
@@ -14,24 +13,24 @@ from pathlib import Path
 from typing import Any, Final
 
 from distributions import ROOT, all_distributions
+from written_files import with_table, write_or_check
 
 from rlplug.plugin_manager import plugins
 
 PAGE: Final = ROOT / "docs" / "optimizations.md"
 BEGIN: Final = "<!-- Written by scripts/write_optimization_table.py: change the docstrings, then run `make docs`. -->"
-END: Final = "<!-- End of the table. -->"
 HEADER: Final = "| name | saves | costs | networks | not with |\n|---|---|---|---|---|"
 
 
 def table() -> str:
-    """Return the table, with the markers around it."""
+    """Return the table, and the pairs that a run refuses below it."""
     registered = plugins().registry.by_distribution()
     own = [r for distribution in all_distributions() for r in registered.get(distribution.name, ())]
     classes = {r.name: r.factory for r in own if r.kind == "optimizations"}
     reasons = _reasons(classes)
     rows = [_row(classes[name], reasons) for name in sorted(classes)]
     notes = [f"- `{first}` and `{second}`: {reason}." for (first, second), reason in sorted(reasons.items())]
-    return "\n".join([BEGIN, "", HEADER, *rows, "", "Pairs that a run refuses, and why:", "", *notes, "", END])
+    return "\n".join([HEADER, *rows, "", "Pairs that a run refuses, and why:", "", *notes])
 
 
 def _reasons(classes: dict[str, Any]) -> dict[tuple[str, str], str]:
@@ -60,24 +59,7 @@ def _said(optimization: Any, word: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", type=Path, nargs="?", default=PAGE, help="where the page is; docs/optimizations.md")
-    parser.add_argument("--check", action="store_true", help="only compare, and exit with 1 when the table is stale")
-    options = parser.parse_args()
-    page = options.path.read_text()
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        print(f"{options.path} lacks the comments around the table.", file=sys.stderr)
-        return 1
-    written = f"{before}{table()}{after}"
-    if not options.check:
-        options.path.write_text(written)
-        return 0
-    if page == written:
-        return 0
-    print(f"{options.path} is not what the code says: run make docs.", file=sys.stderr)
-    return 1
+    return write_or_check(__doc__, PAGE, lambda page: with_table(page, BEGIN, table()))
 
 
 if __name__ == "__main__":

@@ -6,13 +6,12 @@ the file is not what the plugins under ``plugins/`` register. They have to be in
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Final
 
 from distributions import ROOT, plugin_distributions
+from written_files import write_or_check
 
 from rlplug.plugin_manager import plugins
 
@@ -37,18 +36,7 @@ def index() -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", type=Path, nargs="?", default=INDEX, help="where it is; rlplug/plugin_index.json")
-    parser.add_argument("--check", action="store_true", help="only compare, and exit with 1 when the file is stale")
-    options = parser.parse_args()
-    text = index()
-    if not options.check:
-        options.path.write_text(text)
-        return 0
-    if options.path.is_file() and options.path.read_text() == text:
-        return 0
-    print(f"{options.path} is not what the plugins register: run make docs.", file=sys.stderr)
-    return 1
+    return write_or_check(__doc__, INDEX, lambda _: index())
 
 
 if __name__ == "__main__":

@@ -6,11 +6,12 @@ the table is not what the classes' ``claims`` say.
 
 from __future__ import annotations
 
-import argparse
+import sys
 from collections.abc import Mapping
 from typing import Final
 
 from distributions import ROOT, all_distributions
+from written_files import with_table, write_or_check
 
 from rlplug.interfaces import TrainerClaims
 from rlplug.plugin_manager import plugins
@@ -19,7 +20,6 @@ PAGE: Final = ROOT / "docs" / "trainers.md"
 BEGIN: Final = (
     "<!-- Written by scripts/write_trainer_table.py: change the claims of the classes, then run `make docs`. -->"
 )
-END: Final = "<!-- End of the table. -->"
 AXES: Final = ("replicate", "sequence", "tensor")
 
 
@@ -44,18 +44,9 @@ def table(by_name: Mapping[str, TrainerClaims]) -> str:
     return "\n".join([head, *(f"| {what} | {' | '.join(cells)} |" for what, cells in rows.items())])
 
 
-def with_table(page: str) -> str:
-    """Return the page with the table between its two comments."""
-    start, end = page.index(BEGIN) + len(BEGIN), page.index(END)
-    return f"{page[:start]}\n\n{table(claims())}\n\n{page[end:]}"
+def main() -> int:
+    return write_or_check(__doc__, PAGE, lambda page: with_table(page, BEGIN, table(claims())))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page would change")
-    check, written = parser.parse_args().check, PAGE.read_text()
-    wanted = with_table(written)
-    if check and wanted != written:
-        raise SystemExit(f"{PAGE.relative_to(ROOT)} is not what the code says: run `make docs`")
-    if not check:
-        PAGE.write_text(wanted)
+    sys.exit(main())

@@ -23,6 +23,11 @@ class LightningCallbacks(Callback):
     steps; without ``monitor`` and ``every_n_train_steps`` it saves after the last step. What it saves can be resumed
     with ``--ckpt_path``.
 
+    Lightning 2.6 has no public way to take its own turns from these callbacks or to give them others. This class uses
+    ``_every_n_train_steps``, ``_every_n_epochs``, ``_monitor_candidates``, ``_save_topk_checkpoint`` and
+    ``_save_last_checkpoint`` of ``ModelCheckpoint``, and ``_check_on_train_epoch_end`` of ``EarlyStopping``;
+    ``test_resume_options.py`` and ``test_trainer_options.py`` notice when these change.
+
     Args:
         callbacks: All callbacks of the trainer.
     """

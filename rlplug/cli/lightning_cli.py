@@ -27,7 +27,7 @@ from rlplug.data.datamodule import PromptDataModule
 from rlplug.distributed.checkpoint import RLCheckpoint
 from rlplug.distributed.ranks import lost_rank
 from rlplug.distributed.stop_signal import end_at_once
-from rlplug.errors import ConfigError, RLPlugError, RunError
+from rlplug.errors import ConfigError, RLPlugError, RunError, causes_of
 from rlplug.module import RLModule
 from rlplug.observability.profiler import StepProfiler
 from rlplug.observability.progress import RLProgressBar
@@ -86,6 +86,12 @@ class RLCLI(LightningCLI):
         if run_folder.resumed_from is not None and self.subcommand == "fit":
             run_folder.changes = changes_since(run_folder.resumed_from, run_folder.config_yaml)
 
+    def before_fit(self) -> None:
+        """Let a signal close what is started from now on."""
+        end_at_once()
+
+    before_validate = before_fit
+
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         """Make the trainer, with callbacks in the order in which a step needs them."""
         options = self._get(self.config_init, "trainer")
@@ -129,7 +135,7 @@ def instantiation_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        causes = list(_causes(error))
+        causes = list(causes_of(error))
         if own := next((cause for cause in causes if isinstance(cause, RLPlugError)), None):
             raise own from error
         cause = causes[-1]
@@ -147,7 +153,6 @@ def run_lightning(arguments: list[str]) -> int:
     Raises:
         RunError: Another rank has ended.
     """
-    end_at_once()
     try:
         return int(read_command(RLCLI, arguments).model.stop_signal.exit_status)
     except RLPlugError:
@@ -178,13 +183,6 @@ def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:
         )
     except MisconfigurationException as error:  # Lightning's own error for invalid options of the trainer
         raise ConfigError(f"trainer: {error}") from error
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and those that led to it, the newest first."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _made_by(error: BaseException) -> str | None:

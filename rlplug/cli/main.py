@@ -10,7 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from rlplug.errors import ConfigError, RLPlugError
+from rlplug.distributed.stop_signal import SignalExit, exit_at_once
+from rlplug.errors import ConfigError, RLPlugError, causes_of
 
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
@@ -43,6 +44,7 @@ Exit status 1: it does not fit, and the smallest change that makes it fit is pri
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status; errors print as one message unless ``--debug``."""
+    exit_at_once()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] in ([], ["-h"], ["--help"]):
         print(f"usage: rlplug [--debug] [--block PLUGIN] {{{','.join(COMMANDS)}}} ...\n\n{DESCRIPTION}")
@@ -66,7 +68,9 @@ def main(arguments: list[str] | None = None) -> int:
         except BrokenPipeError:  # the reader of a pipe, such as head, has gone
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_ERROR
-        except Exception:  # noqa: BLE001 - printed here, where what it quotes is not obeyed by the terminal
+        except Exception as error:  # noqa: BLE001 - printed here, where what it quotes is not obeyed by the terminal
+            if ends := [cause for cause in causes_of(error) if isinstance(cause, SignalExit)]:
+                raise ends[0] from None  # the code that the signal interrupted has turned it into an error
             traceback.print_exc()
             return EXIT_ERROR
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import pydoc
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from jsonargparse import ArgumentParser, Namespace
-from jsonargparse._util import import_object  # what jsonargparse itself resolves class paths with
 
 from rlplug.cli.parser import shorten
 from rlplug.errors import ConfigError
@@ -184,7 +184,7 @@ def seed_all(config: Namespace) -> None:
 
 
 def _top_level(parser: ArgumentParser) -> Iterator[tuple[str, Any]]:
-    """Yield the key and type of each option of ``parser``."""
+    """Yield the key and type of each option of ``parser``, which argparse and jsonargparse keep in private members."""
     for action in parser._actions:
         if action.dest in ("help", "config") or action.dest.endswith(".help") or action.dest.startswith("print_"):
             continue
@@ -238,7 +238,7 @@ def _takes_null(hint: Any) -> bool:
 def _hints_of(class_path: Any) -> Mapping[str, Any]:
     """Return the types of the options of a class or of a function that makes one, by name."""
     try:
-        return _hints(import_object(class_path))
+        return _hints(pydoc.locate(class_path))
     except Exception:  # noqa: BLE001 - foreign annotations may name anything; jsonargparse reports a wrong path
         return {}
 

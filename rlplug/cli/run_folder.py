@@ -21,7 +21,7 @@ from rlplug.distributed.checkpoint_files import CONFIG, run_dir_of, set_aside_af
 from rlplug.distributed.checkpoint_writer import CONFIG_KEY
 from rlplug.distributed.durable_files import (
     FolderLock,
-    append,
+    RowFile,
     cut_back_lines,
     new_numbered_folder,
     remove,
@@ -33,12 +33,13 @@ from rlplug.errors import RunError
 from rlplug.models.export import export_policy
 from rlplug.observability.experiment_log import is_due, log_configuration, log_samples
 from rlplug.observability.metrics_csv import MetricsCSV
+from rlplug.observability.sample_records import is_trained, sample_record, spread
 from rlplug.observability.tensorboard import RunTensorBoard
 from rlplug.observability.terminal import say
 from rlplug.plugin_manager import describe, plugins
 from rlplug.setup import take_optimizer_options
 from rlplug.training.memory_plan.table import memory_notes, memory_rows
-from rlplug.types import RewardError, Sample
+from rlplug.types import Sample
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
@@ -78,6 +79,8 @@ class RunFolder(Callback):
         self._began = 0.0
         self._record: dict[str, Any] = {}
         self._metrics: MetricsCSV | None = None
+        self._rows: dict[str, RowFile] = {}
+        """Files of samples, by name."""
         self._lock: FolderLock | None = None
         self._is_accepted = False
         """Whether the run writes to its folder: a new one at once, a resumed one from its first step on."""
@@ -92,6 +95,7 @@ class RunFolder(Callback):
             raise RunError(problem)
         module.run_dir = self.path
         self._metrics = MetricsCSV(self.path / METRICS, waits=self._is_resumed(trainer))
+        self._rows = {name: RowFile(self.path / name) for name in (SAMPLES, REWARD_ERRORS)}
         trainer.loggers = [self._metrics, *trainer.loggers]
         if importlib.util.find_spec("tensorboard"):
             trainer.loggers = [*trainer.loggers, RunTensorBoard(self.path, name="", version="tensorboard")]
@@ -149,7 +153,7 @@ class RunFolder(Callback):
             said.append(f"the checkpoints after step {step} are now in {aside}, with copies of their rows")
         last = step or -1  # the validation before the first step is repeated
         said += self._metrics.cut_back(last)
-        said += cut_back_lines(self.path / SAMPLES, last, _is_trained if self.samples_per_step else None)
+        said += cut_back_lines(self.path / SAMPLES, last, is_trained if self.samples_per_step else None)
         return said + cut_back_lines(self.path / REWARD_ERRORS, last)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -181,6 +185,7 @@ class RunFolder(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[CONFIG_KEY] = self.config_yaml
+        self._sync_rows()  # a run that goes on from the checkpoint cannot write them again
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -203,7 +208,7 @@ class RunFolder(Callback):
             if phase == "reward_errors":
                 self._append_samples(REWARD_ERRORS, samples, step, phase)
                 continue
-            chosen = _spread(samples, self.samples_per_step)
+            chosen = spread(samples, self.samples_per_step)
             self._append_samples(SAMPLES, chosen, step, phase)
             if phase == "validate":
                 print_samples(chosen, step)
@@ -211,9 +216,15 @@ class RunFolder(Callback):
                 log_samples(trainer.loggers, chosen, step, phase)
 
     def _append_samples(self, name: str, samples: Sequence[Sample], step: int, phase: str) -> None:
-        records = [_sample_record(sample, step, phase) for sample in samples]
+        records = [sample_record(sample, step, phase) for sample in samples]
         if records:
-            append(self.path / name, "".join(json.dumps(record, default=str) + "\n" for record in records))
+            self._rows[name].append("".join(json.dumps(record, default=str) + "\n" for record in records))
+
+    def _sync_rows(self) -> None:
+        assert self._metrics is not None
+        self._metrics.sync()
+        for file in self._rows.values():
+            file.sync()
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
@@ -231,7 +242,7 @@ class RunFolder(Callback):
             if trainer.is_global_zero:
                 remove(folder)
             rank, by = trainer.global_rank, module.config.model_trainer
-            export_policy(module.policy, inputs.tokenizer, inputs.spec.dtype, folder, rank, trainer=by)
+            export_policy(module.policy, inputs.tokenizer, inputs.spec.dtype, folder, rank, by)
             if trainer.is_global_zero:
                 replace_folder(folder, self.path / "policy")
         if trainer.is_global_zero:
@@ -250,6 +261,7 @@ class RunFolder(Callback):
             self._lock.close()
 
     def _finish(self, status: str, message: str | None = None) -> None:
+        self._sync_rows()
         self._record |= {"status": status, "message": message, "finished": _now()}
         self._save_record()
 
@@ -270,35 +282,3 @@ class RunFolder(Callback):
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _is_trained(record: dict[str, Any]) -> bool:
-    """Return whether a line of ``samples.jsonl`` is one that each step has."""
-    return record.get("phase") == "train"
-
-
-def _spread(samples: Sequence[Sample], count: int) -> list[Sample]:
-    """Return ``count`` samples spread evenly from worst to best, failed rewards first."""
-    ordered = sorted(samples, key=lambda sample: (not sample.errors, sample.reward))
-    if len(ordered) <= count:
-        return ordered
-    return [ordered[round(index * (len(ordered) - 1) / max(count - 1, 1))] for index in range(count)]
-
-
-def _sample_record(sample: Sample, step: int, phase: str) -> dict[str, Any]:
-    rewards = {
-        name: {"error": value.message} if isinstance(value, RewardError) else value
-        for name, value in sample.rewards.items()
-    }
-    return {
-        "step": step,
-        "phase": phase,
-        "prompt_uid": sample.prompt.uid,
-        "prompt": sample.prompt.text,
-        "completion": sample.completion,
-        "answer": sample.prompt.answer,
-        "reward": None if sample.errors else sample.reward,
-        "rewards": rewards,
-        "finish_reason": sample.finish_reason,
-        "num_tokens": sample.num_response_tokens,
-    }

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import os
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +19,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from rlplug.errors import RunError
 
+SYNC_S: Final = 5.0
+"""Shortest time in seconds between two appends that sync a file of rows."""
 _NO_LOCKS: Final = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 """Errors of a file system that has no locks."""
 
@@ -47,22 +51,47 @@ def write_file(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8", newline="", errors="backslashreplace")
 
 
-def append(path: Path, text: str) -> None:
-    """Add ``text`` at the end of ``path``, synced, or nothing of it.
+class RowFile:
+    """File to which rows are appended, whole or not at all.
 
-    Raises:
-        RunError: The file cannot be written.
+    A row survives a kill of the process at once, and a power cut when the file is synced: by an append once in
+    ``SYNC_S`` seconds, because a sync takes milliseconds, and by :meth:`sync`, before what needs the rows.
     """
-    with explained(path), path.open("ab", buffering=0) as file:
-        before, data = file.tell(), text.encode("utf-8", errors="backslashreplace")
-        try:
-            while data:
-                data = data[file.write(data) :]
-            os.fsync(file.fileno())
-        except OSError:
-            with suppress(OSError):
-                os.ftruncate(file.fileno(), before)
-            raise
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._is_synced = True
+        self._synced_s = -math.inf
+
+    def append(self, text: str) -> None:
+        """Add ``text`` at the end, or nothing of it.
+
+        Raises:
+            RunError: The file cannot be written.
+        """
+        with explained(self.path), self.path.open("ab", buffering=0) as file:
+            before, data = file.tell(), text.encode("utf-8", errors="backslashreplace")
+            try:
+                while data:
+                    data = data[file.write(data) :]
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(file.fileno(), before)
+                raise
+        self._is_synced = False
+        if time.monotonic() - self._synced_s >= SYNC_S:
+            self.sync()
+
+    def sync(self) -> None:
+        """Wait until all rows are on the disk.
+
+        Raises:
+            RunError: The file cannot be written.
+        """
+        if not self._is_synced:
+            with explained(self.path), suppress(FileNotFoundError):  # somebody removed it
+                sync(self.path)
+            self._is_synced, self._synced_s = True, time.monotonic()
 
 
 def replace_folder(partial: Path, folder: Path) -> None:

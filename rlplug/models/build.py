@@ -45,7 +45,7 @@ def build_policy(
     config: ModelConfig,
     optimizations: Sequence[Optimization],
     strategy: RLFSDP2Strategy,
-    trainer: ModelTrainer = TRANSFORMERS,
+    trainer: ModelTrainer,
 ) -> tuple[nn.Module, list[Effect]]:
     """Return the sharded policy, and effects: how its weights were loaded and what the optimizations changed.
 
@@ -63,7 +63,7 @@ def build_reference(
     policy: ModelConfig,
     optimizations: Sequence[Optimization],
     strategy: RLFSDP2Strategy,
-    trainer: ModelTrainer = TRANSFORMERS,
+    trainer: ModelTrainer,
 ) -> tuple[nn.Module, list[Effect]]:
     """Return the frozen reference policy, ``config`` or the policy's initial model, and its effects."""
     chosen, key = (policy, "model.policy") if config is None else (config, "model.reference")

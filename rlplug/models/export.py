@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlplug.interfaces.trainer import ModelTrainer
-from rlplug.models.build import TRANSFORMERS
 from rlplug.weight_sync.buckets import weight_buckets
 
 MAX_FILE_BYTES: Final = 1 << 30
@@ -27,8 +26,8 @@ def export_policy(
     dtype: torch.dtype,
     folder: Path,
     rank: int,
+    trainer: ModelTrainer,
     max_bytes: int = MAX_FILE_BYTES,
-    trainer: ModelTrainer = TRANSFORMERS,
 ) -> None:
     """Write a folder that ``AutoModelForCausalLM.from_pretrained`` opens. Collective; rank 0 writes.
 
@@ -40,8 +39,8 @@ def export_policy(
         dtype: Dtype of the weights in the files.
         folder: Folder to write, made if it does not exist.
         rank: Rank of this process.
-        max_bytes: Largest file, unless a single tensor is larger.
         trainer: The trainer of the policy.
+        max_bytes: Largest file, unless a single tensor is larger.
     """
     if rank == 0:
         folder.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from rlplug.distributed.durable_files import append, explained, losses, write_file
+from rlplug.distributed.durable_files import RowFile, explained, losses, write_file
 
 
 class MetricsCSV(Logger):
@@ -28,6 +28,7 @@ class MetricsCSV(Logger):
     def __init__(self, path: Path, waits: bool = False) -> None:
         super().__init__()
         self.path = path
+        self._rows = RowFile(path)
         self._waiting: list[dict[str, Any]] | None = [] if waits else None
         self._columns: list[str] | None = None
         """Columns of the file, once it has been read."""
@@ -57,7 +58,11 @@ class MetricsCSV(Logger):
             columns = ["step", *sorted({*self._columns, *new} - {"step"})]
             self._write(columns, [*self.read(), row])
         else:
-            append(self.path, _as_text(self._columns, [row], header=False))
+            self._rows.append(_as_text(self._columns, [row], header=False))
+
+    def sync(self) -> None:
+        """Wait until all rows are on the disk."""
+        self._rows.sync()
 
     def read(self) -> list[dict[str, Any]]:
         """Return the whole rows so far, with values as text."""

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from command_line import ROOT
 from forked import run_forked
+from written_files import END
 
 from rlplug.interfaces import EngineCapabilities
 
@@ -51,7 +52,7 @@ def test_a_stale_page_is_refused_until_it_is_written(
     assert "make docs" in capsys.readouterr().err
     assert script.main([str(page)]) == 0
     assert script.main(["--check", str(page)]) == 0
-    assert page.read_text().partition(script.END)[2] == PAGE.read_text().partition(script.END)[2]
+    assert page.read_text().partition(END)[2] == PAGE.read_text().partition(END)[2]
 
 
 def test_what_a_cpu_changes_is_in_the_cell(script: ModuleType) -> None:

@@ -13,13 +13,14 @@ from forked import ForkedProcess
 
 from rlplug.distributed.checkpoint_files import list_checkpoints
 
+SAVER = "{class_path: ModelCheckpoint, init_args: {monitor: reward/mean, mode: max, filename: '{step}'}}"
 RUN = [*SMALL, "--model.num_steps", "4", "--checkpoint.every_n_steps", "2", "--model.batch.mini_batch_size", "8"]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("options")
-    return Runs({"base": Job([*RUN, "--run.dir", str(folder / "base")])}, folder)
+    return Runs({"base": Job([*RUN, "--trainer.callbacks+", SAVER, "--run.dir", str(folder / "base")])}, folder)
 
 
 def resume(runs: Runs, name: str, *options: str) -> Path:
@@ -35,6 +36,14 @@ def resume(runs: Runs, name: str, *options: str) -> Path:
 def rows(run_dir: Path) -> list[dict[str, str]]:
     with (run_dir / "metrics.csv").open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def test_model_checkpoint_keeps_the_step_with_the_best_metric(runs: Runs) -> None:
+    """It catches a Lightning whose callback no longer gets the metrics of a step, and saves nothing."""
+    runs.ended("base")
+    run_dir = runs.folder / "base" / "001"
+    best = max(rows(run_dir), key=lambda row: float(row["reward/mean"]))
+    assert [path.stem for path in (run_dir / "best").iterdir()] == [f"step={best['step']}"]
 
 
 def test_a_changed_learning_rate_takes_effect_and_changes_are_said(runs: Runs) -> None:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from engine_double import DIES, FAILS
+from processes import wait_until_gone
 from rlplug_rollout_sglang.engine_requests import SGLangRequests
 from rlplug_rollout_sglang.options import ENVIRONMENT
 
@@ -52,20 +52,6 @@ def requests(process: EngineProcess) -> SGLangRequests:
 
 def asked(name: str, *lengths: int, first: int = 10) -> list[Request]:
     return [Request(f"{name}/{i}", (first, i), seed=i, max_new_tokens=length) for i, length in enumerate(lengths)]
-
-
-def runs(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 30
-    while runs(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.05)
 
 
 def collected(requests: SGLangRequests, count: int) -> dict[str, Completion]:

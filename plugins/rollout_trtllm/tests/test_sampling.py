@@ -50,7 +50,9 @@ def test_nothing_that_decides_on_a_token_is_left_to_a_default(sampling: Sampling
 def test_the_engine_takes_them(sampling: SamplingParams) -> None:
     from tensorrt_llm import SamplingParams as EngineSampling
 
-    EngineSampling(**arguments(sampling))
+    made = arguments(sampling)
+    taken = EngineSampling(**made)
+    assert {name: getattr(taken, name) for name in made} == made
 
 
 def test_sampling_from_all_tokens_is_not_greedy() -> None:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
-import torch
 from hostile import mutated
 from hypothesis import HealthCheck, given, settings
 from rlplug_rollout_vllm.server import VLLMBackend
+from server_answers import check_completion_or_fault, completion_of
 
-from rlplug.errors import RunError
-from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rollout.servers import PendingRequest
-from rlplug.rollout.servers.server_checks import reading
-from rlplug.types import Request, SamplingParams
-
-POLICY = PolicySpec("folder", torch.float32, (1,), 0, 100, vocab_size=50)
-URL = "http://127.0.0.1:1"
+BACKEND = VLLMBackend.__new__(VLLMBackend)  # its constructor imports vLLM, which reading an answer does not need
 ANSWER: dict[str, Any] = {
     "choices": [
         {
@@ -29,32 +21,12 @@ ANSWER: dict[str, Any] = {
 }
 
 
-def completion_of(answer: Any) -> Any:
-    backend = VLLMBackend.__new__(VLLMBackend)  # its constructor imports vLLM, which reading an answer does not need
-    pending = PendingRequest(Request("r", (1, 2), 0), SamplingParams(5), 5, 7, False, POLICY.vocab_size)
-    pending.server = SimpleNamespace(url=URL)  # type: ignore[assignment]
-    with reading(URL):
-        backend.receive(pending, answer)
-    if pending.finish_reason is None:
-        raise EngineFault(f"{URL} broke off")
-    pending.check()
-    with reading(URL):
-        return backend.completion(pending)
-
-
 def test_a_whole_answer_is_a_completion() -> None:
-    assert completion_of(ANSWER).token_ids == (3, 4, 1)
+    assert completion_of(BACKEND, ANSWER).token_ids == (3, 4, 1)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(answer=mutated(ANSWER))
 def test_a_mutated_answer_is_a_completion_or_a_fault(answer: Any) -> None:
     """Generates answers with parts that are missing, null or of other types and sizes."""
-    try:
-        completion = completion_of(answer)
-    except RunError as error:  # one that is no fault: a finish reason or a version that training has no use for
-        assert URL in str(error) or not isinstance(error, EngineFault)  # noqa: PT017 - a completion is as good
-        return
-    assert all(0 <= token < 50 for token in completion.token_ids)
-    assert all(-1e30 <= logprob <= 1e-3 for logprob in completion.logprobs)
-    assert len(completion.token_ids) == len(completion.logprobs) <= 5
+    check_completion_or_fault(BACKEND, answer)

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from processes import runs
 
 pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM")
 
@@ -117,14 +118,6 @@ def tokens(completions: list[Completion]) -> list[tuple[int, ...]]:
 
 
 def running(pids: list[int]) -> list[int]:
-    """Return those of the processes that run: not what is left of one that nobody waited for."""
-
-    def runs(pid: int) -> bool:
-        try:
-            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
-
     return [pid for pid in pids if runs(pid)]
 
 

@@ -85,9 +85,7 @@ def results_of(job: dict[str, Any], out: Path) -> dict[str, Any]:
     results["effects"] = [effect.description for effect in effects]
     results["units"] = [name for name, module in policy.named_modules() if isinstance(module, FSDPModule)]
     results["largest shard"] = max(p.to_local().numel() for p in policy.parameters() if isinstance(p, DTensor))
-    export_policy(
-        policy, SimpleNamespace(save_pretrained=str), torch.float32, out, strategy.global_rank, trainer=trainer
-    )
+    export_policy(policy, SimpleNamespace(save_pretrained=str), torch.float32, out, strategy.global_rank, trainer)
     return results
 
 

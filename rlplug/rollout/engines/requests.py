@@ -78,8 +78,11 @@ class EngineRequests(ABC, Generic[Answer]):
         self._lock = threading.Lock()
         self._running: dict[str, RunningRequest] = {}
         """By name, oldest first."""
+        self._missing: set[str] = set()
+        """Names of the requests of ``generate`` that have no completion yet."""
         self._finished: dict[str, Completion] = {}
         """Of ``generate``, by name."""
+        self._num_finished_tokens = 0
         self._ready: list[Completion] = []
         """Of what was submitted."""
         self._busy_since: float | None = None
@@ -133,19 +136,17 @@ class EngineRequests(ABC, Generic[Answer]):
             RunError: A prompt leaves no room; then nothing was started.
             EngineFault: The engine failed, or took too long; it has what was finished.
         """
-        self._finished = {}
+        self._finished, self._num_finished_tokens = {}, 0
         limits = self._limits(requests, sampling)
         with self._faults(self._take_finished, lambda: len(requests)):
             names = [running.name for running in self._start(requests, sampling, limits, is_submitted=False)]
-            missing, is_stopped = set(names), False
-            while missing:
+            self._missing, is_stopped = set(names), False
+            while self._missing:
                 self.take(WAIT_S)
-                missing -= self._finished.keys()
-                num_tokens = sum(len(completion.token_ids) for completion in self._finished.values())
-                PHASE_PROGRESS.in_call(len(self._finished), num_tokens)
-                if missing and not is_stopped and self.is_stopping():
+                PHASE_PROGRESS.in_call(len(self._finished), self._num_finished_tokens)
+                if self._missing and not is_stopped and self.is_stopping():
                     is_stopped = True
-                    self.stop([running for running in self._running.values() if running.name in missing])
+                    self.stop([running for running in self._running.values() if running.name in self._missing])
                 self._check_deadline()
             return [self._finished[name] for name in names]
 
@@ -200,6 +201,8 @@ class EngineRequests(ABC, Generic[Answer]):
                 self._ready.append(completion)
             else:
                 self._finished[name] = completion
+                self._num_finished_tokens += len(completion.token_ids)
+                self._missing.discard(name)
         self._count_seconds()
         if problem is not None:
             raise problem

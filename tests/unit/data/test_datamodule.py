@@ -1,64 +1,19 @@
+"""The data module: what it refuses or leaves out, its stream of prompts, and its life under Lightning."""
+
 import logging
 import warnings
-from collections.abc import Iterator
 
 import pytest
 import torch
 from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
+from unit.data.prompt_cases import ListSource, build_tokenizer, set_up, setup_error, train_prompts
 
 from rlplug.data.datamodule import PromptDataModule, PromptRules
-from rlplug.data.sources import FileSource, PromptRow, PromptSource
+from rlplug.data.sources import FileSource
 from rlplug.errors import ConfigError
-from rlplug.types import Prompt
-
-SPECIAL = ["<bos>", "<eos>", "<|system|>", "<|user|>", "<|assistant|>"]
-BOS, EOS, SYSTEM, USER, ASSISTANT = range(len(SPECIAL))
-CHARACTERS = [chr(code) for code in range(32, 127)] + ["\n"]
-CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'tool' %}"
-    "{{ raise_exception('No tools here.') }}{% endif %}<|{{ message['role'] }}|>{{ message['content'] }}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-USER_MESSAGE = {"role": "user", "content": "Hi"}
-
-
-def ids(text: str) -> tuple[int, ...]:
-    return tuple(len(SPECIAL) + CHARACTERS.index(character) for character in text)
-
-
-def build_tokenizer(chat_template: str | None = CHAT_TEMPLATE, wrap: str = "<bos> $A <eos>") -> PreTrainedTokenizerFast:
-    """One token a character; by itself it writes ``wrap`` around a text."""
-    vocabulary = {token: index for index, token in enumerate(SPECIAL + CHARACTERS)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=" "))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=wrap, special_tokens=[("<bos>", BOS), ("<eos>", EOS)]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<bos>",
-        eos_token="<eos>",
-        extra_special_tokens=SPECIAL[2:],
-        chat_template=chat_template,
-        name_or_path="models/small",
-    )
-
-
-class ListSource(PromptSource):
-    """Prompts as given, named p0, p1, ..."""
-
-    def __init__(self, *prompts: str | list[dict[str, str]]) -> None:
-        self.prompts = prompts
-        self.num_reads = 0
-
-    def rows(self) -> Iterator[PromptRow]:
-        self.num_reads += 1
-        for index, prompt in enumerate(self.prompts):
-            yield PromptRow(f"p{index}", prompt, f"answer {index}", {"index": index})
 
 
 class Policy(LightningModule):
@@ -84,28 +39,6 @@ class Policy(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def set_up(
-    data: PromptDataModule,
-    stage: str = "fit",
-    tokenizer: PreTrainedTokenizerFast | None = None,
-    max_context: int = 100,
-    max_new_tokens: int = 20,
-) -> PromptDataModule:
-    data.load(stage, PromptRules(tokenizer or build_tokenizer(), (), max_context, max_new_tokens))
-    return data
-
-
-def train_prompts(data: PromptDataModule) -> list[Prompt]:
-    """Return one epoch in the order of the source."""
-    return sorted(data.train_stream.take(len(data.train_stream)), key=lambda prompt: prompt.uid)
-
-
-def setup_error(data: PromptDataModule, **options) -> str:
-    with pytest.raises(ConfigError) as caught:
-        set_up(data, **options)
-    return str(caught.value)
-
-
 def build_trainer(folder, max_steps: int = -1, **options) -> Trainer:
     return Trainer(
         accelerator="cpu",
@@ -118,98 +51,7 @@ def build_trainer(folder, max_steps: int = -1, **options) -> Trainer:
     )
 
 
-# rendering
-
-
-def test_plain_text_gets_the_tokens_that_the_tokenizer_puts_in_front_but_not_those_behind():
-    (prompt,) = train_prompts(set_up(PromptDataModule(ListSource("Hi"))))
-    assert prompt == Prompt("p0", (BOS, *ids("Hi")), "Hi", "answer 0", {"index": 0})
-
-
-def test_plain_text_gets_no_bos_from_a_tokenizer_that_puts_none():
-    (prompt,) = train_prompts(set_up(PromptDataModule(ListSource("Hi")), tokenizer=build_tokenizer(wrap="$A")))
-    assert prompt.token_ids == ids("Hi")
-
-
-def test_plain_text_that_spells_the_bos_keeps_one():
-    first, second = train_prompts(set_up(PromptDataModule(ListSource("<bos>Hi", "Hi"))))
-    assert first.token_ids == second.token_ids == (BOS, *ids("Hi"))
-
-
-def test_messages_are_rendered_with_the_special_tokens_of_the_template_alone():
-    messages = [{"role": "system", "content": "S"}, USER_MESSAGE]
-    (prompt,) = train_prompts(set_up(PromptDataModule(ListSource(messages))))
-    assert prompt.text == "<bos><|system|>S<|user|>Hi<|assistant|>"
-    assert prompt.token_ids == (BOS, SYSTEM, *ids("S"), USER, *ids("Hi"), ASSISTANT)
-
-
-def test_template_without_bos_gets_none():
-    tokenizer = build_tokenizer(CHAT_TEMPLATE.removeprefix("{{ bos_token }}"))
-    (prompt,) = train_prompts(set_up(PromptDataModule(ListSource([USER_MESSAGE])), tokenizer=tokenizer))
-    assert prompt.token_ids == (USER, *ids("Hi"), ASSISTANT)
-
-
-def test_plain_text_becomes_a_user_message_with_chat():
-    (prompt,) = train_prompts(set_up(PromptDataModule(ListSource("Hi"), chat=True)))
-    assert prompt.text == "<bos><|user|>Hi<|assistant|>"
-
-
-@pytest.mark.parametrize("row", ["Hi", [USER_MESSAGE]])
-def test_system_prompt_stands_in_front(row):
-    (prompt,) = train_prompts(set_up(PromptDataModule(ListSource(row), chat=True, system_prompt="S")))
-    assert prompt.text == "<bos><|system|>S<|user|>Hi<|assistant|>"
-
-
-def test_text_and_messages_together_need_chat():
-    message = setup_error(PromptDataModule(ListSource("Hi", [USER_MESSAGE])))
-    assert "'p1'" in message
-    assert "'p0'" in message
-    assert "set data.chat to true" in message
-    first, second = train_prompts(set_up(PromptDataModule(ListSource("Hi", [USER_MESSAGE]), chat=True)))
-    assert first.text == second.text
-
-
-def test_train_and_val_agree_on_chat():
-    assert "set data.chat" in setup_error(PromptDataModule(ListSource("Hi"), val=ListSource([USER_MESSAGE])))
-
-
-def test_messages_without_chat():
-    message = setup_error(PromptDataModule(ListSource([USER_MESSAGE]), chat=False))
-    assert "data.chat is false, and the prompt 'p0' is a list of messages" in message
-
-
-@pytest.mark.parametrize(
-    ("row", "chat", "start"),
-    [("Hi", True, "data.chat is true"), ([USER_MESSAGE], None, "the prompt 'p0' is a list of messages")],
-)
-def test_chat_without_a_template(row, chat, start):
-    message = setup_error(PromptDataModule(ListSource(row), chat=chat), tokenizer=build_tokenizer(chat_template=None))
-    assert message.startswith(f"{start}, and the tokenizer of model.policy.path 'models/small' has no chat template")
-    assert "set data.chat to false" in message
-
-
-def test_no_template_is_needed_for_plain_text():
-    data = set_up(PromptDataModule(ListSource("Hi")), tokenizer=build_tokenizer(chat_template=None))
-    assert train_prompts(data)[0].text == "Hi"
-
-
-def test_template_that_refuses_a_prompt():
-    message = setup_error(PromptDataModule(ListSource([{"role": "tool", "content": "a"}])))
-    assert "refuses the prompt 'p0', whose roles are tool: No tools here." in message
-    assert "model.policy.path 'models/small'" in message
-
-
-def test_two_system_messages():
-    source = ListSource([{"role": "system", "content": "S"}, USER_MESSAGE])
-    message = setup_error(PromptDataModule(source, system_prompt="T"))
-    assert "'p0' has its own system message, and data.system_prompt is set" in message
-
-
-def test_system_prompt_without_chat():
-    with pytest.raises(ConfigError, match=r"data\.system_prompt needs a chat template, and data\.chat is false"):
-        PromptDataModule(ListSource("Hi"), chat=False, system_prompt="S")
-    message = setup_error(PromptDataModule(ListSource("Hi"), system_prompt="S"))
-    assert message == "data.system_prompt needs a chat template: set data.chat to true."
+# sources
 
 
 def test_empty_prompt():

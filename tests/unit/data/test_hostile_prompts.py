@@ -7,7 +7,7 @@ import time
 
 import pytest
 from hostile import SURROGATE, deep
-from unit.data.test_datamodule import USER_MESSAGE, ListSource, build_tokenizer
+from unit.data.prompt_cases import USER_MESSAGE, ListSource, build_tokenizer
 
 from rlplug.data import rendering
 from rlplug.data.datamodule import PromptDataModule, PromptRules

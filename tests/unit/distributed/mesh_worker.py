@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rlplug.distributed.mesh import local_part
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.models import loading
-from rlplug.models.build import build_critic, build_policy, build_reference
+from rlplug.models.build import TRANSFORMERS, build_critic, build_policy, build_reference
 from rlplug.models.config import ModelConfig, load_tokenizer
 from rlplug.models.critic import CriticConfig
 
@@ -64,7 +64,7 @@ def facts(strategy, job):
 
 def update(strategy, job):
     """Two micro-batches of rows that differ by data rank; what was communicated, gradients, norm, clipped gradients."""
-    policy, effects = build_policy(ModelConfig(path=job["folder"], dtype="float32"), [], strategy)
+    policy, effects = build_policy(ModelConfig(path=job["folder"], dtype="float32"), [], strategy, TRANSFORMERS)
     tokens = torch.tensor(job["tokens"])  # [data ranks, micro-batches, rows, tokens]
     weight = 1 / strategy.sequence_size  # ranks that share rows see them all here, so each takes a share of the loss
     passes = []
@@ -157,9 +157,9 @@ def load(strategy, job):
     watch, CountingFile.num_bytes = LargestAllocation(), 0
     with mock.patch.object(loading, "safe_open", lambda *args, **options: CountingFile(open_file(*args, **options))):
         with watch:
-            policy, effects = build_policy(config, [], strategy)
+            policy, effects = build_policy(config, [], strategy, TRANSFORMERS)
         num_bytes = CountingFile.num_bytes
-        reference, more = build_reference(None, config, [], strategy)
+        reference, more = build_reference(None, config, [], strategy, TRANSFORMERS)
         is_left = torch.equal(torch.get_rng_state(), generator)
         critic, last = build_critic(CriticConfig(seed=4), policy, config, [], strategy)
     return {
@@ -181,8 +181,9 @@ def export(strategy, job):
     from rlplug.models.export import export_policy
 
     config = ModelConfig(path=job["folder"], dtype="float32")
-    policy, _ = build_policy(config, [], strategy)
-    export_policy(policy, load_tokenizer(config), torch.bfloat16, Path(job["out"]), dist.get_rank(), job["max_bytes"])
+    policy, _ = build_policy(config, [], strategy, TRANSFORMERS)
+    folder, rank, tokenizer = Path(job["out"]), dist.get_rank(), load_tokenizer(config)
+    export_policy(policy, tokenizer, torch.bfloat16, folder, rank, TRANSFORMERS, job["max_bytes"])
     dist.barrier()
     return {}
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
+import signal
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 from rlplug.distributed import durable_files
 from rlplug.distributed.durable_files import (
     FolderLock,
-    append,
+    RowFile,
     cut_back_lines,
     new_numbered_folder,
     replace_folder,
@@ -58,13 +61,40 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, fails):
     assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
 
 
+@contextmanager
+def limited_file_size(limit):
+    """Let the disk take no file of more than ``limit`` bytes."""
+    former, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, former[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, former)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
 def test_rows_that_the_disk_refuses_leave_none_of_them(tmp_path, monkeypatch):
-    path = tmp_path / "samples.jsonl"
-    append(path, "first\n")
-    monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(errno.EDQUOT, "Disk quota exceeded")))
-    with pytest.raises(RunError, match=r"samples.jsonl cannot be written: Disk quota exceeded"):
-        append(path, "second\n")
-    assert path.read_text() == "first\n"
+    file = RowFile(tmp_path / "samples.jsonl")
+    file.append("first\n")
+    with limited_file_size(9), pytest.raises(RunError, match=r"samples.jsonl cannot be written: File too large"):
+        file.append("second\n")
+    assert file.path.read_text() == "first\n"
+
+
+def test_rows_are_synced_seldom_and_when_asked(tmp_path, monkeypatch):
+    """It catches a sync for each row, which takes milliseconds, and rows that no sync follows."""
+    synced = []
+    monkeypatch.setattr(durable_files, "sync", synced.append)
+    file = RowFile(tmp_path / "samples.jsonl")
+    for number in range(5):
+        file.append(f"{number}\n")
+    assert synced == [file.path]
+    file.sync()
+    file.sync()
+    assert synced == [file.path] * 2
+    monkeypatch.setattr(durable_files, "SYNC_S", 0.0)
+    file.append("later\n")
+    assert synced == [file.path] * 3
 
 
 def test_a_folder_is_replaced_by_a_complete_one(tmp_path):

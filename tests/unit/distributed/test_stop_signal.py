@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -19,7 +21,8 @@ INT, TERM = signal.SIGINT, signal.SIGTERM
 @pytest.fixture(autouse=True)
 def former() -> Iterator[None]:
     """What the signals do in any program; pytest has another handler where a shell started it in the background."""
-    outer = {INT: signal.signal(INT, signal.default_int_handler), TERM: signal.getsignal(TERM)}
+    outer = {number: signal.getsignal(number) for number in (INT, TERM)}
+    signal.signal(INT, signal.default_int_handler)
     yield
     for number, handler in outer.items():
         signal.signal(number, handler)
@@ -80,9 +83,57 @@ def test_other_ranks_learn_of_a_signal_without_a_collective(monkeypatch: pytest.
         rank.uninstall()
 
 
+def test_a_rank_that_is_told_says_so_when_it_is_asked_next() -> None:
+    """It catches a rank that stops generating, waits for the others, and has told them nothing."""
+    store = HashStore()
+    told, other = StopSignal(), StopSignal()
+    other.install(store)
+    told.install(store)
+    assert not told.poll()  # the next one comes before POLL_S is over
+    send(TERM)
+    assert told.poll()
+    assert other.poll()
+    for rank in (told, other):
+        rank.uninstall()
+
+
 @pytest.mark.parametrize("number", [INT, TERM])
-def test_before_the_first_step_a_signal_ends_the_process(number: signal.Signals) -> None:
+def test_before_the_first_step_a_signal_ends_the_process(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_signal, "_pipe_of_watch", lambda: -1)
     end_at_once()
     with pytest.raises(SystemExit) as end:
         send(number)
     assert end.value.code == 128 + number
+
+
+WAYS = {
+    "dropped": "try:\n    kill(); time.sleep(10)\nexcept BaseException:\n    pass\nkill(TERM); time.sleep(30)",
+    "in C": "threading.Timer(0.1, kill).start()\nfor _ in range(2):\n    libc.pthread_mutex_lock(mutex)",
+}
+"""What the main thread does with the exception: it goes on, or it waits for a lock of C in which Python has no say."""
+
+
+@pytest.mark.parametrize(
+    ("handlers", "way", "number"),
+    [("exit_at_once", "dropped", INT), ("end_at_once", "dropped", TERM), ("end_at_once", "in C", INT)],
+)
+def test_a_signal_ends_the_process_whatever_the_code_does(handlers: str, way: str, number: signal.Signals) -> None:
+    """It catches a signal that is lost in an import, which drops what it raises, or in a wait for other ranks."""
+    code = f"""
+import ctypes, os, threading, time
+from rlplug.distributed import stop_signal
+TERM, libc, mutex = {int(TERM)}, ctypes.CDLL(None), ctypes.create_string_buffer(64)
+def kill(number={int(number)}):
+    os.kill(os.getpid(), number)
+stop_signal.GRACE_S = 0.5
+stop_signal.{handlers}()
+{WAYS[way]}
+"""
+    began = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25, check=False)
+    assert ended.returncode == 128 + number, ended.stderr
+    assert ended.stderr.count(": ended; no") == (way == "dropped")
+    assert ended.stderr.count("without closing") == (handlers == "end_at_once")
+    assert time.monotonic() - began < 8

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlplug.models.build import TRANSFORMERS
 from rlplug.models.config import ModelConfig, load_tokenizer
 from rlplug.models.export import export_policy
 
@@ -16,7 +17,7 @@ def test_export_is_a_folder_that_transformers_opens(family, model_folder, load_p
     with torch.no_grad():
         next(policy.parameters()).add_(0.125)
     tokenizer = load_tokenizer(ModelConfig(path=str(model_folder(family))))
-    export_policy(policy, tokenizer, torch.bfloat16, tmp_path / "out", rank=0)
+    export_policy(policy, tokenizer, torch.bfloat16, tmp_path / "out", 0, TRANSFORMERS)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert loaded.dtype == torch.bfloat16
     for name, tensor in policy.state_dict().items():
@@ -25,5 +26,5 @@ def test_export_is_a_folder_that_transformers_opens(family, model_folder, load_p
 
 
 def test_only_rank_zero_writes(model_folder, load_policy, tmp_path):
-    export_policy(load_policy(model_folder("llama")), None, torch.bfloat16, tmp_path / "out", rank=1)
+    export_policy(load_policy(model_folder("llama")), None, torch.bfloat16, tmp_path / "out", 1, TRANSFORMERS)
     assert not (tmp_path / "out").exists()

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, MiniMaxM2Config, MixtralConfig, Qwen3MoeConfig
 
+from rlplug.models.build import TRANSFORMERS
 from rlplug.models.config import ModelConfig, load_tokenizer
 from rlplug.models.export import export_policy
 from rlplug.models.loading import load_model
@@ -63,7 +64,7 @@ def test_from_pretrained_opens_it(max_bytes, world_size, axes, exported, model_f
 def export(folder, out, **options):
     config = ModelConfig(path=str(folder), dtype="float32")
     model = load_model(config)
-    export_policy(model, load_tokenizer(config), torch.float32, out, rank=0, **options)
+    export_policy(model, load_tokenizer(config), torch.float32, out, 0, TRANSFORMERS, **options)
     return model
 
 

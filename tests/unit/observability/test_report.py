@@ -1,186 +1,25 @@
-"""The report of a run folder: what it shows, what it escapes, and what it tolerates."""
+"""The page of a run folder: what it shows, what it escapes, and what it tolerates."""
 
 from __future__ import annotations
 
-import csv
-import itertools
 import json
-import math
-import random
 import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from unit.observability.report_runs import RUN, make_run, metric_rows, sample_rows, write_metrics, write_samples
 
 from rlplug.errors import ConfigError
-from rlplug.observability.phase_timer import PHASES
-from rlplug.observability.report import figures, write_report
-from rlplug.observability.report.figures import build_figures
-from rlplug.observability.report.run_data import Metrics, SampleRecord, read_run
-from rlplug.observability.report.series import Series, bucket_means, keep_extremes, smooth
-from rlplug.observability.report.summary import best_and_worst, duration, number
+from rlplug.observability.report import write_report
+from rlplug.observability.report.run_data import read_run
+from rlplug.observability.report.series import Series
 
-go = pytest.importorskip("plotly.graph_objects")
+pytest.importorskip("plotly")
 
 HOSTILE = "</pre></script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)>"
-
-RUN = {
-    "status": "finished",
-    "started": "2026-11-20T21:04:11+00:00",
-    "finished": "2026-11-20T21:41:53+00:00",
-    "versions": {"rlplug": "0.1.0", "torch": "2.12.0", "lightning": "2.6.1", "transformers": "5.9.0", "vllm": "0.22.0"},
-    "plugins": [
-        {"name": "algos", "distribution": "rlplug-algos", "version": "0.1.0", "state": "loaded"},
-        {"name": "vllm", "distribution": "rlplug-rollout-vllm", "version": "0.1.0", "state": "loaded"},
-        {
-            "name": "optims",
-            "distribution": "rlplug-optims",
-            "version": "0.1.0",
-            "state": "blocked",
-            "reason": "by name",
-        },
-    ],
-    "device": "NVIDIA H200",
-    "world_size": 2,
-    "batch_plan": [
-        ["prompts_per_step", "32", "prompts drawn in each step, over all ranks"],
-        ["group_size", "8", "completions of each prompt"],
-        ["mini_batch_size", "128 sequences", "each optimizer step sees this many: 2 optimizer steps a step"],
-        ["max_tokens_per_gpu", "16,384", "a micro-batch is packed up to this; about 5 micro-batches in a mini-batch"],
-    ],
-    "effects": ["Liger replaced 57 modules", "forward prefetch set on 28 modules"],
-    "message": None,
-}
-
-CONFIG = """\
-seed_everything: 7
-model:
-  class_path: rlplug.module.RLModule
-  init_args:
-    policy: {path: Qwen/Qwen3-0.6B, dtype: bfloat16}
-    algorithm: {class_path: GRPO, init_args: {clip_low: 0.2, clip_high: 0.28, kl_coefficient: 0.001}}
-    rollout: {class_path: VLLMRollout, init_args: {gpu_memory_utilization: 0.55}}
-    rewards:
-      - {class_path: MathVerify, init_args: {weight: 1.0}}
-      - {class_path: RegexFormat, init_args: {weight: 0.1}}
-trainer: {max_steps: 160, precision: bf16-true}
-"""
-
-
-def metric_rows(num_steps: int) -> list[dict[str, float]]:
-    """Return the metrics of a run that learns arithmetic: a noisy logistic curve, shorter completions, less entropy."""
-    noise = random.Random(7)
-    rows: list[dict[str, float]] = []
-    for step in range(num_steps):
-        learned = 1 / (1 + math.exp(-(step - num_steps * 0.38) / (num_steps * 0.11)))
-        solved = min(0.98, max(0.0, 0.09 + 0.72 * learned + noise.gauss(0, 0.045)))
-        tagged = min(1.0, 0.15 + 0.84 * min(1.0, step / (num_steps * 0.3)) + noise.gauss(0, 0.012))
-        length = 212 - 74 * learned + noise.gauss(0, 7)
-        mismatch = 0.0031 * math.exp(noise.gauss(0, 0.18)) * (1 + 0.5 * learned)
-        times = {
-            "prompts": 0.02,
-            "rollout": 4.1 + length / 40 + abs(noise.gauss(0, 0.35)),
-            "rewards": 0.35 + abs(noise.gauss(0, 0.12)),
-            "filter": 0.01,
-            "logprobs": 1.05 + noise.gauss(0, 0.04),
-            "advantages": 0.02,
-            "update": 3.6 + length / 90 + noise.gauss(0, 0.1),
-            "publish": 0.62 + abs(noise.gauss(0, 0.05)),
-        }
-        whole = sum(times.values()) + 0.4
-        row = {
-            "step": step,
-            "reward/mean": solved + 0.1 * tagged,
-            "reward/std": math.sqrt(max(0.0, solved * (1 - solved))),
-            "reward/math": solved,
-            "reward/format": tagged,
-            "reward/error_share": 0.004 if step % 23 == 7 else 0.0,
-            "completion/length_mean": length,
-            "completion/length_max": min(384.0, length * 1.9 + abs(noise.gauss(0, 30))),
-            "completion/truncated_share": max(0.0, 0.11 - 0.1 * learned + noise.gauss(0, 0.008)),
-            "throughput/tokens_per_s": 256 * length / whole,
-            "mismatch/mean": mismatch,
-            "mismatch/max": mismatch * 90 * math.exp(noise.gauss(0, 0.5)),
-            "policy/kl": 0.021 * learned * (1 + noise.gauss(0, 0.08)),
-            "policy/entropy": 0.46 - 0.29 * learned + noise.gauss(0, 0.012),
-            "policy/clip_fraction_low": max(0.0, 0.006 + 0.004 * learned + noise.gauss(0, 0.0012)),
-            "policy/clip_fraction_high": max(0.0, 0.004 + 0.004 * learned + noise.gauss(0, 0.0012)),
-            "advantages/degenerate_groups": max(0.0, 0.3 - 0.1 * learned + noise.gauss(0, 0.02)),
-            "policy/grad_norm": 0.42 - 0.2 * learned + abs(noise.gauss(0, 0.05)),
-            "policy/lr": 1e-6 * min(1.0, (step + 1) / 10),
-            "loss": noise.gauss(0, 0.004),
-            **{f"time/{phase}": seconds for phase, seconds in times.items()},
-            "time/step": whole,
-            "memory/rollout": 71.4,
-            "memory/logprobs": 38.2 + noise.gauss(0, 0.3),
-            "memory/update": 58.9 + noise.gauss(0, 0.6),
-            "memory/publish": 33.0,
-        }
-        if step % 20 == 0 or step == num_steps - 1:
-            row |= {"validate/reward_mean": solved - 0.02, "validate/pass@1": solved - 0.03}
-            row |= {"validate/pass@4": min(0.99, solved + 0.13)}
-        rows.append(row)
-    return rows
-
-
-def sample_rows(num_steps: int) -> list[dict[str, Any]]:
-    """Return a few samples of every fifth step: additions, some wrong, some cut off, one whose reward failed."""
-    noise = random.Random(11)
-    rows: list[dict[str, Any]] = []
-    for step in range(0, num_steps, 5):
-        for index in range(6):
-            a, b = noise.randint(12, 980), noise.randint(12, 980)
-            is_right, is_cut = noise.random() < 0.15 + 0.75 * step / num_steps, index == 5
-            thought = f"{a} + {b}: first the tens, then the ones. " * (12 if is_cut else 2)
-            text = f"<think>\n{thought}\n</think>\n\n" + f"The sum is \\boxed{{{a + b if is_right else a + b + 10}}}."
-            value = float(is_right and not is_cut)
-            failed = index == 2 and step % 40 == 35
-            rows.append(
-                {
-                    "step": step,
-                    "phase": "validate" if step % 20 == 0 and index == 0 else "train",
-                    "prompt_uid": f"train.jsonl:{noise.randint(0, 900)}",
-                    "prompt": f"<|im_start|>user\nWhat is {a} + {b}? Put the answer in \\boxed{{}}.<|im_end|>\n",
-                    "completion": thought * 3 if is_cut else text,
-                    "answer": a + b,
-                    "reward": None if failed else value + 0.1 * (not is_cut),
-                    "rewards": {
-                        "math": {"error": "TimeoutError: no verdict within 5 s"} if failed else value,
-                        "format": float(not is_cut),
-                    },
-                    "finish_reason": "length" if is_cut else "stop",
-                    "num_tokens": 384 if is_cut else noise.randint(70, 160),
-                }
-            )
-    return rows
-
-
-def write_metrics(run_dir: Path, rows: list[dict[str, Any]]) -> None:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    with (run_dir / "metrics.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def write_samples(run_dir: Path, rows: list[dict[str, Any]]) -> None:
-    (run_dir / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def make_run(run_dir: Path, num_steps: int = 160) -> Path:
-    """Write a complete run folder and return it."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    write_metrics(run_dir, metric_rows(num_steps))
-    write_samples(run_dir, sample_rows(num_steps))
-    (run_dir / "run.json").write_text(json.dumps(RUN))
-    (run_dir / "config.yaml").write_text(CONFIG)
-    return run_dir
 
 
 class _Page(HTMLParser):
@@ -261,30 +100,6 @@ def test_the_report_shows_the_numbers_of_the_run(tmp_path: Path) -> None:
     assert "was not recorded" not in page.text
 
 
-def test_every_figure_is_valid_plotly_and_holds_the_metrics(tmp_path: Path) -> None:
-    run_dir = make_run(tmp_path)
-    figures, absent = build_figures(read_run(run_dir).metrics)
-    by_title = {figure.title: figure for figure in figures}
-
-    assert absent == []
-    for figure in figures:
-        # Plotly's own schema, which rejects an unknown property and a bad value.
-        go.Figure({"data": figure.spec["data"], "layout": figure.spec["layout"]})
-        covered = sorted(index for entry in figure.legend for index in entry.traces)
-        assert covered == list(range(len(figure.traces)))
-    raw = next(trace for trace in by_title["Reward"].traces if trace["name"] == "training mean")
-    assert raw["y"] == pytest.approx([row["reward/mean"] for row in metric_rows(160)], rel=1e-4)
-    validation = next(trace for trace in by_title["Reward"].traces if trace["name"] == "validation pass@1")
-    assert validation["x"] == [0, 20, 40, 60, 80, 100, 120, 140, 159]
-    assert by_title["Engine and trainer mismatch"].spec["layout"]["yaxis"]["type"] == "log"
-    assert "type" not in by_title["Gradient norm"].spec["layout"]["yaxis"]
-    stack = by_title["Where the time goes"].traces
-    names = [trace["name"] for trace in stack]
-    assert names[:3] == ["prompts", "rollout", "rewards"]
-    assert names[-1] == "outside the phases"
-    assert sum(trace["y"][7] for trace in stack) == pytest.approx(metric_rows(160)[7]["time/step"], rel=1e-3)
-
-
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "run<b>", num_steps=12)
     hostile = sample_rows(12)
@@ -357,46 +172,6 @@ def test_a_run_that_has_just_begun_has_a_report(tmp_path: Path) -> None:
     assert "No step has ended" in read_page(tmp_path).text
 
 
-COLOUR = re.compile(r"--([a-z]+): #([0-9a-f]{6})")
-
-
-def test_no_two_phases_look_alike() -> None:
-    """Catches a phase that is added and takes another's colour, in either theme."""
-    css = (Path(figures.__file__).parent / "report.css").read_text()
-    light, dark = css.split("prefers-color-scheme: dark", 1)
-    phases = {f"time/{phase}": (1.0,) for phase in (*PHASES, "validate", "checkpoint", "step")}
-    (figure,) = [f for f in build_figures(Metrics((1,), phases))[0] if f.title == "Where the time goes"]
-    hues = [entry.hue for entry in figure.legend]
-    assert len(hues) == len(PHASES) + 2
-    for theme in (light, dark.split("}", 1)[0]):
-        found = {name: bytes.fromhex(value) for name, value in COLOUR.findall(theme)}
-        for first, second in itertools.combinations(hues, 2):
-            assert math.dist(found[first], found[second]) > 40, (first, second)
-
-
-def test_the_chart_of_memory_has_few_lines_that_differ() -> None:
-    """Catches ten lines on top of each other, and an axis on which lines that are close are one."""
-    names = (*PHASES, "validate", "checkpoint")
-    columns = {f"memory/{phase}": (0.40 + 0.01 * index, 0.42) for index, phase in enumerate(names)}
-    (figure,) = build_figures(Metrics((1, 2), columns))[0]
-    assert [entry.label for entry in figure.legend] == ["rollout", "logprobs", "update", "highest of the other phases"]
-    assert figure.traces[-1]["y"] == [0.49, 0.42]
-    assert "rangemode" not in figure.y_axis
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=6), min_size=2, max_size=60))
-def test_the_band_stays_within_the_rewards(steps: list[list[float]]) -> None:
-    """Catches a band above the best or below the worst reward, which nothing can reach."""
-    summaries = {"mean": fmean, "std": pstdev, "min": min, "max": max}
-    columns = {f"reward/{name}": tuple(function(row) for row in steps) for name, function in summaries.items()}
-    (figure,) = build_figures(Metrics(tuple(range(len(steps))), columns))[0]
-    low, high = figure.traces[:2]
-    assert min(low["y"]) >= min(map(min, steps)) - 1e-3
-    assert max(high["y"]) <= max(map(max, steps)) + 1e-3
-    assert all(below <= above + 1e-3 for below, above in zip(low["y"], high["y"], strict=True))
-
-
 def test_cells_that_are_no_numbers_are_left_out_and_counted(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text(
         "step,reward/mean,loss,policy/grad_norm,policy/entropy\n"
@@ -410,14 +185,6 @@ def test_cells_that_are_no_numbers_are_left_out_and_counted(tmp_path: Path) -> N
     assert "loss (2 not finite)" in page.text
     assert "1 rows of metrics.csv have no step" in page.text
     assert len(figures_of(page)) == 2
-
-
-def test_the_last_row_of_a_step_counts(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("step,loss,validate/pass@1\n1,5,0.5\n2,6,\n1,7,\n")
-    metrics = read_run(tmp_path).metrics
-
-    assert metrics.steps == (1, 2)
-    assert metrics.columns == {"loss": (7.0, 6.0), "validate/pass@1": (0.5, None)}
 
 
 def test_a_samples_file_that_was_cut_short_is_read_up_to_there(tmp_path: Path) -> None:
@@ -475,59 +242,3 @@ def test_a_long_run_stays_light_and_keeps_its_spikes(tmp_path: Path) -> None:
     assert max(len(trace["x"]) for trace in traces) <= 2000
     assert any(50.0 in trace["y"] for trace in traces)
     assert len(page.scripts[0]) < 500_000
-
-
-def test_smoothing_keeps_a_line_and_thinning_keeps_extremes_and_means() -> None:
-    line = Series(tuple(range(5000)), tuple(2.0 * step for step in range(5000)))
-    assert smooth(line).values[1000] == pytest.approx(2.0 * smooth(line).steps[1000], abs=4)
-    wave = Series(tuple(range(10_000)), tuple(math.sin(step) for step in range(10_000)))
-    thin = keep_extremes(wave, 100)
-    assert len(thin) <= 100
-    assert (min(thin.values), max(thin.values)) == (min(wave.values), max(wave.values))
-    assert list(thin.steps) == sorted(thin.steps)
-    assert sum(bucket_means(line, 100).values) / 100 == pytest.approx(sum(line.values) / 5000)
-    huge = Series(tuple(range(30)), (1.7e308,) * 30)
-    assert smooth(huge).values[15] == pytest.approx(1.7e308)
-
-
-def _record(step: int, uid: str, reward: float | None) -> SampleRecord:
-    return SampleRecord(step, "train", uid, "", "", "", reward, {}, "stop", 1)
-
-
-def test_best_and_worst_share_no_sample_and_vary_the_prompts_among_ties() -> None:
-    ones = [_record(step, uid, 1.0) for step, uid in ((9, "a"), (9, "a"), (8, "b"), (7, "c"))]
-    rest = [_record(9, "d", 0.5), _record(9, "e", None), _record(3, "f", 0.0), _record(4, "g", 0.0)]
-    best, worst = best_and_worst([*rest, *ones])
-
-    assert [(sample.prompt_uid, sample.reward) for sample in best] == [("a", 1), ("b", 1), ("c", 1), ("a", 1)]
-    assert [(sample.prompt_uid, sample.reward) for sample in worst] == [("g", 0), ("f", 0), ("d", 0.5)]
-    assert best_and_worst([_record(1, "a", 0.0)]) == ([_record(1, "a", 0.0)], [])
-
-
-def test_samples_come_from_the_last_quarter(tmp_path: Path) -> None:
-    run_dir = make_run(tmp_path, num_steps=100)
-    assert {sample.step for sample in read_run(run_dir).samples.late} == {75, 80, 85, 90, 95}
-    write_samples(run_dir, [row for row in sample_rows(100) if row["step"] <= 30])
-    assert {sample.step for sample in read_run(run_dir).samples.late} == {30}
-
-
-def test_numbers_and_durations_read_well() -> None:
-    assert [number(value) for value in (0.71342, 1.0, 12840.2, 0.00412, 1.3e-5, 0.0, -25.25)] == [
-        *("0.713", "1", "12,840", "0.00412", "1.3e-05", "0", "-25.2")
-    ]
-    assert [duration(seconds) for seconds in (0.8, 42, 245, 11_520, 400_000)] == [
-        *("0.80 s", "42 s", "4 min 5 s", "3 h 12 min", "4 d 15 h")
-    ]
-
-
-def test_a_critic_has_figures_and_nothing_of_it_is_missed_without_one() -> None:
-    columns = {"critic/explained_variance": (-0.5, 0.25, 0.75), "critic/loss": (2.0, 0.1, 0.01)}
-    figures, _ = build_figures(Metrics((1, 2, 3), columns))
-    by_title = {figure.title: figure for figure in figures}
-    explained = by_title["Explained variance of the critic"]
-
-    assert [trace["y"] for trace in explained.traces][-1] == [-0.5, 0.25, 0.75]
-    assert explained.spec["layout"]["yaxis"]["range"] == [-1, 1.05]
-    assert "Loss of the critic" in by_title
-    _, absent = build_figures(Metrics((1,), {"reward/mean": (0.5,)}))
-    assert not any("critic" in name.lower() for name in absent)

@@ -21,6 +21,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from rlplug.distributed.fsdp_units import transformer_units
 from rlplug.interfaces import LossOutput, Needs
+from rlplug.models.build import TRANSFORMERS
 from rlplug.models.config import ModelConfig, load_tokenizer
 from rlplug.models.critic import CriticConfig, ValueHead, load_critic
 from rlplug.models.export import export_policy
@@ -104,9 +105,8 @@ class Worker(LightningModule):
         self.results["on_policy"] = self.run(BatchSizes(**self.sizes()), self.batch.replace(old_logprobs=None))
         self.results["run"] = self.run(BatchSizes(**self.sizes(), mini_batch_size=4, num_epochs=2), self.batch)
         self.results["actor_critic"] = self.run(BatchSizes(**self.sizes()), self.batch, LOSSES["value"])
-        export_policy(
-            self.policy, load_tokenizer(self.model), torch.bfloat16, self.folder / "exported", self.global_rank
-        )
+        tokenizer, folder = load_tokenizer(self.model), self.folder / "exported"
+        export_policy(self.policy, tokenizer, torch.bfloat16, folder, self.global_rank, TRANSFORMERS)
 
     def sizes(self) -> dict[str, int]:
         return {"prompts_per_step": 4, "group_size": 3}

@@ -37,4 +37,5 @@ def test_every_parameter_once_in_bounded_buckets(family, max_bytes, dtype, model
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_shards_are_gathered_together(world_size):
     """One collective operation a bucket, whatever the rows; other ways of sharding are gathered one by one."""
-    run_ranks([str(Path(__file__).with_name("gather_shards.py"))], world_size)
+    done = run_ranks([str(Path(__file__).with_name("gather_shards.py"))], world_size)
+    assert done == [f"rank {rank} compared all\n" for rank in range(world_size)]

@@ -135,7 +135,7 @@ def test_experts_in_one_tensor_are_refused_by_name():
 
 @pytest.fixture
 def fits(tmp_path):
-    """Whether a model fits: checked by its folder, as engines do it."""
+    """Raise where a model does not fit: checked by its folder, as engines do it."""
 
     def check(model, fp8, tensor_parallel_size=1):
         model.config.save_pretrained(tmp_path)
@@ -146,7 +146,9 @@ def fits(tmp_path):
 
 
 def test_whole_blocks_fit(fits):
-    fits(llama(), choose_fp8_weights(llama(), options()))
+    fp8 = choose_fp8_weights(llama(), options())
+    assert len(fp8.quantized) == 3 * 7
+    fits(llama(), fp8)
 
 
 @pytest.mark.parametrize(
@@ -190,8 +192,10 @@ def test_columns_must_be_whole_blocks(fits):
 @pytest.mark.parametrize("make_model", [qwen2_moe, mixtral])
 def test_experts_of_whole_blocks_fit(make_model, fits):
     model = make_model()
-    fits(model, choose_fp8_weights(model, options()))
-    fits(model, choose_fp8_weights(model, options(keep=["*.1.*.experts.*"])))
+    for keep, blocks in ([], {"0", "1", "2"}), (["*.1.*.experts.*"], {"0", "2"}):
+        fp8 = choose_fp8_weights(model, options(keep=keep))
+        assert {name.split(".")[2] for name in fp8.quantized if ".experts." in name} == blocks
+        fits(model, fp8)
 
 
 @pytest.mark.parametrize("keep", ["*.1.mlp.experts.2.*", "*.1.mlp.experts.*.down_proj"])

@@ -100,7 +100,7 @@ class TRTLLMOptions(EngineOptions):
     context_key: ClassVar[str] = "context_length"
     positive: ClassVar[tuple[str, ...]] = (
         *("context_length", "max_batch_size", "max_num_tokens", "tokens_per_block", "cuda_graph_max_batch_size"),
-        *("tensor_parallel_size", "moe_tensor_parallel_size", "moe_expert_parallel_size"),
+        *("moe_tensor_parallel_size", "moe_expert_parallel_size"),
     )
     batch_sizes_key: ClassVar[str | None] = "cuda_graph_batch_sizes"
     pass_through: ClassVar[PassThrough] = PassThrough("llm_args", "TensorRT-LLM", RESERVED, OWN_NAMES)

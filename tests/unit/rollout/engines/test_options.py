@@ -22,7 +22,7 @@ KNOWN = {"block_size", "swap_space", "model_path", "tp_size", "quantization"}
 class Options(EngineOptions):
     share_key: ClassVar[str] = "memory_share"
     context_key: ClassVar[str] = "max_length"
-    positive: ClassVar[Sequence[str]] = ("max_length", "tensor_parallel_size")
+    positive: ClassVar[Sequence[str]] = ("max_length",)
     batch_sizes_key: ClassVar[str | None] = "graph_sizes"
     pass_through: ClassVar[PassThrough] = PassThrough(
         key="more",

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from processes import runs, wait_until_gone
 
 from rlplug.interfaces import EngineFault
 from rlplug.rollout.engines import EngineProcess
@@ -33,20 +34,6 @@ def process() -> Iterator[EngineProcess]:
     process = EngineProcess("Echo", COMMAND, {}, {}, DEADLINE_S)
     yield process
     process.close()
-
-
-def runs(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 30
-    while runs(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.05)
 
 
 def outputs(process: EngineProcess, count: int) -> dict[str, tuple[Any, str | None]]:

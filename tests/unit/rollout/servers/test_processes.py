@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from processes import runs
 
 from rlplug.errors import RunError
 from rlplug.rollout.servers.http_client import HTTPClient
@@ -35,13 +36,6 @@ def wait_for(path: Path) -> str:
     return path.read_text()
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def test_servers_become_healthy_and_end_with_close(client: HTTPClient) -> None:
     servers = ServerProcesses("Tiny", launch_tiny, [None, None])
     wait_until_healthy("Tiny", client, servers.urls, 60.0, servers)
@@ -51,7 +45,7 @@ def test_servers_become_healthy_and_end_with_close(client: HTTPClient) -> None:
     assert len(pids) == 6
     folders = [server.log.parent for server in servers._servers]
     servers.close()
-    assert not any(map(is_running, pids))
+    assert not any(map(runs, pids))
     assert not any(folder.exists() for folder in folders)
 
 
@@ -129,19 +123,19 @@ def test_processes_of_a_server_end_when_one_that_watches_it_is_killed(tmp_path: 
     assert keeper is not None
     guard = keeper.parent()
     assert guard is not None
-    assert all(map(is_running, (server, child)))
+    assert all(map(runs, (server, child)))
     for each in {"trainer": [process], "guard": [guard], "keeper": [keeper]}.get(killed, [guard, keeper]):
         each.kill()
     watched = [server] if killed == "guard and keeper" else [server, child]  # the rest is up to the engine then
     deadline = time.monotonic() + 30
-    while any(map(is_running, watched)) and time.monotonic() < deadline:
+    while any(map(runs, watched)) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert not any(map(is_running, watched))
+    assert not any(map(runs, watched))
     if killed == "trainer":
         while list(tmp_path.glob("rlplug-server-*")) and time.monotonic() < deadline:
             time.sleep(0.2)
         assert not list(tmp_path.glob("rlplug-server-*"))
     process.kill()
     process.wait()
-    if is_running(child):
+    if runs(child):
         os.kill(child, 9)

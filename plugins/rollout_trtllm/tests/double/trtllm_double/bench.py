@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import functools
 import os
 import pickle
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,17 @@ from trtllm_double.wire import reduce_tensor
 from trtllm_double.worker import get_device_uuid
 
 PROMPT = [5, 9, 13, 21]
+SIMPLE = {"logprobs": 0, "logprobs_simple_format": True}
+
+
+def scenario(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an ``async`` test."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **keywords: Any) -> None:
+        asyncio.run(test(*arguments, **keywords))
+
+    return run
 
 
 def prepare_environment(monkeypatch: Any) -> None:
