@@ -255,7 +255,9 @@ def build_models(
         models.set_reference(reference)
         models.effects += effects
     if config.critic is not None and models.critic is None:
-        models.critic, effects = build_critic(config.critic, models.policy, config.policy, optimizations, strategy)
+        models.critic, effects = build_critic(
+            config.critic, models.policy, config.policy, optimizations, strategy, trainer
+        )
         models.effects += effects
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlplug.interfaces.trainer import ModelTrainer
-from rlplug.models.build import TRANSFORMERS
+from rlplug.models.transformers_trainer import TRANSFORMERS
 from rlplug.weight_sync.buckets import weight_buckets
 
 MAX_FILE_BYTES: Final = 1 << 30
