@@ -61,7 +61,7 @@ class ModelTrainer(ABC):
     ``get_output_embeddings``, which returns the output layer. Its forward method takes a packed row, the arguments of
     :meth:`PackedTokens.model_inputs <rlplug.models.packing.PackedTokens.model_inputs>` and ``logits_to_keep``, int64
     [K]. It calls the output layer once, with hidden states [1, K, D], and returns an object whose ``logits`` are what
-    the output layer returned, [1, K, V].
+    the output layer returned, [1, K, V]. What it learns is in its parameters: an engine and an export get no buffers.
 
     The core calls in this order: :meth:`check`, :meth:`empty_network`, optimizations, :meth:`split` where the tensor
     axis has several ranks, FSDP2 over :meth:`fsdp_units`, allocation of memory, optimizations, :meth:`load_weights`.

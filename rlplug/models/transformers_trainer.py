@@ -36,7 +36,8 @@ class TransformersTrainer(ModelTrainer):
 
     def load_weights(self, network: nn.Module, config: ModelConfig, key: str) -> Effect:
         own: Any = network
-        prefix = f"{own.base_model_prefix}." if own.base_model is own else ""  # the weights of a trunk have one
+        is_trunk = own.get_output_embeddings() is None
+        prefix = f"{own.base_model_prefix}." if is_trunk else ""  # in the checkpoint, before the trunk's own names
         return load_weights(network, config, key, prefix)
 
     def hf_weights(self, network: nn.Module) -> WeightsOfParameters:

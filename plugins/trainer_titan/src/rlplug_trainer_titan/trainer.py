@@ -31,6 +31,7 @@ class TorchTitan(ModelTrainer):
 
     The strategy's ``tensor`` axis splits blocks, embeddings and output layer by TorchTitan's tensor parallelism, and
     the tokens of a row between blocks by its sequence parallelism. The ``shard`` axis is FSDP2, as for other trainers.
+    A critic's own trunk is a model of TorchTitan too.
 
     Args:
         spmd_backend: TorchTitan's back end of tensor parallelism: ``partial_dtensor``. Its own default, ``spmd_types``,
