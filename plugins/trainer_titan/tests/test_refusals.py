@@ -28,8 +28,6 @@ OPTIONS = [
     ({"pipeline": 2}, "init_args.pipeline is 2", "Set it to 1."),
     ({"context": 2}, "init_args.context is 2", "Set it to 1."),
     ({"expert": 2}, "init_args.expert is 2", "Set it to 1."),
-    ({"compile": True}, "init_args.compile is True", "Set it to False."),
-    ({"float8": True}, "init_args.float8 is True", "Set it to False."),
     ({"spmd_backend": "spmd_types"}, "needs torch 2.14 or newer", "Set it to partial_dtensor."),
     ({"spmd_backend": "full_dtensor"}, "is 'full_dtensor', which is not supported", "Set it to partial_dtensor."),
 ]
