@@ -41,8 +41,9 @@ from rlplug.distributed.offload import Offload
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ModelConfig, ModelTrainer, Optimization
-from rlplug.models.build import TRANSFORMERS, build_policy
+from rlplug.models.build import build_policy
 from rlplug.models.shape import attention_cost
+from rlplug.models.transformers_trainer import TRANSFORMERS
 from rlplug.plugin_manager import plugins
 from rlplug.training.actor_critic import ActorCritic, TrainableModel
 from rlplug.training.batch_plan import BatchPlan, BatchSizes

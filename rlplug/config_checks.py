@@ -211,7 +211,9 @@ def check_trainer(config: RunConfig, mesh: MeshSizes) -> None:
                 f"model.optimizations has {optimization}, which does not work on the models of {name}: remove it, "
                 f"{instead}. Those that work: {known}."
             )
-    for key, model in {"model.policy": config.policy, "model.reference": config.reference}.items():
+    trunk = None if config.critic is None else config.critic.trunk
+    models = {"model.policy": config.policy, "model.reference": config.reference, "model.critic.trunk": trunk}
+    for key, model in models.items():
         if model is None:
             continue
         if claims.attention is not None and model.attn_implementation not in claims.attention:

@@ -378,6 +378,7 @@ class RLModule(LightningModule):
         checkpoint["rlplug"] = {
             "rollout_step": self.rollout_step,
             "policy_version": self.policy_version,
+            "trainer": type(self.config.model_trainer).__name__,
             "algorithm": self.config.algorithm.state_dict(),
             "partial_rollout": self._partial_rollout_state(),
             "stepped": [bool(optimizer.state) for optimizer in self.trainer.optimizers],

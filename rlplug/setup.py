@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
@@ -32,6 +33,7 @@ from rlplug.models.build import Models, build_critic, build_policy, build_refere
 from rlplug.models.config import load_spec, load_tokenizer
 from rlplug.models.hf_files import read_config
 from rlplug.models.shape import attention_cost
+from rlplug.models.trainer_record import check_trainer_record
 from rlplug.plugin_manager import plugins
 from rlplug.rewards import RewardRunner
 from rlplug.rollout.engine_driver import EngineDriver
@@ -238,6 +240,7 @@ def build_models(
     A validation before the training has built the policy already.
     """
     trainer = config.model_trainer
+    strategy.accept_checkpoint = partial(check_trainer_record, trainer)
     if plan is None:
         check_trainer(config, strategy.mesh_sizes(strategy.world_size))
     optimizations = config.optimizations if plan is None else plan.optimizations
@@ -255,7 +258,9 @@ def build_models(
         models.set_reference(reference)
         models.effects += effects
     if config.critic is not None and models.critic is None:
-        models.critic, effects = build_critic(config.critic, models.policy, config.policy, optimizations, strategy)
+        models.critic, effects = build_critic(
+            config.critic, models.policy, config.policy, optimizations, strategy, trainer
+        )
         models.effects += effects
 
 

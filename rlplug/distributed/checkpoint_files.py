@@ -13,7 +13,7 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PosixPath
 from typing import Any, Final
@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.optim import Optimizer
 
 from rlplug.distributed.durable_files import explained, reason, sync
-from rlplug.errors import RunError
+from rlplug.errors import RLPlugError, RunError
 
 OTHERS: Final = "meta.pt"
 """File of all but the tensors."""
@@ -255,13 +255,30 @@ class _PlainPlanner(DefaultLoadPlanner):
         super().load_bytes(read_item, value)
 
 
-def read_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+def read_checkpoint(
+    folder: Path,
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    accept: Callable[[Path, Mapping[str, Any]], None] | None = None,
+) -> dict[str, Any]:
     """Load the tensors of a checkpoint into ``model`` and ``optimizers`` and return all else. Collective.
+
+    Args:
+        folder: The checkpoint.
+        model: Model whose tensors are overwritten.
+        optimizers: Optimizers whose state is overwritten.
+        accept: Called with the folder and all but the tensors, before one is overwritten; raises to refuse them.
 
     Raises:
         RunError: The checkpoint does not fit them, or cannot be read.
+        RLPlugError: What ``accept`` raises.
     """
     try:
+        others: dict[str, Any] = torch.load(folder / OTHERS, weights_only=True)
+        if not isinstance(others, dict) or not isinstance(others.get("rlplug"), dict):
+            raise ValueError(f"{OTHERS} is not of a run of rlplug")
+        if accept is not None:
+            accept(folder, others)
         state: dict[str, Any] = {"state_dict": get_model_state_dict(model)}
         _load(state, folder)
         model.load_state_dict(state["state_dict"])
@@ -271,9 +288,8 @@ def read_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[Optimiz
             # as on the host, so that numbers such as Adam's step stay there
             options = StateDictOptions(cpu_offload=True)
             set_optimizer_state_dict(model, optimizer, optim_state_dict=state[f"optimizer_{index}"], options=options)
-        others: dict[str, Any] = torch.load(folder / OTHERS, weights_only=True)
-        if not isinstance(others, dict) or "rlplug" not in others:
-            raise ValueError(f"{OTHERS} is not of a run of rlplug")
+    except RLPlugError:
+        raise
     except READ_ERRORS as error:
         raise RunError(
             f"checkpoint {folder} cannot be loaded into this run: {_first_reason(error)}. Resume with the model, "

@@ -6,7 +6,7 @@ sharding, gradient synchronisation and clipping over several meshes to the modul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -73,6 +73,8 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         self.sync_every_micro_batch = sync_every_micro_batch
         self.store: Store | None = None
         """Store of all ranks; ``None`` for a single one."""
+        self.accept_checkpoint: Callable[[Path, Mapping[str, Any]], None] | None = None
+        """Refuses a checkpoint, by what it holds besides tensors, before one is loaded; the run sets it."""
 
     def setup_environment(self) -> None:
         """Join the processes and build the mesh of four axes; upstream's has two.
@@ -230,11 +232,12 @@ class RLFSDP2Strategy(ModelParallelStrategy):
 
         Raises:
             RunError: A file is damaged, or the checkpoint does not fit this run.
+            ConfigError: ``accept_checkpoint`` refuses it.
         """
         folder = Path(self.broadcast(checkpoint_path))
         require_whole(folder, self.gather([find_damage(folder, self.global_rank, self.world_size)]))
         assert self.model is not None
-        return read_checkpoint(folder, self.model, self.optimizers)
+        return read_checkpoint(folder, self.model, self.optimizers, self.accept_checkpoint)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the optimizer's state for a checkpoint, without changing an optimizer that has not stepped.

@@ -47,7 +47,7 @@ class TrainerClaims:
     axes: frozenset[str] = frozenset()
     """Axes of the mesh that may have more than one rank, besides ``shard``: ``replicate``, ``sequence``, ``tensor``."""
     critic: bool = False
-    """Whether a critic can be trained beside its policy."""
+    """Whether a critic can be trained beside its policy: whether the class has :meth:`ModelTrainer.empty_trunk`."""
     attention: frozenset[str] | None = None
     """Values of ``attn_implementation`` that it supports; ``None`` for all."""
     optimizations: frozenset[str] | None = None
@@ -61,10 +61,11 @@ class ModelTrainer(ABC):
     ``get_output_embeddings``, which returns the output layer. Its forward method takes a packed row, the arguments of
     :meth:`PackedTokens.model_inputs <rlplug.models.packing.PackedTokens.model_inputs>` and ``logits_to_keep``, int64
     [K]. It calls the output layer once, with hidden states [1, K, D], and returns an object whose ``logits`` are what
-    the output layer returned, [1, K, V].
+    the output layer returned, [1, K, V]. What it learns is in its parameters: an engine and an export get no buffers.
 
     The core calls in this order: :meth:`check`, :meth:`empty_network`, optimizations, :meth:`split` where the tensor
     axis has several ranks, FSDP2 over :meth:`fsdp_units`, allocation of memory, optimizations, :meth:`load_weights`.
+    For a critic with a trunk of its own, :meth:`empty_trunk` takes the place of :meth:`empty_network`.
     """
 
     claims: ClassVar[TrainerClaims]
@@ -73,7 +74,7 @@ class ModelTrainer(ABC):
         """Refuse a model that this trainer cannot build, or cannot split over the tensor axis.
 
         Args:
-            config: Configuration of the policy or the reference policy.
+            config: Configuration of the policy, the reference policy or a critic's trunk.
             key: Key of the model in the run's configuration, for messages.
             tensor_size: Ranks of the tensor axis.
 
@@ -84,6 +85,15 @@ class ModelTrainer(ABC):
     @abstractmethod
     def empty_network(self, config: ModelConfig, key: str) -> nn.Module:
         """Return the network on the meta device, its parameters float32, in training mode, without dropout."""
+
+    def empty_trunk(self, config: ModelConfig, key: str) -> nn.Module:
+        """Return what :meth:`empty_network` does without the output layer: a critic's trunk. For ``claims.critic``.
+
+        Its forward method takes a packed row without ``logits_to_keep`` and returns an object whose
+        ``last_hidden_state``, [1, n, D] or with a filling after the row, is what the output layer would read.
+        :meth:`split`, :meth:`fsdp_units` and :meth:`load_weights` take it as they take a network.
+        """
+        raise NotImplementedError(f"{type(self).__name__} claims critics and has no empty_trunk")
 
     @abstractmethod
     def split(self, network: nn.Module, mesh: DeviceMesh) -> None:

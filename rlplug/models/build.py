@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,11 +13,9 @@ from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect, Network, Optimization
 from rlplug.interfaces.trainer import ModelConfig, ModelTrainer
-from rlplug.models.critic import CriticConfig, ValueHead, empty_critic
-from rlplug.models.loading import load_weights, to_empty_on
-from rlplug.models.transformers_trainer import TransformersTrainer
-
-TRANSFORMERS: Final = TransformersTrainer()
+from rlplug.models.critic import Critic, CriticConfig, ValueHead, empty_critic
+from rlplug.models.loading import to_empty_on
+from rlplug.models.transformers_trainer import TRANSFORMERS
 
 
 class Models(nn.Module):
@@ -79,10 +77,9 @@ def build_critic(
     policy_config: ModelConfig,
     optimizations: Sequence[Optimization],
     strategy: RLFSDP2Strategy,
+    trainer: ModelTrainer = TRANSFORMERS,
 ) -> tuple[nn.Module, list[Effect]]:
     """Return the critic, or with a shared trunk its head, and its effects. A head is a float32 FSDP unit of its own.
-
-    Critics are models of transformers; trainers of other models do not claim them.
 
     Args:
         config: Configuration of the critic.
@@ -90,16 +87,17 @@ def build_critic(
         policy_config: Configuration of the policy, and of a trunk that ``config`` does not name.
         optimizations: Optimizations of the critic's own trunk.
         strategy: The strategy that shards.
+        trainer: The trainer of the policy, which builds the critic's own trunk too.
     """
     if config.share_trunk:
         head = ValueHead(policy.config.get_text_config().hidden_size, config.seed)
         strategy.shard(head, torch.float32)
         return head, []
     trunk, key = config.trunk_source(policy_config)
-    critic = empty_critic(config, policy_config)
+    critic = empty_critic(config, policy_config, trainer)
     strategy.shard(critic.head, torch.float32)
-    effects = _edit_and_shard("critic", critic, trunk, optimizations, strategy, TRANSFORMERS)
-    effects = [load_weights(critic.trunk, trunk, key, critic.trunk_prefix), *effects]
+    effects = _edit_and_shard("critic", critic, trunk, optimizations, strategy, trainer)
+    effects = [trainer.load_weights(critic.trunk, trunk, key), *effects]
     return critic, _of_network("critic", effects)
 
 
@@ -115,9 +113,10 @@ def _edit_and_shard(
     chosen = [copy.deepcopy(optimization) for optimization in optimizations if network in optimization.applies_to]
     for optimization in chosen:
         optimization.before_shard(model)
+    built = model.trunk if isinstance(model, Critic) else model
     if strategy.tensor_size > 1:
-        trainer.split(model, strategy.mesh["tensor"])
-    strategy.shard(model, config.torch_dtype, trainer.fsdp_units(model))
+        trainer.split(built, strategy.mesh["tensor"])
+    strategy.shard(model, config.torch_dtype, trainer.fsdp_units(built))
     to_empty_on(model, strategy.root_device)
     effects: list[Effect] = []
     for optimization in chosen:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces.trainer import ModelConfig
-from rlplug.models.loading import empty_model, load_weights, to_empty_on
+from rlplug.interfaces.trainer import ModelConfig, ModelTrainer
+from rlplug.models.loading import to_empty_on
+from rlplug.models.transformers_trainer import TRANSFORMERS
 
 
 @dataclass
@@ -97,18 +98,12 @@ class ValueHead(nn.Module):
 
 
 class Critic(nn.Module):
-    """A value head on a trunk of its own."""
+    """A value head on a trunk of its own, of :meth:`rlplug.interfaces.ModelTrainer.empty_trunk`."""
 
     def __init__(self, trunk: nn.Module, head: ValueHead) -> None:
         super().__init__()
         self.trunk = trunk
         self.head = head
-
-    @property
-    def trunk_prefix(self) -> str:
-        """Prefix of the trunk's weights in its checkpoint, such as ``model.``."""
-        trunk: Any = self.trunk
-        return f"{trunk.base_model_prefix}."
 
     def forward(self, positions: Tensor, inputs: dict[str, Any]) -> Tensor:
         """Return the values of the states at ``positions`` of one row of tokens, float32 [K].
@@ -121,18 +116,18 @@ class Critic(nn.Module):
         return values
 
 
-def empty_critic(config: CriticConfig, policy: ModelConfig) -> Critic:
+def empty_critic(config: CriticConfig, policy: ModelConfig, trainer: ModelTrainer = TRANSFORMERS) -> Critic:
     """Build a critic with a trunk of its own: a causal language model without its output layer, on the meta device.
 
     The head is on the CPU, with its initial weights.
     """
-    causal: Any = empty_model(*config.trunk_source(policy))
-    return Critic(causal.base_model, ValueHead(causal.config.get_text_config().hidden_size, config.seed))
+    trunk: Any = trainer.empty_trunk(*config.trunk_source(policy))
+    return Critic(trunk, ValueHead(trunk.config.get_text_config().hidden_size, config.seed))
 
 
 def load_critic(config: CriticConfig, policy: ModelConfig) -> Critic:
     """Build a critic with a trunk of its own on the CPU, unsharded, with its weights."""
     critic = empty_critic(config, policy)
     to_empty_on(critic, torch.device("cpu"))
-    load_weights(critic.trunk, *config.trunk_source(policy), prefix=critic.trunk_prefix)
+    TRANSFORMERS.load_weights(critic.trunk, *config.trunk_source(policy))
     return critic

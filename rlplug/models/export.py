@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlplug.interfaces.trainer import ModelTrainer
@@ -69,7 +69,9 @@ def _save_configs(
 
 
 def _saved_buffers(model: Any) -> dict[str, Tensor]:
-    """Return the buffers that a checkpoint holds, by their names there; most models have none."""
+    """Return the buffers that a checkpoint holds, by their names there; only some models of transformers have any."""
+    if not isinstance(model, PreTrainedModel):
+        return {}
     saved = model.state_dict()
     buffers = {name: buffer.cpu() for name, buffer in model.named_buffers() if name in saved}
     renamed: dict[str, Tensor] = revert_weight_conversion(model, buffers) if buffers else {}

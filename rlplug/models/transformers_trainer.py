@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -22,6 +24,10 @@ class TransformersTrainer(ModelTrainer):
     def empty_network(self, config: ModelConfig, key: str) -> nn.Module:
         return empty_model(config, key)
 
+    def empty_trunk(self, config: ModelConfig, key: str) -> nn.Module:
+        trunk: nn.Module = empty_model(config, key).base_model
+        return trunk
+
     def split(self, network: nn.Module, mesh: DeviceMesh) -> None:
         parallelize(network, mesh)
 
@@ -29,10 +35,16 @@ class TransformersTrainer(ModelTrainer):
         return transformer_units(network)
 
     def load_weights(self, network: nn.Module, config: ModelConfig, key: str) -> Effect:
-        return load_weights(network, config, key)
+        own: Any = network
+        is_trunk = own.get_output_embeddings() is None
+        prefix = f"{own.base_model_prefix}." if is_trunk else ""  # in the checkpoint, before the trunk's own names
+        return load_weights(network, config, key, prefix)
 
     def hf_weights(self, network: nn.Module) -> WeightsOfParameters:
         return hf_weights(network)
 
     def architecture(self, network: nn.Module) -> str:
         return type(network).__name__.removeprefix("FSDP")
+
+
+TRANSFORMERS: Final = TransformersTrainer()

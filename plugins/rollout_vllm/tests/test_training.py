@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,19 +29,44 @@ def fit(folder: Path, *arguments: str) -> list[dict[str, float]]:
 
 
 QUICKSTART = ["--config", "configs/quickstart.yaml", "--model.validation.at_start", "false"]
+FAMILIES = {
+    "llama": {},
+    "tied llama": {"tie_word_embeddings": True},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_key_value_heads": 2},
+}
+"""What the configuration of ``tests/model`` becomes."""
+ENGINES = [("TransformersTrainer", 1), ("TransformersTrainer", 2), ("TorchTitan", 1), ("TorchTitan", 2)]
 
 
-@pytest.mark.parametrize("tensor_parallel_size", [pytest.param(1, marks=pytest.mark.nightly), 2])
-def test_two_processes_sync_their_shards(tmp_path, tensor_parallel_size):
+@pytest.mark.parametrize(
+    ("trainer", "tensor_parallel_size"),
+    [pytest.param(*case, marks=() if case == ("TorchTitan", 2) else pytest.mark.nightly) for case in ENGINES],
+)
+def test_two_processes_sync_their_shards(tmp_path, trainer, tensor_parallel_size):
     """Engine and trainer agree on every sampled token, so each engine holds what the two ranks' shards are."""
-    options = ["--trainer.devices", "2", "--model.num_steps", "3"]
+    options = ["--trainer.devices", "2", "--model.num_steps", "3", "--model.trainer", trainer]
     parallel = ["--model.rollout.tensor_parallel_size", str(tensor_parallel_size)]
     steps = fit(tmp_path, *QUICKSTART, *options, *VLLM, *parallel)
     assert len(steps) == 3
     for step in steps:
+        assert step["mismatch/mean"] < 1e-5
         assert step["mismatch/max"] < 1e-4
         assert step["sync/gib"] > 0.001
         assert step["rollout/restarts"] == 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", FAMILIES)
+def test_torchtitan_syncs_each_family(tmp_path, family):
+    """It catches rows of queries and keys in TorchTitan's order, and weights that vLLM knows under other names."""
+    folder = shutil.copytree(ROOT / "tests" / "model", tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text()) | FAMILIES[family]
+    (folder / "config.json").write_text(json.dumps(config))
+    options = ["--model.num_steps", "4", "--model.policy.path", str(folder), "--model.trainer", "TorchTitan"]
+    steps = fit(tmp_path / "run", *QUICKSTART, *options, *VLLM)
+    assert len(steps) == 4
+    for step in steps:
+        assert step["mismatch/mean"] < 1e-5
 
 
 @pytest.mark.nightly

@@ -7,6 +7,7 @@ unevenly, gradients that a rank counts twice or not at all, and weights under a 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,21 @@ def test_logprobs_and_gradients(mesh, family, fused, done, expected):
         torch.testing.assert_close(result["gradients"][name], gradient, rtol=1e-4, atol=1e-4, msg=f"gradient of {name}")
     norm = torch.stack([gradient.norm() for gradient in truth["gradients"].values()]).norm()
     assert result["norm"] == pytest.approx(float(norm), rel=1e-5)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(("trunk", "fused"), [("own", False), ("shared", False), ("shared", True)])
+def test_critics(mesh, family, trunk, fused, done, expected):
+    """They catch values of another state, and a trunk that misses a part of the gradient or gets it twice."""
+    result, truth = done(mesh)[f"{mesh}/{family}/{fused}"]["critics"][trunk], expected[family]
+    torch.testing.assert_close(result["values"], truth["values"], **CLOSE)
+    assert truth["values"].abs().max() > 0.01
+    gradients = Counter(truth["value gradients"])
+    if trunk == "shared":  # where the policy's loss flows back too
+        gradients.update(truth["gradients"])
+    assert result["gradients"].keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(result["gradients"][name], gradient, rtol=1e-5, atol=1e-5, msg=f"gradient of {name}")
 
 
 @pytest.mark.parametrize("family", CONFIGS)

@@ -28,15 +28,12 @@ OPTIONS = [
     ({"pipeline": 2}, "init_args.pipeline is 2", "Set it to 1."),
     ({"context": 2}, "init_args.context is 2", "Set it to 1."),
     ({"expert": 2}, "init_args.expert is 2", "Set it to 1."),
-    ({"compile": True}, "init_args.compile is True", "Set it to False."),
-    ({"float8": True}, "init_args.float8 is True", "Set it to False."),
     ({"spmd_backend": "spmd_types"}, "needs torch 2.14 or newer", "Set it to partial_dtensor."),
     ({"spmd_backend": "full_dtensor"}, "is 'full_dtensor', which is not supported", "Set it to partial_dtensor."),
 ]
 RUNS: list[tuple[dict[str, Any], MeshSizes, str, str]] = [
     ({}, MeshSizes(2, 1, 1, 1), "init_args.replicate is 2", "set it to 1"),
     ({}, MeshSizes(1, 1, 2, 1), "init_args.sequence is 2", "set it to 1"),
-    ({"critic": CriticConfig()}, ONE, "model.critic is set, and TorchTitan trains no critic", "remove it"),
     ({"optimizations": [GradientCheckpointing()]}, ONE, "GradientCheckpointing, which does not work", "remove it"),
     ({"attn_implementation": "flash_attention_2"}, ONE, "attn_implementation is 'flash_attention_2'", "give packed"),
 ]
@@ -90,10 +87,12 @@ def test_models(tmp_path, config, tensor, problem, fix):
     assert fix in message
 
 
-def test_a_reference_policy_is_checked_too(folder, tmp_path_factory):
-    other = tmp_path_factory.mktemp("reference")
-    Qwen3MoeConfig(**SIZES, num_experts=2).save_pretrained(other)
-    assert "model.reference.path" in refusal(folder, TorchTitan(), reference=ModelConfig(str(other)))
+def test_other_models_of_the_run_are_checked_too(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    Qwen3Config(**SIZES, use_sliding_window=True).save_pretrained(other)
+    model = ModelConfig(str(other))
+    assert "model.reference.path" in refusal(folder, TorchTitan(), reference=model)
+    assert "model.critic.trunk.path" in refusal(folder, TorchTitan(), critic=CriticConfig(trunk=model))
 
 
 @pytest.mark.parametrize(
@@ -119,6 +118,12 @@ def test_spmd_types_on_a_newer_torch(folder, monkeypatch):
 def test_what_works_is_not_refused(folder):
     policy = ModelConfig(str(folder), dtype="float32")
     config = RunConfig(
-        policy, GRPO(), torch.optim.SGD, trainer=TorchTitan(), optimizations=[FusedLogprobs()], reference=policy
+        policy,
+        GRPO(),
+        torch.optim.SGD,
+        trainer=TorchTitan(),
+        optimizations=[FusedLogprobs()],
+        reference=policy,
+        critic=CriticConfig(),
     )
     check_trainer(config, MeshSizes(1, 2, 1, 2))

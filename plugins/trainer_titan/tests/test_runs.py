@@ -1,4 +1,7 @@
-"""Runs of the command line with TorchTitan: they equal those with transformers, and resume to the last bit."""
+"""Runs of the command line with TorchTitan: they equal those with transformers, and resume to the last bit.
+
+The run that is resumed has a critic and a reference policy.
+"""
 
 from __future__ import annotations
 
@@ -27,24 +30,43 @@ QUICKSTART = [
 UNFUSED = ["--model.optimizer.init_args.fused", "false"]  # torch shards no fused SGD
 SGD = [*RUN, "--model.optimizer", "torch.optim.SGD", "--model.optimizer.init_args.lr", "0.3", *UNFUSED]
 """Adam would make whole steps of round-off where all completions of a mini-batch earn the same."""
+CRITIC = ["--model.algorithm", "PPO", *REFERENCE, "--model.critic.seed", "3"]
+PPO = [*SGD, *CRITIC, "--model.critic.optimizer", "torch.optim.SGD", "--model.critic.optimizer.init_args.lr", "0.03"]
+SHARED = [*PPO, "--model.critic.share_trunk", "true"]
 TWO = ["--trainer.devices", "2"]
+TENSOR = [*TWO, "--trainer.strategy.init_args.tensor", "2"]
 FUSED = ["--model.optimizations", "[{class_path: FusedLogprobs, init_args: {chunk_size: 5}}]"]
 LINES: dict[str, list[str]] = {
-    "titan": [*RUN, *TITAN],
-    "killed": [*RUN, *TITAN],
+    "titan": [*RUN, *CRITIC, *TITAN],
+    "killed": [*RUN, *CRITIC, *TITAN],
     "20 steps": [*QUICKSTART, "--model.num_steps", "20"],
     "titan, 20 steps": [*QUICKSTART, *TITAN, "--model.num_steps", "20"],
+    "titan, 20 steps, tensor 2": [*QUICKSTART, *TITAN, *TENSOR, "--model.num_steps", "20"],
     "reference": SGD,
     "titan, reference": [*SGD, *TITAN],
     "titan, shard 2": [*SGD, *TITAN, *TWO],
-    "titan, tensor 2": [*SGD, *TITAN, *TWO, "--trainer.strategy.init_args.tensor", "2"],
-    "titan, tensor 2, fused": [*SGD, *TITAN, *TWO, *FUSED, "--trainer.strategy.init_args.tensor", "2"],
+    "titan, tensor 2": [*SGD, *TITAN, *TENSOR],
+    "titan, tensor 2, fused": [*SGD, *TITAN, *TENSOR, *FUSED],
+    "ppo": PPO,
+    "titan, ppo": [*PPO, *TITAN],
+    "titan, ppo, shard 2": [*PPO, *TITAN, *TWO],
+    "titan, ppo, tensor 2": [*PPO, *TITAN, *TENSOR],
+    "shared": SHARED,
+    "titan, shared, shard 2": [*SHARED, *TITAN, *TWO],
+    "titan, shared, tensor 2": [*SHARED, *TITAN, *TENSOR],
 }
 ON_REFERENCE = ("titan, reference", "titan, shard 2", "titan, tensor 2", "titan, tensor 2, fused")
 PAIRS = samples(
-    [("titan, 20 steps", "20 steps"), *((name, "reference") for name in ON_REFERENCE)],
+    [
+        *((name, "20 steps") for name in ("titan, 20 steps", "titan, 20 steps, tensor 2")),
+        *((name, "reference") for name in ON_REFERENCE),
+        *((name, "ppo") for name in ("titan, ppo", "titan, ppo, shard 2", "titan, ppo, tensor 2")),
+        *((name, "shared") for name in ("titan, shared, shard 2", "titan, shared, tensor 2")),
+    ],
     ("titan, reference", "reference"),
 )
+OTHERS = {"titan": "TransformersTrainer", "reference": "TorchTitan"}
+"""Runs that another trainer is to resume."""
 OF_ONE_RANK = ("rollout/num_tokens",)
 UNREPEATABLE = ("time/", "memory/", "throughput/", "sync/", "rollout/tokens_per_s", "environment/seconds", "offload/")
 
@@ -59,6 +81,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     jobs["killed"].extra.update({"signal": "SIGKILL", "phase": "update", "step": 4})
     resume = ["fit", "--resume", str(folder / "killed" / "001")]
     jobs["resumed"] = Job(resume, after="killed")
+    for former, trainer in OTHERS.items():
+        copy = folder / f"copy of {former}" / "001"
+        resume = ["fit", "--resume", str(copy), "--model.trainer", trainer, "--model.num_steps", "9"]
+        jobs[f"other, {former}"] = Job(resume, after=former, copy=(folder / former / "001", copy))
     return Runs(jobs, folder)
 
 
@@ -80,7 +106,7 @@ def assert_close(here: list[dict[str, str]], there: list[dict[str, str]]) -> Non
     for mine, other in zip(here, there, strict=True):
         for name in sorted(name for name in mine.keys() & other.keys() if name not in OF_ONE_RANK):
             pair = [float(value) if value else math.nan for value in (mine[name], other[name])]
-            assert pair[0] == pytest.approx(pair[1], abs=1e-5, nan_ok=True), f"step {mine['step']}: {name}"
+            assert pair[0] == pytest.approx(pair[1], rel=1e-5, abs=1e-5, nan_ok=True), f"step {mine['step']}: {name}"
 
 
 @pytest.mark.parametrize(("name", "other"), PAIRS)
@@ -102,6 +128,21 @@ def test_a_killed_run_resumes_exactly(runs: Runs) -> None:
     assert metrics(resumed) == metrics(undisturbed)
     weights = Path("policy") / "model.safetensors"
     assert (resumed / weights).read_bytes() == (undisturbed / weights).read_bytes()
+
+
+@pytest.mark.parametrize(("former", "trainer"), samples(OTHERS.items(), ("titan", "TransformersTrainer")))
+def test_another_trainer_is_refused_and_changes_nothing(runs: Runs, former: str, trainer: str) -> None:
+    """It catches weights that are read under other names, and a run folder that is written before they are."""
+    folder = folder_of(runs, former)
+    paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and path.name != "run.lock"]
+    before = {path: (folder / path).read_bytes() for path in paths}
+    message = runs.ended(f"other, {former}", 2).message
+    known = ("TransformersTrainer", "TorchTitan")
+    assert f"model.trainer is {trainer}, and checkpoint" in message
+    assert f"was written with {next(name for name in known if name != trainer)}" in message
+    assert "model.policy.init pretrained" in message
+    copy = runs.folder / f"copy of {former}" / "001"
+    assert {path: (copy / path).read_bytes() for path in before} == before
 
 
 def test_a_run_says_what_it_trained_and_exports_it(runs: Runs) -> None:

@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
 
+from rlplug.models.critic import ValueHead
 from rlplug.types import Batch, Prompt, Sample, SamplingParams
 
 VOCABULARY, PADDING = 51, 40
 """With two ranks on the tensor axis, the second holds the padding token's embedding."""
 SAMPLING = SamplingParams(temperature=0.8)
+HEAD_SEED = 3
+"""Seed of a critic's value head."""
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -87,9 +90,21 @@ def transformers_results(folder: Path) -> dict[str, Any]:
         entropy[row, 1:length] = -(scores.exp() * scores).sum(-1) * trained
     (weights_of_tokens(logprobs) * (logprobs + 0.3 * entropy)).sum().backward()
     named = dict(model.named_parameters())
-    return {
+    return critic_results(model, rows) | {
         "logprobs": logprobs.detach(),
         "entropy": entropy.detach(),
         "gradients": {name: parameter.grad for name, parameter in named.items()},
         "weights": {name: parameter.detach() for name, parameter in named.items()},
     }
+
+
+def critic_results(model: Any, rows: Batch) -> dict[str, Any]:
+    """Return a critic's values [B, T], and the gradients of a loss over them by the trunk's names and the head's."""
+    head, values = ValueHead(model.config.hidden_size, HEAD_SEED), torch.zeros(rows.input_ids.shape)
+    for row, ids in enumerate(rows.input_ids):
+        length = int(rows.attention_mask[row].sum())
+        hidden = model.base_model(ids[None, : length - 1]).last_hidden_state[0]
+        values[row, 1:length] = head(hidden) * rows.response_mask[row, 1:length]
+    named = dict(model.base_model.named_parameters(prefix="model")) | dict(head.named_parameters(prefix="head"))
+    gradients = torch.autograd.grad((weights_of_tokens(values) * values).sum(), list(named.values()))
+    return {"values": values.detach(), "value gradients": dict(zip(named, gradients, strict=True))}

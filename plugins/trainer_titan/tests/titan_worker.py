@@ -18,17 +18,19 @@ from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.accelerators import CPUAccelerator
 from rlplug_optims import FusedLogprobs
 from rlplug_trainer_titan import TorchTitan
-from titan_cases import SAMPLING, batch, weights_of_tokens
+from titan_cases import HEAD_SEED, SAMPLING, batch, weights_of_tokens
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces import FP8Weights, ModelConfig
-from rlplug.models.build import build_policy
+from rlplug.models.build import build_critic, build_policy
+from rlplug.models.critic import CriticConfig
 from rlplug.models.export import export_policy
-from rlplug.models.forward import policy_forward
+from rlplug.models.forward import critic_forward, policy_forward, value_head_forward
 from rlplug.models.packing import pack_batch
+from rlplug.types import Batch
 from rlplug.weight_sync.buckets import weight_buckets
 
 
@@ -56,29 +58,23 @@ def results_of(job: dict[str, Any], out: Path) -> dict[str, Any]:
     optimizations = [FusedLogprobs(chunk_size=5)] if job["fused"] else []
     policy, effects = build_policy(config, optimizations, strategy, trainer)
 
-    rows = batch()
-    mine = torch.arange(strategy.data_rank, len(rows.input_ids), strategy.data_size)
-    shape, results = rows.input_ids.shape, {}
+    results: dict[str, Any] = {}
+    mine, rows = own_rows(strategy)
     for _ in range(2):  # twice: a pass must leave the network as it was
         policy.zero_grad()
         strategy.set_last_micro_batch(policy, is_last=True)
-        micro = pack_batch(rows.map(lambda tensor: tensor[mine]))
-        output = policy_forward(policy, micro, SAMPLING, "gradient")
+        output = policy_forward(policy, pack_batch(rows), SAMPLING, "gradient")
         parts = {"logprobs": output.tokens.logprobs, "entropy": output.entropy}
-        (weights_of_tokens(torch.empty(shape))[mine] * (parts["logprobs"] + 0.3 * parts["entropy"])).sum().backward()
-    for name, part in parts.items():
-        whole = torch.zeros(shape)
-        whole[mine] = part.detach()
-        dist.all_reduce(whole)
-        results[name] = whole / job["tensor"]  # ranks of the tensor axis computed the same rows
+        (weights_of_tokens(batch().input_ids)[mine] * (parts["logprobs"] + 0.3 * parts["entropy"])).sum().backward()
+    results |= {name: whole_batch(part, strategy) for name, part in parts.items()}
 
     weights = trainer.hf_weights(policy)
-    results["gradients"] = {
-        weight.name: weight.of(full(parameter.grad))
-        for name, parameter in policy.named_parameters()
-        for weight in weights[name]
-    }
+    results["gradients"] = gradients_of(policy, weights)
     results["norm"] = strategy.clip_grad_norm(policy, None)
+    results["critics"] = {
+        "shared": critic_results(policy, config, strategy, trainer, share_trunk=True),
+        "own": critic_results(policy, config, strategy, trainer, share_trunk=False),
+    }
     results["weights"] = dict(synced(policy, weights, None))
     fp8 = FP8Weights(quantized=tuple(n for n in results["weights"] if "proj" in n), kept=())
     results["fp8"] = dict(synced(policy, weights, fp8))
@@ -87,6 +83,55 @@ def results_of(job: dict[str, Any], out: Path) -> dict[str, Any]:
     results["largest shard"] = max(p.to_local().numel() for p in policy.parameters() if isinstance(p, DTensor))
     export_policy(policy, SimpleNamespace(save_pretrained=str), torch.float32, out, strategy.global_rank, trainer)
     return results
+
+
+def critic_results(
+    policy: Any, config: ModelConfig, strategy: RLFSDP2Strategy, trainer: TorchTitan, share_trunk: bool
+) -> dict[str, Any]:
+    """Return the values of a critic and the gradients of a loss over them; a shared trunk gets the policy's as well."""
+    critic: Any
+    critic, _ = build_critic(
+        CriticConfig(seed=HEAD_SEED, share_trunk=share_trunk), policy, config, [], strategy, trainer
+    )
+    mine, rows = own_rows(strategy)
+    micro, weights = pack_batch(rows), weights_of_tokens(batch().input_ids)[mine]
+    policy.zero_grad()
+    for model in (policy, critic):
+        strategy.set_last_micro_batch(model, is_last=True)
+    if share_trunk:
+        output = policy_forward(policy, micro, SAMPLING, "gradient")
+        values, trunk, head = value_head_forward(critic, output, micro), policy, critic
+        (weights * (values + output.tokens.logprobs + 0.3 * output.entropy)).sum().backward()
+    else:
+        values, trunk, head = critic_forward(critic, micro), critic.trunk, critic.head
+        (weights * values).sum().backward()
+    gradients = gradients_of(trunk, trainer.hf_weights(trunk))
+    gradients |= {f"head.{name}": full(parameter.grad) for name, parameter in head.named_parameters()}
+    return {"values": whole_batch(values, strategy), "gradients": gradients}
+
+
+def own_rows(strategy: RLFSDP2Strategy) -> tuple[Tensor, Batch]:
+    """Return the indices of this rank's rows, and the rows."""
+    rows = batch()
+    mine = torch.arange(strategy.data_rank, len(rows.input_ids), strategy.data_size)
+    return mine, rows.map(lambda tensor: tensor[mine])
+
+
+def whole_batch(part: Tensor, strategy: RLFSDP2Strategy) -> Tensor:
+    """Return the rows of all ranks, of which those of the tensor axis computed the same."""
+    whole = torch.zeros(batch().input_ids.shape)
+    whole[own_rows(strategy)[0]] = part.detach()
+    dist.all_reduce(whole)
+    return whole / strategy.tensor_size
+
+
+def gradients_of(network: Any, weights: Any) -> dict[str, Tensor]:
+    """Return gradients by the names of a checkpoint."""
+    return {
+        weight.name: weight.of(full(parameter.grad))
+        for name, parameter in network.named_parameters()
+        for weight in weights[name]
+    }
 
 
 def synced(policy: Any, weights: Any, fp8: FP8Weights | None) -> Any:

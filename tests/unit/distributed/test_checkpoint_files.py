@@ -27,7 +27,7 @@ from rlplug.distributed.checkpoint_files import (
     set_aside_after,
 )
 from rlplug.distributed.checkpoint_writer import ChecksumWriter
-from rlplug.errors import RunError
+from rlplug.errors import ConfigError, RunError
 
 
 class Opens:
@@ -176,6 +176,20 @@ def test_only_classes_of_such_a_file_are_unpickled(whole, tmp_path, module, name
 def test_another_model_is_one_message(whole):
     with pytest.raises(RunError, match=r"cannot be loaded into this run: .*[Ss]ize"):
         read_checkpoint(whole, nn.Linear(4, 2), [])
+
+
+def test_what_is_not_accepted_overwrites_nothing(whole):
+    model, seen = nn.Linear(3, 2), []
+    before = model.weight.clone()
+
+    def refuse(folder, others):
+        seen.append((folder, others))
+        raise ConfigError("of another trainer")
+
+    with pytest.raises(ConfigError, match="of another trainer"):
+        read_checkpoint(whole, model, [], refuse)
+    assert seen == [(whole, {"rlplug": {"rollout_step": 1}})]
+    assert torch.equal(model.weight, before)
 
 
 def test_the_newest_whole_one_is_offered(whole, tmp_path):

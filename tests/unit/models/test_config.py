@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlplug.models.build import TRANSFORMERS
 from rlplug.models.config import ModelConfig, load_tokenizer
 from rlplug.models.export import export_policy
+from rlplug.models.transformers_trainer import TRANSFORMERS
 
 
 @pytest.mark.parametrize("family", ["llama", "llama_tied"])

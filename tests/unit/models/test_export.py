@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, MiniMaxM2Config, MixtralConfig, Qwen3MoeConfig
 
-from rlplug.models.build import TRANSFORMERS
 from rlplug.models.config import ModelConfig, load_tokenizer
 from rlplug.models.export import export_policy
 from rlplug.models.loading import load_model
+from rlplug.models.transformers_trainer import TRANSFORMERS
 
 MESHES = [(1, {}), (2, {}), (2, {"tensor": 2})]
 

@@ -21,11 +21,11 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from rlplug.distributed.fsdp_units import transformer_units
 from rlplug.interfaces import LossOutput, Needs
-from rlplug.models.build import TRANSFORMERS
 from rlplug.models.config import ModelConfig, load_tokenizer
 from rlplug.models.critic import CriticConfig, ValueHead, load_critic
 from rlplug.models.export import export_policy
 from rlplug.models.loading import load_model
+from rlplug.models.transformers_trainer import TRANSFORMERS
 from rlplug.plugin_manager import plugins
 from rlplug.training.actor_critic import ActorCritic, TrainableModel
 from rlplug.training.batch_plan import BatchPlan, BatchSizes

@@ -71,7 +71,15 @@ class TitanNetwork(nn.Module):
         logits_to_keep: Tensor,
         **unused: Any,
     ) -> CausalLMOutput:
-        """Return the logits [1, K, V] at positions ``logits_to_keep`` of a packed row [1, n].
+        """Return the logits [1, K, V] at positions ``logits_to_keep`` of a packed row [1, n]."""
+        hidden = self.hidden_states(input_ids, position_ids, cu_seq_lens_q, max_length_q)
+        logits = self.decoder.lm_head(hidden[:, logits_to_keep])
+        return CausalLMOutput(logits=logits.full_tensor() if isinstance(logits, DTensor) else logits)
+
+    def hidden_states(
+        self, input_ids: Tensor, position_ids: Tensor, cu_seq_lens_q: Tensor, max_length_q: int
+    ) -> Tensor:
+        """Return the hidden states [1, n, D] of a packed row [1, n] after the last norm, and then those of a filling.
 
         The row is filled up to a multiple of what float8 needs, and of the ranks of tensor parallelism, which share the
         row between blocks (sequence parallelism). The filling belongs to the last sequence: attention is causal.
@@ -81,11 +89,8 @@ class TitanNetwork(nn.Module):
             input_ids, position_ids = (nn.functional.pad(t, (0, filling)) for t in (input_ids, position_ids))
             cu_seq_lens_q = torch.cat([cu_seq_lens_q[:-1], cu_seq_lens_q[-1:] + filling])
         sequences = PackedSequences(cu_seq_lens_q, max_length_q + filling)
-        hidden = self.decoder(input_ids, positions=position_ids, attention_masks=sequences)
-        if isinstance(hidden, DTensor):  # TorchTitan's last norm gathers the row again
-            hidden = hidden.to_local()
-        logits = self.decoder.lm_head(hidden[:, logits_to_keep])
-        return CausalLMOutput(logits=logits.full_tensor() if isinstance(logits, DTensor) else logits)
+        hidden: Tensor = self.decoder(input_ids, positions=position_ids, attention_masks=sequences)
+        return hidden.to_local() if isinstance(hidden, DTensor) else hidden  # its last norm gathers the row again
 
     def split(self, mesh: DeviceMesh) -> None:
         """Split the decoder over the one-axis ``mesh`` by TorchTitan's sharding configurations."""

@@ -20,6 +20,7 @@ from rlplug_trainer_titan.decoders import build_decoder, check_config
 from rlplug_trainer_titan.float8 import Float8, check_float8
 from rlplug_trainer_titan.library import check_version
 from rlplug_trainer_titan.network import TitanNetwork
+from rlplug_trainer_titan.trunk import TitanTrunk
 
 SPMD_TYPES: Final = Version("2.14.0.dev0")
 """Oldest torch with which TorchTitan's back end ``spmd_types`` shards."""
@@ -30,6 +31,7 @@ class TorchTitan(ModelTrainer):
 
     The strategy's ``tensor`` axis splits blocks, embeddings and output layer by TorchTitan's tensor parallelism, and
     the tokens of a row between blocks by its sequence parallelism. The ``shard`` axis is FSDP2, as for other trainers.
+    A critic's own trunk is a model of TorchTitan too.
 
     Args:
         spmd_backend: TorchTitan's back end of tensor parallelism: ``partial_dtensor``. Its own default, ``spmd_types``,
@@ -50,6 +52,7 @@ class TorchTitan(ModelTrainer):
 
     claims = TrainerClaims(
         axes=frozenset({"tensor"}),
+        critic=True,
         attention=frozenset({"packed"}),
         optimizations=frozenset(
             {"BackwardPrefetch", "EntropyCheckpointing", "EntropyChunking", "ForwardPrefetch", "FusedLogprobs"}
@@ -104,21 +107,27 @@ class TorchTitan(ModelTrainer):
         )
 
     def empty_network(self, config: ModelConfig, key: str) -> nn.Module:
+        return self._empty(TitanNetwork, config, key)
+
+    def empty_trunk(self, config: ModelConfig, key: str) -> nn.Module:
+        return self._empty(TitanTrunk, config, key)
+
+    def _empty(self, network_class: type[TitanNetwork], config: ModelConfig, key: str) -> nn.Module:
         template: Any = empty_model(config, key)
         decoder, adapter = build_decoder(template.config, self.float8, self.compile)
         checkpoint_blocks(decoder, self.activation_checkpoint)
         if self.compile:
             compile_blocks(decoder, self.compile_backend)
-        return TitanNetwork(decoder, adapter, template).train()
+        return network_class(decoder, adapter, template).train()
 
     def split(self, network: nn.Module, mesh: DeviceMesh) -> None:
         cast(TitanNetwork, network).split(mesh)
 
     def fsdp_units(self, network: nn.Module) -> list[nn.Module]:
-        """Return the blocks and, unless they are tied, the input embeddings and the output layer."""
-        own = cast(TitanNetwork, network)
-        ends = [] if own.decoder.enable_weight_tying else [own.decoder.tok_embeddings, own.decoder.lm_head]
-        return [*own.blocks, *ends]
+        """Return the blocks and, unless they are tied, the input embeddings and the output layer, if there is one."""
+        decoder = cast(TitanNetwork, network).decoder
+        ends = [] if decoder.enable_weight_tying else [decoder.tok_embeddings, decoder.lm_head]
+        return [*cast(TitanNetwork, network).blocks, *(end for end in ends if end is not None)]
 
     @torch.no_grad()
     def load_weights(self, network: nn.Module, config: ModelConfig, key: str) -> Effect:
