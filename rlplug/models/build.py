@@ -115,9 +115,8 @@ def _edit_and_shard(
     chosen = [copy.deepcopy(optimization) for optimization in optimizations if network in optimization.applies_to]
     for optimization in chosen:
         optimization.before_shard(model)
-    if strategy.tensor_size > 1:
-        trainer.split(model, strategy.mesh["tensor"])
-    strategy.shard(model, config.torch_dtype, trainer.fsdp_units(model))
+    meshes = trainer.split(model, strategy.mesh)
+    strategy.shard(model, config.torch_dtype, trainer.fsdp_units(model), meshes)
     to_empty_on(model, strategy.root_device)
     effects: list[Effect] = []
     for optimization in chosen:

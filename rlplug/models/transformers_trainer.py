@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -22,8 +24,10 @@ class TransformersTrainer(ModelTrainer):
     def empty_network(self, config: ModelConfig, key: str) -> nn.Module:
         return empty_model(config, key)
 
-    def split(self, network: nn.Module, mesh: DeviceMesh) -> None:
-        parallelize(network, mesh)
+    def split(self, network: nn.Module, mesh: DeviceMesh) -> Mapping[nn.Module, DeviceMesh]:
+        if mesh["tensor"].size() > 1:
+            parallelize(network, mesh["tensor"])
+        return {}
 
     def fsdp_units(self, network: nn.Module) -> list[nn.Module]:
         return transformer_units(network)
