@@ -221,7 +221,7 @@ def check_trainer(config: RunConfig, mesh: MeshSizes) -> None:
                 f"{key}.attn_implementation is {model.attn_implementation!r}, which {name} does not have: give "
                 f"{' or '.join(sorted(claims.attention))}."
             )
-        trainer.check(model, key, mesh.tensor)
+        trainer.check(model, key, mesh)
 
 
 def check_models(

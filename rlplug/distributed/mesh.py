@@ -65,7 +65,11 @@ def weights_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
     Sequence ranks use the same weights for parts of the same rows, so weights are sharded over them as well.
     """
-    weights = mesh["shard", "sequence"]._flatten("weights")
+    return with_replicas(mesh, mesh["shard", "sequence"]._flatten("weights"))
+
+
+def with_replicas(mesh: DeviceMesh, weights: DeviceMesh) -> DeviceMesh:
+    """Return the mesh over which FSDP shards what the ranks of ``weights``, an axis within each replica, share."""
     if mesh["replicate"].size() == 1:
         return weights
     # slicing a flattened axis out of its root is deprecated upstream, and no public call joins meshes

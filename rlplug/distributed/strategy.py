@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -175,7 +176,13 @@ class RLFSDP2Strategy(ModelParallelStrategy):
 
     # ---- sharding -------------------------------------------------------------------------------------------------
 
-    def shard(self, model: nn.Module, dtype: torch.dtype, units: Sequence[nn.Module] = ()) -> None:
+    def shard(
+        self,
+        model: nn.Module,
+        dtype: torch.dtype,
+        units: Sequence[nn.Module] = (),
+        meshes: Mapping[nn.Module, DeviceMesh] = MappingProxyType({}),
+    ) -> None:
         """Shard ``model`` in place by FSDP; it may lie on the meta device, and be split over the tensor axis.
 
         Forward and backward passes run in ``dtype``; shards, optimizer and gradient reduction stay float32. Gradients
@@ -185,14 +192,14 @@ class RLFSDP2Strategy(ModelParallelStrategy):
             model: The model.
             dtype: Dtype of its passes.
             units: Modules in it that gather their parameters on their own; the model gathers the rest.
+            meshes: More such modules, inside ``units`` or not, each with the mesh over which it is sharded.
         """
         options: dict[str, Any] = {
-            "mesh": self._weights_mesh,
             "reshard_after_forward": self.reshard_after_forward,
             "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
         }
-        for module in [*units, model]:
-            fully_shard(module, **options)
+        for module in [*meshes, *units, model]:  # inner modules first
+            fully_shard(module, mesh=meshes.get(module, self._weights_mesh), **options)
         for unit in fsdp_units(model):
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)  # or a factor becomes PREMUL_SUM, which gloo lacks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from rlplug.distributed.mesh import MeshSizes
 from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.weight_sync import WeightsOfParameters
 
@@ -63,20 +65,20 @@ class ModelTrainer(ABC):
     [K]. It calls the output layer once, with hidden states [1, K, D], and returns an object whose ``logits`` are what
     the output layer returned, [1, K, V]. What it learns is in its parameters: an engine and an export get no buffers.
 
-    The core calls in this order: :meth:`check`, :meth:`empty_network`, optimizations, :meth:`split` where the tensor
-    axis has several ranks, FSDP2 over :meth:`fsdp_units`, allocation of memory, optimizations, :meth:`load_weights`.
-    For a critic with a trunk of its own, :meth:`empty_trunk` takes the place of :meth:`empty_network`.
+    The core calls in this order: :meth:`check`, :meth:`empty_network`, optimizations, :meth:`split`, FSDP2 over
+    :meth:`fsdp_units`, allocation of memory, optimizations, :meth:`load_weights`. For a critic with a trunk of its own,
+    :meth:`empty_trunk` takes the place of :meth:`empty_network`.
     """
 
     claims: ClassVar[TrainerClaims]
 
-    def check(self, config: ModelConfig, key: str, tensor_size: int) -> None:  # noqa: B027 - overriding is optional
-        """Refuse a model that this trainer cannot build, or cannot split over the tensor axis.
+    def check(self, config: ModelConfig, key: str, mesh: MeshSizes) -> None:  # noqa: B027 - overriding is optional
+        """Refuse a model that this trainer cannot build, or cannot split over the mesh.
 
         Args:
             config: Configuration of the policy, the reference policy or a critic's trunk.
             key: Key of the model in the run's configuration, for messages.
-            tensor_size: Ranks of the tensor axis.
+            mesh: Sizes of the mesh.
 
         Raises:
             ConfigError: The message names the key and the fix.
@@ -96,10 +98,19 @@ class ModelTrainer(ABC):
         raise NotImplementedError(f"{type(self).__name__} claims critics and has no empty_trunk")
 
     @abstractmethod
-    def split(self, network: nn.Module, mesh: DeviceMesh) -> None:
-        """Split the network's matrices over the one-axis ``mesh`` in place (tensor parallelism).
+    def split(self, network: nn.Module, mesh: DeviceMesh) -> Mapping[nn.Module, DeviceMesh]:
+        """Split the network in place over the tensor axis of ``mesh``, where it has several ranks.
 
-        Parameters that are split become DTensors on ``mesh``, or on a mesh of the same ranks and the same root.
+        A trainer may also split modules over ranks of the shard axis, such as experts. Parameters that are split
+        become DTensors on a mesh with the root of ``mesh``.
+
+        Args:
+            network: The network, on the meta device.
+            mesh: Mesh of the axes replicate, shard, sequence and tensor.
+
+        Returns:
+            Modules that FSDP shards over fewer ranks than the rest of the network, because ranks of the shard axis
+            hold different parts of them: each with the mesh of the ranks that hold the same part, as FSDP takes it.
 
         Raises:
             ConfigError: The network cannot be split over so many ranks.

@@ -114,9 +114,8 @@ def _edit_and_shard(
     for optimization in chosen:
         optimization.before_shard(model)
     built = model.trunk if isinstance(model, Critic) else model
-    if strategy.tensor_size > 1:
-        trainer.split(built, strategy.mesh["tensor"])
-    strategy.shard(model, config.torch_dtype, trainer.fsdp_units(built))
+    meshes = trainer.split(built, strategy.mesh)
+    strategy.shard(model, config.torch_dtype, trainer.fsdp_units(built), meshes)
     to_empty_on(model, strategy.root_device)
     effects: list[Effect] = []
     for optimization in chosen:

@@ -6,6 +6,7 @@ block at a time and keeps its shard.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
@@ -23,6 +24,7 @@ from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models.hf_files import read, read_config, read_generation_config, weight_files
 from rlplug.models.packing_checks import check_attention, check_layers
+from rlplug.weight_sync.hf_names import hf_weights
 
 PLAIN_DTYPES: Final = ("F64", "F32", "F16", "BF16")
 """Dtypes of safetensors files that are read without dequantisation."""
@@ -111,30 +113,40 @@ def load_weights(model: nn.Module, config: ModelConfig, key: str = "model.policy
 
 
 @torch.no_grad()
-def whole_weights(
+def stored_weights(
     config: ModelConfig, key: str, shapes: Mapping[str, torch.Size], device: torch.device
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield weights whole, one after another, under their checkpoint names, for a trainer with models of its own.
+) -> Iterator[tuple[str, Any]]:
+    """Yield weights one after another under their checkpoint names, for a trainer with models of its own.
+
+    Each is something whose slices are tensors: of a weight in a file, nothing but those slices is read. Random weights
+    are drawn whole, one transformer block at a time.
 
     Args:
         config: Configuration of the model, which says where weights come from.
         key: Key of the model in the run's configuration, for messages.
-        shapes: Shapes of the weights to yield, by name, for a model whose checkpoints transformers does not convert.
+        shapes: Shapes of the weights to yield, by name.
         device: Device on which random weights are drawn; those of files are on the CPU, in the file's dtype.
 
     Raises:
         ConfigError: A weight is missing, cannot be read, or has another shape.
     """
     if config.init == "random":
-        drawn = _drawn_weights(empty_model(config, key), device, config.seed)
-        yield from ((name, weight) for name, weight in drawn if name in shapes)
+        template = empty_model(config, key)
+        of_parameters = hf_weights(template)
+        for name, drawn in _drawn_weights(template, device, config.seed):
+            found = of_parameters.get(name, ())  # none for a buffer
+            yield from ((weight.name, weight.of(drawn)) for weight in found if weight.name in shapes)
         return
     files = read(config.path, key, "weights", weight_files, config.path)
     if missing := sorted(shapes.keys() - files.keys()):
         raise _incomplete(config, key, missing)
-    for name, shape in shapes.items():
-        with read(config.path, key, "weights", safe_open, files[name], framework="pt") as opened:
-            yield name, read(config.path, key, "weights", _checked_slice, opened, name, shape)[:]
+    in_file: dict[str, list[str]] = defaultdict(list)
+    for name in shapes:
+        in_file[files[name]].append(name)
+    for file, names in in_file.items():  # one file is mapped into memory at a time
+        with read(config.path, key, "weights", safe_open, file, framework="pt") as opened:
+            for name in names:
+                yield name, read(config.path, key, "weights", _checked_slice, opened, name, shapes[name])
 
 
 def copy_part(target: Tensor, whole: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from torch import nn
@@ -28,8 +29,10 @@ class TransformersTrainer(ModelTrainer):
         trunk: nn.Module = empty_model(config, key).base_model
         return trunk
 
-    def split(self, network: nn.Module, mesh: DeviceMesh) -> None:
-        parallelize(network, mesh)
+    def split(self, network: nn.Module, mesh: DeviceMesh) -> Mapping[nn.Module, DeviceMesh]:
+        if mesh["tensor"].size() > 1:
+            parallelize(network, mesh["tensor"])
+        return {}
 
     def fsdp_units(self, network: nn.Module) -> list[nn.Module]:
         return transformer_units(network)

@@ -163,7 +163,7 @@ def test_a_conflict_names_both_and_the_reason(pair):
 class Modest(TransformersTrainer):
     claims = TrainerClaims(attention=frozenset({"packed"}), optimizations=frozenset({"Fast"}))
 
-    def check(self, config, key, tensor_size):
+    def check(self, config, key, mesh):
         if config.path == "bad":
             raise ConfigError(f"{key} is bad")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import run_ranks
+from rlplug_trainer_titan.decoders import sparse_layers
 from titan_cases import CONFIGS, batch, make_folder, transformers_results
 from transformers import AutoModelForCausalLM
 
@@ -20,16 +21,35 @@ from rlplug.interfaces import FP8Weights
 from rlplug.weight_sync.buckets import weight_buckets
 
 torch.set_num_threads(1)
-MESHES = {"one": (1, 1), "shard 2": (2, 1), "tensor 2": (2, 2), "shard 2, tensor 2": (4, 2)}
-"""Ranks in all, and on the tensor axis."""
+MESHES = {
+    "one": (1, 1, 1),
+    "shard 2": (2, 1, 1),
+    "tensor 2": (2, 2, 1),
+    "expert 2": (2, 1, 2),
+    "tensor 2, expert 2": (2, 2, 2),
+    "shard 2, tensor 2": (4, 2, 1),
+    "shard 4, expert 2": (4, 1, 2),
+    "shard 2, tensor 2, expert 2": (4, 2, 2),
+    "shard 2, tensor 2, expert 4": (4, 2, 4),
+    "replicate 2, expert 2": (4, 1, 2),
+}
+"""Ranks in all, on the tensor axis, and of expert parallelism."""
+DENSE, SPARSE = (tuple(name for name in CONFIGS if ("moe" in name) == is_sparse) for is_sparse in (False, True))
+CASES = {  # TorchTitan splits experts over the tensor axis alone with wrong gradients: see the refusals
+    mesh: SPARSE if expert > 1 else DENSE if tensor > 1 else (*DENSE, *SPARSE)
+    for mesh, (_, tensor, expert) in MESHES.items()
+}
+ON_A_PUSH = ("shard 2", "tensor 2", "expert 2", "tensor 2, expert 2")
 CLOSE = {"rtol": 0.0, "atol": 1e-5}
 
-nightly = [pytest.param(mesh, marks=pytest.mark.nightly) for mesh in ("one", "shard 2, tensor 2")]
-
-
-@pytest.fixture(scope="module", params=["shard 2", "tensor 2", *nightly])
-def mesh(request):
-    return request.param
+every_case = pytest.mark.parametrize(
+    ("mesh", "family"),
+    [
+        pytest.param(mesh, family, marks=() if mesh in ON_A_PUSH else pytest.mark.nightly)
+        for mesh, families in CASES.items()
+        for family in families
+    ],
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +69,21 @@ def done(tmp_path_factory, folders):
     known: dict[int, dict[str, dict]] = {}
 
     def run(mesh):
-        world_size, _ = MESHES[mesh]
+        world_size = MESHES[mesh][0]
         if world_size not in known:
             jobs = tmp_path_factory.mktemp(f"ranks-{world_size}") / "jobs.json"
-            mine = {name: tensor for name, (ranks, tensor) in MESHES.items() if ranks == world_size}
             plan = {
-                f"{name}/{family}/{fused}": {"folder": str(folder), "tensor": tensor, "fused": fused}
-                for name, tensor in mine.items()
-                for family, folder in folders.items()
-                for fused in (False, True)
+                f"{name}/{family}/{fused}": {
+                    "folder": str(folders[family]),
+                    "tensor": tensor,
+                    "expert": expert,
+                    "fused": fused,
+                    "replicate": 2 if "replicate" in name else 1,
+                }
+                for name, (ranks, tensor, expert) in MESHES.items()
+                for family in CASES[name]
+                for fused in ((False,) if expert > 1 else (False, True))
+                if ranks == world_size
             }
             jobs.write_text(json.dumps(plan))
             run_ranks([str(Path(__file__).with_name("titan_worker.py")), str(jobs)], world_size)
@@ -68,24 +94,31 @@ def done(tmp_path_factory, folders):
     return run
 
 
-@pytest.mark.parametrize("family", CONFIGS)
-@pytest.mark.parametrize("fused", [False, True])
-def test_logprobs_and_gradients(mesh, family, fused, done, expected):
-    result, truth = done(mesh)[f"{mesh}/{family}/{fused}"], expected[family]
+@every_case
+def test_logprobs_and_gradients(mesh, family, done, expected):
+    truth, results = expected[family], done(mesh)
+    for fused in (False, True):
+        if (name := f"{mesh}/{family}/{fused}") in results:
+            assert_parity(results[name], truth)
+            norm = torch.stack([gradient.norm() for gradient in truth["gradients"].values()]).norm()
+            assert results[name]["norm"] == pytest.approx(float(norm), rel=1e-5)
+
+
+def assert_parity(result, truth):
     torch.testing.assert_close(result["logprobs"], truth["logprobs"], **CLOSE)
     torch.testing.assert_close(result["entropy"], truth["entropy"], **CLOSE)
     assert result["gradients"].keys() == truth["gradients"].keys()
     for name, gradient in truth["gradients"].items():
         torch.testing.assert_close(result["gradients"][name], gradient, rtol=1e-4, atol=1e-4, msg=f"gradient of {name}")
-    norm = torch.stack([gradient.norm() for gradient in truth["gradients"].values()]).norm()
-    assert result["norm"] == pytest.approx(float(norm), rel=1e-5)
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@every_case
 @pytest.mark.parametrize(("trunk", "fused"), [("own", False), ("shared", False), ("shared", True)])
 def test_critics(mesh, family, trunk, fused, done, expected):
     """They catch values of another state, and a trunk that misses a part of the gradient or gets it twice."""
-    result, truth = done(mesh)[f"{mesh}/{family}/{fused}"]["critics"][trunk], expected[family]
+    if (name := f"{mesh}/{family}/{fused}") not in (results := done(mesh)):
+        pytest.skip("with expert parallelism, FusedLogprobs is left out")
+    result, truth = results[name]["critics"][trunk], expected[family]
     torch.testing.assert_close(result["values"], truth["values"], **CLOSE)
     assert truth["values"].abs().max() > 0.01
     gradients = Counter(truth["value gradients"])
@@ -93,10 +126,10 @@ def test_critics(mesh, family, trunk, fused, done, expected):
         gradients.update(truth["gradients"])
     assert result["gradients"].keys() == gradients.keys()
     for name, gradient in gradients.items():
-        torch.testing.assert_close(result["gradients"][name], gradient, rtol=1e-5, atol=1e-5, msg=f"gradient of {name}")
+        torch.testing.assert_close(result["gradients"][name], gradient, rtol=1e-4, atol=1e-4, msg=f"gradient of {name}")
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@every_case
 def test_a_sync_sends_the_weights_of_the_checkpoint(mesh, family, done, expected, folders):
     result, truth = done(mesh)[f"{mesh}/{family}/False"], expected[family]["weights"]
     assert result["weights"].keys() == truth.keys()
@@ -110,7 +143,7 @@ def test_a_sync_sends_the_weights_of_the_checkpoint(mesh, family, done, expected
         assert torch.equal(result["fp8"][name].float(), tensor.float()), name
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@every_case
 def test_an_export_opens_in_transformers(mesh, family, done, folders):
     exported = done(mesh)[f"{mesh}/{family}/False"]["folder"]
     models = [AutoModelForCausalLM.from_pretrained(folder) for folder in (exported, folders[family])]
@@ -119,12 +152,31 @@ def test_an_export_opens_in_transformers(mesh, family, done, folders):
     assert torch.equal(*(model(ids).logits for model in models))
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@every_case
 def test_every_rank_holds_its_shards_alone(mesh, family, done):
-    """FSDP and tensor parallelism both divide the largest matrix, one of an MLP."""
-    result, (world_size, _) = done(mesh)[f"{mesh}/{family}/False"], MESHES[mesh]
+    """FSDP, tensor and expert parallelism all divide the largest parameter: of an MLP, or of all experts of a layer."""
+    (world_size, _, expert), config = MESHES[mesh], CONFIGS[family]
+    result, sparse = done(mesh)[f"{mesh}/{family}/False"], sparse_layers(config)
     blocks = [f"decoder.layers.{index}" for index in range(3)]
-    ends = ["decoder.tok_embeddings", "decoder.lm_head"] if family == "llama" else []
-    assert sorted(result["units"]) == sorted(["", *blocks, *ends])
-    config = CONFIGS[family]
-    assert result["largest shard"] == config.intermediate_size * config.hidden_size // world_size
+    ends = [] if config.tie_word_embeddings else ["decoder.tok_embeddings", "decoder.lm_head"]
+    experts = [f"{blocks[index]}.moe.routed_experts.inner_experts" for index in sparse] if expert > 1 else []
+    assert sorted(result["units"]) == sorted(["", *blocks, *ends, *experts])
+    rows = config.num_experts * config.moe_intermediate_size if sparse else config.intermediate_size
+    num_shards = world_size // (2 if "replicate" in mesh else 1)
+    assert result["largest shard"] == rows * config.hidden_size // num_shards
+
+
+@every_case
+def test_a_rank_reads_what_it_holds_of_a_checkpoint(mesh, family, done):
+    """Of Llama's queries and keys, whose rows are in another order, it reads no more than whole heads."""
+    read = done(mesh)[f"{mesh}/{family}/False"]["read"]
+    assert read == 1 if "llama" not in family else read < 1.2
+
+
+@pytest.mark.parametrize("mesh", ["shard 2", "expert 2", "tensor 2, expert 2"])
+def test_given_experts_take_the_place_of_the_routers_choice(mesh, done, folders, expected):
+    """It catches experts of other tokens or layers, and scores that are not the router's, so that it cannot learn."""
+    result = done(mesh)[f"{mesh}/qwen3_moe/False"]
+    truth = transformers_results(folders["qwen3_moe"], is_given=True)
+    assert (truth["logprobs"] - expected["qwen3_moe"]["logprobs"]).abs().max() > 0.1
+    assert_parity(result["replay"], truth)

@@ -13,7 +13,7 @@ from rlplug_algos.grpo import GRPO
 from rlplug_optims import FusedLogprobs, GradientCheckpointing
 from rlplug_trainer_titan import TorchTitan
 from titan_cases import CONFIGS, SIZES
-from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import LlamaConfig, MixtralConfig, Qwen3Config
 
 from rlplug.config import RunConfig
 from rlplug.config_checks import check_trainer
@@ -27,7 +27,8 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max
 OPTIONS = [
     ({"pipeline": 2}, "init_args.pipeline is 2", "Set it to 1."),
     ({"context": 2}, "init_args.context is 2", "Set it to 1."),
-    ({"expert": 2}, "init_args.expert is 2", "Set it to 1."),
+    ({"expert": 0}, "init_args.expert is 0", "at least 1"),
+    ({"expert": 2}, "init_args.expert is 2, and model.policy.path", "has no experts: set it to 1."),
     ({"spmd_backend": "spmd_types"}, "needs torch 2.14 or newer", "Set it to partial_dtensor."),
     ({"spmd_backend": "full_dtensor"}, "is 'full_dtensor', which is not supported", "Set it to partial_dtensor."),
 ]
@@ -38,7 +39,8 @@ RUNS: list[tuple[dict[str, Any], MeshSizes, str, str]] = [
     ({"attn_implementation": "flash_attention_2"}, ONE, "attn_implementation is 'flash_attention_2'", "give packed"),
 ]
 MODELS = [
-    (Qwen3MoeConfig(**SIZES, num_experts=2), 1, "'qwen3_moe'. Mixtures of experts", "Remove model.trainer"),
+    (MixtralConfig(**SIZES), 1, "of type llama, qwen3, qwen3_moe here, and this is 'mixtral'", "Remove model.trainer"),
+    (CONFIGS["qwen3_moe"], 2, "loses gradients where it splits each expert", "init_args.expert to 2"),
     (LlamaConfig(**SIZES, attention_bias=True), 1, "attention_bias is set", "Remove model.trainer"),
     (LlamaConfig(**SIZES, mlp_bias=True), 1, "mlp_bias is set", "Remove model.trainer"),
     (LlamaConfig(**SIZES, hidden_act="gelu"), 1, "hidden_act is 'gelu'", "Remove model.trainer"),
@@ -46,6 +48,13 @@ MODELS = [
     (Qwen3Config(**SIZES, rope_parameters=YARN), 1, "rotary embeddings is 'yarn'", "Remove model.trainer"),
     (Qwen3Config(**SIZES, use_sliding_window=True), 1, "use_sliding_window is set", "Remove model.trainer"),
     (CONFIGS["llama"], 4, "tensor is 4, which does not divide num_key_value_heads, 2", "give a divisor"),
+]
+
+
+EXPERTS = [
+    (3, MeshSizes(1, 3, 1, 1), "expert is 3, which does not divide num_experts, 8,", "give a divisor"),
+    (4, MeshSizes(1, 2, 1, 1), "expert is 4, which does not divide the 2 ranks", "or change trainer.devices"),
+    (8, MeshSizes(1, 2, 1, 2), "4 ranks that hold a copy of the model, 2 of the shard axis times 2", "give a divisor"),
 ]
 
 
@@ -95,6 +104,38 @@ def test_other_models_of_the_run_are_checked_too(folder, tmp_path_factory):
     assert "model.critic.trunk.path" in refusal(folder, TorchTitan(), critic=CriticConfig(trunk=model))
 
 
+@pytest.mark.parametrize(("expert", "mesh", "problem", "fix"), EXPERTS)
+def test_ranks_of_experts(tmp_path, expert, mesh, problem, fix):
+    copy.deepcopy(CONFIGS["qwen3_moe"]).save_pretrained(tmp_path)
+    message = refusal(tmp_path, TorchTitan(expert=expert), mesh)
+    assert problem in message
+    assert fix in message
+
+
+@pytest.mark.parametrize(
+    ("options", "fix"),
+    [({"compile": True}, "Set it to false."), ({"activation_checkpoint": "full"}, "Set it to none.")],
+)
+def test_mixtures_of_experts_with_other_options(tmp_path, options, fix):
+    copy.deepcopy(CONFIGS["qwen3_moe"]).save_pretrained(tmp_path)
+    message = refusal(tmp_path, TorchTitan(**options))
+    assert "is a mixture of experts: the two are not supported together yet" in message
+    assert fix in message
+
+
+def test_expert_parallelism_on_an_older_torch(folder, monkeypatch):
+    monkeypatch.setattr(trainer_module, "version", lambda name: "2.12.1")
+    message = refusal(folder, TorchTitan(expert=2))
+    assert "expert is 2, and TorchTitan's expert parallelism needs torch 2.13 or newer; this is 2.12.1" in message
+    assert "Set it to 1" in message
+
+
+def test_a_reference_policy_is_checked_too(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("reference")
+    MixtralConfig(**SIZES).save_pretrained(other)
+    assert "model.reference.path" in refusal(folder, TorchTitan(), reference=ModelConfig(str(other)))
+
+
 @pytest.mark.parametrize(
     ("found", "problem"), [("0.2.2", "torchtitan 0.2.2 is installed"), (None, "torchtitan is not installed")]
 )
@@ -127,3 +168,10 @@ def test_what_works_is_not_refused(folder):
         critic=CriticConfig(),
     )
     check_trainer(config, MeshSizes(1, 2, 1, 2))
+
+
+@pytest.mark.parametrize(("expert", "mesh"), [(1, MeshSizes(1, 3, 1, 1)), (4, MeshSizes(1, 2, 1, 2))])
+def test_mixtures_of_experts_are_not_refused(tmp_path, expert, mesh):
+    copy.deepcopy(CONFIGS["qwen3_moe"]).save_pretrained(tmp_path)
+    policy = ModelConfig(str(tmp_path), dtype="float32")
+    check_trainer(RunConfig(policy, GRPO(), torch.optim.SGD, trainer=TorchTitan(expert=expert)), mesh)

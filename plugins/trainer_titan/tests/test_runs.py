@@ -8,14 +8,15 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from command_line import SMALL, Job, Runs, samples
+from command_line import ROOT, SMALL, Job, Runs, samples
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 TITAN = ["--model.trainer", "TorchTitan"]
 REFERENCE = ["--model.algorithm.kl_coefficient", "0.05"]
@@ -55,6 +56,14 @@ LINES: dict[str, list[str]] = {
     "titan, shared, shard 2": [*SHARED, *TITAN, *TWO],
     "titan, shared, tensor 2": [*SHARED, *TITAN, *TENSOR],
 }
+EXPERTS = [*TITAN, *TWO, "--model.trainer.init_args.expert", "2"]
+ON_EXPERTS: dict[str, list[str]] = {
+    "experts": [*RUN, *EXPERTS],
+    "experts, reference": SGD,
+    "experts, expert 2": [*SGD, *EXPERTS],
+    "experts, shard 2": [*SGD, *TITAN, *TWO],
+}
+"""Lines that train a mixture of experts."""
 ON_REFERENCE = ("titan, reference", "titan, shard 2", "titan, tensor 2", "titan, tensor 2, fused")
 PAIRS = samples(
     [
@@ -62,6 +71,8 @@ PAIRS = samples(
         *((name, "reference") for name in ON_REFERENCE),
         *((name, "ppo") for name in ("titan, ppo", "titan, ppo, shard 2", "titan, ppo, tensor 2")),
         *((name, "shared") for name in ("titan, shared, shard 2", "titan, shared, tensor 2")),
+        ("experts, expert 2", "experts, reference"),
+        ("experts, shard 2", "experts, reference"),
     ],
     ("titan, reference", "reference"),
 )
@@ -74,9 +85,11 @@ UNREPEATABLE = ("time/", "memory/", "throughput/", "sync/", "rollout/tokens_per_
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("titan-runs")
+    experts = ["--model.policy.path", str(mixture_of_experts(folder / "model"))]
+    lines = LINES | {name: [*line, *experts] for name, line in ON_EXPERTS.items()}
     jobs = {
         name: Job([*line, "--run.dir", str(folder / name)], num_ranks=2 if TWO[0] in line else None)
-        for name, line in LINES.items()
+        for name, line in lines.items()
     }
     jobs["killed"].extra.update({"signal": "SIGKILL", "phase": "update", "step": 4})
     resume = ["fit", "--resume", str(folder / "killed" / "001")]
@@ -86,6 +99,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         resume = ["fit", "--resume", str(copy), "--model.trainer", trainer, "--model.num_steps", "9"]
         jobs[f"other, {former}"] = Job(resume, after=former, copy=(folder / former / "001", copy))
     return Runs(jobs, folder)
+
+
+def mixture_of_experts(folder: Path) -> Path:
+    """Return a folder with the tests' tokenizer and a configuration, of which `init: random` draws the weights."""
+    shutil.copytree(ROOT / "tests" / "model", folder)
+    former = json.loads((folder / "config.json").read_text())
+    same = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    same += ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")
+    experts = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
+    Qwen3MoeConfig(**{name: former[name] for name in same}, **experts).save_pretrained(folder)
+    return folder
 
 
 def folder_of(runs: Runs, name: str) -> Path:
@@ -143,6 +167,21 @@ def test_another_trainer_is_refused_and_changes_nothing(runs: Runs, former: str,
     assert "model.policy.init pretrained" in message
     copy = runs.folder / f"copy of {former}" / "001"
     assert {path: (copy / path).read_bytes() for path in before} == before
+
+
+@pytest.mark.nightly
+def test_a_mixture_of_experts_resumes_exactly_with_expert_parallelism(runs: Runs) -> None:
+    """It catches shards of experts, or their optimizer state, that a checkpoint mixes up between ranks."""
+    undisturbed = folder_of(runs, "experts")
+    assert float(metrics(undisturbed)[-1]["mismatch/mean"]) < 1e-5
+    resumed = runs.folder / "resumed experts" / "001"
+    shutil.copytree(undisturbed, resumed)
+    line = ["fit", "--resume", str(resumed), "--ckpt_path", str(resumed / "checkpoints" / "step-00000004")]
+    runs.jobs["resumed experts"] = Job(line, num_ranks=2)
+    runs.ended("resumed experts", [0, 0])
+    assert metrics(resumed) == metrics(undisturbed)
+    weights = Path("policy") / "model.safetensors"
+    assert (resumed / weights).read_bytes() == (undisturbed / weights).read_bytes()
 
 
 def test_a_run_says_what_it_trained_and_exports_it(runs: Runs) -> None:

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from rlplug.models.critic import ValueHead
 from rlplug.types import Batch, Prompt, Sample, SamplingParams
+from rlplug.weight_sync.hf_names import hf_weights
 
 VOCABULARY, PADDING = 51, 40
 """With two ranks on the tensor axis, the second holds the padding token's embedding."""
@@ -37,10 +40,14 @@ SCALED = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+EXPERTS = SIZES | {"moe_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 3}
+"""Experts of three layers: all but the middle one, or the middle one alone."""
 CONFIGS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SIZES, rms_norm_eps=1e-3, tie_word_embeddings=False, rope_parameters=SCALED),
     "tied llama": LlamaConfig(**SIZES, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**SIZES, rms_norm_eps=1e-3, tie_word_embeddings=True),
+    "qwen3_moe": Qwen3MoeConfig(**EXPERTS, rms_norm_eps=1e-3, norm_topk_prob=True, mlp_only_layers=[1]),
+    "tied qwen3_moe": Qwen3MoeConfig(**EXPERTS, tie_word_embeddings=True, norm_topk_prob=False, decoder_sparse_step=2),
 }
 """Norms have an epsilon that TorchTitan's builders do not, and Llama's heads permuted rows of queries and keys."""
 LENGTHS = [(3, 6), (2, 9), (5, 2), (1, 7), (4, 5)]
@@ -77,24 +84,53 @@ def weights_of_tokens(like: torch.Tensor) -> torch.Tensor:
     return torch.linspace(-1, 1, like.numel()).view_as(like)
 
 
-def transformers_results(folder: Path) -> dict[str, Any]:
-    """Return logprobs and entropies [B, T], gradients and weights by checkpoint name, of a loss over all tokens."""
+def given_experts(input_ids: Tensor, positions: Tensor, num_layers: int) -> Tensor:
+    """Return experts int64 [n, L, 3] for tokens [n], different for each token and layer, and none for every third."""
+    experts = (input_ids + positions)[:, None, None] + torch.arange(num_layers)[:, None] + torch.tensor([0, 3, 6])
+    return (experts % 8).masked_fill((positions % 3 == 2)[:, None, None], -1)
+
+
+def use_given_experts(model: Any, input_ids: Tensor) -> None:
+    """Let the routers of a transformers model use :func:`given_experts` for the sequence ``input_ids`` [n]."""
+    routers = [module for module in model.modules() if isinstance(module, Qwen3MoeTopKRouter)]
+    given = given_experts(input_ids, torch.arange(len(input_ids)), len(routers))
+    for router, experts in zip(routers, given.unbind(1), strict=True):
+
+        def replace(_: Any, __: Any, output: tuple[Tensor, ...], experts: Tensor = experts) -> tuple[Tensor, ...]:
+            logits, own_scores, own = output
+            scores = logits.softmax(-1).gather(-1, experts.clamp(min=0))
+            is_given = experts[:, :1] >= 0
+            scores = torch.where(is_given, scores / scores.sum(-1, keepdim=True), own_scores)
+            return logits, scores, torch.where(is_given, experts, own)
+
+        router._forward_hooks.clear()
+        router.register_forward_hook(replace)
+
+
+def transformers_results(folder: Path, is_given: bool = False) -> dict[str, Any]:
+    """Return logprobs and entropies [B, T], gradients and weights by checkpoint name, of a loss over all tokens.
+
+    With ``is_given``, routers use :func:`given_experts`.
+    """
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     rows = batch()
     logprobs, entropy = torch.zeros(rows.input_ids.shape), torch.zeros(rows.input_ids.shape)
     for row, ids in enumerate(rows.input_ids):
         length = int(rows.attention_mask[row].sum())
+        if is_given:
+            use_given_experts(model, ids[:length])
         scores = (model(ids[None, :length]).logits[0, :-1] / SAMPLING.temperature).log_softmax(-1)
         trained = rows.response_mask[row, 1:length]
         logprobs[row, 1:length] = scores.gather(-1, ids[1:length, None])[:, 0] * trained
         entropy[row, 1:length] = -(scores.exp() * scores).sum(-1) * trained
     (weights_of_tokens(logprobs) * (logprobs + 0.3 * entropy)).sum().backward()
-    named = dict(model.named_parameters())
+    weights = hf_weights(model)
+    named = [(weight, p) for name, p in model.named_parameters() for weight in weights[name]]
     return critic_results(model, rows) | {
         "logprobs": logprobs.detach(),
         "entropy": entropy.detach(),
-        "gradients": {name: parameter.grad for name, parameter in named.items()},
-        "weights": {name: parameter.detach() for name, parameter in named.items()},
+        "gradients": {weight.name: weight.of(parameter.grad) for weight, parameter in named},
+        "weights": {weight.name: weight.of(parameter.detach()) for weight, parameter in named},
     }
 
 
@@ -107,4 +143,7 @@ def critic_results(model: Any, rows: Batch) -> dict[str, Any]:
         values[row, 1:length] = head(hidden) * rows.response_mask[row, 1:length]
     named = dict(model.base_model.named_parameters(prefix="model")) | dict(head.named_parameters(prefix="head"))
     gradients = torch.autograd.grad((weights_of_tokens(values) * values).sum(), list(named.values()))
-    return {"values": values.detach(), "value gradients": dict(zip(named, gradients, strict=True))}
+    weights, found = hf_weights(model), dict[str, Tensor]()
+    for name, gradient in zip(named, gradients, strict=True):
+        found |= {weight.name: weight.of(gradient) for weight in weights[name]} if name in weights else {name: gradient}
+    return {"values": values.detach(), "value gradients": found}

@@ -1,30 +1,35 @@
 """One rank of TorchTitan's models: ``python titan_worker.py JOBS.json``, with the environment that torchrun gives.
 
-Each job, by name, has a model's ``folder``, the strategy's ``tensor`` size, and whether the LM head is ``fused``. Rank
-0 writes ``results.pt`` beside the jobs.
+Each job, by name, has a model's ``folder``, the strategy's ``tensor`` and ``replicate`` sizes, the ranks that share
+experts (``expert``), and whether the LM head is ``fused``. Rank 0 writes ``results.pt`` beside the jobs.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
+import rlplug_trainer_titan.trainer as trainer_module
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.accelerators import CPUAccelerator
 from rlplug_optims import FusedLogprobs
 from rlplug_trainer_titan import TorchTitan
-from titan_cases import HEAD_SEED, SAMPLING, batch, weights_of_tokens
+from titan_cases import HEAD_SEED, SAMPLING, batch, given_experts, weights_of_tokens
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces import FP8Weights, ModelConfig
+from rlplug.models import loading
 from rlplug.models.build import build_critic, build_policy
 from rlplug.models.critic import CriticConfig
 from rlplug.models.export import export_policy
@@ -34,9 +39,9 @@ from rlplug.types import Batch
 from rlplug.weight_sync.buckets import weight_buckets
 
 
-def make_strategy(tensor: int) -> RLFSDP2Strategy:
+def make_strategy(tensor: int, replicate: int) -> RLFSDP2Strategy:
     """Set a strategy up as the trainer does."""
-    strategy = RLFSDP2Strategy(tensor=tensor, timeout_s=60)
+    strategy = RLFSDP2Strategy(replicate=replicate, tensor=tensor, timeout_s=60)
     strategy.accelerator = CPUAccelerator()
     strategy.cluster_environment = TorchElasticEnvironment()
     strategy.parallel_devices = [torch.device("cpu")] * strategy.cluster_environment.world_size()
@@ -45,31 +50,69 @@ def make_strategy(tensor: int) -> RLFSDP2Strategy:
     return strategy
 
 
+@contextmanager
+def counted_reads() -> Iterator[list[int]]:
+    """Count the elements of the slices that are read from safetensors files."""
+    reads: list[int] = []
+
+    class Counted:
+        def __init__(self, stored: Any) -> None:
+            self.stored = stored
+
+        def __getitem__(self, slices: Any) -> Tensor:
+            part: Tensor = self.stored[slices]
+            reads.append(part.numel())
+            return part
+
+    def stored_weights(*args: Any) -> Iterator[tuple[str, Counted]]:
+        return ((name, Counted(stored)) for name, stored in loading.stored_weights(*args))
+
+    with patch.object(trainer_module, "stored_weights", stored_weights):
+        yield reads
+
+
 def full(tensor: Any) -> Tensor:
     whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return whole.detach().clone()
 
 
-def results_of(job: dict[str, Any], out: Path) -> dict[str, Any]:
-    """Build, run forward and backward on this rank's rows, sync and export; return what rank 0 sees."""
-    strategy, trainer = make_strategy(job["tensor"]), TorchTitan()
-    config = ModelConfig(job["folder"], dtype="float32")
-    trainer.check(config, "model.policy", job["tensor"])
-    optimizations = [FusedLogprobs(chunk_size=5)] if job["fused"] else []
-    policy, effects = build_policy(config, optimizations, strategy, trainer)
-
-    results: dict[str, Any] = {}
+def pass_of(policy: Any, strategy: RLFSDP2Strategy, trainer: TorchTitan, is_given: bool = False) -> dict[str, Any]:
+    """Run forward and backward on this rank's rows; return the results of all rows, and gradients."""
     mine, rows = own_rows(strategy)
-    for _ in range(2):  # twice: a pass must leave the network as it was
-        policy.zero_grad()
-        strategy.set_last_micro_batch(policy, is_last=True)
-        output = policy_forward(policy, pack_batch(rows), SAMPLING, "gradient")
-        parts = {"logprobs": output.tokens.logprobs, "entropy": output.entropy}
-        (weights_of_tokens(batch().input_ids)[mine] * (parts["logprobs"] + 0.3 * parts["entropy"])).sum().backward()
-    results |= {name: whole_batch(part, strategy) for name, part in parts.items()}
+    policy.zero_grad()
+    strategy.set_last_micro_batch(policy, is_last=True)
+    micro = pack_batch(rows)
+    if is_given:
+        row = micro.packed
+        policy.replay(given_experts(row.input_ids[0], row.position_ids[0], len(policy.routers)))
+    output = policy_forward(policy, micro, SAMPLING, "gradient")
+    parts = {"logprobs": output.tokens.logprobs, "entropy": output.entropy}
+    (weights_of_tokens(batch().input_ids)[mine] * (parts["logprobs"] + 0.3 * parts["entropy"])).sum().backward()
+    results: dict[str, Any] = {name: whole_batch(part, strategy) for name, part in parts.items()}
+    results["gradients"] = gradients_of(policy, trainer.hf_weights(policy))
+    return results
 
+
+def results_of(job: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Build, run forward and backward, sync and export; return what rank 0 sees."""
+    strategy, trainer = make_strategy(job["tensor"], job["replicate"]), TorchTitan(expert=job["expert"])
+    config = ModelConfig(job["folder"], dtype="float32")
+    trainer.check(config, "model.policy", strategy.mesh_sizes(dist.get_world_size()))
+    optimizations = [FusedLogprobs(chunk_size=5)] if job["fused"] else []
+    with counted_reads() as reads:
+        policy, effects = build_policy(config, optimizations, strategy, trainer)
+
+    held = sum(p.to_local().numel() for p in policy.parameters())
+    read = torch.tensor([sum(reads) / held])
+    dist.all_reduce(read, dist.ReduceOp.MAX)
+    results: dict[str, Any] = {"read": float(read)}
+    for _ in range(2):  # twice: a pass must leave the network as it was
+        results |= pass_of(policy, strategy, trainer)
+    if policy.routers:
+        results["replay"] = pass_of(policy, strategy, trainer, is_given=True)
+        policy.replay(None)
+        pass_of(policy, strategy, trainer)
     weights = trainer.hf_weights(policy)
-    results["gradients"] = gradients_of(policy, weights)
     results["norm"] = strategy.clip_grad_norm(policy, None)
     results["critics"] = {
         "shared": critic_results(policy, config, strategy, trainer, share_trunk=True),

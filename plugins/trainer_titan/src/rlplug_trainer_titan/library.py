@@ -19,7 +19,7 @@ SERIES: Final = "0.3"
 """TorchTitan's versions that this plugin was written for, ``0.3.*``; others name and place their parts differently."""
 INSTALL: Final = f"pip install --no-deps 'torchtitan=={SERIES}.*'"
 KERNELS: Final = "torchtitan.distributed.minimal_async_ep.kernels"
-"""Module of TorchTitan that imports triton when its models are imported: kernels of expert parallelism on GPUs."""
+"""Module of TorchTitan that imports triton when its models are imported: kernels of a token dispatcher for GPUs."""
 MESH_DIMS: Final = "DataParallelMeshDims"
 """Class of ``torch.distributed.fsdp`` that TorchTitan imports for its other back ends; torch 2.11 lacks it."""
 
@@ -86,7 +86,7 @@ def _raise_unavailable(self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 class _Unavailable(ModuleType):
-    """Module whose every name is ``None``; expert parallelism, which would call them, is refused."""
+    """Module whose every name is ``None``; the token dispatcher that would call them is not used."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):

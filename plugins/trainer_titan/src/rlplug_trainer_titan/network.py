@@ -11,12 +11,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from transformers.modeling_outputs import CausalLMOutput
 
-from rlplug.interfaces import HFWeight, WeightsOfParameters
+from rlplug.distributed.mesh import with_replicas
+from rlplug.interfaces import WeightsOfParameters
 from rlplug_trainer_titan.attention import PackedSequences
 from rlplug_trainer_titan.checkpointing import WRAPPER, num_checkpointed
 from rlplug_trainer_titan.compilation import num_compiled
 from rlplug_trainer_titan.float8 import MULTIPLE, num_in_float8
 from rlplug_trainer_titan.library import titan
+from rlplug_trainer_titan.weights import checkpoint_weights
 
 PREFIX = "decoder."
 """Prefix of the names of TorchTitan's parameters in the network."""
@@ -27,7 +29,7 @@ class TitanNetwork(nn.Module):
 
     Args:
         decoder: TorchTitan's model, on the meta device.
-        adapter: Its state-dict adapter, which converts one weight at a time, from and to Hugging Face's form.
+        adapter: Its state-dict adapter, which names and reorders one weight at a time.
         template: The transformers model of the same folder, of which configurations and class name are kept.
     """
 
@@ -62,6 +64,27 @@ class TitanNetwork(nn.Module):
         }
         return [text.format(count) for text, count in counts.items() if count]
 
+    @property
+    def routers(self) -> list[Any]:
+        """The routers of the layers that are mixtures of experts, in their order."""
+        return [mixture.router for mixture in self._mixtures]
+
+    @property
+    def _mixtures(self) -> list[Any]:
+        return [block.moe for block in self.blocks if getattr(block, "moe_enabled", False)]
+
+    def replay(self, routed_experts: Tensor | None) -> None:
+        """Let routers use given experts in all passes from now on, also where a backward pass computes one again.
+
+        Scores are those of the router for these experts, so gradients reach it.
+
+        Args:
+            routed_experts: int [n, L, K]: numbers of the K different experts of each token of this rank's packed row
+                in each of the L layers that have a router; -1 where the router decides. ``None``: it always decides.
+        """
+        for layer, router in enumerate(self.routers):
+            router.routed_experts = None if routed_experts is None else routed_experts[:, layer]
+
     def forward(
         self,
         input_ids: Tensor,
@@ -92,26 +115,40 @@ class TitanNetwork(nn.Module):
         hidden: Tensor = self.decoder(input_ids, positions=position_ids, attention_masks=sequences)
         return hidden.to_local() if isinstance(hidden, DTensor) else hidden  # its last norm gathers the row again
 
-    def split(self, mesh: DeviceMesh) -> None:
-        """Split the decoder over the one-axis ``mesh`` by TorchTitan's sharding configurations."""
-        size = mesh.size()
-        axis = mesh._flatten("tp")  # the same ranks and root, under the name that TorchTitan's configurations use
+    def split(self, mesh: DeviceMesh, expert: int) -> dict[nn.Module, DeviceMesh]:
+        """Split the decoder over the tensor axis of ``mesh``, and its experts over ``expert`` ranks.
+
+        Returns:
+            The experts of each layer that are split over ranks, with the mesh over which FSDP shards them.
+        """
+        size = mesh["tensor"].size()
+        if size == expert == 1:
+            return {}
+        axes = {"tp": mesh["tensor"]._flatten("tp")}  # named as in TorchTitan's configurations
+        fsdp_meshes: dict[nn.Module, DeviceMesh] = {}
+        if expert > 1:
+            ranks = mesh["shard", "tensor"]._flatten("experts")
+            of_experts = ranks._unflatten(0, (ranks.size() // expert, expert), ("weights", "ep"))
+            axes["ep"], weights = of_experts["ep"], with_replicas(mesh, of_experts["weights"])
+            fsdp_meshes = {mixture.routed_experts.inner_experts: weights for mixture in self._mixtures}
         dimensions = titan("distributed").ParallelDims(
             dp_replicate=1,
-            dp_shard=1,
+            dp_shard=mesh["shard"].size(),
             cp=1,
             tp=size,
             pp=1,
-            ep=1,
-            world_size=size,
+            ep=expert,
+            world_size=mesh["shard"].size() * size,
             spmd_backend="partial_dtensor",
-            _single_axis_meshes={"tp": axis},  # or it would build meshes of its own, over all ranks
+            _single_axis_meshes=axes,  # or it would build meshes of its own, over all ranks
         )
         self.decoder.parallelize(dimensions)
         if self.decoder.enable_weight_tying:  # each end was split on its own
             self.decoder.tok_embeddings.weight = self.decoder.lm_head.weight
-        self._split_padding(axis)
+        if size > 1:
+            self._split_padding(axes["tp"])
         self._multiple = math.lcm(self._multiple, size)
+        return fsdp_meshes
 
     def _split_padding(self, axis: DeviceMesh) -> None:
         """Let the padding token's embedding get no gradient, as in transformers, on the rank that holds it."""
@@ -128,25 +165,12 @@ class TitanNetwork(nn.Module):
         first.init_states()
         for rope in others:
             rope.cache = first.cache
+        for mixture in self._mixtures:
+            mixture.tokens_per_expert_E.zero_()  # a count that nothing here uses
 
     def hf_weights(self) -> WeightsOfParameters:
         """Return the weights that each parameter becomes in a Hugging Face checkpoint."""
-        return {name: (self._hf_weight(name, parameter.shape),) for name, parameter in self.named_parameters()}
-
-    def _hf_weight(self, name: str, shape: torch.Size) -> HFWeight:
-        native, whole = name.removeprefix(PREFIX).replace(WRAPPER, ""), torch.empty(shape, device="meta")
-        found = self.adapter.to_hf({native: whole})
-        assert len(found) == 1, f"TorchTitan's adapter makes {sorted(found)} of {native}, not one weight"
-        ((hf_name, weight),) = found.items()
-
-        def convert(parameter: Tensor) -> Tensor:
-            converted: Tensor = self.adapter.to_hf({native: parameter})[hf_name]
-            return converted
-
-        return HFWeight(hf_name, weight.shape, convert=None if weight is whole else convert)
-
-    def from_hf(self, hf_name: str, weight: Tensor) -> Tensor:
-        """Return a weight of a Hugging Face checkpoint in TorchTitan's form."""
-        converted: dict[str, Tensor] = self.adapter.from_hf({hf_name: weight})
-        (own,) = converted.values()
-        return own
+        return {
+            name: checkpoint_weights(self.adapter, name.removeprefix(PREFIX).replace(WRAPPER, ""), parameter.shape)
+            for name, parameter in self.named_parameters()
+        }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any, Final, cast
 
@@ -10,24 +11,29 @@ from packaging.version import Version
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from rlplug.distributed.mesh import MeshSizes
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Effect, ModelConfig, ModelTrainer, TrainerClaims, WeightsOfParameters
 from rlplug.models.hf_files import read_config
-from rlplug.models.loading import copy_part, empty_model, whole_weights
+from rlplug.models.loading import empty_model, stored_weights
+from rlplug.weight_sync.hf_names import hf_weights
 from rlplug_trainer_titan.checkpointing import Checkpointing, checkpoint_blocks
 from rlplug_trainer_titan.compilation import compile_blocks
-from rlplug_trainer_titan.decoders import build_decoder, check_config
+from rlplug_trainer_titan.decoders import build_decoder, check_config, sparse_layers
 from rlplug_trainer_titan.float8 import Float8, check_float8
 from rlplug_trainer_titan.library import check_version
 from rlplug_trainer_titan.network import TitanNetwork
 from rlplug_trainer_titan.trunk import TitanTrunk
+from rlplug_trainer_titan.weights import copy_weight
 
+EXPERT_PARALLELISM: Final = Version("2.13")
+"""Oldest torch that shards the experts and the rest of a network over different ranks as TorchTitan does."""
 SPMD_TYPES: Final = Version("2.14.0.dev0")
 """Oldest torch with which TorchTitan's back end ``spmd_types`` shards."""
 
 
 class TorchTitan(ModelTrainer):
-    """Train TorchTitan's Llama 3 and Qwen3 (dense, tied or not), from and to Hugging Face folders.
+    """Train TorchTitan's Llama 3 and Qwen3, dense or a mixture of experts, from and to Hugging Face folders.
 
     The strategy's ``tensor`` axis splits blocks, embeddings and output layer by TorchTitan's tensor parallelism, and
     the tokens of a row between blocks by its sequence parallelism. The ``shard`` axis is FSDP2, as for other trainers.
@@ -38,7 +44,9 @@ class TorchTitan(ModelTrainer):
             needs torch 2.14 and is not supported yet.
         pipeline: Pipeline stages; not supported, so 1.
         context: Ranks of TorchTitan's context parallelism; not supported with packed rows, so 1.
-        expert: Ranks of expert parallelism; not supported yet, so 1.
+        expert: Ranks that share the experts of each layer (expert parallelism): each holds whole experts, and tokens
+            travel to them and back (all-to-all). They are ranks of the ``shard`` and ``tensor`` axes; FSDP shards over
+            the others what each holds.
         compile: Compile every block with ``torch.compile``, whole.
         compile_backend: Backend of ``torch.compile``; ``aot_eager`` compiles nothing, and shows whether a fault is the
             compiler's or the model's.
@@ -79,26 +87,43 @@ class TorchTitan(ModelTrainer):
         self.activation_checkpoint = activation_checkpoint
         self.float8 = float8
 
-    def check(self, config: ModelConfig, key: str, tensor_size: int) -> None:
+    def check(self, config: ModelConfig, key: str, mesh: MeshSizes) -> None:
         self._check_options()
         check_version()
-        check_float8(self.float8, self.compile, tensor_size)
-        check_config(read_config(config.path, key), key, config.path, tensor_size)
+        check_float8(self.float8, self.compile, mesh.tensor)
+        model = read_config(config.path, key)
+        check_config(model, key, config.path, mesh, self.expert)
+        if sparse_layers(model):
+            self._check_mixture(f"{key}.path {config.path!r}")
+
+    def _check_mixture(self, where: str) -> None:
+        for option, only in {"compile": False, "activation_checkpoint": "none", "float8": "none"}.items():
+            if (value := getattr(self, option)) != only:
+                raise ConfigError(
+                    f"model.trainer.init_args.{option} is {value}, and {where} is a mixture of experts: the two are "
+                    f"not supported together yet. Set it to {str(only).lower()}."
+                )
 
     def _check_options(self) -> None:
         unsupported = {
             "pipeline": (1, "pipeline parallelism is not supported, because each stage would need the whole loss"),
             "context": (1, "context parallelism is not supported, because it would split packed sequences"),
-            "expert": (1, "expert parallelism is not supported yet"),
         }
         for option, (only, reason) in unsupported.items():
             if (value := getattr(self, option)) != only:
                 raise ConfigError(
                     f"model.trainer.init_args.{option} is {value}: of TorchTitan, {reason}. Set it to {only}."
                 )
+        found = Version(version("torch"))
+        if self.expert < 1:
+            raise ConfigError(f"model.trainer.init_args.expert is {self.expert}: give the number of ranks, at least 1.")
+        if self.expert > 1 and found < EXPERT_PARALLELISM:
+            raise ConfigError(
+                f"model.trainer.init_args.expert is {self.expert}, and TorchTitan's expert parallelism needs torch "
+                f"{EXPERT_PARALLELISM} or newer; this is {found}. Set it to 1, or install a newer torch."
+            )
         if self.spmd_backend == "partial_dtensor":
             return
-        found = Version(version("torch"))
         reason = "which is not supported yet"
         if self.spmd_backend == "spmd_types" and found < SPMD_TYPES:
             reason = f"which needs torch 2.14 or newer, and this is {found}"
@@ -114,14 +139,16 @@ class TorchTitan(ModelTrainer):
 
     def _empty(self, network_class: type[TitanNetwork], config: ModelConfig, key: str) -> nn.Module:
         template: Any = empty_model(config, key)
-        decoder, adapter = build_decoder(template.config, self.float8, self.compile)
+        decoder, adapter = build_decoder(template.config, self.expert, self.float8, self.compile)
         checkpoint_blocks(decoder, self.activation_checkpoint)
         if self.compile:
             compile_blocks(decoder, self.compile_backend)
-        return network_class(decoder, adapter, template).train()
+        network = network_class(decoder, adapter, template).train()
+        _check_names(network, template, f"{key}.path {config.path!r}")
+        return network
 
-    def split(self, network: nn.Module, mesh: DeviceMesh) -> None:
-        cast(TitanNetwork, network).split(mesh)
+    def split(self, network: nn.Module, mesh: DeviceMesh) -> Mapping[nn.Module, DeviceMesh]:
+        return cast(TitanNetwork, network).split(mesh, self.expert)
 
     def fsdp_units(self, network: nn.Module) -> list[nn.Module]:
         """Return the blocks and, unless they are tied, the input embeddings and the output layer, if there is one."""
@@ -133,14 +160,14 @@ class TorchTitan(ModelTrainer):
     def load_weights(self, network: nn.Module, config: ModelConfig, key: str) -> Effect:
         own = cast(TitanNetwork, network)
         own.init_buffers()
-        parameters, weights = dict(own.named_parameters()), own.hf_weights()
-        targets = {weight.name: parameters[name] for name, (weight,) in weights.items()}
-        shapes = {weight.name: weight.shape for (weight,) in weights.values()}
+        parameters = dict(own.named_parameters())
+        targets = {w.name: (parameters[name], w) for name, weights in own.hf_weights().items() for w in weights}
+        shapes = {name: weight.shape for name, (_, weight) in targets.items()}
         device = next(iter(parameters.values())).device
-        for hf_name, whole in whole_weights(config, key, shapes, device):
-            copy_part(targets.pop(hf_name), own.from_hf(hf_name, whole))
+        for name, source in stored_weights(config, key, shapes, device):
+            copy_weight(*targets.pop(name), source)
         assert not targets, f"no value came for {sorted(targets)}"
-        how = f"drawn with seed {config.seed}" if config.init == "random" else "read one after another"
+        how = f"drawn with seed {config.seed}" if config.init == "random" else "read in shards"
         parts = [type(own.decoder).__name__, *own.features(), f"weights {how}"]
         return Effect(f"TorchTitan {version('torchtitan')}: {', '.join(parts)}")
 
@@ -149,3 +176,19 @@ class TorchTitan(ModelTrainer):
 
     def architecture(self, network: nn.Module) -> str:
         return cast(TitanNetwork, network).architecture
+
+
+def _check_names(network: TitanNetwork, template: nn.Module, where: str) -> None:
+    """Refuse a model whose weights are others in transformers: an engine or a checkpoint could not get them all."""
+    own, known = (
+        {(weight.name, weight.shape) for weights in of_parameters.values() for weight in weights}
+        for of_parameters in (network.hf_weights(), hf_weights(template))
+    )
+    if network.get_output_embeddings() is None:  # a trunk
+        known = {(name, shape) for name, shape in known if name != "lm_head.weight"}
+    if own != known:
+        name, shape = min(own ^ known)
+        raise ConfigError(
+            f"{where}: transformers and TorchTitan differ in {len(own ^ known)} weights of it, first {name} "
+            f"{list(shape)}. Remove model.trainer to train it with transformers."
+        )
