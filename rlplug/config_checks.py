@@ -227,6 +227,10 @@ def check_trainer(config: RunConfig, mesh: MeshSizes) -> None:
                 f"model.optimizations has {optimization}, which does not work on the models of {name}: remove it, "
                 f"{instead}. Those that work: {known}."
             )
+        if optimization in claims.conflicts:
+            raise ConfigError(
+                f"model.optimizations has {optimization}, and {claims.conflicts[optimization]}: remove one of the two."
+            )
     for key, model in {"model.policy": config.policy, "model.reference": config.reference}.items():
         if model is None:
             continue

@@ -6,8 +6,10 @@ unevenly, gradients that a rank counts twice or not at all, and weights under a 
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -19,14 +21,37 @@ from rlplug.interfaces import FP8Weights
 from rlplug.weight_sync.buckets import weight_buckets
 
 torch.set_num_threads(1)
-MESHES = {"one": (1, 1), "shard 2": (2, 1), "tensor 2": (2, 2), "shard 2, tensor 2": (4, 2)}
-"""Ranks in all, and on the tensor axis."""
+MESHES = {
+    "one": (1, {}),
+    "shard 2": (2, {}),
+    "tensor 2": (2, {"tensor": 2}),
+    "replicate 2": (2, {"replicate": 2}),
+    "shard 2, tensor 2": (4, {"tensor": 2}),
+    "replicate 2, shard 2": (4, {"replicate": 2}),
+}
+"""Ranks in all, and axes of the strategy."""
+COMPILE = {"compile": True, "compile_backend": "aot_eager"}
+SPEED = {
+    "selective": ({"activation_checkpoint": "selective"}, ()),
+    "full": ({"activation_checkpoint": "full"}, ()),
+    "compile": (COMPILE, ()),
+    "GradientCheckpointing": ({}, ("GradientCheckpointing",)),
+    "SelectiveCheckpointing": ({}, ("SelectiveCheckpointing",)),
+    "compile, selective": (COMPILE | {"activation_checkpoint": "selective"}, ()),
+    "CompileBlocks": ({}, ("CompileBlocks",)),
+    "CompileBlocks, selective": ({"activation_checkpoint": "selective"}, ("CompileBlocks",)),
+}
+"""Options of the trainer, and optimizations, that change what blocks compute and keep, not their results."""
+NIGHTLY = ("compile, selective", "CompileBlocks", "CompileBlocks, selective")
+SPEED_FAMILY, SPEED_MESH = "qwen3", "shard 2"
 CLOSE = {"rtol": 0.0, "atol": 1e-5}
 
-nightly = [pytest.param(mesh, marks=pytest.mark.nightly) for mesh in ("one", "shard 2, tensor 2")]
+nightly = [
+    pytest.param(mesh, marks=pytest.mark.nightly) for mesh in ("one", "shard 2, tensor 2", "replicate 2, shard 2")
+]
 
 
-@pytest.fixture(scope="module", params=["shard 2", "tensor 2", *nightly])
+@pytest.fixture(scope="module", params=["shard 2", "tensor 2", "replicate 2", *nightly])
 def mesh(request):
     return request.param
 
@@ -42,35 +67,54 @@ def expected(folders):
     return {family: transformers_results(folder) for family, folder in folders.items()}
 
 
+def job(folder, axes=MappingProxyType({}), options=MappingProxyType({}), optimizations=()):
+    return {
+        "folder": str(folder),
+        "axes": dict(axes),
+        "options": dict(options),
+        "optimizations": list(optimizations),
+    }
+
+
+def results_of(folder, jobs, world_size):
+    """Run the jobs on so many ranks, and return what they give, each with its exported folder."""
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    run_ranks([str(Path(__file__).with_name("titan_worker.py")), str(folder / "jobs.json")], world_size)
+    return {name: result | {"folder": folder / name} for name, result in torch.load(folder / "results.pt").items()}
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory, folders):
-    """Return the results of all families on a mesh, and their exported folders, from one start of its processes."""
-    known: dict[int, dict[str, dict]] = {}
+    """Return the results of all families on a mesh, from one start of its processes."""
 
-    def run(mesh):
-        world_size, _ = MESHES[mesh]
-        if world_size not in known:
-            jobs = tmp_path_factory.mktemp(f"ranks-{world_size}") / "jobs.json"
-            mine = {name: tensor for name, (ranks, tensor) in MESHES.items() if ranks == world_size}
-            plan = {
-                f"{name}/{family}/{fused}": {"folder": str(folder), "tensor": tensor, "fused": fused}
-                for name, tensor in mine.items()
-                for family, folder in folders.items()
-                for fused in (False, True)
-            }
-            jobs.write_text(json.dumps(plan))
-            run_ranks([str(Path(__file__).with_name("titan_worker.py")), str(jobs)], world_size)
-            results = torch.load(jobs.parent / "results.pt")
-            known[world_size] = {name: result | {"folder": jobs.parent / name} for name, result in results.items()}
-        return known[world_size]
+    @functools.cache
+    def of_size(world_size):
+        jobs = {
+            f"{name}/{family}/{bool(fused)}": job(folder, axes, {}, fused)
+            for name, (ranks, axes) in MESHES.items()
+            if ranks == world_size
+            for family, folder in folders.items()
+            for fused in ((), ("FusedLogprobs",))
+        }
+        return results_of(tmp_path_factory.mktemp(f"ranks-{world_size}"), jobs, world_size)
 
-    return run
+    return lambda mesh: of_size(MESHES[mesh][0])
 
 
-@pytest.mark.parametrize("family", CONFIGS)
-@pytest.mark.parametrize("fused", [False, True])
-def test_logprobs_and_gradients(mesh, family, fused, done, expected):
-    result, truth = done(mesh)[f"{mesh}/{family}/{fused}"], expected[family]
+@pytest.fixture(scope="module")
+def done_fast(tmp_path_factory, folders):
+    """Return the results of all options of the same night or push, on two shards."""
+
+    @functools.cache
+    def run(is_nightly):
+        names = [name for name in SPEED if (name in NIGHTLY) == is_nightly]
+        jobs = {name: job(folders[SPEED_FAMILY], {}, *SPEED[name]) for name in names}
+        return results_of(tmp_path_factory.mktemp("speed"), jobs, 2)
+
+    return lambda name: run(name in NIGHTLY)[name]
+
+
+def assert_like_transformers(result, truth):
     torch.testing.assert_close(result["logprobs"], truth["logprobs"], **CLOSE)
     torch.testing.assert_close(result["entropy"], truth["entropy"], **CLOSE)
     assert result["gradients"].keys() == truth["gradients"].keys()
@@ -78,6 +122,29 @@ def test_logprobs_and_gradients(mesh, family, fused, done, expected):
         torch.testing.assert_close(result["gradients"][name], gradient, rtol=1e-4, atol=1e-4, msg=f"gradient of {name}")
     norm = torch.stack([gradient.norm() for gradient in truth["gradients"].values()]).norm()
     assert result["norm"] == pytest.approx(float(norm), rel=1e-5)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("fused", [False, True])
+def test_logprobs_and_gradients(mesh, family, fused, done, expected):
+    result, truth = done(mesh)[f"{mesh}/{family}/{fused}"], expected[family]
+    assert_like_transformers(result, truth)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.nightly if n in NIGHTLY else ()) for n in SPEED])
+def test_options_for_speed_change_no_result(name, done_fast, expected, folders):
+    """It catches names that a wrapper changed, and a block that is compiled again for each layer."""
+    result, truth = done_fast(name), expected[SPEED_FAMILY]
+    assert_like_transformers(result, truth)
+    assert result["weights"].keys() == truth["weights"].keys()
+    for weight, value in truth["weights"].items():
+        assert torch.equal(result["weights"][weight], value), weight
+    models = [AutoModelForCausalLM.from_pretrained(folder) for folder in (result["folder"], folders[SPEED_FAMILY])]
+    assert torch.equal(*(model(batch().input_ids).logits for model in models))
+    assert result["graphs"] == ("ompile" in name), "all blocks share one graph"
+    num_blocks = CONFIGS[SPEED_FAMILY].num_hidden_layers
+    said = f"{num_blocks} blocks" if SPEED[name][1] else f"{num_blocks} blocks, weights"
+    assert any(said in effect for effect in result["effects"])
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -106,9 +173,12 @@ def test_an_export_opens_in_transformers(mesh, family, done, folders):
 @pytest.mark.parametrize("family", CONFIGS)
 def test_every_rank_holds_its_shards_alone(mesh, family, done):
     """FSDP and tensor parallelism both divide the largest matrix, one of an MLP."""
-    result, (world_size, _) = done(mesh)[f"{mesh}/{family}/False"], MESHES[mesh]
+    result, (world_size, axes) = done(mesh)[f"{mesh}/{family}/False"], MESHES[mesh]
     blocks = [f"decoder.layers.{index}" for index in range(3)]
     ends = ["decoder.tok_embeddings", "decoder.lm_head"] if family == "llama" else []
     assert sorted(result["units"]) == sorted(["", *blocks, *ends])
     config = CONFIGS[family]
-    assert result["largest shard"] == config.intermediate_size * config.hidden_size // world_size
+    assert (
+        result["largest shard"]
+        == config.intermediate_size * config.hidden_size * axes.get("replicate", 1) // world_size
+    )

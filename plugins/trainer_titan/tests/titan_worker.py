@@ -1,7 +1,7 @@
 """One rank of TorchTitan's models: ``python titan_worker.py JOBS.json``, with the environment that torchrun gives.
 
-Each job, by name, has a model's ``folder``, the strategy's ``tensor`` size, and whether the LM head is ``fused``. Rank
-0 writes ``results.pt`` beside the jobs.
+Each job, by name, has a model's ``folder``, sizes of the strategy's axes, options of the trainer, and names of
+optimizations. Rank 0 writes ``results.pt`` beside the jobs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.accelerators import CPUAccelerator
-from rlplug_optims import FusedLogprobs
+from rlplug_optims import CompileBlocks, FusedLogprobs, GradientCheckpointing, SelectiveCheckpointing
 from rlplug_trainer_titan import TorchTitan
 from titan_cases import SAMPLING, batch, weights_of_tokens
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -31,10 +32,17 @@ from rlplug.models.forward import policy_forward
 from rlplug.models.packing import pack_batch
 from rlplug.weight_sync.buckets import weight_buckets
 
+OPTIMIZATIONS = {
+    "FusedLogprobs": lambda: FusedLogprobs(chunk_size=5),
+    "GradientCheckpointing": GradientCheckpointing,
+    "SelectiveCheckpointing": SelectiveCheckpointing,
+    "CompileBlocks": lambda: CompileBlocks(dynamic=False, backend="aot_eager"),
+}
 
-def make_strategy(tensor: int) -> RLFSDP2Strategy:
+
+def make_strategy(tensor: int = 1, replicate: int = 1) -> RLFSDP2Strategy:
     """Set a strategy up as the trainer does."""
-    strategy = RLFSDP2Strategy(tensor=tensor, timeout_s=60)
+    strategy = RLFSDP2Strategy(tensor=tensor, replicate=replicate, timeout_s=60)
     strategy.accelerator = CPUAccelerator()
     strategy.cluster_environment = TorchElasticEnvironment()
     strategy.parallel_devices = [torch.device("cpu")] * strategy.cluster_environment.world_size()
@@ -50,10 +58,12 @@ def full(tensor: Any) -> Tensor:
 
 def results_of(job: dict[str, Any], out: Path) -> dict[str, Any]:
     """Build, run forward and backward on this rank's rows, sync and export; return what rank 0 sees."""
-    strategy, trainer = make_strategy(job["tensor"]), TorchTitan()
+    strategy, trainer = make_strategy(**job["axes"]), TorchTitan(**job["options"])
+    tensor_size = strategy.tensor_size
+    counters.clear()
     config = ModelConfig(job["folder"], dtype="float32")
-    trainer.check(config, "model.policy", job["tensor"])
-    optimizations = [FusedLogprobs(chunk_size=5)] if job["fused"] else []
+    trainer.check(config, "model.policy", tensor_size)
+    optimizations = [OPTIMIZATIONS[name]() for name in job["optimizations"]]
     policy, effects = build_policy(config, optimizations, strategy, trainer)
 
     rows = batch()
@@ -70,7 +80,7 @@ def results_of(job: dict[str, Any], out: Path) -> dict[str, Any]:
         whole = torch.zeros(shape)
         whole[mine] = part.detach()
         dist.all_reduce(whole)
-        results[name] = whole / job["tensor"]  # ranks of the tensor axis computed the same rows
+        results[name] = whole / tensor_size  # ranks of the tensor axis computed the same rows
 
     weights = trainer.hf_weights(policy)
     results["gradients"] = {
@@ -83,6 +93,7 @@ def results_of(job: dict[str, Any], out: Path) -> dict[str, Any]:
     fp8 = FP8Weights(quantized=tuple(n for n in results["weights"] if "proj" in n), kept=())
     results["fp8"] = dict(synced(policy, weights, fp8))
     results["effects"] = [effect.description for effect in effects]
+    results["graphs"] = counters["stats"]["unique_graphs"]
     results["units"] = [name for name, module in policy.named_modules() if isinstance(module, FSDPModule)]
     results["largest shard"] = max(p.to_local().numel() for p in policy.parameters() if isinstance(p, DTensor))
     export_policy(
