@@ -28,12 +28,11 @@ def shape_of(config: Any) -> ModelShape:
 
 def kept_in_bfloat16(config: Any) -> float:
     """Return the bfloat16 elements per token that autograd keeps of a block, its parameters left out."""
-    decoder: Any = build_decoder(config)[0].to_empty(device="cpu").to(torch.bfloat16)
+    decoder: Any = build_decoder(config)[0].to_empty(device="cpu")
     block = decoder.layers["0"]
     block.attention.rope.init_states()
-    with torch.no_grad():
-        for parameter in block.parameters():
-            parameter.normal_(std=0.02)
+    for parameter in block.parameters():
+        parameter.data = 0.02 * torch.randn(parameter.shape, dtype=torch.bfloat16)
     own, kept = {parameter.untyped_storage().data_ptr() for parameter in block.parameters()}, {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
