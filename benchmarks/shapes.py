@@ -63,8 +63,8 @@ SHAPES: dict[str, Any] = {
     "tiny": lambda: LlamaConfig(
         hidden_size=64,
         num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
         intermediate_size=128,
         vocab_size=512,
         tie_word_embeddings=True,

@@ -211,6 +211,10 @@ def check_trainer(config: RunConfig, mesh: MeshSizes) -> None:
                 f"model.optimizations has {optimization}, which does not work on the models of {name}: remove it, "
                 f"{instead}. Those that work: {known}."
             )
+        if optimization in claims.conflicts:
+            raise ConfigError(
+                f"model.optimizations has {optimization}, and {claims.conflicts[optimization]}: remove one of the two."
+            )
     trunk = None if config.critic is None else config.critic.trunk
     models = {"model.policy": config.policy, "model.reference": config.reference, "model.critic.trunk": trunk}
     for key, model in models.items():

@@ -27,6 +27,7 @@ from rlplug.weight_sync.manifest import num_fp8_parameters
 
 MakeOptimizer = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
 ADAM_BYTES: Final = 8.0
+NO_TRAITS: Final = ActivationTraits()
 PROBE_SIZE: Final = 256
 PROBE_NAME: Final = "model.layers.0.mlp.up_proj.weight"
 
@@ -61,10 +62,11 @@ class PlannedRun:
         engine = self._engine_memory(gpu, shapes["policy"])
 
         def inputs_with(optimizations: Sequence[Optimization]) -> MemoryInputs:
-            models = {
-                name: ModelInputs(shape.split(self.mesh.tensor), traits_of(name, optimizations), states[name])
-                for name, shape in shapes.items()
-            }
+            models = {}
+            for name, shape in shapes.items():
+                traits = traits_of(name, optimizations, config.model_trainer.plan_memory(ActivationTraits()))
+                split = shape.split(self.mesh.tensor, traits.sequence_parallel)
+                models[name] = ModelInputs(split, traits, states[name])
             return MemoryInputs(
                 gpu=gpu,
                 policy=models["policy"],
@@ -131,9 +133,16 @@ class PlannedRun:
         return self.config.engine.plan_memory(self.spec, request)
 
 
-def traits_of(network: Network, optimizations: Iterable[Optimization]) -> ActivationTraits:
-    """Return the activation traits of passes over ``network`` with the optimizations that apply to it."""
-    traits = ActivationTraits()
+def traits_of(
+    network: Network, optimizations: Iterable[Optimization], traits: ActivationTraits = NO_TRAITS
+) -> ActivationTraits:
+    """Return the activation traits of passes over ``network`` with the optimizations that apply to it.
+
+    Args:
+        network: The network.
+        optimizations: Optimizations of the run.
+        traits: Traits without any.
+    """
     for optimization in optimizations:
         if network in optimization.applies_to:
             traits = optimization.plan_memory(traits)

@@ -10,19 +10,25 @@ from typing import Literal
 class ActivationTraits:
     """Properties of the training step that determine its activation memory.
 
-    Optimizations change them with :meth:`Optimization.plan_memory`.
+    Trainers and then optimizations change them, with :meth:`ModelTrainer.plan_memory` and
+    :meth:`Optimization.plan_memory`.
     """
 
     fused_pointwise: bool = False
     """Whether norms, activations and rotary embeddings are fused kernels, which save fewer tensors for the backward."""
-    recompute: Literal["nothing", "all_but_products", "all"] = "nothing"
-    """Part of a block that the backward pass recomputes: nothing, all but matrix products and attention, or all."""
+    fused_norms: bool = False
+    """Whether norms alone are such kernels, as ``torch.nn.RMSNorm`` is."""
+    recompute: Literal["nothing", "all_but_products", "all_but_half_of_products", "all"] = "nothing"
+    """Part of a block that the backward pass recomputes: nothing, all but matrix products and attention, all but every
+    second product and attention, or all."""
     recompute_every: int = 1
     """Number n when ``recompute`` is ``all``: every n-th block is recomputed, and the others keep their activations."""
     activations_on_host: bool = False
     """Whether the saved activations of blocks are in host memory, except for those of about two blocks."""
     logits_chunk: int | None = None
     """Number of tokens whose logits exist at a time; ``None`` for all tokens of a forward pass."""
+    sequence_parallel: bool = False
+    """Whether ranks of the tensor axis also split embeddings, output layer, and the tokens between blocks."""
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from rlplug.distributed.mesh import MeshSizes
+from rlplug.interfaces.memory import ActivationTraits
 from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.weight_sync import WeightsOfParameters
 
@@ -54,6 +55,8 @@ class TrainerClaims:
     """Values of ``attn_implementation`` that it supports; ``None`` for all."""
     optimizations: frozenset[str] | None = None
     """Class names of the optimizations that work on its networks; ``None`` for all."""
+    conflicts: Mapping[str, str] = field(default_factory=dict)
+    """Class names of optimizations that options of this trainer exclude, each with the reason."""
 
 
 class ModelTrainer(ABC):
@@ -70,7 +73,8 @@ class ModelTrainer(ABC):
     :meth:`empty_trunk` takes the place of :meth:`empty_network`.
     """
 
-    claims: ClassVar[TrainerClaims]
+    claims: TrainerClaims
+    """What the class can do; an instance may exclude more."""
 
     def check(self, config: ModelConfig, key: str, mesh: MeshSizes) -> None:  # noqa: B027 - overriding is optional
         """Refuse a model that this trainer cannot build, or cannot split over the mesh.
@@ -83,6 +87,10 @@ class ModelTrainer(ABC):
         Raises:
             ConfigError: The message names the key and the fix.
         """
+
+    def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:
+        """Return the properties of its training step, which optimizations then change; unchanged by default."""
+        return traits
 
     @abstractmethod
     def empty_network(self, config: ModelConfig, key: str) -> nn.Module:

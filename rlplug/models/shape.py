@@ -42,6 +42,8 @@ class ModelShape:
     """Vocabulary size V."""
     has_qk_norms: bool
     """Whether queries and keys are normalised, as in Qwen3."""
+    token_parts: int = 1
+    """Ranks of the tensor axis that split the tokens between blocks (sequence parallelism)."""
 
     @classmethod
     def of(cls, model: nn.Module) -> ModelShape:
@@ -61,14 +63,24 @@ class ModelShape:
             has_qk_norms=any(name.rpartition(".")[2] == "q_norm" for name, _ in blocks[0].named_modules()),
         )
 
-    def split(self, tensor_size: int) -> ModelShape:
-        """Return the shape on one rank of the tensor axis: about its part of each block, and whole embeddings."""
+    def split(self, tensor_size: int, sequence_parallel: bool = False) -> ModelShape:
+        """Return the shape on one rank of the tensor axis: about its part of each block, and whole embeddings.
+
+        With ``sequence_parallel`` embeddings, output layer and the tokens between blocks are split too.
+        """
         if tensor_size == 1:
             return self
-        outside = self.parameters - self.num_blocks * self.block_parameters
+        parts = tensor_size if sequence_parallel else 1
+        outside = (self.parameters - self.num_blocks * self.block_parameters) // parts
         block = self.block_parameters // tensor_size
-        widths = Widths(*(width // tensor_size for width in self.widths))
-        return replace(self, parameters=outside + self.num_blocks * block, block_parameters=block, widths=widths)
+        return replace(
+            self,
+            parameters=outside + self.num_blocks * block,
+            block_parameters=block,
+            end_parameters=self.end_parameters // parts,
+            widths=Widths(*(width // tensor_size for width in self.widths)),
+            token_parts=parts,
+        )
 
     @property
     def kv_elements(self) -> int:

@@ -6,15 +6,14 @@ unevenly, gradients that a rank counts twice or not at all, and weights under a 
 
 from __future__ import annotations
 
-import json
+import functools
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
-from ranks import run_ranks
 from rlplug_trainer_titan.decoders import sparse_layers
 from titan_cases import CONFIGS, batch, make_folder, transformers_results
+from titan_results import CLOSE, assert_parity, job, results_of
 from transformers import AutoModelForCausalLM
 
 from rlplug.interfaces import FP8Weights
@@ -22,25 +21,25 @@ from rlplug.weight_sync.buckets import weight_buckets
 
 torch.set_num_threads(1)
 MESHES = {
-    "one": (1, 1, 1),
-    "shard 2": (2, 1, 1),
-    "tensor 2": (2, 2, 1),
-    "expert 2": (2, 1, 2),
-    "tensor 2, expert 2": (2, 2, 2),
-    "shard 2, tensor 2": (4, 2, 1),
-    "shard 4, expert 2": (4, 1, 2),
-    "shard 2, tensor 2, expert 2": (4, 2, 2),
-    "shard 2, tensor 2, expert 4": (4, 2, 4),
-    "replicate 2, expert 2": (4, 1, 2),
+    "one": (1, {}, 1),
+    "shard 2": (2, {}, 1),
+    "tensor 2": (2, {"tensor": 2}, 1),
+    "replicate 2": (2, {"replicate": 2}, 1),
+    "expert 2": (2, {}, 2),
+    "tensor 2, expert 2": (2, {"tensor": 2}, 2),
+    "shard 2, tensor 2": (4, {"tensor": 2}, 1),
+    "replicate 2, shard 2": (4, {"replicate": 2}, 1),
+    "shard 4, expert 2": (4, {}, 2),
+    "shard 2, tensor 2, expert 2": (4, {"tensor": 2}, 2),
+    "shard 2, tensor 2, expert 4": (4, {"tensor": 2}, 4),
+    "replicate 2, expert 2": (4, {"replicate": 2}, 2),
 }
-"""Ranks in all, on the tensor axis, and of expert parallelism."""
+"""Ranks in all, axes of the strategy, and ranks of expert parallelism."""
 DENSE, SPARSE = (tuple(name for name in CONFIGS if ("moe" in name) == is_sparse) for is_sparse in (False, True))
 CASES = {  # TorchTitan splits experts over the tensor axis alone with wrong gradients: see the refusals
-    mesh: SPARSE if expert > 1 else DENSE if tensor > 1 else (*DENSE, *SPARSE)
-    for mesh, (_, tensor, expert) in MESHES.items()
+    mesh: SPARSE if expert > 1 else DENSE if axes else (*DENSE, *SPARSE) for mesh, (_, axes, expert) in MESHES.items()
 }
 ON_A_PUSH = ("shard 2", "tensor 2", "expert 2", "tensor 2, expert 2")
-CLOSE = {"rtol": 0.0, "atol": 1e-5}
 
 every_case = pytest.mark.parametrize(
     ("mesh", "family"),
@@ -66,32 +65,19 @@ def expected(folders):
 @pytest.fixture(scope="module")
 def done(tmp_path_factory, folders):
     """Return the results of all families on a mesh, and their exported folders, from one start of its processes."""
-    known: dict[int, dict[str, dict]] = {}
 
-    def run(mesh):
-        world_size = MESHES[mesh][0]
-        if world_size not in known:
-            jobs = tmp_path_factory.mktemp(f"ranks-{world_size}") / "jobs.json"
-            plan = {
-                f"{name}/{family}/{fused}": {
-                    "folder": str(folders[family]),
-                    "tensor": tensor,
-                    "expert": expert,
-                    "fused": fused,
-                    "replicate": 2 if "replicate" in name else 1,
-                }
-                for name, (ranks, tensor, expert) in MESHES.items()
-                for family in CASES[name]
-                for fused in ((False,) if expert > 1 else (False, True))
-                if ranks == world_size
-            }
-            jobs.write_text(json.dumps(plan))
-            run_ranks([str(Path(__file__).with_name("titan_worker.py")), str(jobs)], world_size)
-            results = torch.load(jobs.parent / "results.pt")
-            known[world_size] = {name: result | {"folder": jobs.parent / name} for name, result in results.items()}
-        return known[world_size]
+    @functools.cache
+    def of_size(world_size):
+        jobs = {
+            f"{name}/{family}/{bool(fused)}": job(folders[family], axes, {"expert": expert}, fused)
+            for name, (ranks, axes, expert) in MESHES.items()
+            if ranks == world_size
+            for family in CASES[name]
+            for fused in (((),) if expert > 1 else ((), ("FusedLogprobs",)))
+        }
+        return results_of(tmp_path_factory.mktemp(f"ranks-{world_size}"), jobs, world_size)
 
-    return run
+    return lambda mesh: of_size(MESHES[mesh][0])
 
 
 @every_case
@@ -102,14 +88,6 @@ def test_logprobs_and_gradients(mesh, family, done, expected):
             assert_parity(results[name], truth)
             norm = torch.stack([gradient.norm() for gradient in truth["gradients"].values()]).norm()
             assert results[name]["norm"] == pytest.approx(float(norm), rel=1e-5)
-
-
-def assert_parity(result, truth):
-    torch.testing.assert_close(result["logprobs"], truth["logprobs"], **CLOSE)
-    torch.testing.assert_close(result["entropy"], truth["entropy"], **CLOSE)
-    assert result["gradients"].keys() == truth["gradients"].keys()
-    for name, gradient in truth["gradients"].items():
-        torch.testing.assert_close(result["gradients"][name], gradient, rtol=1e-4, atol=1e-4, msg=f"gradient of {name}")
 
 
 @every_case
@@ -155,14 +133,14 @@ def test_an_export_opens_in_transformers(mesh, family, done, folders):
 @every_case
 def test_every_rank_holds_its_shards_alone(mesh, family, done):
     """FSDP, tensor and expert parallelism all divide the largest parameter: of an MLP, or of all experts of a layer."""
-    (world_size, _, expert), config = MESHES[mesh], CONFIGS[family]
+    (world_size, axes, expert), config = MESHES[mesh], CONFIGS[family]
     result, sparse = done(mesh)[f"{mesh}/{family}/False"], sparse_layers(config)
     blocks = [f"decoder.layers.{index}" for index in range(3)]
     ends = [] if config.tie_word_embeddings else ["decoder.tok_embeddings", "decoder.lm_head"]
     experts = [f"{blocks[index]}.moe.routed_experts.inner_experts" for index in sparse] if expert > 1 else []
     assert sorted(result["units"]) == sorted(["", *blocks, *ends, *experts])
     rows = config.num_experts * config.moe_intermediate_size if sparse else config.intermediate_size
-    num_shards = world_size // (2 if "replicate" in mesh else 1)
+    num_shards = world_size // axes.get("replicate", 1)
     assert result["largest shard"] == rows * config.hidden_size // num_shards
 
 

@@ -6,11 +6,12 @@ import copy
 from typing import Any
 
 import pytest
+import rlplug_trainer_titan.float8 as float8
 import rlplug_trainer_titan.library as library
 import rlplug_trainer_titan.trainer as trainer_module
 import torch
 from rlplug_algos.grpo import GRPO
-from rlplug_optims import FusedLogprobs, GradientCheckpointing
+from rlplug_optims import ActivationOffload, CompileBlocks, FusedLogprobs, GradientCheckpointing, Liger
 from rlplug_trainer_titan import TorchTitan
 from titan_cases import CONFIGS, SIZES
 from transformers import LlamaConfig, MixtralConfig, Qwen3Config
@@ -33,9 +34,9 @@ OPTIONS = [
     ({"spmd_backend": "full_dtensor"}, "is 'full_dtensor', which is not supported", "Set it to partial_dtensor."),
 ]
 RUNS: list[tuple[dict[str, Any], MeshSizes, str, str]] = [
-    ({}, MeshSizes(2, 1, 1, 1), "init_args.replicate is 2", "set it to 1"),
     ({}, MeshSizes(1, 1, 2, 1), "init_args.sequence is 2", "set it to 1"),
-    ({"optimizations": [GradientCheckpointing()]}, ONE, "GradientCheckpointing, which does not work", "remove it"),
+    ({"optimizations": [Liger()]}, ONE, "Liger, which does not work", "remove it"),
+    ({"optimizations": [ActivationOffload()]}, ONE, "ActivationOffload, which does not work", "remove it"),
     ({"attn_implementation": "flash_attention_2"}, ONE, "attn_implementation is 'flash_attention_2'", "give packed"),
 ]
 MODELS = [
@@ -86,6 +87,38 @@ def test_runs(folder, options, mesh, problem, fix):
     assert problem in message
     assert fix in message
     assert "or remove model.trainer" in message or "give packed" in message
+
+
+@pytest.mark.parametrize(
+    ("options", "optimization", "key"),
+    [
+        ({"compile": True}, CompileBlocks(), "init_args.compile compiles"),
+        ({"activation_checkpoint": "full"}, GradientCheckpointing(), "init_args.activation_checkpoint decides"),
+    ],
+)
+def test_the_same_change_twice(folder, options, optimization, key):
+    message = refusal(folder, TorchTitan(**options), optimizations=[optimization])
+    assert type(optimization).__name__ in message
+    assert key in message
+    assert "remove one of the two" in message
+
+
+def test_float8(folder, monkeypatch):
+    """It needs torchao, a device that multiplies it, and blocks that are not split."""
+    config = ModelConfig(str(folder), dtype="float32")
+    monkeypatch.setattr(float8.importlib.util, "find_spec", lambda name: None)
+    assert "pip install torchao" in refusal(folder, TorchTitan(float8="rowwise"))
+    monkeypatch.setattr(float8.importlib.util, "find_spec", lambda name: name)
+    message = refusal(folder, TorchTitan(float8="rowwise"), MeshSizes(1, 1, 1, 2))
+    assert "float8 is rowwise, and trainer.strategy.init_args.tensor is 2" in message
+    assert "set model.trainer.init_args.compile to false" in refusal(
+        folder, TorchTitan(float8="emulated", compile=True)
+    )
+    trainer = TorchTitan(float8="rowwise")
+    trainer.check(config, "model.policy", 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="needs an NVIDIA GPU of Ada, Hopper or newer: set it to none"):
+        trainer.empty_network(config, "model.policy")
 
 
 @pytest.mark.parametrize(("config", "tensor", "problem", "fix"), MODELS)

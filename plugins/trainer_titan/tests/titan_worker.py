@@ -1,7 +1,7 @@
 """One rank of TorchTitan's models: ``python titan_worker.py JOBS.json``, with the environment that torchrun gives.
 
-Each job, by name, has a model's ``folder``, the strategy's ``tensor`` and ``replicate`` sizes, the ranks that share
-experts (``expert``), and whether the LM head is ``fused``. Rank 0 writes ``results.pt`` beside the jobs.
+Each job, by name, has a model's ``folder``, sizes of the strategy's ``axes``, ``options`` of the trainer, and names of
+``optimizations``. Rank 0 writes ``results.pt`` beside the jobs.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.accelerators import CPUAccelerator
-from rlplug_optims import FusedLogprobs
+from rlplug_optims import CompileBlocks, FusedLogprobs, GradientCheckpointing, SelectiveCheckpointing
 from rlplug_trainer_titan import TorchTitan
 from titan_cases import HEAD_SEED, SAMPLING, batch, given_experts, weights_of_tokens
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -38,8 +39,15 @@ from rlplug.models.packing import pack_batch
 from rlplug.types import Batch
 from rlplug.weight_sync.buckets import weight_buckets
 
+OPTIMIZATIONS = {
+    "FusedLogprobs": lambda: FusedLogprobs(chunk_size=5),
+    "GradientCheckpointing": GradientCheckpointing,
+    "SelectiveCheckpointing": SelectiveCheckpointing,
+    "CompileBlocks": lambda: CompileBlocks(dynamic=False, backend="aot_eager"),
+}
 
-def make_strategy(tensor: int, replicate: int) -> RLFSDP2Strategy:
+
+def make_strategy(tensor: int = 1, replicate: int = 1) -> RLFSDP2Strategy:
     """Set a strategy up as the trainer does."""
     strategy = RLFSDP2Strategy(replicate=replicate, tensor=tensor, timeout_s=60)
     strategy.accelerator = CPUAccelerator()
@@ -95,10 +103,11 @@ def pass_of(policy: Any, strategy: RLFSDP2Strategy, trainer: TorchTitan, is_give
 
 def results_of(job: dict[str, Any], out: Path) -> dict[str, Any]:
     """Build, run forward and backward, sync and export; return what rank 0 sees."""
-    strategy, trainer = make_strategy(job["tensor"], job["replicate"]), TorchTitan(expert=job["expert"])
+    strategy, trainer = make_strategy(**job["axes"]), TorchTitan(**job["options"])
+    counters.clear()
     config = ModelConfig(job["folder"], dtype="float32")
     trainer.check(config, "model.policy", strategy.mesh_sizes(dist.get_world_size()))
-    optimizations = [FusedLogprobs(chunk_size=5)] if job["fused"] else []
+    optimizations = [OPTIMIZATIONS[name]() for name in job["optimizations"]]
     with counted_reads() as reads:
         policy, effects = build_policy(config, optimizations, strategy, trainer)
 
@@ -114,6 +123,7 @@ def results_of(job: dict[str, Any], out: Path) -> dict[str, Any]:
         pass_of(policy, strategy, trainer)
     weights = trainer.hf_weights(policy)
     results["norm"] = strategy.clip_grad_norm(policy, None)
+    results["graphs"] = counters["stats"]["unique_graphs"]
     results["critics"] = {
         "shared": critic_results(policy, config, strategy, trainer, share_trunk=True),
         "own": critic_results(policy, config, strategy, trainer, share_trunk=False),

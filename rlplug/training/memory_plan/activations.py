@@ -20,26 +20,31 @@ BLOCKS_ON_DEVICE: Final = 2
 """Blocks whose activations are on the GPU while the others' are on the host."""
 
 
-def block_elements(shape: ModelShape, fused: bool) -> int:
+def block_elements(shape: ModelShape, traits: ActivationTraits) -> int:
     """Return the elements that one block keeps: inputs and outputs of norms, attention and the MLP."""
     hidden, (query, key, mlp) = shape.hidden, shape.widths
     attention = 2 * query + 2 * key
-    if fused:  # a norm keeps its input and its result; the MLP keeps gate, up projection and their product
-        return 4 * hidden + (query + key if shape.has_qk_norms else 0) + attention + 3 * mlp
+    if traits.fused_pointwise or traits.fused_norms:
+        # a norm keeps its input and its result; the MLP keeps gate, up projection and their product
+        norms = 2 * hidden + 2 * hidden // shape.token_parts + (query + key if shape.has_qk_norms else 0)
+        return norms + attention + (3 if traits.fused_pointwise else 4) * mlp
     # a norm keeps a float32 copy, its cast and its result; the MLP keeps the activated gate besides
     return 8 * hidden + (4 * (query + key) if shape.has_qk_norms else 0) + attention + 4 * mlp
 
 
 def kept_elements(shape: ModelShape, traits: ActivationTraits) -> int:
     """Return what all blocks keep, and what a block that is recomputed takes for as long as that lasts."""
-    whole = block_elements(shape, traits.fused_pointwise)
+    whole, (query, key, mlp) = block_elements(shape, traits), shape.widths
+    block_input = shape.hidden // shape.token_parts
     num_on_device = min(shape.num_blocks, BLOCKS_ON_DEVICE) if traits.activations_on_host else shape.num_blocks
     if traits.recompute == "all":
         num_recomputed = -(-num_on_device // traits.recompute_every)
-        return num_recomputed * shape.hidden + (num_on_device - num_recomputed) * whole + whole
+        return num_recomputed * block_input + (num_on_device - num_recomputed) * whole + whole
+    if traits.recompute == "all_but_half_of_products":  # queries, values, gate and the block's last product stay
+        kept = block_input + shape.hidden + 2 * query + key + mlp
+        return num_on_device * kept + whole
     if traits.recompute == "all_but_products":
-        query, key, mlp = shape.widths
-        whole = 3 * shape.hidden + 2 * query + 2 * key + 2 * mlp
+        whole = block_input + 2 * shape.hidden + 2 * query + 2 * key + 2 * mlp
     return num_on_device * whole
 
 

@@ -55,7 +55,7 @@ def test_tensor_ranks_split_blocks_alone() -> None:
 
 
 def test_what_is_recomputed_or_moved_is_not_kept() -> None:
-    block = block_elements(LLAMA, fused=False)
+    block = block_elements(LLAMA, ActivationTraits())
     assert kept_elements(LLAMA, ActivationTraits()) == 24 * block
     assert kept_elements(LLAMA, ActivationTraits(activations_on_host=True)) == 2 * block
     assert kept_elements(LLAMA, ActivationTraits(recompute="all")) == 24 * 2048 + block

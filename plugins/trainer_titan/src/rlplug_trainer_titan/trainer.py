@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, Final, cast
 
@@ -13,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from rlplug.distributed.mesh import MeshSizes
 from rlplug.errors import ConfigError
-from rlplug.interfaces import Effect, ModelConfig, ModelTrainer, TrainerClaims, WeightsOfParameters
+from rlplug.interfaces import ActivationTraits, Effect, ModelConfig, ModelTrainer, TrainerClaims, WeightsOfParameters
 from rlplug.models.hf_files import read_config
 from rlplug.models.loading import empty_model, stored_weights
 from rlplug.weight_sync.hf_names import hf_weights
@@ -59,11 +60,14 @@ class TorchTitan(ModelTrainer):
     """
 
     claims = TrainerClaims(
-        axes=frozenset({"tensor"}),
+        axes=frozenset({"replicate", "tensor"}),
         critic=True,
         attention=frozenset({"packed"}),
         optimizations=frozenset(
-            {"BackwardPrefetch", "EntropyCheckpointing", "EntropyChunking", "ForwardPrefetch", "FusedLogprobs"}
+            {
+                *("BackwardPrefetch", "CompileBlocks", "EntropyCheckpointing", "EntropyChunking", "ForwardPrefetch"),
+                *("FusedLogprobs", "GradientCheckpointing", "SelectiveCheckpointing"),
+            }
         ),
     )
 
@@ -86,6 +90,17 @@ class TorchTitan(ModelTrainer):
         self.compile_backend = compile_backend
         self.activation_checkpoint = activation_checkpoint
         self.float8 = float8
+        self.claims = replace(type(self).claims, conflicts=self._conflicts())
+
+    def _conflicts(self) -> dict[str, str]:
+        """Return the optimizations that the options exclude."""
+        key, conflicts = "model.trainer.init_args", {}
+        if self.compile:
+            conflicts["CompileBlocks"] = f"{key}.compile compiles the same blocks"
+        if self.activation_checkpoint != "none":
+            same = f"{key}.activation_checkpoint decides what the same blocks recompute"
+            conflicts |= dict.fromkeys(("GradientCheckpointing", "SelectiveCheckpointing"), same)
+        return conflicts
 
     def check(self, config: ModelConfig, key: str, mesh: MeshSizes) -> None:
         self._check_options()
@@ -129,6 +144,16 @@ class TorchTitan(ModelTrainer):
             reason = f"which needs torch 2.14 or newer, and this is {found}"
         raise ConfigError(
             f"model.trainer.init_args.spmd_backend is {self.spmd_backend!r}, {reason}. Set it to partial_dtensor."
+        )
+
+    def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:
+        recompute: Any = {"none": "nothing", "selective": "all_but_half_of_products", "full": "all"}
+        return replace(
+            traits,
+            fused_norms=True,
+            fused_pointwise=self.compile,
+            recompute=recompute[self.activation_checkpoint],
+            sequence_parallel=True,
         )
 
     def empty_network(self, config: ModelConfig, key: str) -> nn.Module:
