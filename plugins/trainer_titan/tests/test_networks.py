@@ -7,6 +7,7 @@ unevenly, gradients that a rank counts twice or not at all, and weights under a 
 from __future__ import annotations
 
 import functools
+import json
 from collections import Counter
 
 import pytest
