@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from rlplug.interfaces.optimization import Effect
+from rlplug.interfaces.router_replay import RouterReplay
 from rlplug.interfaces.weight_sync import WeightsOfParameters
 
 
@@ -52,6 +53,8 @@ class TrainerClaims:
     """Values of ``attn_implementation`` that it supports; ``None`` for all."""
     optimizations: frozenset[str] | None = None
     """Class names of the optimizations that work on its networks; ``None`` for all."""
+    router_replay: bool = False
+    """Whether its routers can take the experts that the engine chose: it has ``router_replay``."""
 
 
 class ModelTrainer(ABC):
@@ -63,8 +66,9 @@ class ModelTrainer(ABC):
     [K]. It calls the output layer once, with hidden states [1, K, D], and returns an object whose ``logits`` are what
     the output layer returned, [1, K, V].
 
-    The core calls in this order: :meth:`check`, :meth:`empty_network`, optimizations, :meth:`split` where the tensor
-    axis has several ranks, FSDP2 over :meth:`fsdp_units`, allocation of memory, optimizations, :meth:`load_weights`.
+    The core calls in this order: :meth:`check`, :meth:`empty_network`, :meth:`router_replay`, optimizations,
+    :meth:`split` where the tensor axis has several ranks, FSDP2 over :meth:`fsdp_units`, allocation of memory,
+    optimizations, :meth:`load_weights`.
     """
 
     claims: ClassVar[TrainerClaims]
@@ -84,6 +88,17 @@ class ModelTrainer(ABC):
     @abstractmethod
     def empty_network(self, config: ModelConfig, key: str) -> nn.Module:
         """Return the network on the meta device, its parameters float32, in training mode, without dropout."""
+
+    def router_replay(self, network: nn.Module) -> RouterReplay:
+        """Hook the routers of a policy, as :meth:`empty_network` returns it, so that they can replay experts.
+
+        Each router must choose by :func:`rlplug.interfaces.replayed`, and score its experts with its own logits, so
+        that its gradient flows. A trainer that claims ``router_replay`` overrides it.
+
+        Raises:
+            ConfigError: The routers have a form that the trainer does not know.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not claim router_replay")
 
     @abstractmethod
     def split(self, network: nn.Module, mesh: DeviceMesh) -> None:
