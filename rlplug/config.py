@@ -99,6 +99,8 @@ class RunConfig:
         weight_sync: Dtype and bucket size in which weights are sent to the engine.
         memory: Settings that let trainer and engine fit on the same GPUs.
         limits: Limits beyond which a run clips, skips, restarts or stops.
+        router_replay: In a mixture of experts, let the policy's routers take the experts that the engine chose for each
+            token (R3, arXiv 2510.11370), which lowers the mismatch of engine and trainer.
     """
 
     policy: ModelConfig
@@ -123,6 +125,7 @@ class RunConfig:
     weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     limits: Limits = field(default_factory=Limits)
+    router_replay: bool = False
 
     @cached_property
     def engine(self) -> RolloutEngine:

@@ -202,6 +202,8 @@ def check_trainer(config: RunConfig, mesh: MeshSizes) -> None:
                 f"trainer.strategy.init_args.{axis} is {getattr(mesh, axis)}, which {name} does not support: set it to "
                 f"1, {instead}."
             )
+    if config.router_replay and not claims.router_replay:
+        raise ConfigError(f"model.router_replay is true, and {name} cannot replay experts: remove it, {instead}.")
     if config.critic is not None and not claims.critic:
         raise ConfigError(f"model.critic is set, and {name} trains no critic: remove it, {instead}.")
     for optimization in (type(optimization).__name__ for optimization in config.optimizations):
@@ -285,5 +287,7 @@ def check_engine(config: RunConfig, engines: Iterable[type], is_here: bool = Tru
     if config.weight_sync.dtype is not None:
         for capability in ("fp8_refit", "logprobs") if is_here else ("logprobs",):
             require_capability(engine, capability, "model.weight_sync.dtype", engines)
+    if config.router_replay:
+        require_capability(engine, "routed_experts", "model.router_replay", engines)
     if config.partial_rollout is not None:
         check_partial_rollout(config.partial_rollout, config.sampling, algorithm, engine, engines)

@@ -32,6 +32,7 @@ from rlplug.memory_inputs import PlannedRun
 from rlplug.models.build import Models, build_critic, build_policy, build_reference
 from rlplug.models.config import load_spec, load_tokenizer
 from rlplug.models.hf_files import read_config
+from rlplug.models.routers import router_shape
 from rlplug.models.shape import attention_cost
 from rlplug.models.trainer_record import check_trainer_record
 from rlplug.plugin_manager import plugins
@@ -116,6 +117,8 @@ def read_inputs(config: RunConfig) -> RunInputs:
     spec = load_spec(config.policy, tokenizer)
     if config.weight_sync.dtype is not None:
         spec = replace(spec, fp8=choose_fp8_weights(meta_model(spec.path), config.weight_sync))
+    if config.router_replay:
+        spec = replace(spec, routers=router_shape(meta_model(spec.path), "model.router_replay"))
     tools: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
     if config.environment is not None:
@@ -245,7 +248,7 @@ def build_models(
         check_trainer(config, strategy.mesh_sizes(strategy.world_size))
     optimizations = config.optimizations if plan is None else plan.optimizations
     if models.policy is None:
-        models.policy, effects = build_policy(config.policy, optimizations, strategy, trainer)
+        models.policy, effects = build_policy(config.policy, optimizations, strategy, trainer, config.router_replay)
         models.effects += effects
         models.effects += () if plan is None or plan.memory is None else plan.memory.left_out
         models.effects += () if inputs.spec.fp8 is None else (Effect(describe(inputs.spec.fp8)),)

@@ -118,6 +118,11 @@ class Completion:
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     policy_version: int
+    routed_experts: np.ndarray[Any, Any] | None = None
+    """Experts that the engine's routers chose, an integer array [tokens of prompt and completion, L, k] by
+    :class:`~rlplug.interfaces.RouterShape`: entry ``t`` is of the pass that read token ``t``. -1 where it is not known:
+    the last token, which no pass has read, and what the engine did not record. ``None`` where a run replays no
+    experts."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +166,9 @@ class Sample:
     """Version of the policy that produced the oldest tokens."""
     segments: tuple[Segment, ...] = ()
     """Segments that the engine returned, in order; only one for a completion of a single turn."""
+    routed_experts: np.ndarray[Any, Any] | None = None
+    """int8 or int16 [tokens, L, k]: experts by which the engine read each token, -1 where they are not known; ``None``
+    where a run replays no experts."""
     last_turn: str = ""
     """Text of the policy's last turn: the whole completion when there is a single turn."""
     rewards: Mapping[str, float | RewardError] = field(default_factory=dict)
@@ -267,6 +275,9 @@ class Batch:
     """float32 [B, T]"""
     returns: Tensor | None = None
     """float32 [B, T]: targets of the critic"""
+    routed_experts: Tensor | None = None
+    """int8 or int16 [N, L, k], N real tokens of all sequences end to end: experts by which the engine read each token,
+    -1 where they are not known; ``None`` where a run replays no experts"""
 
     @staticmethod
     def from_samples(samples: Sequence[Sample], pad_token_id: int) -> Batch:
@@ -290,6 +301,7 @@ class Batch:
             group_index=torch.tensor([s.group for s in samples], dtype=torch.int64),
             truncated=torch.tensor([s.finish_reason == "length" for s in samples]),
             policy_versions=padded([s.policy_versions() for s in samples], NO_VERSION, np.int32),
+            routed_experts=_experts_end_to_end(samples),
         )
 
     @property
@@ -309,16 +321,22 @@ class Batch:
     def select(self, indices: Sequence[int]) -> Batch:
         """Return the sequences at ``indices`` of a batch on the CPU, cut to the longest of them."""
         row_indices = np.array(indices, dtype=np.int64)  # numpy: see rlplug.models.packing.pack
-        longest = int(self.attention_mask.numpy()[row_indices].sum(axis=1).max())
+        lengths = self.attention_mask.numpy().sum(axis=1)
+        longest = int(lengths[row_indices].max())
 
         def take(tensor: Tensor) -> Tensor:
             array = tensor.numpy()
             return torch.from_numpy(array[row_indices, :longest] if tensor.dim() == 2 else array[row_indices])
 
-        return self.map(take)
+        if self.routed_experts is None:
+            return self.map(take)
+        ends = lengths.cumsum()
+        parts = [self.routed_experts.numpy()[ends[row] - lengths[row] : ends[row]] for row in row_indices]
+        experts = torch.from_numpy(np.concatenate(parts))
+        return self.replace(routed_experts=None).map(take).replace(routed_experts=experts)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the [B] and [B, T] tensors that are present, by name."""
+        """Return the tensors that are present, by name."""
         named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
@@ -326,3 +344,18 @@ class Batch:
         """Return the batch with ``function`` applied to each tensor."""
         changed: Any = {name: function(tensor) for name, tensor in self.tensors().items()}
         return dataclasses.replace(self, **changed)
+
+
+def _experts_end_to_end(samples: Sequence[Sample]) -> Tensor | None:
+    """Return the experts of all samples joined, or ``None`` where there are none.
+
+    A sample without any gets -1: a run that resumes with router replay may have begun it without.
+    """
+    known = next((sample.routed_experts for sample in samples if sample.routed_experts is not None), None)
+    if known is None:
+        return None
+    unknown = np.full_like(known[:1], -1)
+    parts = [
+        np.repeat(unknown, len(s.token_ids), axis=0) if s.routed_experts is None else s.routed_experts for s in samples
+    ]
+    return torch.from_numpy(np.concatenate(parts))

@@ -40,6 +40,7 @@ WORDS: Final = {
     "fp8_refit": "takes weights in FP8",
     "multi_turn": "keeps a conversation's cache between turns",
     "tensor_parallel": "splits one model over several devices",
+    "routed_experts": "returns the experts that its routers chose",
 }
 """The fields of ``EngineCapabilities``, as a user would say them."""
 

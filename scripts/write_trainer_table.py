@@ -38,6 +38,9 @@ def table(by_name: Mapping[str, TrainerClaims]) -> str:
     rows = {"mesh axis `shard` (FSDP2)": ["yes"] * len(by_name)}
     rows |= {f"mesh axis `{axis}`": ["yes" if axis in c.axes else "no" for c in by_name.values()] for axis in AXES}
     rows["critic"] = ["yes" if c.critic else "no" for c in by_name.values()]
+    rows["[`router_replay`](the-step.md#router-replay)"] = [
+        "yes" if c.router_replay else "no" for c in by_name.values()
+    ]
     rows["`attn_implementation`"] = [names(c.attention) for c in by_name.values()]
     rows["optimizations"] = [names(c.optimizations) for c in by_name.values()]
     head = f"| | {' | '.join(f'`{name}`' for name in by_name)} |\n|---|{'---|' * len(by_name)}"

@@ -13,10 +13,12 @@ from rlplug.interfaces.rollout import (
     RolloutEngine,
     SleepingPart,
 )
+from rlplug.interfaces.router_replay import NOT_RECORDED, RouterReplay, RouterShape, replayed
 from rlplug.interfaces.trainer import ModelConfig, ModelTrainer, TrainerClaims
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, HFWeight, SyncReport, TensorInfo, WeightsOfParameters
 
 __all__ = [
+    "NOT_RECORDED",
     "ActivationTraits",
     "Advantages",
     "Algorithm",
@@ -40,6 +42,8 @@ __all__ = [
     "PolicySpec",
     "Reward",
     "RolloutEngine",
+    "RouterReplay",
+    "RouterShape",
     "RunInfo",
     "SleepingPart",
     "StepResult",
@@ -47,4 +51,5 @@ __all__ = [
     "TensorInfo",
     "TrainerClaims",
     "WeightsOfParameters",
+    "replayed",
 ]

@@ -58,6 +58,8 @@ class Denominators:
     """Number of trainable tokens (``response_mask``)."""
     num_sequences: int
     """Number of sequences with at least one trainable token."""
+    num_routed: int = 0
+    """Number of (token, layer) pairs whose experts are replayed; 0 without router replay."""
 
 
 @dataclass(frozen=True)

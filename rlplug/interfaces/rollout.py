@@ -11,6 +11,7 @@ import torch
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.memory import EngineMemory, EngineMemoryRequest
+from rlplug.interfaces.router_replay import RouterShape
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport
 from rlplug.types import Completion, Request, SamplingParams
 
@@ -41,6 +42,8 @@ class EngineCapabilities:
     """Whether it keeps a conversation's KV cache between turns."""
     tensor_parallel: bool = False
     """Whether it can split one model over several devices."""
+    routed_experts: bool = False
+    """Whether it returns the experts that its routers chose, when ``PolicySpec.routers`` asks for them."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class PolicySpec:
     """Weights that are sent in FP8; ``None`` when all are sent in ``dtype``."""
     vocab_size: int | None = None
     """Tokens that the policy embeds, which an engine's token ids must stay below; ``None`` where it is not known."""
+    routers: RouterShape | None = None
+    """Routers whose choices the engine must return in ``Completion.routed_experts``; ``None`` when it need not."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from rlplug.distributed.mesh import MeshSizes
 from rlplug.interfaces.memory import ActivationTraits
 from rlplug.interfaces.optimization import Effect
+from rlplug.interfaces.router_replay import RouterReplay
 from rlplug.interfaces.weight_sync import WeightsOfParameters
 
 
@@ -57,6 +58,8 @@ class TrainerClaims:
     """Class names of the optimizations that work on its networks; ``None`` for all."""
     conflicts: Mapping[str, str] = field(default_factory=dict)
     """Class names of optimizations that options of this trainer exclude, each with the reason."""
+    router_replay: bool = False
+    """Whether its routers can take the experts that the engine chose: it has ``router_replay``."""
 
 
 class ModelTrainer(ABC):
@@ -68,9 +71,10 @@ class ModelTrainer(ABC):
     [K]. It calls the output layer once, with hidden states [1, K, D], and returns an object whose ``logits`` are what
     the output layer returned, [1, K, V]. What it learns is in its parameters: an engine and an export get no buffers.
 
-    The core calls in this order: :meth:`check`, :meth:`empty_network`, optimizations, :meth:`split`, FSDP2 over
-    :meth:`fsdp_units`, allocation of memory, optimizations, :meth:`load_weights`. For a critic with a trunk of its own,
-    :meth:`empty_trunk` takes the place of :meth:`empty_network`.
+    The core calls in this order: :meth:`check`, :meth:`empty_network`, :meth:`router_replay` where a run replays,
+    optimizations, :meth:`split`, FSDP2 over :meth:`fsdp_units`, allocation of memory, optimizations,
+    :meth:`load_weights`. For a critic with a trunk of its own, :meth:`empty_trunk` takes the place of
+    :meth:`empty_network`.
     """
 
     claims: TrainerClaims
@@ -95,6 +99,17 @@ class ModelTrainer(ABC):
     @abstractmethod
     def empty_network(self, config: ModelConfig, key: str) -> nn.Module:
         """Return the network on the meta device, its parameters float32, in training mode, without dropout."""
+
+    def router_replay(self, network: nn.Module) -> RouterReplay:
+        """Hook the routers of a policy, as :meth:`empty_network` returns it, so that they can replay experts.
+
+        Each router must choose by :func:`rlplug.interfaces.replayed`, and score its experts with its own logits, so
+        that its gradient flows. A trainer that claims ``router_replay`` overrides it.
+
+        Raises:
+            ConfigError: The routers have a form that the trainer does not know.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not claim router_replay")
 
     def empty_trunk(self, config: ModelConfig, key: str) -> nn.Module:
         """Return what :meth:`empty_network` does without the output layer: a critic's trunk. For ``claims.critic``.

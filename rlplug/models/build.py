@@ -12,6 +12,7 @@ from torch import nn
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect, Network, Optimization
+from rlplug.interfaces.router_replay import attach_router_replay
 from rlplug.interfaces.trainer import ModelConfig, ModelTrainer
 from rlplug.models.critic import Critic, CriticConfig, ValueHead, empty_critic
 from rlplug.models.loading import to_empty_on
@@ -44,6 +45,7 @@ def build_policy(
     optimizations: Sequence[Optimization],
     strategy: RLFSDP2Strategy,
     trainer: ModelTrainer,
+    router_replay: bool = False,
 ) -> tuple[nn.Module, list[Effect]]:
     """Return the sharded policy, and effects: how its weights were loaded and what the optimizations changed.
 
@@ -52,6 +54,8 @@ def build_policy(
     """
     key = "model.policy"
     policy = trainer.empty_network(config, key)
+    if router_replay:
+        attach_router_replay(policy, trainer.router_replay(policy))
     effects = _edit_and_shard("policy", policy, config, optimizations, strategy, trainer)
     return policy, [trainer.load_weights(policy, config, key), *effects]
 

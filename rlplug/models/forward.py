@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlplug.interfaces.router_replay import router_replay_of
 from rlplug.models.lm_head import EntropyMode, LogprobRequest, TokenLogprobs, lm_head_of
 from rlplug.models.packing import PackedMicroBatch
 from rlplug.types import SamplingParams
@@ -22,6 +24,9 @@ class PolicyOutput:
     """float32 [B, T], in nats; 0 when it was not asked for"""
     hidden: Tensor
     """[K, D], in the policy's dtype: hidden states from which the output layer predicts the K tokens that train"""
+    num_differing: Tensor | None = None
+    """int64 []: (token, layer) pairs of this row where a router's own choice is not the replayed one, the same on all
+    sequence ranks; ``None`` without router replay"""
 
 
 def policy_forward(
@@ -31,9 +36,17 @@ def policy_forward(
     packed = micro_batch.packed
     request = LogprobRequest(packed.targets, sampling, entropy_mode)
     inputs = packed.model_inputs() | {"logits_to_keep": packed.predicting}
+    replay = router_replay_of(model)
+    if replay is not None:
+        replay.set(packed.routed_experts)
     output, hidden = lm_head_of(model).run(model, request, **inputs)
     tokens = TokenLogprobs(packed.unpack(output.tokens.logprobs), packed.unpack(output.tokens.sampled_logprobs))
-    return PolicyOutput(tokens, packed.unpack(output.entropy), hidden)
+    num_differing = None
+    if replay is not None and packed.routed_experts is not None:
+        num_differing = replay.num_differing()
+        if packed.sequence_group is not None:
+            dist.all_reduce(num_differing, group=packed.sequence_group)
+    return PolicyOutput(tokens, packed.unpack(output.entropy), hidden, num_differing)
 
 
 def critic_forward(critic: nn.Module, micro_batch: PackedMicroBatch) -> Tensor:

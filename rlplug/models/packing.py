@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlplug.interfaces.router_replay import NOT_RECORDED
 from rlplug.types import Batch
 
 LONG: Final = 4096
@@ -46,6 +47,8 @@ class PackedTokens:
     """int64 [K]: index ``b * T + t`` of each in the padded batch; ``B * T`` for a dummy token"""
     shape: tuple[int, int]
     """B and T of the padded batch."""
+    routed_experts: Tensor | None = None
+    """int8 or int16 [n, L, k]: experts to replay, -1 where the routers decide; ``None`` without router replay"""
     sequence_group: dist.ProcessGroup | None = None
     """Process group of the ranks that hold the parts of the row; ``None`` when this rank has all of it."""
 
@@ -102,7 +105,23 @@ def pack_batch(
     packed = pack(
         batch.input_ids, batch.attention_mask, batch.response_mask, sequence_rank, sequence_size, sequence_group
     )
+    if batch.routed_experts is not None:  # only the models read them, so they move to the device once
+        experts = pack_experts(batch.routed_experts, len(packed.input_ids[0]), sequence_rank)
+        packed, batch = dataclasses.replace(packed, routed_experts=experts), batch.replace(routed_experts=None)
     return PackedMicroBatch(batch, packed)
+
+
+def pack_experts(routed_experts: Tensor, size: int, sequence_rank: int) -> Tensor:
+    """Return the experts of one rank's part of a row, [n, L, k]; -1 in the filling at the end of the row.
+
+    Args:
+        routed_experts: int8 or int16 [N, L, k], of the row's sequences end to end.
+        size: n, tokens of each rank's part.
+        sequence_rank: Index of the part.
+    """
+    part = routed_experts.numpy()[sequence_rank * size : (sequence_rank + 1) * size]
+    filling = np.full((size - len(part), *part.shape[1:]), NOT_RECORDED, dtype=part.dtype)
+    return torch.from_numpy(np.concatenate([part, filling]))
 
 
 def pack(

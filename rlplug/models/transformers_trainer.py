@@ -11,16 +11,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from rlplug.distributed.fsdp_units import transformer_units
 from rlplug.distributed.tensor_parallel import parallelize
 from rlplug.interfaces.optimization import Effect
+from rlplug.interfaces.router_replay import RouterReplay
 from rlplug.interfaces.trainer import ModelConfig, ModelTrainer, TrainerClaims
 from rlplug.interfaces.weight_sync import WeightsOfParameters
 from rlplug.models.loading import empty_model, load_weights
+from rlplug.models.routers import replay_routers
 from rlplug.weight_sync.hf_names import hf_weights
 
 
 class TransformersTrainer(ModelTrainer):
     """Trains the models of Hugging Face's transformers, sharded by FSDP2. The default."""
 
-    claims = TrainerClaims(axes=frozenset({"replicate", "sequence", "tensor"}), critic=True)
+    claims = TrainerClaims(axes=frozenset({"replicate", "sequence", "tensor"}), critic=True, router_replay=True)
 
     def empty_network(self, config: ModelConfig, key: str) -> nn.Module:
         return empty_model(config, key)
@@ -28,6 +30,9 @@ class TransformersTrainer(ModelTrainer):
     def empty_trunk(self, config: ModelConfig, key: str) -> nn.Module:
         trunk: nn.Module = empty_model(config, key).base_model
         return trunk
+
+    def router_replay(self, network: nn.Module) -> RouterReplay:
+        return replay_routers(network, "model.router_replay")
 
     def split(self, network: nn.Module, mesh: DeviceMesh) -> Mapping[nn.Module, DeviceMesh]:
         if mesh["tensor"].size() > 1:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from rlplug.interfaces.rollout import EngineFault, RolloutEngine
+from rlplug.interfaces.router_replay import RouterShape
 from rlplug.observability.phase_progress import PHASE_PROGRESS
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
@@ -15,6 +17,7 @@ from rlplug.rollout.engines.finish_reasons import as_finish_reason
 from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.environment_calls import EnvironmentCalls, Failure
 from rlplug.rollout.observation_tokens import ObservationTokens
+from rlplug.rollout.routed_experts import check_routed_experts
 from rlplug.rollout.step_answer import StepAnswer
 from rlplug.rollout.trajectory import Trajectory
 from rlplug.types import Completion, Request, SamplingParams
@@ -40,6 +43,7 @@ class AgentLoop:
         partial: Limits on how much of a trajectory one step generates; ``None`` for no limit.
         ranks: The ranks that share the engine; the first one's environments decide for all.
         vocab_size: Tokens that the policy embeds; ``None`` where it is not known.
+        routers: Routers whose experts completions must have; ``None`` where the run replays none.
     """
 
     def __init__(
@@ -52,8 +56,10 @@ class AgentLoop:
         partial: PartialRollout | None,
         ranks: EngineRanks,
         vocab_size: int | None,
+        routers: RouterShape | None = None,
     ) -> None:
         self.sampling = sampling
+        self._routers = routers
         self._vocab_size = vocab_size
         self._options = options
         self._environments = environments
@@ -237,11 +243,20 @@ class AgentLoop:
                 as_finish_reason(name, completion.request_id, completion.finish_reason)
                 tokens = (completion.token_ids, completion.logprobs)
                 check_tokens(source, *tokens, most, self._vocab_size, engine.capabilities.logprobs)
+                completion = self._with_checked_experts(source, trajectory, completion)
             except EngineFault as problem:
                 fault = fault or problem
             else:
                 accepted.append((running.pop(completion.request_id), completion))
         return accepted, fault
+
+    def _with_checked_experts(self, source: str, trajectory: Trajectory, completion: Completion) -> Completion:
+        """Check the experts of a completion, or remove them where the run replays none."""
+        if self._routers is None:
+            return completion if completion.routed_experts is None else replace(completion, routed_experts=None)
+        num_tokens = len(trajectory.token_ids) + len(completion.token_ids)
+        experts = check_routed_experts(source, completion.routed_experts, num_tokens, self._routers)
+        return replace(completion, routed_experts=experts)
 
     def _turn_budget(self, trajectory: Trajectory) -> int:
         """Return how many more tokens the turn may have, apart from the step's budget."""

@@ -66,6 +66,7 @@ class RolloutGenerator:
         self._options = options
         self._observations = observations
         self._vocab_size = spec.vocab_size
+        self._routers = spec.routers
         self._gather = gather
         self._environments: EnvironmentCalls | None = None
         if make_environment is not None:
@@ -134,6 +135,7 @@ class RolloutGenerator:
             partial=partial,
             ranks=self._ranks,
             vocab_size=self._vocab_size,
+            routers=self._routers,
         )
         loop.run(self._driver, request.policy_version)
 

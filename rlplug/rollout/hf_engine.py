@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
@@ -25,6 +26,7 @@ from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport
 from rlplug.observability.phase_progress import PHASE_PROGRESS
 from rlplug.ops import scaled_logits, token_logprobs, truncate_logits
 from rlplug.rollout.engines import max_completion_tokens
+from rlplug.rollout.routed_experts import RouterRecorder
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.fp8_quantize import dequantize_blocks
 from rlplug.weight_sync.hf_names import hf_views
@@ -50,7 +52,7 @@ class HFRollout(RolloutEngine):
         max_batch_size: Most requests in one batch; more run one batch after another.
     """
 
-    capabilities: EngineCapabilities = EngineCapabilities(colocated=True, fp8_refit=True)
+    capabilities: EngineCapabilities = EngineCapabilities(colocated=True, fp8_refit=True, routed_experts=True)
 
     def __init__(self, max_batch_size: int = 256) -> None:
         if max_batch_size < 1:
@@ -68,6 +70,7 @@ class HFRollout(RolloutEngine):
         with torch.random.fork_rng(devices=[]):  # drawing initial weights must not advance the run's generator
             model: Any = AutoModelForCausalLM.from_config(config, dtype=policy.dtype)
         self._model = model.to(self._device).eval()
+        self._recorder = None if policy.routers is None else RouterRecorder(self._model)
         # settings of a checkpoint's generation_config.json (temperature, top_k, ...) must not reach the sampler
         self._model.generation_config = GenerationConfig()
 
@@ -85,7 +88,7 @@ class HFRollout(RolloutEngine):
             for start in range(0, len(indices), self.max_batch_size):
                 chosen = indices[start : start + self.max_batch_size]
                 if self.is_stopping():
-                    completions |= {index: self._completion(requests[index], [], []) for index in chosen}
+                    completions |= {index: self._completion(requests[index], [], [], None) for index in chosen}
                     continue
                 batch = self._generate_batch(
                     [requests[index] for index in chosen], sampling, num_new, (len(completions), num_tokens)
@@ -117,9 +120,17 @@ class HFRollout(RolloutEngine):
         )
         token_ids = generated[:, prompt_ids.shape[1] :].tolist()
         logprobs = torch.stack(sampler.logprobs, dim=1).tolist()
+        recorded = None if self._recorder is None else self._recorder.take(len(requests)).cpu().numpy()
         return [
-            self._completion(request, generated_ids[: request.limit(sampling)], its_logprobs)
-            for request, generated_ids, its_logprobs in zip(requests, token_ids, logprobs, strict=True)
+            self._completion(
+                request,
+                generated_ids[: request.limit(sampling)],
+                its_logprobs,
+                None if recorded is None else recorded[row, prompt_ids.shape[1] - len(request.prompt_ids) :],
+            )
+            for row, (request, generated_ids, its_logprobs) in enumerate(
+                zip(requests, token_ids, logprobs, strict=True)
+            )
         ]
 
     def _left_pad(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -132,8 +143,18 @@ class HFRollout(RolloutEngine):
             attention_mask[row, longest - len(prompt) :] = 1
         return prompt_ids.to(self._device), attention_mask.to(self._device)
 
-    def _completion(self, request: Request, token_ids: list[int], logprobs: list[float]) -> Completion:
-        """Return the completion without the padding that ``generate`` appends after the end token."""
+    def _completion(
+        self, request: Request, token_ids: list[int], logprobs: list[float], recorded: np.ndarray[Any, Any] | None
+    ) -> Completion:
+        """Return the completion without the padding that ``generate`` appends after the end token.
+
+        Args:
+            request: The request.
+            token_ids: Generated tokens.
+            logprobs: One for each.
+            recorded: int16 [tokens, L, k]: experts of the tokens that were read, from the prompt's first on; ``None``
+                where none were recorded.
+        """
         assert self._version is not None
         ends = [index for index, token in enumerate(token_ids) if token in self._policy.eos_token_ids]
         length = ends[0] + 1 if ends else len(token_ids)
@@ -143,7 +164,16 @@ class HFRollout(RolloutEngine):
             logprobs=tuple(logprobs[:length]),
             finish_reason="stop" if ends else "abort" if self.is_stopping() else "length",
             policy_version=self._version,
+            routed_experts=self._experts(len(request.prompt_ids) + length, recorded),
         )
+
+    def _experts(self, num_tokens: int, recorded: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any] | None:
+        if self._policy.routers is None:
+            return None
+        experts = self._policy.routers.empty(num_tokens)
+        if recorded is not None:
+            experts[:-1] = recorded[: num_tokens - 1]
+        return experts
 
     @torch.no_grad()
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:

@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import torch
 from transformers import PreTrainedTokenizerBase
 
+from rlplug.interfaces.router_replay import NOT_RECORDED
 from rlplug.types import ENVIRONMENT, Completion, FinishReason, Prompt, Request, RewardError, Sample, Segment
 
 
@@ -38,6 +41,9 @@ class Trajectory:
     """Sum of the environment's rewards so far."""
     error: str = ""
     """Why the environment failed; empty if it did not."""
+    routed_experts: np.ndarray[Any, Any] | None = None
+    """int8 or int16 [tokens, L, k]: experts by which the engine read each token, -1 where they are not known; ``None``
+    where a run replays no experts."""
     turn_was_cut: bool = False
     """Whether the newest turn was cut by the trajectory's token limit."""
     finish_reason: FinishReason | None = None
@@ -75,8 +81,17 @@ class Trajectory:
         )
 
     def add_completion(self, completion: Completion, ends_turn: bool) -> None:
-        """Append the engine's completion of :meth:`request`."""
+        """Append the engine's completion of :meth:`request`, and its experts where none are known yet.
+
+        Experts that are known stay, though a later request reads the same tokens again, maybe with newer weights: the
+        logprobs of what followed came from the earlier pass.
+        """
         start = len(self.token_ids)
+        if completion.routed_experts is not None:
+            known, merged = self.routed_experts, completion.routed_experts.copy()
+            if known is not None:
+                merged[: len(known)] = np.where(known == NOT_RECORDED, merged[: len(known)], known)
+            self.routed_experts = merged
         self.token_ids += completion.token_ids
         self.response_mask += [True] * len(completion.token_ids)
         self.logprobs += completion.logprobs
@@ -87,6 +102,14 @@ class Trajectory:
         self.token_ids += token_ids
         self.response_mask += [False] * len(token_ids)
         self.logprobs += [0.0] * len(token_ids)
+
+    def experts_of_all_tokens(self) -> np.ndarray[Any, Any] | None:
+        """Return ``routed_experts`` for all tokens: -1 for an observation that no request has read."""
+        if self.routed_experts is None:
+            return None
+        missing = len(self.token_ids) - len(self.routed_experts)
+        filling = np.full((missing, *self.routed_experts.shape[1:]), NOT_RECORDED, dtype=self.routed_experts.dtype)
+        return np.concatenate([self.routed_experts, filling])
 
     def turns(self) -> list[list[int]]:
         """Return the token ids of each turn that has ended."""
@@ -106,14 +129,18 @@ class Trajectory:
         state = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         copies = {name: list(value) for name, value in state.items() if isinstance(value, list)}
         segments = [dataclasses.astuple(segment) for segment in self.segments]
-        return state | copies | {"prompt": self.prompt.uid, "segments": segments}
+        # as a tensor, which a checkpoint loads without unpickling; the array itself is never changed in place
+        experts = None if self.routed_experts is None else torch.from_numpy(self.routed_experts)
+        return state | copies | {"prompt": self.prompt.uid, "segments": segments, "routed_experts": experts}
 
     @staticmethod
     def from_state(state: dict[str, Any], prompt: Prompt) -> Trajectory:
         """Return the trajectory of a :meth:`state_dict`."""
         copies = {name: list(value) for name, value in state.items() if isinstance(value, list)}
         segments = [Segment(*values) for values in state["segments"]]
-        return Trajectory(**state | copies | {"prompt": prompt, "segments": segments})
+        experts = state.get("routed_experts")  # checkpoints of rlplug before router replay have none
+        experts = None if experts is None else experts.numpy()
+        return Trajectory(**state | copies | {"prompt": prompt, "segments": segments, "routed_experts": experts})
 
 
 def new_trajectories(prompts: Sequence[Prompt], groups: Sequence[int], num_samples: int, key: str) -> list[Trajectory]:
@@ -162,6 +189,7 @@ def to_samples(
             policy_version=min(segment.policy_version for segment in trajectory.segments),
             segments=tuple(trajectory.segments),
             last_turn=last_turn,
+            routed_experts=trajectory.experts_of_all_tokens(),
         )
         samples.append(_with_reward(sample, trajectory) if has_environment else sample)
     return samples

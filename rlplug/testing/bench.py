@@ -16,6 +16,7 @@ from rlplug.interfaces import ModelConfig
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, SyncReport
 from rlplug.models.config import load_spec, load_tokenizer
+from rlplug.models.routers import router_shape
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.engine_states import EngineStateMachine
 from rlplug.testing.models import Family
@@ -164,7 +165,8 @@ class Bench:
         spec = load_spec(config, load_tokenizer(config, make=plugins().hook.rlplug_make_tokenizer))
         max_context = min(spec.max_context, self.settings.max_context)
         fp8 = choose_fp8_weights(meta_model(spec.path), IN_FP8) if family in FP8_FAMILIES else None
-        return dataclasses.replace(spec, dtype=self.settings.dtype, max_context=max_context, fp8=fp8)
+        routers = router_shape(meta_model(spec.path), "routed_experts") if family == "routed" else None
+        return dataclasses.replace(spec, dtype=self.settings.dtype, max_context=max_context, fp8=fp8, routers=routers)
 
     def policy(self, variant: Variant = "first") -> ReferencePolicy:
         """Return the reference for a variant of the running model."""

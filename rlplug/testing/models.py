@@ -1,4 +1,4 @@
-"""Model folders for the checks: a Llama, a Qwen2 with tied embeddings, a mixture of experts, and two for FP8."""
+"""Model folders for the checks: a Llama, a Qwen2 with tied embeddings, two mixtures of experts, and two for FP8."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-Family: TypeAlias = Literal["llama", "qwen2", "experts", "fp8", "fp8_experts"]
+Family: TypeAlias = Literal["llama", "qwen2", "experts", "routed", "fp8", "fp8_experts"]
 
 VOCABULARY = 64
 MAX_CONTEXT = 2048
@@ -49,7 +49,8 @@ def make_model_folder(family: Family, folder: Path) -> None:
     Heads have 64 dimensions and the hidden size is 128, as attention kernels need. Weights are large enough for
     distributions that are far from uniform, and no norm or bias is trivial. ``fp8`` is a Qwen3 whose matrices divide
     into blocks of 128, also where engines fuse them, with another scale in each block. ``experts`` and ``fp8_experts``
-    are such a Qwen3-MoE whose tokens visit all experts, so that round-off cannot route a token elsewhere.
+    are such a Qwen3-MoE whose tokens visit all experts, so that round-off cannot route a token elsewhere. In ``routed``
+    two of eight experts see each token, and the second of four layers has none.
     """
     config = _config(family)
     has_blocks = family not in ("llama", "qwen2")
@@ -97,6 +98,9 @@ def _config(family: Family) -> PretrainedConfig:
     common |= {"head_dim": 64}
     if family == "fp8":
         return Qwen3Config(**common, tie_word_embeddings=False)
+    if family == "routed":
+        routed = {"num_hidden_layers": 4, "mlp_only_layers": [1], "num_experts": 8, "num_experts_per_tok": 2}
+        return Qwen3MoeConfig(**common | routed, moe_intermediate_size=64, norm_topk_prob=True)
     common |= {"moe_intermediate_size": 256}
     common |= {"num_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_EXPERTS}
     return Qwen3MoeConfig(**common, norm_topk_prob=True, tie_word_embeddings=False)

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.algorithm import Denominators
+from rlplug.interfaces.router_replay import NOT_RECORDED
 from rlplug.models.lm_head import TokenLogprobs
 from rlplug.models.packing import PackedMicroBatch, pack_batch
 from rlplug.observability.phase_progress import PHASE_PROGRESS
@@ -93,6 +95,8 @@ class MicroBatchRunner:
         rows, strategy = batch.select(micro_batch.indices), self.strategy
         if micro_batch.is_filler:
             rows = rows.replace(response_mask=torch.zeros_like(rows.response_mask))
+            if rows.routed_experts is not None:
+                rows = rows.replace(routed_experts=torch.full_like(rows.routed_experts, NOT_RECORDED))
         packed = pack_batch(rows, strategy.sequence_rank, strategy.sequence_size, strategy.sequence_group)
         return packed.to(strategy.root_device)
 
@@ -132,7 +136,21 @@ class MicroBatchRunner:
 def mini_batch_denominators(batch: Batch, row_indices: Sequence[int]) -> Denominators:
     """Count what trains in a mini-batch; every rank holds the step's batch, so no rank has to be asked."""
     tokens = batch.response_mask[list(row_indices)].sum(dim=1)
-    return Denominators(num_tokens=int(tokens.sum()), num_sequences=int((tokens > 0).sum()))
+    return Denominators(
+        num_tokens=int(tokens.sum()),
+        num_sequences=int((tokens > 0).sum()),
+        num_routed=num_routed(batch, row_indices),
+    )
+
+
+def num_routed(batch: Batch, row_indices: Sequence[int]) -> int:
+    """Count the (token, layer) pairs of some sequences whose experts are known; 0 without router replay."""
+    if batch.routed_experts is None:
+        return 0
+    ends = np.cumsum([0, *batch.lengths])
+    is_known = batch.routed_experts[:, 0, 0].numpy() != NOT_RECORDED  # a token has experts in all layers, or in none
+    num_tokens = sum(int(is_known[ends[row] : ends[row + 1]].sum()) for row in row_indices)
+    return num_tokens * batch.routed_experts.shape[1]
 
 
 def _detached(metrics: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -91,6 +91,8 @@ class PolicyLoss:
         )
         entropy = masked_sum(output.entropy.detach(), batch.response_mask) / max(denominators.num_tokens, 1)
         metrics = {"loss": result.loss, "policy/entropy": entropy, **result.metrics}
+        if output.num_differing is not None:
+            metrics["router/differ"] = output.num_differing / max(denominators.num_routed, 1)
         return MicroBatchLoss(LossOutput(result.loss, metrics, result.maxima, result.minima), output.tokens)
 
 

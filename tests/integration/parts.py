@@ -41,6 +41,14 @@ class Silent(HFRollout):
     capabilities = EngineCapabilities(logprobs=False)
 
 
+class BFloat16Engine(HFRollout):
+    """An engine that rounds weights and activations to bfloat16, whatever the trainer does."""
+
+    def start(self, policy, placement):  # type: ignore[no-untyped-def]
+        super().start(policy, placement)
+        self._model.to(torch.bfloat16)
+
+
 class TakesWeightsOnce(HFRollout):
     """An engine that keeps the weights of its first sync."""
 

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import csv
-import json
-import shutil
 from pathlib import Path
 
 import pytest
-from command_line import ROOT, SMALL, Job, Runs
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+from command_line import SMALL, Job, Runs
+from experts_model import make_experts_model
+from transformers import AutoModelForCausalLM
 
-QUICKSTART = ROOT / "examples" / "quickstart" / "model"
+DEEP = {
+    "num_hidden_layers": 6,
+    "moe_intermediate_size": 32,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "initializer_range": 0.08,
+}
+"""Sizes of a model in which rounding to bfloat16 routes some tokens elsewhere."""
+BF16_ENGINE = [
+    *("--model.rollout", "parts.BFloat16Engine", "--model.limits.mismatch_gate", "null", "--model.num_steps", "3"),
+]
+
+
+REPLAY = ["--model.router_replay", "true"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model, in which two of four experts see each token, and the quickstart's tokenizer."""
     folder = tmp_path_factory.mktemp("experts")
-    shutil.copytree(QUICKSTART, folder / "model")
-    former = json.loads((QUICKSTART / "config.json").read_text())
-    same = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
-    same += ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")
-    experts = {"moe_intermediate_size": 128, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
-    config = Qwen3MoeConfig(**{name: former[name] for name in same}, **experts)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
+    make_experts_model(folder / "model")
+    make_experts_model(folder / "deep", **DEEP)
     return folder
 
 
@@ -38,6 +45,16 @@ def results(folder: Path) -> Runs:
         name: Job([*base, *line, "--run.dir", str(folder / name)], num_ranks=2 if line else None)
         for name, line in lines.items()
     }
+    deep = ["--model.policy.path", str(folder / "deep"), "--model.policy.init", "pretrained", *BF16_ENGINE]
+    for name, line in {
+        "decides": [],
+        "replays": REPLAY,
+        "replays on two": [*REPLAY, "--trainer.devices", "2", "--trainer.strategy.init_args.sequence", "2"],
+        "no capability": [*REPLAY, "--model.rollout", "parts.Silent"],
+        "no experts": [*REPLAY, "--model.policy.path", "tests/model"],
+    }.items():
+        arguments = [*SMALL, *deep, *line, "--run.dir", str(folder / name)]
+        jobs[name] = Job(arguments, num_ranks=2 if "two" in name else None)
     return Runs(jobs, folder)
 
 
@@ -61,3 +78,41 @@ def test_the_policy_that_is_written_opens(folder: Path, results: Runs) -> None:
     _, info = AutoModelForCausalLM.from_pretrained(folder / "two ranks" / "001" / "policy", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
+
+
+def columns(run: Path, *names: str) -> list[list[float]]:
+    """Return columns of a run's metrics."""
+    with (run / "001" / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [[float(row[name]) for row in rows] for name in names]
+
+
+def test_replay_lowers_the_mismatch_of_an_engine_that_rounds(folder: Path, results: Runs) -> None:
+    """Both runs draw the same first completions, with the same weights; experts of other tokens would raise it."""
+    results.ended("decides")
+    results.ended("replays")
+    (without,), (replayed, differs) = (
+        columns(folder / "decides", "mismatch/mean"),
+        columns(folder / "replays", "mismatch/mean", "router/differ"),
+    )
+    assert len(without) == 3
+    assert replayed[0] < 0.7 * without[0]
+    assert all(0 < share < 0.2 for share in differs)
+
+
+def test_ranks_that_share_sequences_replay_the_same(folder: Path, results: Runs) -> None:
+    results.ended("replays on two", [0, 0])
+    one, two = (columns(folder / name, "mismatch/mean", "router/differ") for name in ("replays", "replays on two"))
+    assert two[0][0] == pytest.approx(one[0][0], rel=1e-3)
+    assert two[1][0] == pytest.approx(one[1][0], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no capability", "model.router_replay needs an engine with 'routed_experts', which Silent lacks"),
+        ("no experts", "model.router_replay is true, and LlamaForCausalLM is no mixture of experts: remove it"),
+    ],
+)
+def test_replay_is_refused_where_it_cannot_be(name: str, message: str, results: Runs) -> None:
+    assert message in results.ended(name, 2).message

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import SMALL, Job, Runs, samples
+from command_line import ROOT, SMALL, Job, Runs, samples
+from experts_model import make_experts_model
 
 from rlplug.distributed.checkpoint_files import list_checkpoints
 from rlplug.observability.phase_timer import PHASES
@@ -31,6 +32,12 @@ PARTIAL = [
     *("--model.partial_rollout", "{max_tokens_per_step: 2, groups_in_flight: 6}"),
 ]
 """With trajectories under way, whose environments are gone with the process."""
+REPLAY = [
+    *(*PARTIAL, "--checkpoint.every_n_steps", "1", "--model.policy.init", "pretrained"),
+    *("--model.rollout", "parts.BFloat16Engine", "--model.router_replay", "true"),
+    *("--model.limits.mismatch_gate", "null"),
+]
+"""With tokens under way that have experts to replay."""
 UNREPEATABLE = ("environment/seconds", "time/", "memory/", "throughput/", "rollout/tokens_per_s", "sync/", "offload/")
 """What depends on the clock, and on whether the engine is a new one that has no weights yet."""
 
@@ -72,6 +79,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     in_background = [*RUN, "--checkpoint.asynchronous", "true"]
     runs.add_stopped("in-background", in_background, {"signal": "SIGINT", "phase": "publish", "step": 3})
     runs.add("disk-full", in_background, {"max_file_bytes": 1 << 20})
+    experts = make_experts_model(runs.folder / "experts", ROOT / "examples" / "hidden_digit" / "model")
+    replay = [*REPLAY, "--model.policy.path", str(experts)]
+    runs.add("replay", replay)
+    # in the seventh round of generation: the first step takes two to four of them, and every other one or more
+    runs.add_stopped("replay-SIGKILL", replay, {"signal": "SIGKILL", "phase": "rollout", "step": 7})
     runs.add("partial", PARTIAL)
     for number in ("SIGKILL", "SIGINT"):
         runs.add_stopped(f"partial-{number}", PARTIAL, {"signal": number, "phase": "logprobs", "step": 5})
@@ -139,6 +151,14 @@ def test_the_critic_and_the_coefficient_of_that_run_learn(finished: Finished) ->
 @pytest.mark.parametrize("number", samples(("SIGKILL", "SIGINT"), "SIGKILL"))
 def test_a_partial_rollout_resumes_with_what_was_in_flight(finished: Finished, number: str) -> None:
     assert_same_run(finished.run_dir(f"partial-{number}"), finished.run_dir("partial"))
+
+
+def test_a_partial_rollout_resumes_with_the_experts_of_its_tokens(finished: Finished) -> None:
+    """Experts that a checkpoint loses would be read again with newer weights, and others be replayed."""
+    assert_same_run(finished.run_dir("replay-SIGKILL"), finished.run_dir("replay"))
+    rows = metrics(finished.run_dir("replay"))
+    assert any(float(row["partial/former_share"]) > 0 for row in rows)
+    assert all(0 < float(row["router/differ"]) < 1 for row in rows)
 
 
 def test_that_partial_rollout_has_tokens_of_former_policies(finished: Finished) -> None:

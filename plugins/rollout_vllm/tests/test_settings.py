@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from rlplug_rollout_vllm import options as options_module
@@ -14,7 +15,7 @@ from rlplug_rollout_vllm.engine_requests import VLLMRequests, sampling_arguments
 from rlplug_rollout_vllm.options import VERSIONS, VLLMOptions
 
 from rlplug.errors import ConfigError, RunError
-from rlplug.interfaces import FP8Weights, PolicySpec
+from rlplug.interfaces import EngineFault, FP8Weights, PolicySpec, RouterShape
 from rlplug.rollout.engines import EngineStats, MemoryBefore, RunningRequest
 from rlplug.types import GIB, Request, SamplingParams
 
@@ -35,6 +36,16 @@ def test_weights_in_fp8_are_a_part_of_the_models_configuration():
     arguments = VLLMOptions().arguments(IN_FP8, GPU)
     assert arguments["hf_overrides"]["quantization_config"]["modules_to_not_convert"] == ["lm_head"]
     assert "hf_overrides" not in VLLMOptions().arguments(SPEC, GPU)
+
+
+def test_experts_are_asked_for_where_a_run_replays_them():
+    replaying = dataclasses.replace(SPEC, routers=RouterShape((0, 1), num_experts=8, top_k=2))
+    arguments = VLLMOptions().arguments(replaying, GPU)
+    assert arguments["enable_return_routed_experts"]
+    assert arguments["enable_prefix_caching"]
+    assert "enable_return_routed_experts" not in VLLMOptions().arguments(SPEC, GPU)
+    with pytest.raises(ConfigError, match=r"model.router_replay is true, and rollout.enable_prefix_caching false"):
+        VLLMOptions(enable_prefix_caching=False).arguments(replaying, GPU)
 
 
 def test_nothing_else_says_what_weights_are(monkeypatch):
@@ -164,3 +175,23 @@ def test_unknown_finish_reason_is_no_completion():
         requests.read(running, answer)
     generated.finish_reason = "stop"
     assert requests.read(running, answer).finish_reason == "stop"
+    assert requests.read(running, answer).routed_experts is None
+
+
+def test_routed_experts_are_those_of_layers_with_a_router():
+    """vLLM returns a row for each token that it has read, in all decoder layers, in unsigned integers."""
+    spec = dataclasses.replace(SPEC, routers=RouterShape((1, 2), num_experts=256, top_k=2))
+    generated = SimpleNamespace(
+        token_ids=[5, 1],
+        logprobs=SimpleNamespace(token_ids=[5, 1], logprobs=[0.0, 0.0]),
+        finish_reason="stop",
+        routed_experts=np.arange(240, 252, dtype=np.uint8).reshape(2, 3, 2),
+    )
+    answer = SimpleNamespace(outputs=[generated], prompt_token_ids=[3], num_cached_tokens=0)
+    requests = VLLMRequests(None, spec, 4096, EngineStats(1, 1), deadline_s=1.0)
+    running = RunningRequest(0, Request("a", (3,), seed=5), SamplingParams(10), 10, is_submitted=False, since=0.0)
+    experts = requests.read(running, answer).routed_experts
+    assert experts.tolist() == [[[242, 243], [244, 245]], [[248, 249], [250, 251]], [[-1, -1], [-1, -1]]]
+    generated.routed_experts = generated.routed_experts[:1]
+    with pytest.raises(EngineFault, match=r"vLLM, at request a, returned routed experts of shape \[1, 3, 2\]"):
+        requests.read(running, answer)

@@ -92,7 +92,7 @@ def pass_of(policy: Any, strategy: RLFSDP2Strategy, trainer: TorchTitan, is_give
     micro = pack_batch(rows)
     if is_given:
         row = micro.packed
-        policy.replay(given_experts(row.input_ids[0], row.position_ids[0], len(policy.routers)))
+        trainer.router_replay(policy).set(given_experts(row.input_ids[0], row.position_ids[0], len(policy.routers)))
     output = policy_forward(policy, micro, SAMPLING, "gradient")
     parts = {"logprobs": output.tokens.logprobs, "entropy": output.entropy}
     (weights_of_tokens(batch().input_ids)[mine] * (parts["logprobs"] + 0.3 * parts["entropy"])).sum().backward()
@@ -119,7 +119,7 @@ def results_of(job: dict[str, Any], out: Path) -> dict[str, Any]:
         results |= pass_of(policy, strategy, trainer)
     if policy.routers:
         results["replay"] = pass_of(policy, strategy, trainer, is_given=True)
-        policy.replay(None)
+        trainer.router_replay(policy)  # one that no experts were given yet
         pass_of(policy, strategy, trainer)
     weights = trainer.hf_weights(policy)
     results["norm"] = strategy.clip_grad_norm(policy, None)

@@ -14,6 +14,7 @@ from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.engines.requests import EngineRequests, RunningRequest, arrivals
 from rlplug.rollout.engines.stats import EngineStats
 from rlplug.rollout.engines.versions import SupportedVersions
+from rlplug.rollout.routed_experts import experts_of_request
 
 __all__ = [
     "ColocatedEngine",
@@ -37,6 +38,7 @@ __all__ = [
     "as_finish_reason",
     "check_tokens",
     "environment_variables",
+    "experts_of_request",
     "is_trainer_variable",
     "max_completion_tokens",
 ]

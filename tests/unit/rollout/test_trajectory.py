@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 from rollout_generators import TextlessTokenizer, samples_of
 
 from rlplug.distributed.mesh import rank_share
+from rlplug.interfaces.rollout import EngineFault
+from rlplug.interfaces.router_replay import RouterShape
 from rlplug.models.config import ModelConfig, load_tokenizer
+from rlplug.rollout.routed_experts import check_routed_experts, experts_of_request
 from rlplug.rollout.trajectory import Trajectory, new_trajectories, to_samples
-from rlplug.types import Completion, Prompt, RewardError, Segment
+from rlplug.types import Batch, Completion, Prompt, RewardError, Segment
 
 PROMPTS = [Prompt(uid=f"p{i}", token_ids=(10, i + 2), text="", answer=str(i)) for i in range(6)]
 
@@ -131,3 +137,71 @@ def test_the_reward_of_a_failed_environment_is_an_error():
     (sample,) = to_samples([trajectory], TextlessTokenizer(), has_environment=True)
     assert sample.errors == {"environment": RewardError("ValueError: no")}
     assert sample.reward != sample.reward
+
+
+ROUTERS = RouterShape(layers=(0, 2), num_experts=8, top_k=2)
+
+
+def experts_of(num_tokens, first):
+    """Return experts whose first one counts on from ``first``; the last token has none."""
+    experts = ROUTERS.empty(num_tokens)
+    experts[:-1] = (np.arange(first, first + num_tokens - 1) % 7)[:, None, None] + np.arange(2)
+    return experts
+
+
+def test_the_experts_of_each_token_are_those_of_its_first_pass():
+    """A turn, an observation, then a continuation by newer weights, kept in a checkpoint between them."""
+    (trajectory,) = new_trajectories(PROMPTS[:1], [0], 1, "k")
+    first, second = experts_of(4, first=0), experts_of(8, first=3)
+    trajectory.add_completion(replace(completion_of([2, 3]), routed_experts=first), ends_turn=True)
+    trajectory.add_observation([4, 5])
+    saved = trajectory.state_dict()
+    assert (trajectory.experts_of_all_tokens()[3:] == -1).all()
+    assert len(trajectory.experts_of_all_tokens()) == 6
+    trajectory = Trajectory.from_state(saved, PROMPTS[0])
+    trajectory.add_completion(replace(completion_of([6, 1], version=4), routed_experts=second), ends_turn=True)
+    trajectory.finish_reason = "stop"
+    assert (first[:3] != second[:3]).all()
+    expected = np.concatenate([first[:3], second[3:]])
+    (sample,) = to_samples([trajectory], TextlessTokenizer(), has_environment=False)
+    assert np.array_equal(sample.routed_experts, expected)
+    assert sample.routed_experts.dtype == np.int8
+    assert isinstance(saved["routed_experts"], torch.Tensor)
+    assert np.array_equal(saved["routed_experts"].numpy(), first)
+    batch = Batch.from_samples([sample, replace(sample, routed_experts=None), sample], 0)
+    nothing = np.full_like(expected, -1)
+    assert np.array_equal(batch.routed_experts.numpy(), np.concatenate([expected, nothing, expected]))
+    assert np.array_equal(batch.select([2, 1]).routed_experts.numpy(), np.concatenate([expected, nothing]))
+
+
+def test_what_engines_return_of_all_layers_is_cut_to_those_with_a_router():
+    rows = np.arange(3 * 4 * 2, dtype=np.uint8).reshape(3, 4, 2) % 8
+    experts = experts_of_request("E", rows, 4, ROUTERS)
+    assert experts.dtype == np.int8
+    assert np.array_equal(experts[:-1], rows[:, [0, 2]])
+    assert (experts[-1] == -1).all()
+    assert (experts_of_request("E", None, 4, ROUTERS) == -1).all()
+    for wrong in (rows[:2], rows[:, :2], rows[..., :1]):
+        with pytest.raises(EngineFault, match="E returned routed experts of shape"):
+            experts_of_request("E", wrong, 4, ROUTERS)
+    with pytest.raises(EngineFault, match="E returned the expert 200, and the policy has experts from 0 to 7"):
+        experts_of_request("E", np.full_like(rows, 200), 4, ROUTERS)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda e: None, "routed experts of NoneType None, and not an array of integers"),
+        (lambda e: e.astype(float), "of dtype float64, and not an array of integers"),
+        (lambda e: e[:-1], r"of shape \[3, 2, 2\], and not \[4, 2, 2\]"),
+        (lambda e: e.__setitem__((1, 1, 0), 8) or e, "the expert 8, and the policy has experts from 0 to 7"),
+        (lambda e: e.__setitem__((1, 1, 0), -2) or e, "the expert -2"),
+        (lambda e: e.__setitem__((1, 1), -1) or e, "of token 1 for some layers, and -1 for others"),
+        (lambda e: e.__setitem__((1, 1), 5) or e, r"an expert twice for token 1 in layer 2: \[5, 5\]"),
+        (lambda e: e.__setitem__(-1, e[0]) or e, "of the last token, which no forward pass has read"),
+    ],
+)
+def test_experts_that_no_router_can_have_chosen(edit, message):
+    assert check_routed_experts("E", experts_of(4, 0).astype(np.int64), 4, ROUTERS).dtype == np.int8
+    with pytest.raises(EngineFault, match=f"E, at request r, returned .*{message}"):
+        check_routed_experts("E, at request r,", edit(experts_of(4, 0)), 4, ROUTERS)

@@ -39,6 +39,12 @@ WRONG_SCALES = {
 
 EXPERTS = {f"test_weights_of_experts_are_used[{sent}]" for sent in ("one bucket", "one parameter")}
 
+ROUTED = {
+    "test_routed_experts_are_of_their_tokens",
+    "test_routed_experts_of_a_continuation_are_of_the_new_weights",
+    "test_replaying_routed_experts_does_not_raise_the_mismatch",
+}
+
 CAUGHT_BY = {
     "TestCapable": {},
     "TestBos": {
@@ -128,6 +134,12 @@ CAUGHT_BY = {
     "TestFormerScales": {"KeepsFormerScales": WRONG_SCALES - {"test_scales_of_another_bucket_are_refused"}},
     "TestScalesOfExperts": {"TakesScalesOfTheNextExpert": {"test_fp8_weights_of_experts"}},
     "TestRepaired": {"RepairsWhatIsNotFP8": NOT_FP8},
+    "TestShifted": {"ShiftsByOneToken": ROUTED},
+    "TestSwappedLayers": {"SwapsLayers": ROUTED},
+    "TestTwice": {"NamesAnExpertTwice": ROUTED},
+    "TestStaleExperts": {
+        "KeepsExpertsOfItsPrompts": {"test_routed_experts_of_a_continuation_are_of_the_new_weights"},
+    },
     "TestStartAndClose": {
         "StartsOnce": {"test_starts_again_after_close"},
         "ClosesOnce": {"test_closes_twice"},

@@ -62,6 +62,7 @@ class VLLMRollout(ColocatedEngine):
         fp8_refit=torch.cuda.is_available(),  # on CPUs its kernels need AMX
         multi_turn=True,
         tensor_parallel=True,
+        routed_experts=torch.cuda.is_available(),  # vLLM 0.32 records them in a model runner that CPUs have not
     )
 
     engine: ClassVar[str] = "vLLM"

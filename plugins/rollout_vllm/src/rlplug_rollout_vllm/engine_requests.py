@@ -13,7 +13,14 @@ import torch
 from rlplug.distributed.rng import preserved_rng
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rollout.engines import EngineRequests, EngineStats, RunningRequest, arrivals, as_finish_reason
+from rlplug.rollout.engines import (
+    EngineRequests,
+    EngineStats,
+    RunningRequest,
+    arrivals,
+    as_finish_reason,
+    experts_of_request,
+)
 from rlplug.types import Completion, Request, SamplingParams
 
 QUIET_STEPS: Final = 4
@@ -83,7 +90,13 @@ class VLLMRequests(EngineRequests[Any]):
         self.stats.cached_prompt_tokens += answer.num_cached_tokens or 0
         name = running.request.request_id
         reason = as_finish_reason(self.engine, name, generated.finish_reason)
-        return Completion(name, tuple(token_ids), tuple(logprobs.logprobs), reason, self.version)
+        experts = None
+        if self.policy.routers is not None:
+            num_tokens = len(answer.prompt_token_ids) + len(token_ids)
+            experts = experts_of_request(
+                f"vLLM, at request {name},", generated.routed_experts, num_tokens, self.policy.routers
+            )
+        return Completion(name, tuple(token_ids), tuple(logprobs.logprobs), reason, self.version, experts)
 
     @contextmanager
     def guard(self) -> Iterator[None]:

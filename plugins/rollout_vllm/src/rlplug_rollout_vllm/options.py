@@ -31,6 +31,7 @@ RESERVED: Final = {
     "distributed_executor_backend": "it follows from where the engine runs",
     "weight_transfer_config": "it follows from where the engine runs",
     "disable_log_stats": "rollout/... metrics come from vLLM's statistics",
+    "enable_return_routed_experts": "model.router_replay asks for it",
 }
 """Arguments of vLLM that the plugin sets itself, and why."""
 
@@ -94,6 +95,11 @@ class VLLMOptions(EngineOptions):
                 "rollout.enable_chunked_prefill is true, and on a CPU vLLM cannot cut the prompts of seeded requests: "
                 "remove it."
             )
+        if policy.routers is not None and self.enable_prefix_caching is False:
+            raise ConfigError(
+                "model.router_replay is true, and rollout.enable_prefix_caching false, without which vLLM returns no "
+                "experts: remove one of the two."
+            )
         arguments = {
             "model": policy.path,
             "skip_tokenizer_init": True,
@@ -114,6 +120,8 @@ class VLLMOptions(EngineOptions):
         kv_cache_gib = CPU_KV_CACHE_GIB if self.kv_cache_gib is None and on_cpu else self.kv_cache_gib
         if kv_cache_gib is not None:
             arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * (1 << 30))
+        if policy.routers is not None:
+            arguments |= {"enable_return_routed_experts": True, "enable_prefix_caching": True}  # 0.32 wants both
         if policy.fp8 is not None:
             arguments["hf_overrides"] = {"quantization_config": policy.fp8.quantization_config()}
         return arguments | passed

@@ -7,9 +7,11 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from rlplug.interfaces.router_replay import NOT_RECORDED, replace_choice
 from rlplug_trainer_titan.library import titan
 
 
@@ -66,15 +68,15 @@ def _router_class() -> Any:
             """No options of its own."""
 
         routed_experts: Tensor | None = None
-        """Experts of the tokens of the next passes, int [n, K], in the place of its own choice where none is -1."""
+        """Experts of the tokens of the next passes, int [n, K]: see :class:`rlplug.interfaces.RouterReplay`."""
+        num_differing: Tensor | None = None
 
         def forward(self, x_BLD: Tensor, expert_bias_E: None = None) -> tuple[Tensor, Tensor, Tensor]:  # noqa: N803
             """Return scores float32 [1, n, K] and numbers int64 [1, n, K] of the experts, and all scores [1, n, E]."""
             scores = torch.softmax(self.gate(x_BLD), dim=-1, dtype=torch.float32)
             chosen = torch.topk(scores, k=self.top_k, dim=-1).indices
             if self.routed_experts is not None:
-                given = _placed_like(chosen, self.routed_experts.long())
-                chosen = torch.where((given >= 0).all(dim=-1, keepdim=True), given, chosen)
+                chosen = _replayed(self, chosen)
             of_chosen = scores.gather(dim=-1, index=chosen)
             if self.route_norm:
                 of_chosen = of_chosen / of_chosen.sum(dim=-1, keepdim=True)
@@ -88,9 +90,23 @@ def _local(weight: Any) -> Tensor:
     return local
 
 
-def _placed_like(like: Tensor, given: Tensor) -> Tensor:
-    """Return ``given`` [n, K] as [1, N, K], filled with -1 and split over the tensor axis as ``like`` is."""
-    filled = torch.nn.functional.pad(given, (0, 0, 0, like.shape[1] - len(given)), value=-1)[None]
-    if not isinstance(like, DTensor):
-        return filled
-    return distribute_tensor(filled, like.device_mesh, like.placements, src_data_rank=None)
+def _replayed(router: Any, own: Any) -> Any:
+    """Return the experts that ``router`` must use, [1, N, K], and count its own choices that they replace.
+
+    With tensor parallelism each rank has a part of the row: it takes that part of the engine's experts, and the count
+    is that of the whole row.
+    """
+    given: Any = torch.nn.functional.pad(
+        router.routed_experts, (0, 0, 0, own.shape[1] - len(router.routed_experts)), value=NOT_RECORDED
+    )[None]
+    if not isinstance(own, DTensor):
+        experts, differs = replace_choice(own, given)
+        router.num_differing.copy_(differs.sum())
+        return experts
+    mesh, placements = own.device_mesh, own.placements
+    given = distribute_tensor(given, mesh, placements, src_data_rank=None).to_local()
+    experts, differs = replace_choice(own.to_local(), given)
+    count = differs.sum()
+    dist.all_reduce(count, group=mesh.get_group())
+    router.num_differing.copy_(count)
+    return DTensor.from_local(experts, mesh, placements, shape=own.shape, stride=own.stride())

@@ -73,18 +73,6 @@ class TitanNetwork(nn.Module):
     def _mixtures(self) -> list[Any]:
         return [block.moe for block in self.blocks if getattr(block, "moe_enabled", False)]
 
-    def replay(self, routed_experts: Tensor | None) -> None:
-        """Let routers use given experts in all passes from now on, also where a backward pass computes one again.
-
-        Scores are those of the router for these experts, so gradients reach it.
-
-        Args:
-            routed_experts: int [n, L, K]: numbers of the K different experts of each token of this rank's packed row
-                in each of the L layers that have a router; -1 where the router decides. ``None``: it always decides.
-        """
-        for layer, router in enumerate(self.routers):
-            router.routed_experts = None if routed_experts is None else routed_experts[:, layer]
-
     def forward(
         self,
         input_ids: Tensor,

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from rlplug.distributed.mesh import MeshSizes
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ActivationTraits, Effect, ModelConfig, ModelTrainer, TrainerClaims, WeightsOfParameters
+from rlplug.interfaces.router_replay import RouterReplay
 from rlplug.models.hf_files import read_config
 from rlplug.models.loading import empty_model, stored_weights
 from rlplug.weight_sync.hf_names import hf_weights
@@ -62,6 +63,7 @@ class TorchTitan(ModelTrainer):
     claims = TrainerClaims(
         axes=frozenset({"replicate", "tensor"}),
         critic=True,
+        router_replay=True,
         attention=frozenset({"packed"}),
         optimizations=frozenset(
             {
@@ -161,6 +163,9 @@ class TorchTitan(ModelTrainer):
 
     def empty_trunk(self, config: ModelConfig, key: str) -> nn.Module:
         return self._empty(TitanTrunk, config, key)
+
+    def router_replay(self, network: nn.Module) -> RouterReplay:
+        return RouterReplay(cast(TitanNetwork, network).routers)
 
     def _empty(self, network_class: type[TitanNetwork], config: ModelConfig, key: str) -> nn.Module:
         template: Any = empty_model(config, key)
