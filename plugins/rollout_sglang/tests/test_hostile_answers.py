@@ -45,7 +45,7 @@ def completion_of(answer: Any) -> Any:
 
 
 def test_a_whole_answer_is_a_completion() -> None:
-    assert completion_of(ANSWER).token_ids == (3, 4, 1)
+    assert completion_of(ANSWER).token_ids.tolist() == [3, 4, 1]
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))

@@ -83,7 +83,7 @@ class VLLMRequests(EngineRequests[Any]):
         self.stats.cached_prompt_tokens += answer.num_cached_tokens or 0
         name = running.request.request_id
         reason = as_finish_reason(self.engine, name, generated.finish_reason)
-        return Completion(name, tuple(token_ids), tuple(logprobs.logprobs), reason, self.version)
+        return Completion(name, token_ids, logprobs.logprobs, reason, self.version)
 
     @contextmanager
     def guard(self) -> Iterator[None]:
