@@ -13,6 +13,7 @@ Per-token tensors are aligned with ``input_ids``: entry ``[b, t]`` speaks of tok
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -318,9 +319,9 @@ class Batch:
     def num_sequences(self) -> int:
         return self.input_ids.shape[0]
 
-    @property
+    @functools.cached_property
     def lengths(self) -> list[int]:
-        """Length of each sequence in tokens, prompt included."""
+        """Length of each sequence in tokens, prompt included; do not change the list."""
         lengths: list[int] = self.attention_mask.numpy().sum(axis=1).tolist()
         return lengths
 
