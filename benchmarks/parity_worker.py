@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -81,13 +82,13 @@ def compare(
 
 
 def _sample(request: Request, completion: Completion) -> Sample:
-    prompt, new = request.prompt_ids, completion.token_ids
+    prompt, produced = np.array(request.prompt_ids, np.int32), np.full(len(completion.token_ids), True)
     return Sample(
-        prompt=Prompt(request.request_id, prompt, ""),
+        prompt=Prompt(request.request_id, request.prompt_ids, ""),
         group=0,
-        token_ids=prompt + new,
-        response_mask=(False,) * len(prompt) + (True,) * len(new),
-        rollout_logprobs=(0.0,) * len(prompt) + completion.logprobs,
+        token_ids=np.append(prompt, completion.token_ids),
+        response_mask=np.append(np.full(len(prompt), False), produced),
+        rollout_logprobs=np.append(np.zeros(len(prompt), np.float32), completion.logprobs),
         completion="",
         finish_reason=completion.finish_reason,
         policy_version=completion.policy_version,

@@ -43,7 +43,7 @@ def taken_gib(device: torch.device) -> float:
 
 def run_once(
     engine: Any, options: argparse.Namespace, folder: Path, end: str, device: torch.device
-) -> tuple[float, list[tuple[int, ...]]]:
+) -> tuple[float, list[list[int]]]:
     """Start ``engine``, sync, generate, and close it; return the seconds of the start, and the tokens."""
     spec = make_spec(folder, in_fp8=False)
     config = AutoConfig.from_pretrained(folder)
@@ -69,7 +69,7 @@ def run_once(
             engine.close()
         if options.release:
             release(engine, allocators)
-    return life.seconds["start"], [completion.token_ids for completion in completions]
+    return life.seconds["start"], [completion.token_ids.tolist() for completion in completions]
 
 
 KEPT: list[Any] = []

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rlplug.registry import Registry
     from rlplug.types import Batch, Rollout
 
-API_VERSION: Final = "1.2"
+API_VERSION: Final = "1.3"
 """Version of the hook API. A new hook or argument raises its second number, a changed meaning its first."""
 
 ENTRY_POINT_GROUP: Final = "rlplug.plugins"

@@ -13,15 +13,19 @@ Per-token tensors are aligned with ``input_ids``: entry ``[b, t]`` speaks of tok
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rlplug.errors import ConfigError
+from rlplug.token_arrays import TokenFloats, TokenIds, TokenMask, TokenRecord, read_only
 
 GIB: Final = 1 << 30
 """Bytes of a GiB."""
@@ -94,6 +98,7 @@ class Request:
 
     request_id: str
     prompt_ids: tuple[int, ...]
+    """Python integers, as engines take them; dropped when the engine has answered."""
     seed: int
     """Seed of this request alone, so that its tokens do not depend on the other requests in the batch."""
     max_new_tokens: int | None = None
@@ -104,18 +109,23 @@ class Request:
         return min(sampling.max_new_tokens, self.max_new_tokens or sampling.max_new_tokens)
 
 
-@dataclass(frozen=True)
-class Completion:
+@dataclass(frozen=True, eq=False)
+class Completion(TokenRecord):
     """Tokens and logprobs that an engine returns for one request.
 
     ``logprobs[i]`` is the log-probability of ``token_ids[i]`` under the distribution that was *sampled*: after
     temperature, top-k and top-p (for greedy: under the untempered distribution, since the sampled one is a point).
     A completion that stopped includes its end token.
+
+    An engine may give sequences of numbers: they become arrays here, once. What cannot become one is kept as it is, and
+    the core's check of the engine's answer names it.
     """
 
     request_id: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    token_ids: TokenIds
+    """int32 [n], read-only"""
+    logprobs: TokenFloats
+    """float32 [n], read-only"""
     finish_reason: FinishReason
     policy_version: int
     routed_experts: np.ndarray[Any, Any] | None = None
@@ -123,6 +133,11 @@ class Completion:
     :class:`~rlplug.interfaces.RouterShape`: entry ``t`` is of the pass that read token ``t``. -1 where it is not known:
     the last token, which no pass has read, and what the engine did not record. ``None`` where a run replays no
     experts."""
+
+    def __post_init__(self) -> None:
+        for name, dtype in (("token_ids", np.int32), ("logprobs", np.float32)):
+            with suppress(ValueError):
+                self.convert(**{name: dtype})
 
 
 @dataclass(frozen=True)
@@ -145,19 +160,22 @@ class RewardError:
     message: str
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One trajectory: a growing list of token ids, of which the policy produced those under ``response_mask``."""
+@dataclass(frozen=True, eq=False)
+class Sample(TokenRecord):
+    """One trajectory: the token ids of prompt and completion, of which the policy produced those of ``response_mask``.
+
+    Sequences that are given for the arrays become arrays.
+    """
 
     prompt: Prompt
     group: int
     """Index of the group: the same number for all samples of one prompt in one step."""
-    token_ids: tuple[int, ...]
-    """Token ids of prompt and completion."""
-    response_mask: tuple[bool, ...]
-    """True where the policy produced the token; as long as ``token_ids``."""
-    rollout_logprobs: tuple[float, ...]
-    """The engine's logprobs, 0 where ``response_mask`` is false; as long as ``token_ids``."""
+    token_ids: TokenIds
+    """int32 [n], read-only: token ids of prompt and completion."""
+    response_mask: TokenMask
+    """bool [n], read-only: true where the policy produced the token."""
+    rollout_logprobs: TokenFloats
+    """float32 [n], read-only: the engine's logprobs, 0 where ``response_mask`` is false."""
     completion: str
     """Text after the prompt, observations of the environment included; only rewards and logs read it."""
     finish_reason: FinishReason
@@ -176,20 +194,23 @@ class Sample:
     reward: float = 0.0
     """Weighted sum of ``rewards``; meaningless when ``errors`` is not empty."""
 
+    def __post_init__(self) -> None:
+        self.convert(token_ids=np.int32, response_mask=np.bool_, rollout_logprobs=np.float32)
+
     @property
     def errors(self) -> dict[str, RewardError]:
         return {name: value for name, value in self.rewards.items() if isinstance(value, RewardError)}
 
     @property
     def num_response_tokens(self) -> int:
-        return sum(self.response_mask)
+        return int(np.count_nonzero(self.response_mask))
 
-    def policy_versions(self) -> list[int]:
-        """Return the version that produced each token, ``NO_VERSION`` for those of prompt and observations."""
-        versions = [self.policy_version if produced else NO_VERSION for produced in self.response_mask]
+    def policy_versions(self) -> NDArray[np.int32]:
+        """Return the version that produced each token, int32 [n]; ``NO_VERSION`` for prompt and observations."""
+        versions = np.where(self.response_mask, np.int32(self.policy_version), np.int32(NO_VERSION))
         for segment in self.segments:
-            versions[segment.start : segment.end] = [segment.policy_version] * (segment.end - segment.start)
-        return versions
+            versions[segment.start : segment.end] = segment.policy_version
+        return read_only(versions)
 
     @property
     def num_turns(self) -> int:
@@ -282,25 +303,27 @@ class Batch:
     @staticmethod
     def from_samples(samples: Sequence[Sample], pad_token_id: int) -> Batch:
         """Return samples as tensors, padded on the right. A sample of length 1 or with an empty completion is legal."""
-        longest = max(len(sample.token_ids) for sample in samples)
+        lengths = np.array([len(sample.token_ids) for sample in samples])
+        longest = int(lengths.max())
 
-        def padded(sequences: Sequence[Sequence[Any]], value: Any, dtype: type) -> Tensor:
-            filled: np.ndarray[Any, Any] = np.full((len(sequences), longest), value, dtype=dtype)
-            for index, sequence in enumerate(sequences):
-                filled[index, : len(sequence)] = sequence
+        def padded(sequences: Iterable[NDArray[Any]], value: Any, dtype: type) -> Tensor:
+            shape = (len(samples), longest)  # zeros take no memory before they are written
+            filled: NDArray[Any] = np.full(shape, value, dtype) if value else np.zeros(shape, dtype)
+            for row, sequence in zip(filled, sequences, strict=True):
+                row[: len(sequence)] = sequence
             return torch.from_numpy(filled)
 
         valid = torch.tensor([not sample.errors for sample in samples])
         return Batch(
-            input_ids=padded([s.token_ids for s in samples], pad_token_id, np.int64),
-            attention_mask=padded([[True] * len(s.token_ids) for s in samples], False, np.bool_),
-            response_mask=padded([s.response_mask for s in samples], False, np.bool_) & valid[:, None],
-            rollout_logprobs=padded([s.rollout_logprobs for s in samples], 0.0, np.float32),
+            input_ids=padded((s.token_ids for s in samples), pad_token_id, np.int64),
+            attention_mask=torch.from_numpy(np.arange(longest) < lengths[:, None]),
+            response_mask=padded((s.response_mask & (not s.errors) for s in samples), False, np.bool_),
+            rollout_logprobs=padded((s.rollout_logprobs for s in samples), 0.0, np.float32),
             rewards=torch.tensor([0.0 if s.errors else s.reward for s in samples], dtype=torch.float32),
             reward_valid=valid,
             group_index=torch.tensor([s.group for s in samples], dtype=torch.int64),
             truncated=torch.tensor([s.finish_reason == "length" for s in samples]),
-            policy_versions=padded([s.policy_versions() for s in samples], NO_VERSION, np.int32),
+            policy_versions=padded((s.policy_versions() for s in samples), NO_VERSION, np.int32),
             routed_experts=_experts_end_to_end(samples),
         )
 
@@ -308,9 +331,9 @@ class Batch:
     def num_sequences(self) -> int:
         return self.input_ids.shape[0]
 
-    @property
+    @functools.cached_property
     def lengths(self) -> list[int]:
-        """Length of each sequence in tokens, prompt included."""
+        """Length of each sequence in tokens, prompt included; do not change the list."""
         lengths: list[int] = self.attention_mask.numpy().sum(axis=1).tolist()
         return lengths
 

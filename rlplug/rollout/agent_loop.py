@@ -307,7 +307,7 @@ class AgentLoop:
         if trajectory.num_turns == self._options.max_turns or text is None:
             trajectory.finish_reason = "length"
             return
-        token_ids = self._observations.after(trajectory.token_ids[-1], text)
+        token_ids = self._observations.after(int(trajectory.token_ids[-1]), text)
         if self.sampling.max_new_tokens - trajectory.num_after_prompt - len(token_ids) < 1:
             trajectory.finish_reason = "length"
         else:

@@ -23,6 +23,7 @@ from rlplug.rollout.observation_tokens import ObservationTokens
 from rlplug.rollout.step_answer import StepAnswer, read_step
 from rlplug.rollout.trajectory import Trajectory
 from rlplug.timeouts import Call, CallBatch, CallError, TimeoutExecutor, call_within
+from rlplug.token_arrays import TokenIds
 from rlplug.types import Prompt
 
 TOOLS_S: Final = 600.0
@@ -128,9 +129,10 @@ class EnvironmentCalls:
             if call.error:
                 warnings.warn(f"The close of an environment failed: {call.error}", stacklevel=2)
 
-    def _text(self, token_ids: list[int]) -> str:
-        ended = bool(token_ids) and token_ids[-1] in self._end_tokens
-        text: Any = self._tokenizer.decode(token_ids[:-1] if ended else token_ids, skip_special_tokens=False)
+    def _text(self, token_ids: TokenIds) -> str:
+        ended = len(token_ids) > 0 and int(token_ids[-1]) in self._end_tokens
+        turn = token_ids[:-1] if ended else token_ids
+        text: Any = self._tokenizer.decode(turn.tolist(), skip_special_tokens=False)
         return str(text)
 
     def _result(self, call: Call) -> StepAnswer | Failure:

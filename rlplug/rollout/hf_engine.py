@@ -27,6 +27,7 @@ from rlplug.observability.phase_progress import PHASE_PROGRESS
 from rlplug.ops import scaled_logits, token_logprobs, truncate_logits
 from rlplug.rollout.engines import max_completion_tokens
 from rlplug.rollout.routed_experts import RouterRecorder
+from rlplug.token_arrays import TokenFloats, TokenIds
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.fp8_quantize import dequantize_blocks
 from rlplug.weight_sync.hf_names import hf_views
@@ -88,7 +89,8 @@ class HFRollout(RolloutEngine):
             for start in range(0, len(indices), self.max_batch_size):
                 chosen = indices[start : start + self.max_batch_size]
                 if self.is_stopping():
-                    completions |= {index: self._completion(requests[index], [], [], None) for index in chosen}
+                    nothing = np.zeros(0, np.int32), np.zeros(0, np.float32)
+                    completions |= {index: self._completion(requests[index], *nothing, None) for index in chosen}
                     continue
                 batch = self._generate_batch(
                     [requests[index] for index in chosen], sampling, num_new, (len(completions), num_tokens)
@@ -118,8 +120,8 @@ class HFRollout(RolloutEngine):
                 pad_token_id=self._policy.pad_token_id,
             ),
         )
-        token_ids = generated[:, prompt_ids.shape[1] :].tolist()
-        logprobs = torch.stack(sampler.logprobs, dim=1).tolist()
+        token_ids = generated[:, prompt_ids.shape[1] :].int().cpu().numpy()
+        logprobs = torch.stack(sampler.logprobs, dim=1).float().cpu().numpy()
         recorded = None if self._recorder is None else self._recorder.take(len(requests)).cpu().numpy()
         return [
             self._completion(
@@ -144,7 +146,7 @@ class HFRollout(RolloutEngine):
         return prompt_ids.to(self._device), attention_mask.to(self._device)
 
     def _completion(
-        self, request: Request, token_ids: list[int], logprobs: list[float], recorded: np.ndarray[Any, Any] | None
+        self, request: Request, token_ids: TokenIds, logprobs: TokenFloats, recorded: np.ndarray[Any, Any] | None
     ) -> Completion:
         """Return the completion without the padding that ``generate`` appends after the end token.
 
@@ -156,13 +158,13 @@ class HFRollout(RolloutEngine):
                 where none were recorded.
         """
         assert self._version is not None
-        ends = [index for index, token in enumerate(token_ids) if token in self._policy.eos_token_ids]
-        length = ends[0] + 1 if ends else len(token_ids)
+        ends = np.isin(token_ids, self._policy.eos_token_ids).nonzero()[0]
+        length = int(ends[0]) + 1 if len(ends) else len(token_ids)
         return Completion(
             request_id=request.request_id,
-            token_ids=tuple(token_ids[:length]),
-            logprobs=tuple(logprobs[:length]),
-            finish_reason="stop" if ends else "abort" if self.is_stopping() else "length",
+            token_ids=token_ids[:length],
+            logprobs=logprobs[:length],
+            finish_reason="stop" if len(ends) else "abort" if self.is_stopping() else "length",
             policy_version=self._version,
             routed_experts=self._experts(len(request.prompt_ids) + length, recorded),
         )

@@ -7,18 +7,22 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.interfaces.router_replay import NOT_RECORDED
+from rlplug.token_arrays import TokenFloats, TokenIds, TokenMask, TokenRecord, as_tokens, joined, read_only
 from rlplug.types import ENVIRONMENT, Completion, FinishReason, Prompt, Request, RewardError, Sample, Segment
 
+DECODED_AT_ONCE: Final = 64
+"""Trajectories that the tokenizer decodes at a time."""
 
-@dataclass
-class Trajectory:
+
+@dataclass(eq=False)
+class Trajectory(TokenRecord):
     """One sample while it grows. The engine's tokens are never changed; observations are appended to them.
 
     A trajectory that used up its budget of one step resumes in the next step from its tokens, with newer weights.
@@ -29,12 +33,12 @@ class Trajectory:
     group: int
     """Number of its group within the step."""
     prompt: Prompt
-    token_ids: list[int]
-    """Ids of all tokens, those of the prompt included."""
-    response_mask: list[bool]
-    """Whether the policy produced each token."""
-    logprobs: list[float]
-    """The engine's logprob of each token; 0 where the policy did not produce it."""
+    token_ids: TokenIds
+    """int32 [n], read-only: ids of all tokens, those of the prompt included."""
+    response_mask: TokenMask
+    """bool [n], read-only: whether the policy produced each token."""
+    logprobs: TokenFloats
+    """float32 [n], read-only: the engine's logprob of each token; 0 where the policy did not produce it."""
     segments: list[Segment] = field(default_factory=list)
     """Spans of tokens that single requests produced."""
     reward: float = 0.0
@@ -76,9 +80,8 @@ class Trajectory:
 
     def request(self, max_new_tokens: int | None) -> Request:
         """Return the request for the next tokens; its seed is the same on every rank and after a restart."""
-        return Request(
-            self.request_id, tuple(self.token_ids), random.Random(self.request_id).getrandbits(63), max_new_tokens
-        )
+        prompt_ids = tuple(self.token_ids.tolist()) if self.num_after_prompt else self.prompt.token_ids
+        return Request(self.request_id, prompt_ids, random.Random(self.request_id).getrandbits(63), max_new_tokens)
 
     def add_completion(self, completion: Completion, ends_turn: bool) -> None:
         """Append the engine's completion of :meth:`request`, and its experts where none are known yet.
@@ -92,16 +95,12 @@ class Trajectory:
             if known is not None:
                 merged[: len(known)] = np.where(known == NOT_RECORDED, merged[: len(known)], known)
             self.routed_experts = merged
-        self.token_ids += completion.token_ids
-        self.response_mask += [True] * len(completion.token_ids)
-        self.logprobs += completion.logprobs
+        self._append(completion.token_ids, True, completion.logprobs)
         self.segments.append(Segment(start, len(self.token_ids), completion.policy_version, ends_turn))
 
     def add_observation(self, token_ids: Sequence[int]) -> None:
         """Append tokens that the policy did not produce."""
-        self.token_ids += token_ids
-        self.response_mask += [False] * len(token_ids)
-        self.logprobs += [0.0] * len(token_ids)
+        self._append(as_tokens(token_ids, np.int32), False, np.zeros(len(token_ids), np.float32))
 
     def experts_of_all_tokens(self) -> np.ndarray[Any, Any] | None:
         """Return ``routed_experts`` for all tokens: -1 for an observation that no request has read."""
@@ -111,36 +110,37 @@ class Trajectory:
         filling = np.full((missing, *self.routed_experts.shape[1:]), NOT_RECORDED, dtype=self.routed_experts.dtype)
         return np.concatenate([self.routed_experts, filling])
 
-    def turns(self) -> list[list[int]]:
+    def _append(self, token_ids: TokenIds, is_produced: bool, logprobs: TokenFloats) -> None:
+        self.token_ids = joined(self.token_ids, token_ids)
+        self.response_mask = joined(self.response_mask, np.full(len(token_ids), is_produced))
+        self.logprobs = joined(self.logprobs, logprobs)
+
+    def turns(self) -> list[TokenIds]:
         """Return the token ids of each turn that has ended."""
-        turns: list[list[int]] = []
-        turn: list[int] = []
+        turns: list[TokenIds] = []
+        turn: list[TokenIds] = []
         for segment in self.segments:
-            turn += self.token_ids[segment.start : segment.end]
+            turn.append(self.token_ids[segment.start : segment.end])
             if segment.ends_turn:
-                turns.append(turn)
+                turns.append(joined(*turn))
                 turn = []
         return turns
 
     # ---- in a checkpoint ------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy as plain data, with the prompt's ``uid`` in place of the prompt."""
+        """Return a copy as plain data and tensors, with the prompt's ``uid`` in place of the prompt."""
         state = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        copies = {name: list(value) for name, value in state.items() if isinstance(value, list)}
+        tensors = {name: torch.tensor(value) for name, value in state.items() if isinstance(value, np.ndarray)}
         segments = [dataclasses.astuple(segment) for segment in self.segments]
-        # as a tensor, which a checkpoint loads without unpickling; the array itself is never changed in place
-        experts = None if self.routed_experts is None else torch.from_numpy(self.routed_experts)
-        return state | copies | {"prompt": self.prompt.uid, "segments": segments, "routed_experts": experts}
+        return state | tensors | {"prompt": self.prompt.uid, "segments": segments}
 
     @staticmethod
     def from_state(state: dict[str, Any], prompt: Prompt) -> Trajectory:
         """Return the trajectory of a :meth:`state_dict`."""
-        copies = {name: list(value) for name, value in state.items() if isinstance(value, list)}
+        arrays = {name: read_only(value.numpy()) for name, value in state.items() if isinstance(value, torch.Tensor)}
         segments = [Segment(*values) for values in state["segments"]]
-        experts = state.get("routed_experts")  # checkpoints of rlplug before router replay have none
-        experts = None if experts is None else experts.numpy()
-        return Trajectory(**state | copies | {"prompt": prompt, "segments": segments, "routed_experts": experts})
+        return Trajectory(**state | arrays | {"prompt": prompt, "segments": segments})
 
 
 def new_trajectories(prompts: Sequence[Prompt], groups: Sequence[int], num_samples: int, key: str) -> list[Trajectory]:
@@ -152,38 +152,30 @@ def new_trajectories(prompts: Sequence[Prompt], groups: Sequence[int], num_sampl
         num_samples: Trajectories per prompt.
         key: Name of run and step.
     """
-    return [
-        Trajectory(
-            key=f"{key}/{group}/{sample}",
-            group=group,
-            prompt=prompt,
-            token_ids=list(prompt.token_ids),
-            response_mask=[False] * len(prompt.token_ids),
-            logprobs=[0.0] * len(prompt.token_ids),
-        )
-        for prompt, group in zip(prompts, groups, strict=True)
-        for sample in range(num_samples)
-    ]
+    trajectories = []
+    for prompt, group in zip(prompts, groups, strict=True):
+        token_ids = as_tokens(prompt.token_ids, np.int32)
+        mask, logprobs = read_only(np.zeros(len(token_ids), np.bool_)), read_only(np.zeros(len(token_ids), np.float32))
+        for sample in range(num_samples):
+            trajectories.append(Trajectory(f"{key}/{group}/{sample}", group, prompt, token_ids, mask, logprobs))
+    return trajectories
 
 
 def to_samples(
     trajectories: Sequence[Trajectory], tokenizer: PreTrainedTokenizerBase, has_environment: bool
 ) -> list[Sample]:
     """Return finished trajectories as samples, with decoded text for rewards and logs."""
-    after_prompts = [trajectory.token_ids[len(trajectory.prompt.token_ids) :] for trajectory in trajectories]
-    texts = tokenizer.batch_decode(after_prompts, skip_special_tokens=True) if trajectories else []
-    last_turns = texts
-    if has_environment and trajectories:
-        last_turns = tokenizer.batch_decode([t.turns()[-1] for t in trajectories], skip_special_tokens=True)
+    texts = _texts([t.token_ids[len(t.prompt.token_ids) :] for t in trajectories], tokenizer)
+    last_turns = _texts([t.turns()[-1] for t in trajectories], tokenizer) if has_environment else texts
     samples = []
     for trajectory, text, last_turn in zip(trajectories, texts, last_turns, strict=True):
         assert trajectory.finish_reason is not None
         sample = Sample(
             prompt=trajectory.prompt,
             group=trajectory.group,
-            token_ids=tuple(trajectory.token_ids),
-            response_mask=tuple(trajectory.response_mask),
-            rollout_logprobs=tuple(trajectory.logprobs),
+            token_ids=trajectory.token_ids,
+            response_mask=trajectory.response_mask,
+            rollout_logprobs=trajectory.logprobs,
             completion=text,
             finish_reason=trajectory.finish_reason,
             policy_version=min(segment.policy_version for segment in trajectory.segments),
@@ -193,6 +185,15 @@ def to_samples(
         )
         samples.append(_with_reward(sample, trajectory) if has_environment else sample)
     return samples
+
+
+def _texts(rows: Sequence[TokenIds], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Decode rows, a few at a time: the tokenizer takes lists, which need much more memory than arrays."""
+    texts: list[str] = []
+    for start in range(0, len(rows), DECODED_AT_ONCE):
+        some = [row.tolist() for row in rows[start : start + DECODED_AT_ONCE]]
+        texts += tokenizer.batch_decode(some, skip_special_tokens=True)
+    return texts
 
 
 def _with_reward(sample: Sample, trajectory: Trajectory) -> Sample:

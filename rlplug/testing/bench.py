@@ -251,3 +251,9 @@ def moved(before: dict[str, Any]) -> set[str]:
     """Return the names of the generators whose state differs from ``before``."""
     after = generator_states()
     return {name for name in before if before[name] != after[name]}
+
+
+def num_equal(some: Sequence[Completion], other: Sequence[Completion], first: int | None = None) -> int:
+    """Return how many completions have the same tokens as the other one: all of them, or the ``first`` ones."""
+    pairs = zip(some, other, strict=True)
+    return sum(numpy.array_equal(one.token_ids[:first], two.token_ids[:first]) for one, two in pairs)

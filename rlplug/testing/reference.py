@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights
+from rlplug.token_arrays import TokenIds
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.buckets import weight_buckets
 from rlplug.weight_sync.fp8_quantize import dequantize_blocks, quantize_blocks
@@ -117,7 +118,7 @@ class ReferencePolicy:
         return other
 
     @torch.no_grad()
-    def logits(self, prompt_ids: Sequence[int], token_ids: Sequence[int] = ()) -> Array:
+    def logits(self, prompt_ids: Sequence[int], token_ids: Sequence[int] | TokenIds = ()) -> Array:
         """Return the logits of each token of a completion, and of the next one: float64 [tokens + 1, V]."""
         ids = torch.tensor([[*prompt_ids, *token_ids]])
         logits: Array = self._calculating(ids, use_cache=False).logits[0, len(prompt_ids) - 1 :].double().numpy()

@@ -48,7 +48,7 @@ class RoutingChecks(EngineChecks):
         begun = bench.generate(requests, SAMPLING)
         bench.sync("changed")
         longer = [
-            Request(f"{request.request_id}/more", request.prompt_ids + completion.token_ids, request.seed)
+            Request(f"{request.request_id}/more", (*request.prompt_ids, *completion.token_ids.tolist()), request.seed)
             for request, completion in zip(requests, begun, strict=True)
         ]
         completions = bench.generate(longer, SAMPLING)

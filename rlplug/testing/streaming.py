@@ -10,7 +10,7 @@ import pytest
 
 from rlplug.interfaces.rollout import RolloutEngine
 from rlplug.testing.base import EngineChecks
-from rlplug.testing.bench import GREEDY, Bench
+from rlplug.testing.bench import GREEDY, Bench, num_equal
 from rlplug.testing.claims import applies_to
 from rlplug.types import Completion, Request, SamplingParams
 
@@ -51,7 +51,7 @@ class StreamingChecks(EngineChecks):
         expected = bench.generate(requests, sampling)
         engine.submit(requests, sampling)
         completions = self.collect(engine, requests)
-        num_same = sum(a.token_ids[:1] == b.token_ids[:1] for a, b in zip(expected, completions, strict=True))
+        num_same = num_equal(expected, completions, first=1)
         assert num_same >= 0.9 * len(requests), (
             f"{num_same} of {len(requests)} streamed requests gave the tokens that generate gives for the same seeds."
         )
@@ -117,7 +117,7 @@ class StreamingChecks(EngineChecks):
             assert len(partial.token_ids) < sampling.max_new_tokens, "an aborted request ran to its end."
             assert len(partial.logprobs) == len(partial.token_ids), "there must be one logprob per token."
             assert (whole.finish_reason, len(whole.token_ids)) == ("length", 20), "abort must leave others alone."
-            if partial.token_ids:
+            if len(partial.token_ids):
                 return
         raise AssertionError("abort must return the tokens that there are, and returned none after 2 s.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+import numpy
 import pytest
 
 from rlplug.errors import RunError
@@ -59,10 +60,10 @@ class TokenChecks(EngineChecks):
         for completion in bench.generate(bench.requests("form", [1, 6, 33], num_samples=4), sampling):
             assert 1 <= len(completion.token_ids) <= 20, f"{len(completion.token_ids)} tokens of at most 20."
             assert len(completion.logprobs) == len(completion.token_ids), "there must be one logprob per token."
-            assert all(type(token) is int and 0 <= token < num_tokens for token in completion.token_ids), (
-                f"token_ids must be Python ints below {num_tokens}: {completion.token_ids}"
-            )
-            assert all(type(logprob) is float for logprob in completion.logprobs), "logprobs must be Python floats."
+            ids, logprobs = completion.token_ids, completion.logprobs
+            assert getattr(ids, "dtype", None) == numpy.int32, f"token_ids must be integers: {ids!r}"
+            assert all(0 <= token < num_tokens for token in ids), f"token_ids must be below {num_tokens}: {ids}"
+            assert getattr(logprobs, "dtype", None) == numpy.float32, f"logprobs must be numbers: {logprobs!r}"
 
     def test_every_end_token_ends_and_is_included(self, bench: Bench) -> None:
         bench.holding("ending")
@@ -74,8 +75,8 @@ class TokenChecks(EngineChecks):
         assert all(c.token_ids[-1] in ends for c in stopped), (
             f"a completion that stopped must include its end token, one of PolicySpec.eos_token_ids {sorted(ends)}."
         )
-        assert all(not ends & set(c.token_ids[:-1]) for c in stopped) and all(  # noqa: PT018
-            not ends & set(c.token_ids) for c in cut
+        assert all(not ends & set(c.token_ids[:-1].tolist()) for c in stopped) and all(  # noqa: PT018
+            not ends & set(c.token_ids.tolist()) for c in cut
         ), f"generation went on after an end token: each of {sorted(ends)} must end a completion."
         assert all(len(c.token_ids) == 8 for c in cut), "finish_reason 'length' before max_new_tokens was reached."
         assert len(stopped) > 20, f"{len(stopped)} of {len(completions)} completions stopped: more than half should."

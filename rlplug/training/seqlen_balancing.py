@@ -8,8 +8,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
+
 Part = list[int]
 """Indices of the items that one rank takes in one pass."""
+
+MANY_PARTS = 256
+"""Parts from which on items are dealt in rounds first."""
 
 GOOD_ENOUGH = 1.01
 """Time of all passes, as a multiple of that without any waiting, at which no better cut is looked for."""
@@ -29,12 +34,15 @@ def schedule(costs: Sequence[float], weights: Sequence[int], num_ranks: int, max
     """
     assert max(weights) <= max_weight, f"an item of weight {max(weights)}, in parts of at most {max_weight}"
     items = sorted(range(len(costs)), key=costs.__getitem__, reverse=True)
+    total, heaviest = sum(weights), max(weights)
 
     def fits(num_passes: int) -> bool:
+        if total <= num_ranks * num_passes * (max_weight - heaviest):
+            return True  # a part is closed only above that weight, and all of them would have to be
         _, left = partition(items, costs, weights, num_ranks * num_passes, max_weight)
         return not left
 
-    fewest = -(-sum(weights) // (num_ranks * max_weight))
+    fewest = -(-total // (num_ranks * max_weight))
     one_item_each = -(-len(costs) // num_ranks)
     num_passes = fewest + bisect_left(range(fewest, one_item_each), True, key=fits)
     return _deal(_cut(items, costs, weights, num_ranks, max_weight, num_passes), costs)
@@ -62,9 +70,17 @@ def partition(
     """
     parts: list[Part] = [[] for _ in range(num_parts)]
     remaining = [max_weight] * num_parts
-    open_parts = [(0.0, index) for index in range(num_parts)]  # sorted, so it is a heap
+    open_parts = [(0.0, index) for index in range(num_parts)]
+    num_dealt = 0
+    if num_parts >= MANY_PARTS:
+        owners, totals, left_over = _deal_in_rounds(items, costs, weights, num_parts, max_weight, max_cost)
+        num_dealt = len(owners)
+        for item, index in zip(items, owners, strict=False):
+            parts[index].append(item)
+        remaining, open_parts = left_over, [(total, index) for index, total in enumerate(totals)]
+        heapq.heapify(open_parts)
     left = []
-    for item in items:
+    for item in items[num_dealt:]:
         while open_parts and remaining[open_parts[0][1]] < weights[item]:
             heapq.heappop(open_parts)
         if not open_parts or open_parts[0][0] + costs[item] > max_cost:
@@ -75,6 +91,42 @@ def partition(
         remaining[index] -= weights[item]
         heapq.heapreplace(open_parts, (cost + costs[item], index))
     return parts, left
+
+
+def _deal_in_rounds(
+    items: Sequence[int],
+    costs: Sequence[float],
+    weights: Sequence[int],
+    num_parts: int,
+    max_weight: int,
+    max_cost: float,
+) -> tuple[list[int], list[float], list[int]]:
+    """Give items to parts as :func:`partition` does, until one does not fit into the part that costs least.
+
+    In a round, the next items go to the parts in the order of their cost, one each, up to the first part that costs as
+    much as another one costs after its item: a few array operations for about as many items as there are parts.
+
+    Returns:
+        The part of each of the first items; the cost of each part; the weight that each can still take.
+    """
+    item_costs, item_weights = np.asarray(costs, dtype=float)[items], np.asarray(weights)[items]
+    totals, remaining = np.zeros(num_parts), np.full(num_parts, max_weight)
+    owners: list[int] = []
+    while len(owners) < len(items):
+        now = slice(len(owners), len(owners) + num_parts)
+        cheapest = totals.argsort(kind="stable")[: len(items) - now.start]
+        before, after = totals[cheapest], totals[cheapest] + item_costs[now]
+        fits = (remaining[cheapest] >= item_weights[now]) & (after <= max_cost)
+        is_next = np.append(True, before[1:] < np.minimum.accumulate(after)[:-1])
+        goes = is_next & fits
+        num_next = len(goes) if goes.all() else int(goes.argmin())
+        chosen = cheapest[:num_next]
+        totals[chosen] = after[:num_next]
+        remaining[chosen] -= item_weights[now][:num_next]
+        owners += chosen.tolist()
+        if num_next < len(goes) and is_next[num_next]:
+            break  # it does not fit
+    return owners, totals.tolist(), remaining.tolist()
 
 
 def _cut(

@@ -65,7 +65,7 @@ def greedy_in_memory(module: RLModule, prompt: list[int]) -> list[int]:
     engine.start(module.inputs.spec, Placement(torch.device("cpu"), 0, 1))
     engine.update_weights(weight_buckets(module.policy, torch.float32), version=1)
     [completion] = engine.generate([Request("0", tuple(prompt), 0)], SamplingParams(24, temperature=0))
-    return list(completion.token_ids)
+    return completion.token_ids.tolist()
 
 
 def greedy_exported(policy: Path) -> tuple[list[int], list[int], str]:

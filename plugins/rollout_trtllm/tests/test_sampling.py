@@ -115,7 +115,7 @@ def test_a_token_without_logprob_is_refused() -> None:
 def test_a_cancelled_request_has_what_is_whole() -> None:
     output = Output.of(result([4, 5], [{4: logprob(-0.1)}], "cancelled"))
     made = completion(output)
-    assert (made.token_ids, made.logprobs, made.finish_reason) == ((4,), (-0.1,), "abort")
+    assert made == Completion("step/0", (4,), (-0.1,), "abort", 3)
 
 
 def test_a_last_possible_token_that_ends_is_a_stop() -> None:

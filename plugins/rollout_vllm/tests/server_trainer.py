@@ -33,7 +33,7 @@ def main() -> None:
     requests = [Request(f"{rank}/{i}", (5, 6 + i), i) for i in range(3)]
     completions = engine.generate(requests, SamplingParams(5, temperature=0.0))
     result = {
-        "token_ids": [completion.token_ids for completion in completions],
+        "token_ids": [completion.token_ids.tolist() for completion in completions],
         "versions": [completion.policy_version for completion in completions],
         "num_tensors": report.num_tensors,
         "stats": engine.stats(),

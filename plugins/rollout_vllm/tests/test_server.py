@@ -114,7 +114,7 @@ def requests(name: str, count: int = 2) -> list[Request]:
 
 
 def tokens(completions: list[Completion]) -> list[tuple[int, ...]]:
-    return [completion.token_ids for completion in completions]
+    return [completion.token_ids.tolist() for completion in completions]
 
 
 def running(pids: list[int]) -> list[int]:

@@ -126,7 +126,7 @@ def transformers_results(folder: Path, is_given: bool = False) -> dict[str, Any]
     (weights_of_tokens(logprobs) * (logprobs + 0.3 * entropy)).sum().backward()
     weights = hf_weights(model)
     named = [(weight, p) for name, p in model.named_parameters() for weight in weights[name]]
-    return critic_results(model, rows) | {
+    return ({} if is_given else critic_results(model, rows)) | {
         "logprobs": logprobs.detach(),
         "entropy": entropy.detach(),
         "gradients": {weight.name: weight.of(parameter.grad) for weight, parameter in named},

@@ -9,6 +9,7 @@ import numpy as np
 
 from rlplug.errors import brief
 from rlplug.interfaces.rollout import EngineFault
+from rlplug.token_arrays import TokenFloats, TokenIds, as_tokens
 
 ROUNDING: Final = 1e-3
 """How far above 0 rounding may put a logprob."""
@@ -18,13 +19,13 @@ LOWEST: Final = -1e30
 
 def check_tokens(
     source: str,
-    token_ids: Sequence[int],
-    logprobs: Sequence[float],
+    token_ids: TokenIds | Sequence[int],
+    logprobs: TokenFloats | Sequence[float],
     max_tokens: int,
     vocab_size: int | None,
     has_logprobs: bool = True,
-) -> None:
-    """Check the tokens and logprobs of one completion.
+) -> tuple[TokenIds, TokenFloats]:
+    """Check the tokens and logprobs of one completion, and return them as arrays, read-only int32 [n] and float32 [n].
 
     Args:
         source: Who generated it, for messages: a server's URL, or the engine and the request.
@@ -32,7 +33,7 @@ def check_tokens(
         logprobs: One for each token.
         max_tokens: Most tokens that were asked for.
         vocab_size: Tokens that the policy embeds; ``None`` where it is not known.
-        has_logprobs: Whether the engine returns logprobs; otherwise they are not looked at.
+        has_logprobs: Whether the engine returns logprobs; otherwise they may be any numbers.
 
     Raises:
         EngineFault: They are not what an engine can have sampled; the message names the field and the value.
@@ -41,16 +42,14 @@ def check_tokens(
         raise EngineFault(f"{source} returned {len(token_ids)} token ids where at most {max_tokens} were asked for.")
     if len(logprobs) != len(token_ids):
         raise EngineFault(f"{source} returned {len(logprobs)} logprobs for {len(token_ids)} tokens.")
-    if not token_ids:
-        return
     ids = _array(source, "token ids", token_ids, "iu")
-    wrong = ids < 0 if vocab_size is None else (ids < 0) | (ids >= vocab_size)
+    wrong = (ids < 0) | (ids >= (1 << 31 if vocab_size is None else vocab_size))
     if wrong.any():
         index = int(wrong.argmax())
         known = "" if vocab_size is None else f", and the policy has ids from 0 to {vocab_size - 1}"
         raise EngineFault(f"{source} returned the token id {ids[index]} at index {index}{known}.")
+    values = _array(source, "logprobs", logprobs, "fiu")
     if has_logprobs:
-        values = _array(source, "logprobs", logprobs, "fiu")
         wrong = ~((values >= LOWEST) & (values <= ROUNDING))  # true for NaN
         if wrong.any():
             index = int(wrong.argmax())
@@ -58,15 +57,16 @@ def check_tokens(
                 f"{source} returned the logprob {values[index]} at index {index}, and no logarithm of a probability is "
                 "that."
             )
+    return as_tokens(ids, np.int32), as_tokens(values, np.float32)
 
 
-def _array(source: str, field: str, values: Sequence[Any], kinds: str) -> np.ndarray[Any, Any]:
+def _array(source: str, field: str, values: Any, kinds: str) -> np.ndarray[Any, Any]:
     """Return numbers as an array; ``kinds`` are NumPy's letters of the allowed dtypes."""
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError):  # lists of different lengths
         array = np.asarray(None)
-    if array.ndim != 1 or array.dtype.kind not in kinds:
+    if array.ndim != 1 or (array.size and array.dtype.kind not in kinds):
         odd = next((value for value in values if type(value) not in (int, float)), values)
         raise EngineFault(f"{source} returned {field} that are not all numbers, but also {brief(odd)}.")
     return array

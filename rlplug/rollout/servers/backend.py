@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from rlplug.errors import brief
@@ -19,6 +20,7 @@ from rlplug.rollout.servers.http_client import Server
 from rlplug.rollout.servers.process_group import Group, Rendezvous, SendGroup
 from rlplug.rollout.servers.processes import Launch, ServerSlot
 from rlplug.rollout.servers.weight_sender import TensorList
+from rlplug.token_arrays import TokenFloats, TokenIds, as_tokens
 from rlplug.types import Completion, Request, SamplingParams
 
 
@@ -104,8 +106,9 @@ class PendingRequest:
     server: Server | None = None
     task: asyncio.Task[Any] | None = None
     is_aborted: bool = False
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    token_ids: TokenIds | list[int] = field(default_factory=list)
+    """A list while tokens come, and an array from :meth:`check` on."""
+    logprobs: TokenFloats | list[float] = field(default_factory=list)
     finish_reason: str | None = None
     """Set by the last answer."""
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -131,6 +134,8 @@ class PendingRequest:
         """
         if len(logprobs) != len(token_ids):
             raise EngineFault(f"{self.url} returned {len(logprobs)} logprobs for {len(token_ids)} tokens.")
+        assert isinstance(self.token_ids, list), "all tokens were checked"
+        assert isinstance(self.logprobs, list), "all tokens were checked"
         self.token_ids += token_ids
         self.logprobs += logprobs
         if len(self.token_ids) > self.max_tokens:
@@ -139,12 +144,13 @@ class PendingRequest:
             )
 
     def check(self) -> None:
-        """Check all tokens and logprobs.
+        """Check all tokens and logprobs, and make them arrays.
 
         Raises:
             EngineFault: No engine can have sampled them; the message names server, field and value.
         """
-        check_tokens(self.url, self.token_ids, self.logprobs, self.max_tokens, self.vocab_size)
+        tokens = self.token_ids, self.logprobs
+        self.token_ids, self.logprobs = check_tokens(self.url, *tokens, self.max_tokens, self.vocab_size)
 
     def field(self, answer: Any, path: str, *kinds: type | None) -> Any:
         """Return a field of a server's answer, such as ``meta_info.finish_reason``.
@@ -232,7 +238,7 @@ class ServerBackend(ABC):
         """
         name = pending.request.request_id
         reason = as_finish_reason(self.labels.engine, name, pending.finish_reason)
-        tokens, logprobs = tuple(pending.token_ids), tuple(pending.logprobs)
+        tokens, logprobs = as_tokens(pending.token_ids, np.int32), as_tokens(pending.logprobs, np.float32)
         return Completion(name, tokens, logprobs, reason, pending.version)
 
     async def abort(self, server: Server, pending: PendingRequest) -> None:  # noqa: B027 - overriding is optional

@@ -89,7 +89,7 @@ def generate(generator, max_new_tokens=20, prompts=PROMPTS, num_samples=2):
 
 
 def tokens_of(samples):
-    return [(sample.group, sample.token_ids, sample.response_mask) for sample in samples]
+    return [(sample.group, sample.token_ids.tolist(), sample.response_mask.tolist()) for sample in samples]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -126,7 +126,10 @@ def test_environments_see_their_own_turns_in_order(engine, make_generator):
     turns = {
         (
             sample.prompt.uid,
-            *(tokenizer.decode([t for t in sample.token_ids[s.start : s.end] if t != 1]) for s in sample.segments),
+            *(
+                tokenizer.decode([t for t in sample.token_ids[s.start : s.end].tolist() if t != 1])
+                for s in sample.segments
+            ),
         )
         for sample in samples
     }
@@ -245,8 +248,8 @@ def test_a_partial_rollout_resumes_exactly(environment, make_generator):
         rest.append(
             generator.resume(resumed, RolloutRequest(prompts, 2, SamplingParams(12), f"0/{step}", step), num_wanted=3)
         )
-    found = [[(s.token_ids, s.segments, s.reward) for s in step] for step in [*first, *rest]]
-    assert found == [[(s.token_ids, s.segments, s.reward) for s in step] for step in whole]
+    found = [[(s.token_ids.tolist(), s.segments, s.reward) for s in step] for step in [*first, *rest]]
+    assert found == [[(s.token_ids.tolist(), s.segments, s.reward) for s in step] for step in whole]
     assert any(len({s.policy_version for s in sample.segments}) > 1 for step in rest for sample in step)
 
 

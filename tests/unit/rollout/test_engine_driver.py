@@ -105,7 +105,7 @@ def generate(driver, version=1):
     samples = generator_of(driver).generate(
         RolloutRequest(PROMPTS, 2, SamplingParams(max_new_tokens=3), "0/1", version)
     )
-    return [(sample.group, sample.token_ids, sample.policy_version) for sample in samples]
+    return [(sample.group, sample.token_ids.tolist(), sample.policy_version) for sample in samples]
 
 
 def test_weights_that_fp8_cannot_hold_leave_the_engine_with_its_former_ones(make_driver):

@@ -49,7 +49,7 @@ def test_two_tokens(policy, sample):
         for a, p in top_four(PROMPT).items()
         for b, q in ({None: 1.0} if a == END else top_four((*PROMPT, a))).items()
     }
-    pairs = [(*completion.token_ids, None)[:2] for completion in sample(SamplingParams(2, top_k=4))]
+    pairs = [(*completion.token_ids.tolist(), None)[:2] for completion in sample(SamplingParams(2, top_k=4))]
     assert set(pairs) <= set(expected)
     statistic, bound = chi_square(
         numpy.array([pairs.count(pair) for pair in expected]), numpy.array(list(expected.values()))

@@ -28,7 +28,7 @@ def requests_of(prompts, num_samples=1, key="run"):
 
 
 def tokens_of(completions):
-    return [completion.token_ids for completion in completions]
+    return [completion.token_ids.tolist() for completion in completions]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -56,10 +56,10 @@ class StampsTheFirstVersion(HFRollout):
         return [dataclasses.replace(c, policy_version=1) for c in super().generate(requests, sampling)]
 
 
-class ReturnsTensors(HFRollout):
+class ReturnsFloats(HFRollout):
     def generate(self, requests, sampling):
         completions = super().generate(requests, sampling)
-        return [dataclasses.replace(c, token_ids=tuple(torch.tensor(c.token_ids))) for c in completions]
+        return [dataclasses.replace(c, token_ids=c.token_ids.astype(float)) for c in completions]
 
 
 class CutsEndTokens(HFRollout):
@@ -135,7 +135,7 @@ class _SaysOtherLogprobs(HFRollout):
         """Return the completion with the logprobs that it has at a temperature, without top-k and top-p."""
         logits = self._model(torch.tensor([[*request.prompt_ids, *completion.token_ids]])).logits[0]
         logprobs = (logits / (sampling.temperature or 1.0)).log_softmax(-1)[len(request.prompt_ids) - 1 : -1]
-        chosen = logprobs.gather(-1, torch.tensor([completion.token_ids]).T).squeeze(-1)
+        chosen = logprobs.gather(-1, torch.tensor(completion.token_ids.tolist())[:, None]).squeeze(-1)
         return dataclasses.replace(completion, logprobs=tuple(chosen.tolist()))
 
 
@@ -176,7 +176,7 @@ class TestTokens(Sabotaged, TokenChecks):
         StripsPadding,
         RefusesNoRequests,
         StampsTheFirstVersion,
-        ReturnsTensors,
+        ReturnsFloats,
         KnowsOneEndToken,
         TruncatesPrompts,
         CutsAllAtTheContextOfOne,

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlplug.training import seqlen_balancing
 from rlplug.training.seqlen_balancing import partition, schedule
 
 
@@ -61,6 +62,20 @@ def test_each_item_once_within_the_budget(problem):
     assert sorted(chain(*chain(*passes))) == list(range(len(costs)))
     assert all(len(parts) == num_ranks for parts in passes)
     assert max(chain(*per_pass(passes, weights))) <= max_weight
+
+
+@given(problems())
+def test_dealing_in_rounds_changes_nothing(problem):
+    """Each part gets the same items in the same order: what differs would train on other micro-batches."""
+    costs, weights, num_ranks, max_weight = problem
+    items = sorted(range(len(costs)), key=costs.__getitem__, reverse=True)
+    results = []
+    for many_parts in (1, 1 << 30):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(seqlen_balancing, "MANY_PARTS", many_parts)
+            limited = partition(items, costs, weights, num_ranks, max_weight, max_cost=2 * max(costs))
+            results.append((schedule(*problem), limited))
+    assert results[0] == results[1]
 
 
 @given(problems())

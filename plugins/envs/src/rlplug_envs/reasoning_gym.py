@@ -6,6 +6,8 @@ import functools
 from collections.abc import Mapping
 from typing import Final
 
+import numpy as np
+
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Environment, StepResult
 from rlplug.rewards import ReasoningGymReward
@@ -85,9 +87,9 @@ class ReasoningGymEnvironment(Environment):
         attempt = Sample(
             prompt=self._prompt,
             group=0,
-            token_ids=(),
-            response_mask=(),
-            rollout_logprobs=(),
+            token_ids=np.zeros(0, np.int32),
+            response_mask=np.zeros(0, np.bool_),
+            rollout_logprobs=np.zeros(0, np.float32),
             completion=completion,
             finish_reason="stop",
             policy_version=0,

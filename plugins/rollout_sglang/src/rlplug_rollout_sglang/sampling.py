@@ -6,8 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rlplug.errors import RunError
 from rlplug.interfaces import PolicySpec
+from rlplug.token_arrays import TokenFloats, TokenIds, as_tokens
 from rlplug.types import Completion, FinishReason, Request, SamplingParams
 
 
@@ -27,13 +30,14 @@ def sampling_arguments(request: Request, sampling: SamplingParams, policy: Polic
     }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Output:
     """What SGLang returned for one request."""
 
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    """Of the distribution that :mod:`rlplug_rollout_sglang.sampler` drew from."""
+    token_ids: TokenIds
+    """int32 [n]"""
+    logprobs: TokenFloats
+    """float32 [n], of the distribution that :mod:`rlplug_rollout_sglang.sampler` drew from."""
     finish_reason: str
     weight_version: str
     prompt_tokens: int
@@ -46,15 +50,18 @@ class Output:
     def of(cls, answer: Mapping[str, Any]) -> Output:
         """Read the dictionary that ``generate`` of SGLang yields; one that never ran lacks some of its entries."""
         about = answer["meta_info"]
-        token_ids = tuple(answer["output_ids"])
-        scored = [(float(entry[0]), int(entry[1])) for entry in about.get("output_token_logprobs") or ()]
+        entries = about.get("output_token_logprobs") or ()
+        token_ids = as_tokens(answer["output_ids"], np.int32)
+        logprobs = as_tokens([float(entry[0]) for entry in entries], np.float32)
+        scored = as_tokens([int(entry[1]) for entry in entries], np.int32)
         reason = str(about["finish_reason"]["type"])
         if reason == "abort":  # its newest tokens may have come before their logprobs, or after
-            token_ids, scored = token_ids[: len(scored)], scored[: len(token_ids)]
-        assert tuple(token for _, token in scored) == token_ids, "there is one logprob for each token, of that token"
+            num_whole = min(len(token_ids), len(scored))
+            token_ids, logprobs, scored = token_ids[:num_whole], logprobs[:num_whole], scored[:num_whole]
+        assert np.array_equal(token_ids, scored), "there is one logprob for each token, of that token"
         return cls(
             token_ids=token_ids,
-            logprobs=tuple(logprob for logprob, _ in scored),
+            logprobs=logprobs,
             finish_reason=reason,
             weight_version=str(about["weight_version"]),
             prompt_tokens=int(about.get("prompt_tokens") or 0),
@@ -84,9 +91,10 @@ def to_completion(
             f"request {request.request_id}: SGLang generated with weights of version {output.weight_version}, and the "
             f"policy has version {version}: the weight sync did not reach the engine."
         )
-    has_ended = output.finish_reason == "length" and output.token_ids[-1:] and output.token_ids[-1] in end_tokens
+    has_end = len(output.token_ids) > 0 and int(output.token_ids[-1]) in end_tokens
+    has_ended = output.finish_reason == "length" and has_end
     reason = "stop" if has_ended else reasons[output.finish_reason]
     # SGLang takes top_k=1 for greedy, whose logprobs are untempered; what is drawn with top_k=1 has no choice
     has_choice = sampling.is_greedy or sampling.top_k != 1
-    logprobs = output.logprobs if has_choice else (0.0,) * len(output.logprobs)
+    logprobs = output.logprobs if has_choice else np.zeros_like(output.logprobs)
     return Completion(request.request_id, output.token_ids, logprobs, reason, version)

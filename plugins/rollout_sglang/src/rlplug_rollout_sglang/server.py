@@ -9,6 +9,7 @@ import uuid
 from dataclasses import asdict
 from typing import Any, Final
 
+import numpy as np
 from packaging.version import Version
 
 from rlplug.errors import ConfigError, RunError
@@ -31,6 +32,7 @@ from rlplug.rollout.servers import (
     TensorList,
     check_server_fp8,
 )
+from rlplug.token_arrays import as_tokens
 from rlplug.types import Completion
 from rlplug_rollout_sglang.fp8 import check_fp8
 from rlplug_rollout_sglang.options import CONTEXT_MARGIN, ENVIRONMENT, SAMPLING_BACKEND, SGLangOptions
@@ -138,8 +140,8 @@ class SGLangBackend(ServerBackend):
 
     def completion(self, pending: PendingRequest) -> Completion:
         output = Output(
-            token_ids=tuple(pending.token_ids),
-            logprobs=tuple(pending.logprobs),
+            token_ids=as_tokens(pending.token_ids, np.int32),
+            logprobs=as_tokens(pending.logprobs, np.float32),
             finish_reason=str(pending.finish_reason),
             # a request that was aborted before its first token has none
             weight_version=str(pending.version) if pending.weight_version is None else pending.weight_version,

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from rlplug.errors import RunError
 from rlplug.rollout.engines import LoopRequests, RunningRequest
+from rlplug.token_arrays import TokenFloats, TokenIds, TokenRecord, as_tokens
 from rlplug.types import Completion, FinishReason
 
 PROCESSED: Final = "processed"
@@ -19,19 +22,24 @@ NO_END: Final = -1
 """An end token that is never sampled; without one, TensorRT-LLM would ask a tokenizer."""
 
 
-@dataclass(frozen=True)
-class Output:
-    """What TensorRT-LLM returned for one request, as plain data."""
+@dataclass(frozen=True, eq=False)
+class Output(TokenRecord):
+    """What TensorRT-LLM returned for one request."""
 
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    token_ids: TokenIds
+    """int32 [n]"""
+    logprobs: TokenFloats
+    """float32 [n]"""
     finish_reason: str
+
+    def __post_init__(self) -> None:
+        self.convert(token_ids=np.int32, logprobs=np.float32)
 
     @classmethod
     def of(cls, result: Any) -> Output:
         """Read what ``generate_async`` resolves to; ``RunError`` when a token has no logprob."""
         (generated,) = result.outputs
-        token_ids = tuple(int(token) for token in generated.token_ids)
+        token_ids = [int(token) for token in generated.token_ids]
         entries: Sequence[Mapping[int, Any]] = generated.logprobs or ()
         reason = str(generated.finish_reason)
         if reason == "cancelled":  # the newest of its tokens may have come before its logprob, or after
@@ -41,8 +49,8 @@ class Output:
         for token_id, entry in zip(token_ids, entries, strict=True):
             if token_id not in entry:  # the first of a position may be the likeliest token's
                 raise RunError(f"TensorRT-LLM returned logprobs without that of the sampled token {token_id}.")
-        logprobs = (float(entry[token_id].logprob) for token_id, entry in zip(token_ids, entries, strict=True))
-        return cls(token_ids, tuple(logprobs), reason)
+        logprobs = [float(entry[token_id].logprob) for token_id, entry in zip(token_ids, entries, strict=True)]
+        return cls(as_tokens(token_ids, np.int32), as_tokens(logprobs, np.float32), reason)
 
 
 class TRTLLMRequests(LoopRequests[Output]):
@@ -83,7 +91,8 @@ class TRTLLMRequests(LoopRequests[Output]):
         name, ends = running.request.request_id, self.policy.eos_token_ids
         if output.finish_reason not in reasons:
             raise RunError(f"request {name}: TensorRT-LLM ended it with finish reason {output.finish_reason!r}.")
-        reason, has_end = reasons[output.finish_reason], bool(output.token_ids) and output.token_ids[-1] in ends
+        reason, num_tokens = reasons[output.finish_reason], len(output.token_ids)
+        has_end = num_tokens > 0 and int(output.token_ids[-1]) in ends
         if reason == "length" and has_end:
             reason = "stop"
         if reason == "stop" and not has_end:

@@ -96,7 +96,7 @@ class VLLMRequests(EngineRequests[Any]):
             experts = experts_of_request(
                 f"vLLM, at request {name},", generated.routed_experts, num_tokens, self.policy.routers
             )
-        return Completion(name, tuple(token_ids), tuple(logprobs.logprobs), reason, self.version, experts)
+        return Completion(name, token_ids, logprobs.logprobs, reason, self.version, experts)
 
     @contextmanager
     def guard(self) -> Iterator[None]:

@@ -103,7 +103,7 @@ def test_requests_go_to_engines_in_turn(loop: EngineLoop) -> None:
     first, second = Engine(), Engine()
     tracker = made(loop, first, second)
     completions = tracker.generate(requests(2, 3, 4), SamplingParams(4))
-    assert [completion.token_ids for completion in completions] == [(2,), (3,), (4,)]
+    assert [completion.token_ids.tolist() for completion in completions] == [[2], [3], [4]]
     assert (first.prompts, second.prompts) == ([(5, 2), (5, 4)], [(5, 3)])
 
 

@@ -81,7 +81,7 @@ def test_abort_stops_submitted_requests_alone(requests: CountingRequests) -> Non
     requests.submit(asked("a", 5, 5, first=HANGS), SAMPLING)
     requests.abort(["a/1", "never"])
     (aborted,) = requests.collect(5.0)
-    assert (aborted.request_id, aborted.finish_reason, aborted.token_ids) == ("a/1", "abort", (0,))
+    assert (aborted.request_id, aborted.finish_reason, aborted.token_ids.tolist()) == ("a/1", "abort", [0])
     requests.abort(["a/1"])
     assert requests.collect(0.0) == []
     assert requests.num_running == 1
