@@ -149,8 +149,9 @@ def check_partial_rollout(
             f"model.partial_rollout trains on tokens of former policies, and {type(algorithm).__name__} does not "
             "correct for that: set its init_args.correction, or remove model.partial_rollout."
         )
-    if options.max_seconds_per_step is not None:
-        require_capability(engine, "streaming", "model.partial_rollout.max_seconds_per_step", engines)
+    for option in ("over_provisioning", "max_seconds_per_step"):
+        if getattr(options, option) is not None:
+            require_capability(engine, "streaming", f"model.partial_rollout.{option}", engines)
     tokens = options.max_tokens_per_step
     if tokens is not None and tokens >= sampling.max_new_tokens:
         raise ConfigError(

@@ -63,8 +63,10 @@ class RLModule(LightningModule):
         self.mismatch_gate = MismatchGate(
             type(config.engine).__name__, gate, every_step, config.partial_rollout is not None
         )
-        self.partial_rollout = None if config.partial_rollout is None else PartialRolloutState(config.partial_rollout)
+        self.partial_rollout: PartialRolloutState | None = None
         """Groups that go on in the next step."""
+        if config.partial_rollout is not None:
+            self.partial_rollout = PartialRolloutState(config.partial_rollout, config.batch.prompts_per_step)
         self.models = Models()
         self.timer = PhaseTimer(config.limits.stall_s)
         self.stop_signal = StopSignal()

@@ -316,6 +316,7 @@ def start_run(
             has_tools=bool(inputs.tools),
         ),
         gather=strategy.gather,
+        store=strategy.store,
     )
     return Run(offload, driver, generator)
 

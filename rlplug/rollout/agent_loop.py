@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -24,8 +24,8 @@ from rlplug.types import Completion, Request, SamplingParams
 
 COLLECT_S: Final = 1.0
 """Longest wait for the engine, or for environments, at a time, in seconds."""
-COLLECT_DURING_STEPS_S: Final = 0.02
-"""Longest wait for the engine while environments are stepping, in seconds."""
+COLLECT_BRIEFLY_S: Final = 0.02
+"""Longest wait for the engine while environments are stepping, or other engines may complete what is wanted."""
 
 
 class AgentLoop:
@@ -41,6 +41,8 @@ class AgentLoop:
         environments: The environments; ``None`` for completions of a single turn.
         observations: Turns an environment's observation into tokens.
         partial: Limits on how much of a trajectory one step generates; ``None`` for no limit.
+        is_enough: Returns whether the step has the groups that it wants, so that what runs is broken off; ``None`` when
+            all is generated.
         ranks: The ranks that share the engine; the first one's environments decide for all.
         vocab_size: Tokens that the policy embeds; ``None`` where it is not known.
         routers: Routers whose experts completions must have; ``None`` where the run replays none.
@@ -57,6 +59,7 @@ class AgentLoop:
         ranks: EngineRanks,
         vocab_size: int | None,
         routers: RouterShape | None = None,
+        is_enough: Callable[[], bool] | None = None,
     ) -> None:
         self.sampling = sampling
         self._routers = routers
@@ -70,6 +73,7 @@ class AgentLoop:
         self._step_budget = {trajectory.key: budget or sampling.max_new_tokens for trajectory in trajectories}
         """Tokens that this step may still generate for each trajectory."""
         self._max_seconds = None if partial is None else partial.max_seconds_per_step
+        self._is_enough = is_enough
         self._ends_at = float("inf")
 
     @property
@@ -118,8 +122,8 @@ class AgentLoop:
         """
         if self._max_seconds is not None and self._ends_at == float("inf"):
             self._ends_at = time.monotonic() + self._max_seconds
-        is_streamed = self._environments is not None or self._max_seconds is not None
-        if is_streamed and engine.capabilities.streaming:
+        breaks_off = self._max_seconds is not None or self._is_enough is not None
+        if (breaks_off or self._environments is not None) and engine.capabilities.streaming:
             self._stream(engine)
         else:
             self._generate_rounds(engine)
@@ -170,6 +174,7 @@ class AgentLoop:
         running: dict[str, Trajectory] = {}
         is_aborted = False
         fault: EngineFault | None = None
+        self._end_if_enough()
         ready = self.unfinished
         while ready or running or self._num_stepping:
             is_stopping = engine.is_stopping()
@@ -186,7 +191,8 @@ class AgentLoop:
                     engine.abort(list(running))
                     is_aborted = True
                 if running:
-                    completions = engine.collect(COLLECT_DURING_STEPS_S if self._num_stepping else COLLECT_S)
+                    is_brief = self._num_stepping or self._is_enough is not None
+                    completions = engine.collect(COLLECT_BRIEFLY_S if is_brief else COLLECT_S)
             except EngineFault as problem:
                 completions, fault = problem.completions, problem
             accepted, refusal = self._accept(engine, completions, running)
@@ -197,9 +203,15 @@ class AgentLoop:
             if fault is not None:
                 running.clear()  # turns that have ended are stepped before the engine restarts
             stepped = self._collect_steps(0.0 if running else COLLECT_S)
+            self._end_if_enough()
             ready = [t for t in stepped if self._wants_more(t)] if fault is None else []
         if fault is not None:
             raise fault
+
+    def _end_if_enough(self) -> None:
+        """End the step's time once it has the groups that it wants."""
+        if self._is_enough is not None and self._is_enough():
+            self._ends_at = 0.0
 
     @property
     def _num_stepping(self) -> int:

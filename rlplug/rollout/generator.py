@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch._C._distributed_c10d import Store
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.distributed.mesh import rank_share
@@ -15,9 +16,10 @@ from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.engines.ranks import EngineRanks
+from rlplug.rollout.enough_groups import CompleteGroups, EnoughGroups
 from rlplug.rollout.environment_calls import EnvironmentCalls
 from rlplug.rollout.observation_tokens import ObservationTokens
-from rlplug.rollout.partial_rollout import PartialRolloutState
+from rlplug.rollout.partial_rollout import Group, PartialRolloutState
 from rlplug.rollout.trajectory import Trajectory, new_trajectories, to_samples
 from rlplug.types import Prompt, Sample, SamplingParams
 
@@ -48,6 +50,7 @@ class RolloutGenerator:
         options: Limits of turns.
         observations: Turns an environment's observation into tokens.
         gather: Returns the concatenation of all ranks' lists; collective.
+        store: Store of all ranks; ``None`` for one.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class RolloutGenerator:
         options: TurnOptions,
         observations: ObservationTokens,
         gather: Callable[[Any], Any],
+        store: Store | None = None,
     ) -> None:
         self._driver = driver
         self._tokenizer = tokenizer
@@ -74,6 +78,7 @@ class RolloutGenerator:
                 make_environment, tokenizer, spec.eos_token_ids, options, observations
             )
         self._ranks = EngineRanks(placement, driver.engine.ranks_per_engine, communicates=make_environment is not None)
+        self._complete = CompleteGroups(store, self._ranks.engine, self._ranks.num_engines)
 
     def generate(self, request: RolloutRequest, first_group: int = 0) -> list[Sample]:
         """Return the samples of this rank's share of the prompts. Collective.
@@ -101,12 +106,13 @@ class RolloutGenerator:
             request: Prompts of new groups, and how all groups are sampled.
             num_wanted: Most complete groups to return, over all ranks.
         """
-        ranks = self._ranks
-        state.add(request.prompts, request.num_samples, request.key, ranks.num_engines)
+        ranks, version = self._ranks, request.policy_version
+        state.add(request.prompts, request.num_samples, request.key, version, ranks.num_engines)
         groups = state.of_engine(ranks.engine, ranks.num_engines)
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        self._run_agent_loop(trajectories, request, state.options)
-        released = state.release(groups, ranks.is_first, num_wanted, self._gather)
+        is_enough = None if state.bound is None else self._enough(state, groups, request, num_wanted)
+        self._run_agent_loop(trajectories, request, state.options, is_enough)
+        released = state.release(groups, ranks.is_first, num_wanted, version, self._gather)
         mine = rank_share(released, ranks.index, ranks.size)
         return self._samples([trajectory for group in mine for trajectory in group.trajectories])
 
@@ -120,11 +126,23 @@ class RolloutGenerator:
             self._environments.close()
         self._driver.close()
 
+    def _enough(
+        self, state: PartialRolloutState, own: Sequence[Group], request: RolloutRequest, num_wanted: int
+    ) -> EnoughGroups:
+        """Return what tells the agent loop that the step's groups are complete."""
+        return EnoughGroups(
+            own=lambda: [group.number for group in own if group.is_complete],
+            suffice=lambda complete: state.chosen(complete, num_wanted, request.policy_version) is not None,
+            board=self._complete,
+            step_key=request.key,
+        )
+
     def _run_agent_loop(
         self,
         trajectories: Sequence[Trajectory],
         request: RolloutRequest,
         partial: PartialRollout | None = None,
+        is_enough: Callable[[], bool] | None = None,
     ) -> None:
         loop = AgentLoop(
             trajectories=trajectories,
@@ -133,6 +151,7 @@ class RolloutGenerator:
             environments=self._environments,
             observations=self._observations,
             partial=partial,
+            is_enough=is_enough,
             ranks=self._ranks,
             vocab_size=self._vocab_size,
             routers=self._routers,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlplug.errors import ConfigError
 from rlplug.rollout.config import PartialRollout
+from rlplug.rollout.staleness import OpenGroup, StalenessBound
 from rlplug.rollout.trajectory import Trajectory, new_trajectories
 from rlplug.types import Batch, Prompt
 
@@ -19,6 +20,8 @@ class Group:
     engine: int
     """Index of the engine that generates it, whose ranks have its environments."""
     trajectories: list[Trajectory]
+    version: int = 0
+    """Version of the policy when it started."""
 
     @property
     def number(self) -> int:
@@ -37,19 +40,30 @@ class PartialRolloutState:
 
     Args:
         options: Limits of the partial rollout.
+        prompts_per_step: Groups that a step trains on.
         groups: The groups.
     """
 
     options: PartialRollout
+    prompts_per_step: int
     groups: list[Group] = field(default_factory=list)
     _key: str = ""
     _next_number: int = 0
 
-    def num_wanted(self, prompts_per_step: int) -> int:
-        """Return the number of new prompts that may start now."""
-        return max(0, (self.options.groups_in_flight or prompts_per_step) - len(self.groups))
+    @property
+    def bound(self) -> StalenessBound | None:
+        """The bound on staleness, with ``over_provisioning``."""
+        options = self.options
+        return None if options.over_provisioning is None else StalenessBound(self.prompts_per_step, options.staleness)
 
-    def add(self, prompts: Sequence[Prompt], num_samples: int, key: str, num_engines: int) -> None:
+    def num_wanted(self, num_missing: int) -> int:
+        """Return the number of new prompts that may start now, where the step lacks ``num_missing`` groups."""
+        most = self.options.num_in_flight(self.prompts_per_step)
+        if self.bound is not None:
+            most = min(most, self.bound.most_open(num_missing))
+        return max(0, most - len(self.groups))
+
+    def add(self, prompts: Sequence[Prompt], num_samples: int, key: str, version: int, num_engines: int) -> None:
         """Start a group for each prompt, on the engine that has the fewest; ``key`` names run and step."""
         if key != self._key:  # each step numbers its groups, those of former steps first
             self._key, self._next_number = key, len(self.groups)
@@ -60,15 +74,37 @@ class PartialRolloutState:
         for prompt in prompts:
             engine = load.index(min(load))
             load[engine] += 1
-            self.groups.append(Group(engine, new_trajectories([prompt], [self._next_number], num_samples, key)))
+            trajectories = new_trajectories([prompt], [self._next_number], num_samples, key)
+            self.groups.append(Group(engine, trajectories, version))
             self._next_number += 1
 
     def of_engine(self, engine: int, num_engines: int) -> list[Group]:
         """Return the groups that an engine generates."""
         return [group for group in self.groups if group.engine % num_engines == engine]
 
-    def release(self, mine: Sequence[Group], is_first: bool, wanted: int, gather: Callable[[Any], Any]) -> list[Group]:
-        """Remove the oldest complete groups, at most ``wanted`` over all ranks, and return those of this rank's engine.
+    def chosen(self, complete: Collection[int], wanted: int, version: int) -> list[int] | None:
+        """Return the numbers of the groups that train next, oldest first.
+
+        With ``over_provisioning`` these are ``wanted`` groups, or ``None`` while the step has to wait for more; without
+        it, at most ``wanted``.
+
+        Args:
+            complete: Numbers of the groups that are complete, of all engines.
+            wanted: Groups that the step lacks.
+            version: Version of the policy that trains on them.
+        """
+        if self.bound is None:
+            return sorted(complete)[:wanted]
+        known = {group.number for group in self.groups if group.is_complete}.union(complete)
+        found = self.bound.choose(
+            [OpenGroup(group.number, group.version, group.number in known) for group in self.groups], wanted, version
+        )
+        return None if found is None else [group.number for group in found]
+
+    def release(
+        self, mine: Sequence[Group], is_first: bool, wanted: int, version: int, gather: Callable[[Any], Any]
+    ) -> list[Group]:
+        """Remove the groups that train next, at most ``wanted`` over all ranks; return those of this rank's engine.
 
         Collective: every rank gets the remaining groups of all engines.
 
@@ -76,10 +112,11 @@ class PartialRolloutState:
             mine: Groups of this rank's engine, as it has generated them.
             is_first: Whether this rank is the first of its engine, which sends the engine's groups.
             wanted: Most groups to remove.
+            version: Version of the policy that trains on them.
             gather: Returns the concatenation of all ranks' lists; collective.
         """
         complete = gather([group.number for group in mine if is_first and group.is_complete])
-        chosen = set(sorted(complete)[:wanted])
+        chosen = set(self.chosen(complete, wanted, version) or ())
         rest: list[Group] = gather([group for group in mine if is_first and group.number not in chosen])
         released = [group for group in mine if group.number in chosen]
         # this rank keeps its own objects of its engine's groups
@@ -104,7 +141,11 @@ class PartialRolloutState:
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the groups as plain data, which later steps do not change."""
         return [
-            {"engine": group.engine, "trajectories": [trajectory.state_dict() for trajectory in group.trajectories]}
+            {
+                "engine": group.engine,
+                "trajectories": [trajectory.state_dict() for trajectory in group.trajectories],
+                "version": group.version,
+            }
             for group in self.groups
         ]
 
@@ -115,6 +156,7 @@ class PartialRolloutState:
             Group(
                 group["engine"],
                 [Trajectory.from_state(each, prompts[each["prompt"]]) for each in group["trajectories"]],
+                group["version"],
             )
             for group in state
         ]

@@ -32,7 +32,7 @@ class GroupSelection:
     def num_prompts_wanted(self, rollout: Rollout) -> int:
         """Return how many prompts to draw: for the groups that ``rollout`` lacks, with over-sampling."""
         if self.partial_rollout is not None:
-            return self.partial_rollout.num_wanted(self.prompts_per_step)
+            return self.partial_rollout.num_wanted(self.num_missing(rollout))
         return math.ceil(self.num_missing(rollout) * self.algorithm.over_sampling)
 
     def add(self, rollout: Rollout, samples: Sequence[Sample]) -> Rollout:

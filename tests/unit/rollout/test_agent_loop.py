@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 
 import pytest
 import torch
@@ -192,10 +193,10 @@ def test_limits_of_turns_and_tokens(engine, make_generator):
 
 def partial_run(generator, options, num_steps, max_new_tokens=12, state=None):
     """Return what each step trains on, with a policy that has a new version each step and never new weights."""
-    state = state or PartialRolloutState(options)
+    state = state or PartialRolloutState(options, 3)
     steps = []
     for step in range(1, num_steps + 1):
-        prompts = PROMPTS[: state.num_wanted(prompts_per_step=3)]
+        prompts = PROMPTS[: state.num_wanted(3)]
         how = (2, SamplingParams(max_new_tokens), f"0/{step}", step)
         steps.append(generator.resume(state, RolloutRequest(prompts, *how), num_wanted=3))
     return steps, state
@@ -237,14 +238,14 @@ def test_a_partial_rollout_resumes_exactly(environment, make_generator):
     turns = TurnOptions() if environment is None else TurnOptions(max_tokens_per_turn=3)
     whole, _ = partial_run(make_generator(HFRollout(), environment, turns), options, num_steps=5)
     first, state = partial_run(make_generator(HFRollout(), environment, turns), options, num_steps=2)
-    resumed = PartialRolloutState(options)
+    resumed = PartialRolloutState(options, 3)
     resumed.load_state_dict(state.state_dict(), {prompt.uid: prompt for prompt in PROMPTS})
     generator = make_generator(
         HFRollout(), environment, turns
     )  # with no environment of the trajectories that it goes on with
     rest = []
     for step in (3, 4, 5):
-        prompts = PROMPTS[: resumed.num_wanted(prompts_per_step=3)]
+        prompts = PROMPTS[: resumed.num_wanted(3)]
         rest.append(
             generator.resume(resumed, RolloutRequest(prompts, 2, SamplingParams(12), f"0/{step}", step), num_wanted=3)
         )
@@ -256,22 +257,51 @@ def test_a_partial_rollout_resumes_exactly(environment, make_generator):
 def test_generation_is_broken_off_after_its_time(make_generator):
     class Slow(CapableRollout):
         def _run(self, request, sampling):
-            import time
-
             time.sleep(0.3 * (request.request_id.count("/2/") > 0) * 10)
             super()._run(request, sampling)
 
     generator = make_generator(Slow())
     options = PartialRollout(max_seconds_per_step=1.0)
-    state = PartialRolloutState(options)
+    state = PartialRolloutState(options, 3)
     samples = generator.resume(state, RolloutRequest(PROMPTS, 1, SamplingParams(8), "0/1", 1), num_wanted=3)
     assert sorted(sample.prompt.uid for sample in samples) == ["0", "1"]
     assert [group.trajectories[0].prompt.uid for group in state.groups] == ["2"]
 
 
+@pytest.mark.parametrize("environment", [None, functools.partial(Counting, 2)])
+def test_generation_ends_when_enough_groups_are_complete(environment, make_generator):
+    class Straggling(CapableRollout):
+        """Does not begin with the third group until it is told to abort something."""
+
+        is_free = False
+
+        def abort(self, request_ids):
+            super().abort(request_ids)
+            self.is_free = True
+
+        def _run(self, request, sampling):
+            while request.request_id.startswith("0/1/2/") and not self.is_free:
+                time.sleep(0.01)
+            super()._run(request, sampling)
+
+    generator = make_generator(Straggling(), environment)
+    state = PartialRolloutState(PartialRollout(over_provisioning=1.5), 2)
+    assert state.num_wanted(2) == 3
+    samples = generator.resume(state, RolloutRequest(PROMPTS, 2, SamplingParams(8), "0/1", 1), num_wanted=2)
+    assert [sample.prompt.uid for sample in samples] == ["0", "0", "1", "1"]
+    assert [group.trajectories[0].prompt.uid for group in state.groups] == ["2"]
+    later = []
+    for step in (2, 3):  # the third group must train by then, at the latest
+        request = RolloutRequest(PROMPTS[: state.num_wanted(2)], 2, SamplingParams(8), f"0/{step}", step)
+        later += generator.resume(state, request, num_wanted=2)
+    assert len(later) == 8
+    assert "2" in {sample.prompt.uid for sample in later}
+    assert len(state.groups) == 1
+
+
 def test_the_oldest_complete_groups_train_first(make_generator):
     generator = make_generator(HFRollout())
-    state = PartialRolloutState(PartialRollout(max_tokens_per_step=100, groups_in_flight=3))
+    state = PartialRolloutState(PartialRollout(max_tokens_per_step=100, groups_in_flight=3), 3)
     samples = generator.resume(state, RolloutRequest(PROMPTS, 1, SamplingParams(4), "0/1", 1), num_wanted=1)
     assert [sample.prompt.uid for sample in samples] == ["0"]
     samples = generator.resume(state, RolloutRequest([PROMPTS[0]], 1, SamplingParams(4), "0/2", 2), num_wanted=2)
