@@ -31,7 +31,7 @@ from rlplug.models.lm_head import TokenLogprobs
 from rlplug.observability.phase_timer import PHASES_BEFORE_UPDATE, PhaseTimer
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.generator import RolloutRequest
-from rlplug.rollout.partial_rollout import PartialRolloutState, load_partial_rollout
+from rlplug.rollout.partial.state import PartialRolloutState, load_partial_rollout
 from rlplug.training.group_selection import GroupSelection
 from rlplug.training.logprobs import compute_logprobs
 from rlplug.training.mismatch_gate import MismatchGate

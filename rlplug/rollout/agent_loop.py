@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Final
 
 from rlplug.interfaces.rollout import EngineFault, RolloutEngine
 from rlplug.interfaces.router_replay import RouterShape
 from rlplug.observability.phase_progress import PHASE_PROGRESS
+from rlplug.rollout.completion_checks import CompletionChecks
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
-from rlplug.rollout.engines.answer_checks import check_tokens
-from rlplug.rollout.engines.finish_reasons import as_finish_reason
 from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.environment_calls import EnvironmentCalls, Failure
 from rlplug.rollout.observation_tokens import ObservationTokens
-from rlplug.rollout.routed_experts import check_routed_experts
 from rlplug.rollout.step_answer import StepAnswer
 from rlplug.rollout.trajectory import Trajectory
 from rlplug.types import Completion, Request, SamplingParams
@@ -62,8 +59,7 @@ class AgentLoop:
         is_enough: Callable[[], bool] | None = None,
     ) -> None:
         self.sampling = sampling
-        self._routers = routers
-        self._vocab_size = vocab_size
+        self._checks = CompletionChecks(self._most_tokens, vocab_size, routers)
         self._options = options
         self._environments = environments
         self._observations = observations
@@ -139,7 +135,7 @@ class AgentLoop:
                 completions, fault = problem.completions, problem
             PHASE_PROGRESS.in_call(0, 0)  # each is counted when it is received
             running = {trajectory.request_id: trajectory for trajectory in unfinished}
-            accepted, refusal = self._accept(engine, completions, running)
+            accepted, refusal = self._checks.accept(engine, completions, running)
             fault = fault or refusal
             if fault is None and self._is_stopped(engine, [completion for _, completion in accepted]):
                 return
@@ -195,7 +191,7 @@ class AgentLoop:
                     completions = engine.collect(COLLECT_BRIEFLY_S if is_brief else COLLECT_S)
             except EngineFault as problem:
                 completions, fault = problem.completions, problem
-            accepted, refusal = self._accept(engine, completions, running)
+            accepted, refusal = self._checks.accept(engine, completions, running)
             fault = fault or refusal
             ended = [trajectory for trajectory, completion in accepted if self._receive(trajectory, completion)]
             if self._environments is not None:
@@ -240,35 +236,6 @@ class AgentLoop:
 
     def _most_tokens(self, trajectory: Trajectory) -> int:
         return min(self._step_budget[trajectory.key], self._turn_budget(trajectory))
-
-    def _accept(
-        self, engine: RolloutEngine, completions: Sequence[Completion], running: dict[str, Trajectory]
-    ) -> tuple[list[tuple[Trajectory, Completion]], EngineFault | None]:
-        """Check completions, and take their trajectories out of ``running``; return them, and the first fault."""
-        name, accepted, fault = type(engine).__name__, list[tuple[Trajectory, Completion]](), None
-        for completion in completions:
-            if (trajectory := running.get(completion.request_id)) is None:
-                fault = fault or EngineFault(f"{name} returned {completion.request_id!r}, which is no open request.")
-                continue
-            source, most = f"{name}, at request {completion.request_id},", self._most_tokens(trajectory)
-            try:
-                as_finish_reason(name, completion.request_id, completion.finish_reason)
-                tokens = (completion.token_ids, completion.logprobs)
-                check_tokens(source, *tokens, most, self._vocab_size, engine.capabilities.logprobs)
-                completion = self._with_checked_experts(source, trajectory, completion)
-            except EngineFault as problem:
-                fault = fault or problem
-            else:
-                accepted.append((running.pop(completion.request_id), completion))
-        return accepted, fault
-
-    def _with_checked_experts(self, source: str, trajectory: Trajectory, completion: Completion) -> Completion:
-        """Check the experts of a completion, or remove them where the run replays none."""
-        if self._routers is None:
-            return completion if completion.routed_experts is None else replace(completion, routed_experts=None)
-        num_tokens = len(trajectory.token_ids) + len(completion.token_ids)
-        experts = check_routed_experts(source, completion.routed_experts, num_tokens, self._routers)
-        return replace(completion, routed_experts=experts)
 
     def _turn_budget(self, trajectory: Trajectory) -> int:
         """Return how many more tokens the turn may have, apart from the step's budget."""

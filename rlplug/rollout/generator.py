@@ -16,10 +16,10 @@ from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.engines.ranks import EngineRanks
-from rlplug.rollout.enough_groups import CompleteGroups, EnoughGroups
 from rlplug.rollout.environment_calls import EnvironmentCalls
 from rlplug.rollout.observation_tokens import ObservationTokens
-from rlplug.rollout.partial_rollout import Group, PartialRolloutState
+from rlplug.rollout.partial.enough_groups import CompleteGroups, EnoughGroups
+from rlplug.rollout.partial.state import Group, PartialRolloutState
 from rlplug.rollout.trajectory import Trajectory, new_trajectories, to_samples
 from rlplug.types import Prompt, Sample, SamplingParams
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlplug.interfaces.algorithm import Algorithm
-from rlplug.rollout.partial_rollout import PartialRolloutState
+from rlplug.rollout.partial.state import PartialRolloutState
 from rlplug.types import Rollout, Sample
 
 

@@ -22,7 +22,7 @@ from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.rollout.partial_rollout import PartialRolloutState
+from rlplug.rollout.partial.state import PartialRolloutState
 from rlplug.types import Batch, Prompt, SamplingParams
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from rlplug.rollout.enough_groups import CompleteGroups, EnoughGroups
+from rlplug.rollout.partial.enough_groups import CompleteGroups, EnoughGroups
 
 
 def test_engines_learn_of_each_others_groups_of_the_same_step():
@@ -28,7 +28,7 @@ def test_an_engine_goes_on_when_the_store_is_gone():
 
 
 def test_what_is_enough_stays_enough(monkeypatch):
-    monkeypatch.setattr("rlplug.rollout.enough_groups.POLL_S", 0.0)
+    monkeypatch.setattr("rlplug.rollout.partial.enough_groups.POLL_S", 0.0)
     own = []
     is_enough = EnoughGroups(lambda: own, lambda numbers: len(numbers) >= 2, CompleteGroups(None, 0, 1), "0/1")
     assert not is_enough()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplug.rollout.config import PartialRollout
-from rlplug.rollout.partial_rollout import PartialRolloutState
+from rlplug.rollout.partial.state import PartialRolloutState
 from rlplug.types import Prompt
 
 PER_STEP, MOST_REFILLS = 3, 3

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlplug.errors import ConfigError
 from rlplug.rollout.config import PartialRollout
-from rlplug.rollout.staleness import OpenGroup, StalenessBound
+from rlplug.rollout.partial.staleness import OpenGroup, StalenessBound
 from rlplug.rollout.trajectory import Trajectory, new_trajectories
 from rlplug.types import Batch, Prompt
 
