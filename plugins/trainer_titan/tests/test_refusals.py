@@ -103,6 +103,16 @@ def test_the_same_change_twice(folder, options, optimization, key):
     assert "remove one of the two" in message
 
 
+def test_blocks_of_experts_are_neither_compiled_nor_recomputed(tmp_path):
+    family = next(name for name in CONFIGS if "moe" in name)
+    CONFIGS[family].save_pretrained(tmp_path)
+    trainer = TorchTitan()
+    network = trainer.empty_network(ModelConfig(str(tmp_path)), "model.policy")
+    GradientCheckpointing().before_shard(network)
+    with pytest.raises(ConfigError, match="Remove CompileBlocks, GradientCheckpointing and SelectiveCheckpointing"):
+        trainer.split(network, None)
+
+
 def test_float8(folder, monkeypatch):
     """It needs torchao, a device that multiplies it, and blocks that are not split."""
     config = ModelConfig(str(folder), dtype="float32")
@@ -115,7 +125,8 @@ def test_float8(folder, monkeypatch):
         folder, TorchTitan(float8="emulated", compile=True)
     )
     trainer = TorchTitan(float8="rowwise")
-    trainer.check(config, "model.policy", 1)
+    trainer.check(config, "model.policy", ONE)
+    monkeypatch.undo()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="needs an NVIDIA GPU of Ada, Hopper or newer: set it to none"):
         trainer.empty_network(config, "model.policy")

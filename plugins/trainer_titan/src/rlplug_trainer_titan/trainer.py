@@ -178,7 +178,14 @@ class TorchTitan(ModelTrainer):
         return network
 
     def split(self, network: nn.Module, mesh: DeviceMesh) -> Mapping[nn.Module, DeviceMesh]:
-        return cast(TitanNetwork, network).split(mesh, self.expert)
+        own = cast(TitanNetwork, network)
+        if own.routers and any("forward" in vars(block) for block in own.blocks):
+            raise ConfigError(
+                "model.optimizations compiles or recomputes blocks, and the model is a mixture of experts: the two are "
+                "not supported together with TorchTitan yet. Remove CompileBlocks, GradientCheckpointing and "
+                "SelectiveCheckpointing."
+            )
+        return own.split(mesh, self.expert)
 
     def fsdp_units(self, network: nn.Module) -> list[nn.Module]:
         """Return the blocks and, unless they are tied, the input embeddings and the output layer, if there is one."""
