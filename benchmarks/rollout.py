@@ -93,6 +93,7 @@ def sharded_policy(folder: Path, device: torch.device) -> nn.Module:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     model.to_empty(device=device)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)  # its buffers came without values
     with torch.no_grad():
         for parameter in model.parameters():
             local = parameter.to_local()
