@@ -11,7 +11,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.config import RunConfig
-from rlplug.distributed.mesh import MeshSizes
 from rlplug.errors import ConfigError
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.interfaces.optimization import Optimization
@@ -25,7 +24,7 @@ from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.training.batch_plan import BatchPlan
 from rlplug.training.optimizer_checks import try_optimizer
 from rlplug.training.validation import ValidationConfig
-from rlplug.types import SamplingParams
+from rlplug.types import MeshSizes, SamplingParams
 
 UNCORRECTED: Final = (
     "model.weight_sync sends weights in FP8, so completions are drawn from a policy that is not quite the trainer's, "

@@ -11,7 +11,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rlplug.config import RunConfig
-from rlplug.distributed.mesh import MeshSizes
 from rlplug.distributed.offload import distinct_storages
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.memory import ActivationTraits, EngineMemory, EngineMemoryRequest
@@ -23,6 +22,7 @@ from rlplug.models.shape import ModelShape
 from rlplug.training.batch_plan import BatchPlan
 from rlplug.training.memory_plan.decisions import Decisions, decide
 from rlplug.training.memory_plan.inputs import GPU, MemoryInputs, ModelInputs, Sizes
+from rlplug.types import MeshSizes
 from rlplug.weight_sync.manifest import num_fp8_parameters
 
 MakeOptimizer = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]

@@ -21,7 +21,6 @@ from rlplug.config_checks import (
     check_training,
 )
 from rlplug.data.datamodule import PromptDataModule, PromptRules
-from rlplug.distributed.mesh import MeshSizes
 from rlplug.distributed.offload import Offload
 from rlplug.distributed.stop_signal import StopSignal
 from rlplug.distributed.strategy import RLFSDP2Strategy
@@ -34,7 +33,6 @@ from rlplug.models.config import load_spec, load_tokenizer
 from rlplug.models.hf_files import read_config
 from rlplug.models.routers import router_shape
 from rlplug.models.shape import attention_cost
-from rlplug.models.trainer_record import check_trainer_record
 from rlplug.plugin_manager import plugins
 from rlplug.rewards import RewardRunner
 from rlplug.rollout.engine_driver import EngineDriver
@@ -46,7 +44,9 @@ from rlplug.training.batch_plan import BatchPlan
 from rlplug.training.forward_backward import MicroBatchRunner
 from rlplug.training.memory_plan.decisions import Decisions, shortfall
 from rlplug.training.memory_plan.inputs import GPU, total_and_free
+from rlplug.training.trainer_record import check_trainer_record
 from rlplug.training.update import PolicyUpdate
+from rlplug.types import MeshSizes
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights, describe
 from rlplug.weight_sync.manifest import meta_model
 

@@ -26,10 +26,11 @@ from torch.optim import Optimizer
 from rlplug.distributed.checkpoint_files import find_damage, read_checkpoint, require_whole
 from rlplug.distributed.checkpoint_writer import BackgroundWriter, ChecksumWriter, take_tensors, write_others
 from rlplug.distributed.clip_grad import scale_to_norm, total_norm
-from rlplug.distributed.mesh import MeshSizes, build_mesh, data_mesh, weights_mesh
+from rlplug.distributed.mesh import build_mesh, data_mesh, weights_mesh
 from rlplug.distributed.ranks import RankLauncher, join_ranks, watch_launcher
 from rlplug.distributed.stop_signal import StopSignal
 from rlplug.errors import ConfigError
+from rlplug.types import MeshSizes
 
 Item = TypeVar("Item")
 

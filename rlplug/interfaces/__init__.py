@@ -13,7 +13,7 @@ from rlplug.interfaces.rollout import (
     RolloutEngine,
     SleepingPart,
 )
-from rlplug.interfaces.router_replay import NOT_RECORDED, RouterReplay, RouterShape, replayed
+from rlplug.interfaces.router_replay import NOT_RECORDED, RouterReplay, RouterShape, replace_choice, replayed
 from rlplug.interfaces.trainer import ModelConfig, ModelTrainer, TrainerClaims
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, HFWeight, SyncReport, TensorInfo, WeightsOfParameters
 
@@ -51,5 +51,6 @@ __all__ = [
     "TensorInfo",
     "TrainerClaims",
     "WeightsOfParameters",
+    "replace_choice",
     "replayed",
 ]

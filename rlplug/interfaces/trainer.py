@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from rlplug.distributed.mesh import MeshSizes
 from rlplug.interfaces.memory import ActivationTraits
 from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.router_replay import RouterReplay
 from rlplug.interfaces.weight_sync import WeightsOfParameters
+from rlplug.types import MeshSizes
 
 
 @dataclass

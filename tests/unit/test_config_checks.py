@@ -7,7 +7,6 @@ import torch
 
 from rlplug.config import Limits, MemoryConfig, RunConfig
 from rlplug.config_checks import check_algorithm, check_engine, check_optimizations, check_trainer
-from rlplug.distributed.mesh import MeshSizes
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Algorithm, Effect, EngineCapabilities, Needs, Optimization, TrainerClaims
 from rlplug.models.config import ModelConfig
@@ -15,6 +14,7 @@ from rlplug.models.critic import CriticConfig
 from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
+from rlplug.types import MeshSizes
 
 
 class Probe(Algorithm):

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 PUBLIC = {
     *("rlplug.errors", "rlplug.types", "rlplug.ops", "rlplug.interfaces", "rlplug.registry", "rlplug.plugin_manager"),
     "rlplug.testing",
+    "rlplug.token_arrays",
     # rollout engines
     *("rlplug.rollout.engines", "rlplug.rollout.servers", "rlplug.rollout.servers.process_group"),
     "rlplug.rollout.engine_host",
@@ -24,6 +25,7 @@ PUBLIC = {
     "rlplug.distributed.fsdp_units",
     # trainers
     *("rlplug.models.attention", "rlplug.models.hf_files", "rlplug.models.loading"),
+    "rlplug.weight_sync.hf_names",
     # environments
     *("rlplug.data.sources", "rlplug.environments.tool_calls", "rlplug.rewards"),
 }

@@ -18,10 +18,10 @@ from transformers import LlamaConfig, MixtralConfig, Qwen3Config
 
 from rlplug.config import RunConfig
 from rlplug.config_checks import check_trainer
-from rlplug.distributed.mesh import MeshSizes
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ModelConfig
 from rlplug.models.critic import CriticConfig
+from rlplug.types import MeshSizes
 
 ONE = MeshSizes(1, 1, 1, 1)
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}

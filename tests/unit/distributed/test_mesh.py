@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
-from rlplug.distributed.mesh import MeshSizes
 from rlplug.errors import ConfigError
+from rlplug.types import MeshSizes
 
 MESHES = {
     "one": (1, {}),

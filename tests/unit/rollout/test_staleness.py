@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlplug.rollout.config import PartialRollout
@@ -14,6 +14,7 @@ from rlplug.types import Prompt
 PER_STEP, MOST_REFILLS = 3, 3
 
 
+@settings(deadline=None)
 @given(
     options=st.sampled_from([(1.34, 1), (2.0, 1), (1.5, 2), (3.0, 2), (5.0, 4)]),
     rng=st.randoms(use_true_random=False),

@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from rlplug.distributed.mesh import MeshSizes
 from rlplug.errors import ConfigError
+from rlplug.types import MeshSizes
 from rlplug_trainer_titan.attention import packed_attention_config
 from rlplug_trainer_titan.experts import use_own_parts
 from rlplug_trainer_titan.float8 import Float8, convert_linears

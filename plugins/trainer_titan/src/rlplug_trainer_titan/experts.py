@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from rlplug.interfaces.router_replay import NOT_RECORDED, replace_choice
+from rlplug.interfaces import NOT_RECORDED, replace_choice
 from rlplug_trainer_titan.library import titan
 
 

@@ -12,12 +12,19 @@ from packaging.version import Version
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from rlplug.distributed.mesh import MeshSizes
 from rlplug.errors import ConfigError
-from rlplug.interfaces import ActivationTraits, Effect, ModelConfig, ModelTrainer, TrainerClaims, WeightsOfParameters
-from rlplug.interfaces.router_replay import RouterReplay
+from rlplug.interfaces import (
+    ActivationTraits,
+    Effect,
+    ModelConfig,
+    ModelTrainer,
+    RouterReplay,
+    TrainerClaims,
+    WeightsOfParameters,
+)
 from rlplug.models.hf_files import read_config
 from rlplug.models.loading import empty_model, stored_weights
+from rlplug.types import MeshSizes
 from rlplug.weight_sync.hf_names import hf_weights
 from rlplug_trainer_titan.checkpointing import Checkpointing, checkpoint_blocks
 from rlplug_trainer_titan.compilation import compile_blocks

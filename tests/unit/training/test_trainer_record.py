@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlplug.errors import ConfigError
-from rlplug.models.trainer_record import check_trainer_record
 from rlplug.models.transformers_trainer import TransformersTrainer
+from rlplug.training.trainer_record import check_trainer_record
 
 
 class Other(TransformersTrainer):
