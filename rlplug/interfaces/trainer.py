@@ -141,7 +141,10 @@ class ModelTrainer(ABC):
 
     @abstractmethod
     def fsdp_units(self, network: nn.Module) -> list[nn.Module]:
-        """Return the modules that gather their parameters on their own; the network itself gathers the rest."""
+        """Return the modules that gather their parameters on their own, such as blocks; the network gathers the rest.
+
+        FSDP needs each parameter in one unit: embeddings that are tied to the output layer belong to the rest.
+        """
 
     @abstractmethod
     def load_weights(self, network: nn.Module, config: ModelConfig, key: str) -> Effect:
@@ -158,9 +161,11 @@ class ModelTrainer(ABC):
 
     @abstractmethod
     def hf_weights(self, network: nn.Module) -> WeightsOfParameters:
-        """Return the weights that each parameter becomes in a Hugging Face checkpoint, by the parameter's name.
+        """Return the weights that each parameter becomes in a Hugging Face checkpoint, by its name in the network.
 
-        The weight sync and the export gather one parameter at a time, and then make these weights of it.
+        The weight sync and the export gather one parameter at a time, and then make these weights of it. Together they
+        are the weights of the folder, each once; a tied parameter has the name that comes first. Conversions reorder
+        entries and change no value, so they name gradients too.
         """
 
     @abstractmethod

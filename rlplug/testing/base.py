@@ -12,7 +12,7 @@ import torch
 from rlplug.interfaces.rollout import Placement, RolloutEngine
 from rlplug.rollout.engine_states import device_bytes_in_use
 from rlplug.testing.bench import Bench, BenchSettings
-from rlplug.testing.claims import DOES_NOT_APPLY, ConformanceReport, claim_of
+from rlplug.testing.claims import DOES_NOT_APPLY, ConformanceReport, claim_of, engine_claims
 from rlplug.testing.models import MAX_CONTEXT, Family, make_model_folder
 from rlplug.testing.reference import FLOAT32, FP8, Tolerances
 
@@ -109,7 +109,7 @@ class EngineChecks:
     def _apply_claim(self, request: pytest.FixtureRequest, bench: Bench) -> None:
         """Add the check to the report under its capability, and skip it when it does not apply to this engine."""
         claim, tests = claim_of(request.function), request.node.nodeid.rpartition("::")[0]
-        ConformanceReport.of(request.config).include(tests, bench.engine_name, bench.capabilities)
+        ConformanceReport.of(request.config).include(tests, bench.engine_name, engine_claims(bench.capabilities))
         request.node.user_properties.append(("rlplug_claim", claim.capability))
         if not claim.fits(bench.capabilities):
             verb = "does not claim" if claim.is_claimed else "claims"

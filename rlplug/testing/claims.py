@@ -1,9 +1,9 @@
-"""Claims of an engine, the checks of each claim, and their report at the end of a pytest run."""
+"""Claims of an engine or trainer, the checks of each claim, and their report at the end of a pytest run."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -40,6 +40,12 @@ def applies_to(capability: str, is_claimed: bool = True) -> Callable[[Check], Ch
     return mark
 
 
+def engine_claims(capabilities: EngineCapabilities) -> dict[str, bool | None]:
+    """Return what an engine claims, by the name of the capability."""
+    named: dict[str, bool | None] = {f.name: getattr(capabilities, f.name) for f in fields(EngineCapabilities)}
+    return {EVERY_ENGINE: None} | named
+
+
 def claim_of(check: Callable[..., None]) -> Claim:
     """Return the claim that a check is about."""
     claim: Claim = check.__dict__.get("claim", Claim(EVERY_ENGINE))
@@ -48,10 +54,12 @@ def claim_of(check: Callable[..., None]) -> Claim:
 
 @dataclass
 class Tally:
-    """Outcomes of an engine's checks."""
+    """Outcomes of the checks of an engine or trainer."""
 
-    engine: str
-    capabilities: EngineCapabilities
+    subject: str
+    """Name of its class."""
+    claims: Mapping[str, bool | None]
+    """Whether it claims each capability; ``None`` for what is asked of all."""
     outcomes: dict[str, Counter[str]] = field(default_factory=dict)
     """Number of checks that ``passed``, ``failed``, were ``skipped`` or ``not applied``, by capability."""
     reasons: dict[str, list[str]] = field(default_factory=dict)
@@ -59,16 +67,13 @@ class Tally:
 
     def lines(self) -> list[str]:
         """Return a line per capability, and one per check that was skipped although it applies."""
-        names = [EVERY_ENGINE, *(f.name for f in fields(EngineCapabilities))]
-        return [line for name in names for line in self._lines_of(name)]
+        return [line for name in self.claims for line in self._lines_of(name)]
 
     def _lines_of(self, name: str) -> list[str]:
         outcomes = self.outcomes.get(name, Counter())
         kinds = ("passed", "failed", "skipped", "not applied")
         counts = ", ".join(f"{outcomes[kind]} {kind}" for kind in kinds if outcomes[kind])
-        claim = ""
-        if name != EVERY_ENGINE:
-            claim = "claimed" if getattr(self.capabilities, name) else "not claimed"
+        claim = {None: "", True: "claimed", False: "not claimed"}[self.claims[name]]
         line = f"  {name:<16}  {claim:<11}  {counts or 'not checked by this kit'}".rstrip()
         return [line, *(f"    skipped {reason}" for reason in self.reasons.get(name, []))]
 
@@ -91,9 +96,9 @@ class ConformanceReport:
         assert isinstance(report, ConformanceReport)
         return report
 
-    def include(self, tests: str, engine: str, capabilities: EngineCapabilities) -> None:
-        """Open a tally for a test class."""
-        self._tallies.setdefault(tests, Tally(engine, capabilities))
+    def include(self, tests: str, subject: str, claims: Mapping[str, bool | None]) -> None:
+        """Open a tally for a test class; see :class:`Tally` for the arguments."""
+        self._tallies.setdefault(tests, Tally(subject, claims))
 
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -114,7 +119,7 @@ class ConformanceReport:
     @pytest.hookimpl
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         for tests, tally in self._tallies.items():
-            terminalreporter.section(f"conformance of {tally.engine}")
+            terminalreporter.section(f"conformance of {tally.subject}")
             terminalreporter.write_line(f"  {tests}")
             for line in tally.lines():
                 terminalreporter.write_line(line)

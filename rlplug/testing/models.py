@@ -71,7 +71,7 @@ def make_model_folder(family: Family, folder: Path) -> None:
             model.lm_head.weight.data *= 4  # so that the distribution is still far from uniform
     model.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps(HOSTILE_GENERATION_CONFIG))
-    _tokenizer().save_pretrained(folder)
+    make_tokenizer(VOCABULARY - 5).save_pretrained(folder)
 
 
 def _config(family: Family) -> PretrainedConfig:
@@ -106,12 +106,12 @@ def _config(family: Family) -> PretrainedConfig:
     return Qwen3MoeConfig(**common, norm_topk_prob=True, tie_word_embeddings=False)
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer(num_tokens: int) -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token per character and a BOS, which reveals an engine that tokenises text itself.
 
-    The model embeds more ids than the tokenizer has, as most models do.
+    Models may embed more ids than the tokenizer has, as most do.
     """
-    characters = [chr(ord("A") + index) for index in range(VOCABULARY - 8)]
+    characters = [chr(ord("A") + index) for index in range(num_tokens - 3)]
     vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", "<bos>", *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from nested_pytest import Outcomes, run_checks
 
-FILES = sorted(map(str, Path(__file__).parent.glob("sabotaged_*.py")))
+FILES = sorted(Path(__file__).parent.glob("sabotaged_*.py"))
 
 MISSING = {
     f"test_missing_name_is_refused[{name}]"
@@ -183,31 +181,9 @@ CAUGHT_BY = {
 """For each class of checks: the mistakes in its engine, and the checks that find each."""
 
 
-@dataclass
-class Outcomes:
-    """A pytest plugin that keeps which checks of which class passed and failed."""
-
-    passed: set[tuple[str, str]] = field(default_factory=set)
-    failed: set[tuple[str, str]] = field(default_factory=set)
-    output: str = ""
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        tests, _, check = report.nodeid.partition("::")[2].partition("::")
-        if report.failed:
-            self.failed.add((tests, check))
-        elif report.when == "call" and report.passed:
-            self.passed.add((tests, check))
-
-
 @pytest.fixture(scope="module")
 def outcomes() -> Outcomes:
-    """Run all classes in a pytest inside this one; its signals and dumps would get in the way of the outer's."""
-    outcomes, output = Outcomes(), io.StringIO()
-    options = ["-p", "no:cacheprovider", "-p", "no:timeout", "-p", "no:faulthandler", "--capture=no"]
-    with contextlib.redirect_stdout(output):
-        pytest.main([*options, "-W", "ignore::pytest.PytestUnknownMarkWarning", *FILES], plugins=[outcomes])
-    outcomes.output = output.getvalue()
-    return outcomes
+    return run_checks(FILES)
 
 
 @pytest.mark.parametrize("tests", CAUGHT_BY)

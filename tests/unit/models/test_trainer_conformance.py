@@ -1,0 +1,24 @@
+"""The trainer of the core passes the checks of every trainer."""
+
+from __future__ import annotations
+
+import pytest
+from ranks import run_ranks
+
+from rlplug.models.transformers_trainer import TransformersTrainer
+from rlplug.testing import TrainerConformance
+
+
+class TestTransformersTrainer(TrainerConformance):
+    models = ("qwen3",)
+
+    def make_trainer(self) -> TransformersTrainer:
+        return TransformersTrainer()
+
+    def run_ranks(self, command: list[str], world_size: int) -> None:
+        run_ranks(command, world_size)
+
+
+@pytest.mark.nightly
+class TestOnOtherModels(TestTransformersTrainer):
+    models = ("llama3", "tied_llama", "qwen3_moe")

@@ -1,0 +1,41 @@
+"""Runs checks on sabotaged parts in a pytest inside the tests' own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+
+@dataclass
+class Outcomes:
+    """A pytest plugin that keeps which checks of which class passed and failed."""
+
+    passed: set[tuple[str, str]] = field(default_factory=set)
+    failed: set[tuple[str, str]] = field(default_factory=set)
+    messages: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Reports of those that failed."""
+    output: str = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        tests, _, check = report.nodeid.partition("::")[2].partition("::")
+        if report.failed:
+            self.failed.add((tests, check))
+            self.messages[tests, check] = report.longreprtext
+        elif report.when == "call" and report.passed:
+            self.passed.add((tests, check))
+
+
+def run_checks(files: Iterable[Path]) -> Outcomes:
+    """Run all classes of the files; their pytest's signals and dumps would get in the way of the outer's."""
+    outcomes, output = Outcomes(), io.StringIO()
+    options = ["-p", "no:cacheprovider", "-p", "no:timeout", "-p", "no:faulthandler", "--capture=no"]
+    options += ["-W", "ignore::pytest.PytestUnknownMarkWarning"]
+    with contextlib.redirect_stdout(output):
+        pytest.main([*options, *map(str, files)], plugins=[outcomes])
+    outcomes.output = output.getvalue()
+    return outcomes
