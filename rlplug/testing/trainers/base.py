@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 import pytest
 from transformers import PretrainedConfig
 
-from rlplug.distributed.mesh import AXES, MeshSizes
+from rlplug.distributed.mesh import AXES
 from rlplug.interfaces.trainer import ModelTrainer
 from rlplug.testing.claims import ConformanceReport
 from rlplug.testing.trainers.bench import TrainerBench
 from rlplug.testing.trainers.cases import TINY_MODELS, mesh_name, meshes_of
+from rlplug.types import MeshSizes
 
 EVERY_TRAINER = "every trainer"
 

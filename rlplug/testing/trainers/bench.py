@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from rlplug.distributed.mesh import MeshSizes
 from rlplug.interfaces.trainer import ModelTrainer
 from rlplug.testing.claims import DOES_NOT_APPLY
 from rlplug.testing.trainers.cases import Case, Job, mesh_name, write_model
 from rlplug.testing.trainers.ranks import run_cases
 from rlplug.testing.trainers.reference import Reference, reference_of
+from rlplug.types import MeshSizes
 
 INDIVISIBLE: Final = "{} of 3 heads"
 """Name of a model that two ranks of the tensor axis cannot share."""

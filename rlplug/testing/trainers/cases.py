@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
-from rlplug.distributed.mesh import AXES, MeshSizes
+from rlplug.distributed.mesh import AXES
 from rlplug.interfaces.trainer import ModelTrainer, TrainerClaims
 from rlplug.testing.models import make_tokenizer
-from rlplug.types import Batch, Prompt, Sample, SamplingParams
+from rlplug.token_arrays import as_tokens
+from rlplug.types import Batch, MeshSizes, Prompt, Sample, SamplingParams
 
 VOCABULARY: Final = 51
 """Odd, so that no number of ranks divides the embeddings."""
@@ -121,11 +123,9 @@ def rows(is_changed: bool = False) -> Batch:
             drawn[num_prompt] = PADDING  # a token like others, whose embedding gets no gradient in transformers
         if is_changed and row == CHANGED_ROW:
             drawn = (drawn + 7) % VOCABULARY
-        tokens = tuple(drawn.tolist())
-        mask = (False,) * num_prompt + (True,) * num_new
-        samples.append(
-            Sample(Prompt(str(row), tokens[:num_prompt], ""), row, tokens, mask, (0.0,) * len(tokens), "", "stop", 0)
-        )
+        prompt, tokens = Prompt(str(row), tuple(drawn[:num_prompt].tolist()), ""), as_tokens(drawn.numpy(), np.int32)
+        mask, logprobs = np.arange(len(tokens)) >= num_prompt, np.zeros(len(tokens), np.float32)
+        samples.append(Sample(prompt, row, tokens, mask, logprobs, "", "stop", 0))
     return Batch.from_samples(samples, 0)
 
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from rlplug.config import RunConfig
 from rlplug.config_checks import check_trainer
-from rlplug.distributed.mesh import MeshSizes, local_part
+from rlplug.distributed.mesh import local_part
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.interfaces.algorithm import Algorithm
@@ -32,7 +32,7 @@ from rlplug.models.forward import policy_forward
 from rlplug.models.lm_head import LMHead, LMHeadOutput, LogprobRequest, lm_head_of
 from rlplug.models.packing import pack_batch
 from rlplug.testing.trainers.cases import LEARNING_RATE, MAX_NORM, SAMPLING, Case, Job, loss_weights, rows
-from rlplug.types import Batch
+from rlplug.types import Batch, MeshSizes
 from rlplug.weight_sync.buckets import weight_buckets
 
 TIMEOUT_S: Final = 60.0
