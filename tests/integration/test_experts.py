@@ -24,6 +24,7 @@ BF16_ENGINE = [
 
 
 REPLAY = ["--model.router_replay", "true"]
+TITAN = ["--model.trainer", "TorchTitan", "--model.trainer.init_args.expert", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,7 @@ def results(folder: Path) -> Runs:
         "decides": [],
         "replays": REPLAY,
         "replays on two": [*REPLAY, "--trainer.devices", "2", "--trainer.strategy.init_args.sequence", "2"],
+        "replays on two, TorchTitan": [*REPLAY, "--trainer.devices", "2", *TITAN],
         "no capability": [*REPLAY, "--model.rollout", "parts.Silent"],
         "no experts": [*REPLAY, "--model.policy.path", "tests/model"],
     }.items():
@@ -100,9 +102,13 @@ def test_replay_lowers_the_mismatch_of_an_engine_that_rounds(folder: Path, resul
     assert all(0 < share < 0.2 for share in differs)
 
 
-def test_ranks_that_share_sequences_replay_the_same(folder: Path, results: Runs) -> None:
-    results.ended("replays on two", [0, 0])
-    one, two = (columns(folder / name, "mismatch/mean", "router/differ") for name in ("replays", "replays on two"))
+@pytest.mark.parametrize(
+    "name", ["replays on two", pytest.param("replays on two, TorchTitan", marks=pytest.mark.nightly)]
+)
+def test_ranks_that_share_sequences_or_experts_replay_the_same(folder: Path, results: Runs, name: str) -> None:
+    results.ended("replays")
+    results.ended(name, [0, 0])
+    one, two = (columns(folder / each, "mismatch/mean", "router/differ") for each in ("replays", name))
     assert two[0][0] == pytest.approx(one[0][0], rel=1e-3)
     assert two[1][0] == pytest.approx(one[1][0], rel=0.02)
 
