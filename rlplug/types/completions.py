@@ -1,0 +1,125 @@
+"""What goes to an engine and comes back: prompts, requests and completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+
+from rlplug.errors import ConfigError
+from rlplug.token_arrays import TokenFloats, TokenIds, TokenRecord
+
+GIB: Final = 1 << 30
+"""Bytes of a GiB."""
+
+NO_VERSION: Final = -1
+"""Policy version of a token that no policy produced, and of an engine without weights."""
+
+ENVIRONMENT: Final = "environment"
+"""Name of the environment's own reward among a sample's rewards."""
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort"]
+"""Reason why a completion ended: an end token (``stop``), ``max_new_tokens`` (``length``) or ``abort``."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One task for the policy, tokenised once: all phases of a step work on ``token_ids``."""
+
+    uid: str
+    """Stable name within its source, such as ``train.jsonl:17``."""
+    token_ids: tuple[int, ...]
+    text: str
+    """Text of the tokens: the rendered chat template, or the plain prompt."""
+    answer: Any = None
+    """Reference answer for verifiers; ``None`` when the task has none."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Sampling options. The defaults sample from the policy's own distribution.
+
+    Args:
+        max_new_tokens: Longest completion, in tokens.
+        temperature: Divides the logits before sampling; 0 means greedy.
+        top_p: Keep the smallest set of tokens whose probability reaches this; 1 keeps all.
+        top_k: Keep this many tokens; 0 keeps all.
+    """
+
+    max_new_tokens: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ConfigError(f"sampling.max_new_tokens is {self.max_new_tokens}: give at least 1.")
+        if not (self.temperature == 0 or self.temperature >= 0.001):
+            raise ConfigError(
+                f"sampling.temperature is {self.temperature}: give 0 for greedy, or a positive number from 0.001 up."
+            )
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"sampling.top_p is {self.top_p}: give a share above 0, up to 1 (1 keeps all tokens).")
+        if self.top_k < 0:
+            raise ConfigError(f"sampling.top_k is {self.top_k}: give 0 to keep all tokens, or a positive count.")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether some tokens cannot be sampled at all (top-p, top-k or greedy)."""
+        return self.is_greedy or self.top_p < 1 or self.top_k > 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One completion asked of a rollout engine: token ids in, token ids out."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    """Python integers, as engines take them; dropped when the engine has answered."""
+    seed: int
+    """Seed of this request alone, so that its tokens do not depend on the other requests in the batch."""
+    max_new_tokens: int | None = None
+    """Longest completion of this request, in tokens, where it is shorter than ``SamplingParams.max_new_tokens``."""
+
+    def limit(self, sampling: SamplingParams) -> int:
+        """Return the longest completion of this request, in tokens."""
+        return min(sampling.max_new_tokens, self.max_new_tokens or sampling.max_new_tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class Completion(TokenRecord):
+    """Tokens and logprobs that an engine returns for one request.
+
+    ``logprobs[i]`` is the log-probability of ``token_ids[i]`` under the distribution that was *sampled*: after
+    temperature, top-k and top-p (for greedy: under the untempered distribution, since the sampled one is a point).
+    A completion that stopped includes its end token.
+
+    An engine may give sequences of numbers: they become arrays here, once. What cannot become one is kept as it is, and
+    the core's check of the engine's answer names it.
+    """
+
+    request_id: str
+    token_ids: TokenIds
+    """int32 [n], read-only"""
+    logprobs: TokenFloats
+    """float32 [n], read-only"""
+    finish_reason: FinishReason
+    policy_version: int
+    routed_experts: np.ndarray[Any, Any] | None = None
+    """Experts that the engine's routers chose, an integer array [tokens of prompt and completion, L, k] by
+    :class:`~rlplug.interfaces.RouterShape`: entry ``t`` is of the pass that read token ``t``. -1 where it is not known:
+    the last token, which no pass has read, and what the engine did not record. ``None`` where a run replays no
+    experts."""
+
+    def __post_init__(self) -> None:
+        for name, dtype in (("token_ids", np.int32), ("logprobs", np.float32)):
+            with suppress(ValueError):
+                self.convert(**{name: dtype})

@@ -1,0 +1,134 @@
+"""What trains: samples with rewards, and the groups of a step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplug.token_arrays import TokenFloats, TokenIds, TokenMask, TokenRecord, read_only
+from rlplug.types.completions import NO_VERSION, FinishReason, Prompt
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tokens of a trajectory that an engine returned at once, with one version of the policy."""
+
+    start: int
+    """Index of the first token in the trajectory's ``token_ids``, which begin with the prompt."""
+    end: int
+    """Index one past the last token."""
+    policy_version: int
+    ends_turn: bool
+    """Whether the turn ends with this segment; false where the next segment continues it."""
+
+
+@dataclass(frozen=True)
+class RewardError:
+    """A reward that could not be computed. It is counted and excluded from the advantage, never read as 0."""
+
+    message: str
+
+
+@dataclass(frozen=True, eq=False)
+class Sample(TokenRecord):
+    """One trajectory: the token ids of prompt and completion, of which the policy produced those of ``response_mask``.
+
+    Sequences that are given for the arrays become arrays.
+    """
+
+    prompt: Prompt
+    group: int
+    """Index of the group: the same number for all samples of one prompt in one step."""
+    token_ids: TokenIds
+    """int32 [n], read-only: token ids of prompt and completion."""
+    response_mask: TokenMask
+    """bool [n], read-only: true where the policy produced the token."""
+    rollout_logprobs: TokenFloats
+    """float32 [n], read-only: the engine's logprobs, 0 where ``response_mask`` is false."""
+    completion: str
+    """Text after the prompt, observations of the environment included; only rewards and logs read it."""
+    finish_reason: FinishReason
+    """Finish reason of the trajectory: ``length`` where a limit of tokens or turns cut it."""
+    policy_version: int
+    """Version of the policy that produced the oldest tokens."""
+    segments: tuple[Segment, ...] = ()
+    """Segments that the engine returned, in order; only one for a completion of a single turn."""
+    routed_experts: np.ndarray[Any, Any] | None = None
+    """int8 or int16 [tokens, L, k]: experts by which the engine read each token, -1 where they are not known; ``None``
+    where a run replays no experts."""
+    last_turn: str = ""
+    """Text of the policy's last turn: the whole completion when there is a single turn."""
+    rewards: Mapping[str, float | RewardError] = field(default_factory=dict)
+    """Unweighted value of each reward, by name. Before the rewards phase, only an environment's own reward is in it."""
+    reward: float = 0.0
+    """Weighted sum of ``rewards``; meaningless when ``errors`` is not empty."""
+
+    def __post_init__(self) -> None:
+        self.convert(token_ids=np.int32, response_mask=np.bool_, rollout_logprobs=np.float32)
+
+    @property
+    def errors(self) -> dict[str, RewardError]:
+        return {name: value for name, value in self.rewards.items() if isinstance(value, RewardError)}
+
+    @property
+    def num_response_tokens(self) -> int:
+        return int(np.count_nonzero(self.response_mask))
+
+    def policy_versions(self) -> NDArray[np.int32]:
+        """Return the version that produced each token, int32 [n]; ``NO_VERSION`` for prompt and observations."""
+        versions = np.where(self.response_mask, np.int32(self.policy_version), np.int32(NO_VERSION))
+        for segment in self.segments:
+            versions[segment.start : segment.end] = segment.policy_version
+        return read_only(versions)
+
+    @property
+    def num_turns(self) -> int:
+        return sum(segment.ends_turn for segment in self.segments)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The scored samples of a step, the same on every rank; groups are contiguous."""
+
+    samples: tuple[Sample, ...] = ()
+    """Samples that train."""
+    rejected: tuple[Sample, ...] = ()
+    """Samples that the algorithm did not select."""
+    surplus: tuple[Sample, ...] = ()
+    """Samples of groups that a step generates beyond what it trains on; the algorithm does not see them."""
+
+    def groups(self) -> list[tuple[Sample, ...]]:
+        """Return the samples of each prompt, in order."""
+        by_group: dict[int, list[Sample]] = {}
+        for sample in self.samples:
+            by_group.setdefault(sample.group, []).append(sample)
+        return [tuple(group) for group in by_group.values()]
+
+    @property
+    def drawn(self) -> tuple[Sample, ...]:
+        """All samples: those that train, the rejected and the surplus."""
+        return self.samples + self.rejected + self.surplus
+
+    @property
+    def num_groups(self) -> int:
+        """Number of prompts with samples that train."""
+        return len({sample.group for sample in self.samples})
+
+    @property
+    def num_drawn(self) -> int:
+        """Number of prompts with samples of any kind."""
+        return len({sample.group for sample in self.drawn})
+
+    def with_group(self, group: Sequence[Sample], chosen: Sequence[Sample]) -> Rollout:
+        """Return the rollout with one more group, of which ``chosen`` train."""
+        rejected = tuple(sample for sample in group if not any(sample is other for other in chosen))
+        return dataclasses.replace(self, samples=self.samples + tuple(chosen), rejected=self.rejected + rejected)
+
+    def with_surplus(self, group: Sequence[Sample]) -> Rollout:
+        """Return the rollout with one more surplus group."""
+        return dataclasses.replace(self, surplus=self.surplus + tuple(group))
