@@ -4,7 +4,6 @@ from rlplug.testing.engine import EngineConformance
 from rlplug.testing.reference import BFLOAT16, FLOAT32, FP8, Tolerances
 from rlplug.testing.trainers.cases import TINY_MODELS, meshes_of
 from rlplug.testing.trainers.conformance import TrainerConformance
-from rlplug.types import MeshSizes
 
 __all__ = [
     "BFLOAT16",
@@ -12,7 +11,6 @@ __all__ = [
     "FP8",
     "TINY_MODELS",
     "EngineConformance",
-    "MeshSizes",
     "Tolerances",
     "TrainerConformance",
     "meshes_of",

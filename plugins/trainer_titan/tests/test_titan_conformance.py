@@ -8,7 +8,8 @@ import pytest
 from ranks import run_ranks
 from rlplug_trainer_titan import TorchTitan
 
-from rlplug.testing import MeshSizes, TrainerConformance
+from rlplug.testing import TrainerConformance
+from rlplug.types import MeshSizes
 
 
 def nightly(*sizes: int) -> Any:

@@ -8,8 +8,9 @@ import broken_trainers
 from ranks import run_ranks
 
 from rlplug.models.transformers_trainer import TransformersTrainer
-from rlplug.testing import MeshSizes, TrainerConformance
+from rlplug.testing import TrainerConformance
 from rlplug.testing.trainers.networks import RefusalChecks
+from rlplug.types import MeshSizes
 
 
 class Sabotaged(TrainerConformance):
