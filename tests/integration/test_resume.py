@@ -153,6 +153,7 @@ def test_a_partial_rollout_resumes_with_what_was_in_flight(finished: Finished, n
     assert_same_run(finished.run_dir(f"partial-{number}"), finished.run_dir("partial"))
 
 
+@pytest.mark.nightly
 def test_a_partial_rollout_resumes_with_the_experts_of_its_tokens(finished: Finished) -> None:
     """Experts that a checkpoint loses would be read again with newer weights, and others be replayed."""
     assert_same_run(finished.run_dir("replay-SIGKILL"), finished.run_dir("replay"))

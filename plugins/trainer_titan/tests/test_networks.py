@@ -25,7 +25,6 @@ MESHES = {
     "one": (1, {}, 1),
     "shard 2": (2, {}, 1),
     "tensor 2": (2, {"tensor": 2}, 1),
-    "replicate 2": (2, {"replicate": 2}, 1),
     "expert 2": (2, {}, 2),
     "tensor 2, expert 2": (2, {"tensor": 2}, 2),
     "shard 2, tensor 2": (4, {"tensor": 2}, 1),
