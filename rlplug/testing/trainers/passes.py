@@ -79,7 +79,7 @@ class PassChecks(TrainerChecks):
         assert_close(clip["clipped"], scaled, self.gradient_tolerance, what, advice)
 
     def test_output_layer_can_be_fused(self, bench: TrainerBench, model: str, mesh: str) -> None:
-        """``FusedLogprobs`` of ``rlplug-optims`` replaces the output layer's forward method as this check does."""
+        """The optimization ``FusedLogprobs`` replaces the output layer's forward method as this check does."""
         known = bench.trainer.claims.optimizations
         if known is not None and "FusedLogprobs" not in known:
             pytest.skip(f"does not apply: {bench.name} does not claim FusedLogprobs")
