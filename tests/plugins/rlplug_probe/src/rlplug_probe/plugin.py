@@ -20,7 +20,7 @@ from rlplug_probe.reward import ShortReward
 from rlplug_probe.rollout import SleepyRollout
 from rlplug_probe.trainer import ProbeTrainer
 
-RLPLUG_API_VERSION = ">=1,<2"
+RLPLUG_API_VERSION = ">=2,<3"
 RLPLUG_AFTER = ("algos",)
 
 ADVANTAGE_SCALE = 0.5
