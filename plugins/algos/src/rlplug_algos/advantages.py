@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlplug.types import ONE_RANK, Moments, StepBatch, StepStatistics
+from rlplug.types import ONE_RANK, Moments, StepStatistics
 
 
 @dataclass(frozen=True)
@@ -80,15 +80,10 @@ def leave_one_out(rewards: Tensor, valid: Tensor, group_index: Tensor) -> Tensor
     return torch.where(valid & (size > 1), rewards - baseline, 0.0)
 
 
-def degenerate_share(batch: StepBatch) -> float:
+def degenerate_share(rewards: Tensor, valid: Tensor, group_index: Tensor, step: StepStatistics = ONE_RANK) -> float:
     """Return the share of the step's groups without a signal: fewer than two valid rewards, or all of them equal."""
-    has_signal = _Groups.of(batch.rewards, batch.reward_valid, batch.group_index).has_signal
-    return batch.step.mean((~has_signal).double())
-
-
-def spread(per_sequence: Tensor, mask: Tensor) -> Tensor:
-    """Return float [B, T] with the number of each sequence, from [B], on its trainable tokens and 0 elsewhere."""
-    return torch.where(mask, per_sequence[:, None], 0.0)
+    has_signal = _Groups.of(rewards, valid, group_index).has_signal
+    return step.mean((~has_signal).double())
 
 
 def token_rewards(rewards: Tensor, mask: Tensor, kl: Tensor | None = None, coefficient: float = 0.0) -> Tensor:

@@ -112,7 +112,8 @@ class PolicyGradient(Algorithm):
 
     def advantage_metrics(self, batch: StepBatch, kl: Tensor | None = None) -> dict[str, float]:
         """Return the share of groups without a signal, and the mean of the KL that went into the rewards."""
-        metrics = {"advantages/degenerate_groups": degenerate_share(batch)}
+        share = degenerate_share(batch.rewards, batch.reward_valid, batch.group_index, batch.step)
+        metrics = {"advantages/degenerate_groups": share}
         return metrics if kl is None else metrics | {"policy/kl": batch.step.mean(kl, batch.padded.response_mask)}
 
     @abstractmethod
