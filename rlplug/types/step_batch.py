@@ -125,6 +125,13 @@ class StepBatch:
         """bool [B]: sequences that a limit of tokens or turns cut (finish reason ``length``)"""
         return torch.from_numpy(self.per_sequence["truncated"])
 
+    @property
+    def advantages(self) -> Tensor | None:
+        """float32 [B], one number for all trainable tokens of a sequence, or [B, T]; ``None`` before there are any"""
+        if "advantages" in self.per_sequence:
+            return torch.from_numpy(self.per_sequence["advantages"])
+        return self.padded.advantages if "advantages" in self.per_token else None
+
     @functools.cached_property
     def num_tokens(self) -> Tensor:
         """int64 [B]: tokens of each sequence that train"""
