@@ -25,15 +25,15 @@ def gather_arrays(array: Array, world_size: int, device: torch.device) -> Array:
     """
     if world_size == 1:
         return array
-    lengths = torch.empty(world_size, dtype=torch.int64, device=device)
-    dist.all_gather_into_tensor(lengths, torch.tensor([len(array)], device=device))
-    sizes = lengths.tolist()
+    lengths = torch.empty(world_size, 1, dtype=torch.int64, device=device)
+    dist.all_gather(list(lengths), torch.tensor([len(array)], device=device))
+    sizes = lengths.flatten().tolist()
     longest = max(sizes)
     padded = np.zeros((longest, *array.shape[1:]), array.dtype)
     padded[: len(array)] = array
     sent = _as_bytes(padded).to(device)
-    gathered = torch.empty(world_size * len(sent), dtype=torch.uint8, device=device)
-    dist.all_gather_into_tensor(gathered, sent)
+    gathered = torch.empty(world_size, len(sent), dtype=torch.uint8, device=device)
+    dist.all_gather(list(gathered), sent)
     parts = gathered.cpu().numpy().view(array.dtype).reshape(world_size, *padded.shape)
     return np.concatenate([part[:size] for part, size in zip(parts, sizes, strict=True)])
 

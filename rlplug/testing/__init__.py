@@ -1,6 +1,5 @@
 """Conformance kits: checks of rollout engines and of trainers for the CI of plugin authors; ``rlplug[testing]``."""
 
-from rlplug.testing.advantages import with_advantages
 from rlplug.testing.engine import EngineConformance
 from rlplug.testing.reference import BFLOAT16, FLOAT32, FP8, Tolerances
 from rlplug.testing.trainers.cases import TINY_MODELS, meshes_of
@@ -15,5 +14,4 @@ __all__ = [
     "Tolerances",
     "TrainerConformance",
     "meshes_of",
-    "with_advantages",
 ]

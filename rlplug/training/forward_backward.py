@@ -41,11 +41,7 @@ class MicroBatchRunner:
 
     def fetch(self, rows: StepRows, row_indices: Sequence[int], kind: PassKind) -> FetchedRows:
         """Bring some rows of a step to the ranks that compute them."""
-
-        def passes(data_rank: int) -> list[MicroBatch]:
-            return self.plan.micro_batches(row_indices, rows.lengths, data_rank, kind)
-
-        return rows.fetch(passes)
+        return rows.fetch(self.plan.passes(row_indices, rows.lengths, kind))
 
     @torch.no_grad()
     def forward_only(self, fetched: FetchedRows, forward: Callable[[PackedMicroBatch], ForwardOutput]) -> ForwardOutput:

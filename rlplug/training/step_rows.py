@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -22,8 +22,8 @@ ROW = np.dtype([(name, np.int64) for name in ("group", "home", "index", "length"
 """What every rank knows of a row: its group, the rank that has it and its index there, its tokens, its tokens that
 train, and its pairs of a token and a layer whose experts are replayed."""
 
-Passes = Callable[[int], Sequence[MicroBatch]]
-"""Returns the micro-batches of a ``data_rank``."""
+Passes = Sequence[Sequence[MicroBatch]]
+"""The micro-batches of each ``data_rank``."""
 
 
 class StepRows:
@@ -95,15 +95,15 @@ class FetchedRows:
 
     def __init__(self, rows: StepRows, passes: Passes) -> None:
         strategy = rows.strategy
-        self.micro_batches = passes(strategy.data_rank)
+        self.micro_batches = passes[strategy.data_rank]
         self._rows = rows
         self._is_alone = strategy.world_size == 1
         if self._is_alone:
             order = np.arange(rows.num_sequences)
             self._position, self._batch = order, rows.batch
             return
-        self._computed = [_rows_of(passes(rank), with_fillers=False) for rank in range(strategy.data_size)]
-        needed = [_rows_of(passes(rank), with_fillers=True) for rank in range(strategy.data_size)]
+        self._computed = [_rows_of(part, with_fillers=False) for part in passes]
+        needed = [_rows_of(part, with_fillers=True) for part in passes]
         wanted = [needed[data_rank] for data_rank in strategy.data_ranks]
         mine = _by_home(rows.table, needed[strategy.data_rank], strategy.world_size)
         self._position = np.zeros(rows.num_sequences, dtype=np.int64)

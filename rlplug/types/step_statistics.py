@@ -47,9 +47,9 @@ class StepStatistics:
         mine = values.detach().to(torch.float64).cpu()
         if self.world_size == 1:
             return mine[None]
-        gathered = mine.new_empty(self.world_size * mine.numel(), device=self.device)
-        dist.all_gather_into_tensor(gathered, mine.flatten().to(self.device))
-        return gathered.cpu().view(self.world_size, *mine.shape)
+        gathered = mine.new_empty(self.world_size, *mine.shape, device=self.device)
+        dist.all_gather(list(gathered), mine.to(self.device))
+        return gathered.cpu()
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum of every rank's ``values``, element by element: float64, of the same shape."""
