@@ -197,9 +197,9 @@ def first_of_own_rows(samples: list[Any], algorithm: Any, plan: Any, strategy: A
     from rlplug.distributed.exchange import exchange_arrays, gather_arrays
     from rlplug.training.advantages import compute_advantages
     from rlplug.training.forward_backward import MicroBatchRunner
-    from rlplug.training.group_selection import GroupSelection
-    from rlplug.training.rollout_metrics import rollout_metrics
-    from rlplug.training.sample_table import sample_table
+    from rlplug.training.samples.metrics import rollout_metrics
+    from rlplug.training.samples.selection import GroupSelection
+    from rlplug.training.samples.table import sample_table
     from rlplug.training.step_rows import StepRows
     from rlplug.types import Rollout, StepBatch, StepStatistics
 
@@ -229,10 +229,11 @@ def first_of_own_rows(samples: list[Any], algorithm: Any, plan: Any, strategy: A
 
 def first_of_gathered(samples: list[Any], algorithm: Any, plan: Any, strategy: Any, phases: Phases) -> Any:
     """Return the first micro-batch, where every rank holds the whole step: checkouts before version 2 of the API."""
-    from rlplug.distributed.strategy import RLFSDP2Strategy
-    from rlplug.training.forward_backward import MicroBatchRunner
     from rlplug.training.group_selection import GroupSelection
     from rlplug.training.rollout_metrics import rollout_metrics
+
+    from rlplug.distributed.strategy import RLFSDP2Strategy
+    from rlplug.training.forward_backward import MicroBatchRunner
     from rlplug.types import Batch, Rollout
 
     selection: Any = GroupSelection

@@ -21,7 +21,6 @@ from torch import nn
 from rlplug import setup as run_setup
 from rlplug.config import RunConfig
 from rlplug.data.datamodule import PromptDataModule, PromptRules
-from rlplug.distributed.host_tuning import freeze_gc, limit_host_threads
 from rlplug.distributed.rng import rng_state, set_rng_state
 from rlplug.distributed.stop_signal import StopRequested, StopSignal, end_at_once
 from rlplug.distributed.strategy import RLFSDP2Strategy, require_strategy
@@ -33,11 +32,12 @@ from rlplug.plugin_manager import plugins
 from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.partial.state import PartialRolloutState, load_partial_rollout
 from rlplug.training.advantages import compute_advantages
-from rlplug.training.group_selection import GroupSelection
+from rlplug.training.host_tuning import freeze_gc, limit_host_threads
 from rlplug.training.logprobs import compute_logprobs
 from rlplug.training.mismatch_gate import MismatchGate
-from rlplug.training.rollout_metrics import mean_over_ranks, rollout_metrics
-from rlplug.training.sample_table import sample_table
+from rlplug.training.samples.metrics import mean_over_ranks, rollout_metrics
+from rlplug.training.samples.selection import GroupSelection
+from rlplug.training.samples.table import sample_table
 from rlplug.training.update import NonFiniteUpdate, PolicyUpdate, save_for_inspection
 from rlplug.training.validation import validation_metrics
 from rlplug.types import Prompt, Rollout, Sample, StepBatch

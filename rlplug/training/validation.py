@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlplug.errors import ConfigError
-from rlplug.training.sample_table import SampleTable
+from rlplug.training.samples.table import SampleTable
 from rlplug.types import ENVIRONMENT, SamplingParams
 
 

@@ -34,9 +34,9 @@ BROKEN = {
         'Write it like ">=2,<3".',
     ),
     "other api version": (
-        OBSERVE.replace(">=2,<3", ">=2,<3"),
-        "it supports hook API >=2,<3, and this rlplug has 1.3.",
-        "Install a version of acme-broken for API 1.3, or another rlplug.",
+        OBSERVE.replace(">=2,<3", ">=3,<4"),
+        "it supports hook API >=3,<4, and this rlplug has 2.0.",
+        "Install a version of acme-broken for API 2.0, or another rlplug.",
     ),
     "misspelled hook": (
         hook("rlplug_after_updates(metrics)"),

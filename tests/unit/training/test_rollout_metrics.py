@@ -7,8 +7,8 @@ import math
 import numpy
 import pytest
 
-from rlplug.training.rollout_metrics import mean_over_ranks, rollout_metrics
-from rlplug.training.sample_table import sample_table
+from rlplug.training.samples.metrics import mean_over_ranks, rollout_metrics
+from rlplug.training.samples.table import sample_table
 from rlplug.types import Prompt, RewardError, Rollout, Sample
 
 LATE = RewardError("late")

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from rlplug.errors import ConfigError
-from rlplug.training.sample_table import sample_table
+from rlplug.training.samples.table import sample_table
 from rlplug.training.validation import ValidationConfig, pass_at_k, validation_metrics
 from rlplug.types import Prompt, RewardError, Rollout, Sample, SamplingParams
 

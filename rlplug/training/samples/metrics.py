@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlplug.training.sample_table import SampleTable
+from rlplug.training.samples.table import SampleTable
 from rlplug.types import ENVIRONMENT
 
 

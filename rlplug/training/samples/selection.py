@@ -11,7 +11,7 @@ import numpy as np
 
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.rollout.partial.state import PartialRolloutState
-from rlplug.training.sample_table import GatherArrays
+from rlplug.training.samples.table import GatherArrays
 from rlplug.types import Rollout, Sample, groups_of
 
 GROUP = np.dtype([("group", np.int64), ("is_accepted", np.bool_)])
