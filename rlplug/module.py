@@ -31,7 +31,7 @@ from rlplug.observability.phase_timer import PHASES_BEFORE_UPDATE, PhaseTimer
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.partial.state import PartialRolloutState, load_partial_rollout
-from rlplug.training.advantages import compute_advantages
+from rlplug.training.advantages import compute_advantages, require_rows
 from rlplug.training.host_tuning import freeze_gc, limit_host_threads
 from rlplug.training.logprobs import compute_logprobs
 from rlplug.training.mismatch_gate import MismatchGate
@@ -175,8 +175,7 @@ class RLModule(LightningModule):
         """Let the algorithm turn rewards into advantages, and plugins edit the result."""
         batch, metrics = compute_advantages(self.config.algorithm, batch, self.strategy.gather)
         self.step_metrics |= metrics
-        edited: StepBatch = plugins().hook.rlplug_prepare_batch(batch=batch, step=self.step)
-        return edited
+        return require_rows(plugins().hook.rlplug_prepare_batch(batch=batch, step=self.step), batch)
 
     def update(self, batch: StepBatch) -> None:
         """Take the step's optimizer steps."""

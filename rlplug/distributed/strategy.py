@@ -156,7 +156,12 @@ class RLFSDP2Strategy(ModelParallelStrategy):
     @property
     def statistics(self) -> StepStatistics:
         """Sums over all ranks."""
-        return StepStatistics(self.world_size, self.root_device)
+        return StepStatistics(self.world_size, self._exchange_device)
+
+    @property
+    def _exchange_device(self) -> torch.device:
+        """Device of the arrays that ranks exchange: gloo takes them from the host."""
+        return torch.device("cpu") if self._get_process_group_backend() == "gloo" else self.root_device
 
     @property
     def data_group(self) -> dist.ProcessGroup:
@@ -284,11 +289,11 @@ class RLFSDP2Strategy(ModelParallelStrategy):
 
     def gather_arrays(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return the concatenation of every rank's array; see :func:`rlplug.distributed.exchange.gather_arrays`."""
-        return gather_arrays(array, self.world_size, self.root_device)
+        return gather_arrays(array, self.world_size, self._exchange_device)
 
     def exchange_arrays(self, parts: Sequence[NDArray[Any]], lengths: Sequence[int]) -> NDArray[Any]:
         """Send each rank its part; see :func:`rlplug.distributed.exchange.exchange_arrays`."""
-        return exchange_arrays(parts, lengths, self.root_device)
+        return exchange_arrays(parts, lengths, self._exchange_device)
 
     def any_rank(self, flag: bool) -> bool:
         """Return whether ``flag`` is true on some rank."""

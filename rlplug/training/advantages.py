@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from rlplug.errors import RunError
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.types import StepBatch
@@ -32,6 +34,21 @@ def compute_advantages(
         return batch.replace(**mask, advantages=result.advantages, returns=result.returns), result.metrics
     except ValueError as problem:
         raise RunError(f"{name}.advantages: {problem}") from None
+
+
+def require_rows(edited: Any, batch: StepBatch) -> StepBatch:
+    """Return what the hook ``rlplug_prepare_batch`` made of a rank's rows.
+
+    Raises:
+        RunError: It is no batch, or one of other rows.
+    """
+    if not isinstance(edited, StepBatch) or not np.array_equal(edited.lengths, batch.lengths):
+        found = f"{edited.num_sequences} other rows" if isinstance(edited, StepBatch) else type(edited).__name__
+        raise RunError(
+            f"A plugin's rlplug_prepare_batch returned {found} for a StepBatch of {batch.num_sequences} rows: return "
+            "what the yield gives, or batch.replace(...) of it. rlplug plugins lists who implements the hook."
+        )
+    return edited
 
 
 def _require_equal(algorithm: str, metrics: Sequence[dict[str, float]]) -> None:

@@ -228,6 +228,14 @@ def test_only_the_bad_mini_batch_is_skipped(world_size, updated, update_batch, p
         torch.testing.assert_close(stopped["after"][name], tensor.detach(), rtol=0, atol=2e-5)
 
 
+@ranks
+def test_it_does_not_matter_who_has_the_rows(world_size, updated, update_batch):
+    """A rank without rows computes those of others, and gets none of what they are told."""
+    metrics, counts = updated(world_size)[1]["one home"]
+    assert metrics == updated(world_size)[1]["token/3"]["metrics"]
+    assert counts == [0] * (world_size - 1) + [int(update_batch.attention_mask.sum())]
+
+
 def test_denominators_count_what_trains(update_batch):
     lengths = [12, 14, 9, 11, 8, 3, 2, 1, 0, 0, 4]
     batch = update_batch.replace(group_index=torch.arange(11))

@@ -80,8 +80,8 @@ class Worker(LightningModule):
         self.mine = range(self.global_rank, self.padded.num_sequences, self.trainer.world_size)
         self.batch = self.own_rows(self.padded)
 
-    def own_rows(self, padded) -> StepBatch:
-        rows = list(self.mine)
+    def own_rows(self, padded, rows=None) -> StepBatch:
+        rows = list(self.mine if rows is None else rows)
         padded = padded.replace(group_index=torch.arange(padded.num_sequences))
         return StepBatch.from_padded(padded.map(lambda tensor: tensor[rows]), self.trainer.strategy.statistics)
 
@@ -101,6 +101,14 @@ class Worker(LightningModule):
         runner = self.runner(limits)
         rows = StepRows(self.batch, self.trainer.strategy)
         return runner.forward_only(runner.fetch(rows, range(rows.num_sequences), "forward"), forward)
+
+    def one_home(self):
+        """The metrics of a mini-batch whose rows are all on the last rank, and how many logprobs came to each rank."""
+        is_last = self.global_rank == self.trainer.world_size - 1
+        rows = StepRows(self.own_rows(self.padded, range(11) if is_last else []), self.trainer.strategy)
+        result = self.runner(SPLITS["3"]).forward_backward(rows, range(11), self.policy_loss(), self.manual_backward)
+        counts = self.trainer.strategy.gather([len(result.tokens.logprobs)])
+        return result.metrics | result.maxima | result.minima, counts
 
     def configure_model(self):
         shard = self.trainer.strategy.shard
@@ -127,6 +135,7 @@ class Worker(LightningModule):
             self.results[f"forward/{split}"] = [self.whole(tokens) for tokens in found]
             for kind in ("critic", "shared", "head"):
                 self.results[f"{kind}/{split}"] = self.accumulate(self.value_loss(kind), limits)
+        self.results["one home"] = self.one_home()
         models = self.models(LOSSES["value"])
         self.results["values"] = [self.whole(self.forward_only(SPLITS["3"], models.forward_critic).values)]
         self.results["clip"] = {max_norm: self.clip(max_norm) for max_norm in (None, 1e-3, 1e6)}
