@@ -13,11 +13,12 @@ The phases:
 - ``check``: the agent loop checks the answers and appends them to their trajectories;
 - ``decode``: the tokenizer makes the text that rewards and logs read;
 - ``samples``: the rest of ``to_samples``;
-- ``gather``: exchange the scored samples between ranks;
+- ``gather``: exchange the scored samples between ranks, as versions of the hook API below 2 do;
 - ``select``: sort, let GRPO select groups, and compute the rollout's metrics;
-- ``batch``: make the samples tensors;
+- ``batch``: make the samples arrays or tensors;
 - ``advantages``: GRPO's;
 - ``plan``: cut the rows into mini- and micro-batches;
+- ``exchange``: bring the rows to the ranks that compute them, from version 2 on;
 - ``load``: select, pack and move the first micro-batch.
 
 A row says: wall and CPU seconds of the rank that needed most, and by how many GiB a process grew at most above what it
@@ -95,17 +96,13 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
 
     import rlplug
     from rlplug.distributed.mesh import rank_share
-    from rlplug.distributed.strategy import RLFSDP2Strategy
     from rlplug.interfaces import RunInfo
     from rlplug.rollout.agent_loop import AgentLoop
     from rlplug.rollout.config import TurnOptions
     from rlplug.rollout.engines.ranks import EngineRanks
     from rlplug.rollout.trajectory import new_trajectories, to_samples
     from rlplug.training.batch_plan import BatchPlan, BatchSizes
-    from rlplug.training.forward_backward import MicroBatchRunner
-    from rlplug.training.group_selection import GroupSelection
-    from rlplug.training.rollout_metrics import rollout_metrics
-    from rlplug.types import Batch, Completion, Prompt, Rollout, SamplingParams
+    from rlplug.types import Completion, Prompt, SamplingParams
 
     assert Path(rlplug.__file__).is_relative_to(Path.cwd()), rlplug.__file__
     torch.set_num_threads(1)
@@ -185,29 +182,78 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
     samples = [replace(sample, rewards={"r": reward}, reward=reward) for sample in samples if (reward := draw()) >= 0]
     if world_size > 1:
         dist.barrier()
-    with phases.phase("gather"):
-        samples = RLFSDP2Strategy.gather(strategy, samples)
     algorithm = GRPO()
     algorithm.setup(RunInfo(num_completions, GROUP_SIZE, max(lengths)))
-    with phases.phase("select"):
-        samples = sorted(samples, key=lambda sample: sample.group)
-        rollout = GroupSelection(algorithm, num_groups, None).add(Rollout(), samples)
-        rollout_metrics(rollout)
-    del samples
-    with phases.phase("batch"):
-        batch = Batch.from_samples(rollout.samples, 0)
-    with phases.phase("advantages"):
-        batch = batch.replace(advantages=algorithm.advantages(batch).advantages)
     plan = BatchPlan(BatchSizes(num_groups, GROUP_SIZE), world_size, longest=longest, quadratic_cost=3.5e-5)
-    runner = MicroBatchRunner(plan, strategy)
-    with phases.phase("plan"):
-        rows = plan.mini_batches(num_completions, 0, 0)[0]
-        micro_batch = plan.micro_batches(rows, batch.lengths, rank)[0]
-    with phases.phase("load"):
-        loaded = runner._load(batch, micro_batch)
+    to_first_micro_batch = first_of_own_rows if hasattr(rlplug.types, "StepBatch") else first_of_gathered
+    loaded = to_first_micro_batch(samples, algorithm, plan, strategy, phases)
     check_sum = [int(loaded.packed.input_ids.sum()), float(loaded.batch.rollout_logprobs.sum())]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     return {"phases": phases.rows, "tokens": sum(lengths), "loaded": check_sum, "peak": peak}
+
+
+def first_of_own_rows(samples: list[Any], algorithm: Any, plan: Any, strategy: Any, phases: Phases) -> Any:
+    """Return the first micro-batch, where tokens stay on the rank that generated them."""
+    from rlplug.distributed.exchange import exchange_arrays, gather_arrays
+    from rlplug.training.advantages import compute_advantages
+    from rlplug.training.forward_backward import MicroBatchRunner
+    from rlplug.training.samples.metrics import rollout_metrics
+    from rlplug.training.samples.selection import GroupSelection
+    from rlplug.training.samples.table import sample_table
+    from rlplug.training.step_rows import StepRows
+    from rlplug.types import Rollout, StepBatch, StepStatistics
+
+    size, device = strategy.world_size, strategy.root_device
+    strategy.global_rank, strategy.data_size, strategy.data_ranks = strategy.data_rank, size, list(range(size))
+    strategy.gather_arrays = lambda array: gather_arrays(array, size, device)
+    strategy.exchange_arrays = lambda parts, lengths: exchange_arrays(parts, lengths, device)
+    with phases.phase("select"):
+        groups = plan.num_completions // GROUP_SIZE
+        rollout = GroupSelection(algorithm, groups, None, strategy.gather_arrays).add(Rollout(), samples)
+        rollout_metrics(sample_table(rollout, ["r"], strategy.gather_arrays), ["r"])
+    del samples
+    with phases.phase("batch"):
+        batch = StepBatch.from_samples(rollout.samples, 0, StepStatistics(size))
+    with phases.phase("advantages"):
+        batch, _ = compute_advantages(algorithm, batch, list)
+    runner = MicroBatchRunner(plan, strategy)
+    with phases.phase("plan"):
+        rows = StepRows(batch, strategy)
+        indices = plan.mini_batches(rows.num_sequences, 0, 0)[0]
+        plan.micro_batches(indices, rows.lengths, strategy.data_rank)
+    with phases.phase("exchange"):
+        fetched = runner.fetch(rows, indices, "update")
+    with phases.phase("load"):
+        return runner._load(fetched, fetched.micro_batches[0])
+
+
+def first_of_gathered(samples: list[Any], algorithm: Any, plan: Any, strategy: Any, phases: Phases) -> Any:
+    """Return the first micro-batch, where every rank holds the whole step: checkouts before version 2 of the API."""
+    from rlplug.training.group_selection import GroupSelection
+    from rlplug.training.rollout_metrics import rollout_metrics
+
+    from rlplug.distributed.strategy import RLFSDP2Strategy
+    from rlplug.training.forward_backward import MicroBatchRunner
+    from rlplug.types import Batch, Rollout
+
+    selection: Any = GroupSelection
+    with phases.phase("gather"):
+        samples = RLFSDP2Strategy.gather(strategy, samples)
+    with phases.phase("select"):
+        samples = sorted(samples, key=lambda sample: sample.group)
+        rollout = selection(algorithm, plan.num_completions // GROUP_SIZE, None).add(Rollout(), samples)
+        rollout_metrics(rollout)  # type: ignore[call-arg, arg-type]
+    del samples
+    with phases.phase("batch"):
+        batch: Any = Batch.from_samples(rollout.samples, 0)  # type: ignore[attr-defined]
+    with phases.phase("advantages"):
+        batch = batch.replace(advantages=algorithm.advantages(batch).advantages)
+    runner: Any = MicroBatchRunner(plan, strategy)
+    with phases.phase("plan"):
+        rows = plan.mini_batches(plan.num_completions, 0, 0)[0]
+        micro_batch = plan.micro_batches(rows, batch.lengths, strategy.data_rank)[0]
+    with phases.phase("load"):
+        return runner._load(batch, micro_batch)
 
 
 def less(whole: list[float], part: list[float]) -> list[float]:
@@ -266,8 +312,12 @@ def table(cells: dict[Path, dict[str, list[float]]]) -> Iterator[str]:
     """Yield a Markdown table with a row for each phase, and three columns for each checkout."""
     yield "| phase |" + "".join(f" {path.name} wall s | CPU s | GiB |" for path in cells)
     yield "|---|" + "---:|---:|---:|" * len(cells)
-    for name in next(iter(cells.values())):
-        cell = (f" {rows[name][0]:.3f} | {rows[name][1]:.3f} | {rows[name][2] / GIB:.3f} |" for rows in cells.values())
+    names = dict.fromkeys(name for rows in cells.values() for name in rows)
+    for name in [*(name for name in names if name != "all"), "all"]:
+        cell = (
+            f" {row[0]:.3f} | {row[1]:.3f} | {row[2] / GIB:.3f} |" if (row := rows.get(name)) else " | | |"
+            for rows in cells.values()
+        )
         yield f"| {name} |" + "".join(cell)
 
 

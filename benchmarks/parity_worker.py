@@ -26,7 +26,7 @@ from rlplug.models.packing import pack_batch
 from rlplug.ops import mismatch_metrics
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.engine_states import EngineStateMachine
-from rlplug.types import Batch, Completion, Prompt, Request, Sample, SamplingParams
+from rlplug.types import Completion, Prompt, Request, Sample, SamplingParams, StepBatch
 from rlplug.weight_sync.buckets import weight_buckets
 
 WARM_UP_TOKENS: Final = 4
@@ -68,16 +68,18 @@ def compare(
     spec: PolicySpec,
 ) -> dict[str, float]:
     """Return the mismatch metrics between the completions' logprobs and the policy's forward pass."""
-    batch = Batch.from_samples([_sample(*pair) for pair in zip(requests, completions, strict=True)], spec.pad_token_id)
+    samples = [_sample(*pair) for pair in zip(requests, completions, strict=True)]
+    rows = StepBatch.from_samples(samples, spec.pad_token_id)
+    batch = rows.padded
     device = next(model.parameters()).device
     trainer = torch.zeros(batch.input_ids.shape)
     num_rows = max(1, PASS_TOKENS // batch.input_ids.shape[1])
     for start in range(0, batch.num_sequences, num_rows):
-        rows = list(range(start, min(start + num_rows, batch.num_sequences)))
+        some = list(range(start, min(start + num_rows, batch.num_sequences)))
         scores = policy_forward(
-            model, pack_batch(batch.select(rows)).to(device), sampling, "none"
+            model, pack_batch(rows.select(some)).to(device), sampling, "none"
         ).tokens.sampled_logprobs
-        trainer[rows, : scores.shape[1]] = scores.float().cpu()
+        trainer[some, : scores.shape[1]] = scores.float().cpu()
     return mismatch_metrics(batch.rollout_logprobs, trainer, batch.response_mask)
 
 

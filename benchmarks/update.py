@@ -49,8 +49,9 @@ from rlplug.training.actor_critic import ActorCritic, TrainableModel
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
 from rlplug.training.forward_backward import MicroBatchRunner, MiniBatchResult
 from rlplug.training.losses import step_losses
+from rlplug.training.step_rows import StepRows
 from rlplug.training.update import PolicyUpdate
-from rlplug.types import SamplingParams
+from rlplug.types import SamplingParams, StepBatch
 
 VARIANTS: dict[str, list[str]] = {
     "plain": [],
@@ -139,19 +140,22 @@ class Measured(LightningModule):
             sampling=SamplingParams(),
             hook=plugins().hook,
         )
-        runner = MicroBatchRunner(plan, strategy)
+        runner, indices = MicroBatchRunner(plan, strategy), range(batch.num_sequences)
+        own = (batch.group_index % strategy.world_size == strategy.global_rank).nonzero().flatten()
+        mine = StepBatch.from_padded(batch.map(lambda tensor: tensor[own]), strategy.statistics)
+        rows = StepRows(mine, strategy)
         update = PolicyUpdate(models, runner, self.manual_backward, skip_nonfinite=False, seed=0)
         phases = {
-            "logprobs": lambda: runner.forward_only(batch, models.forward_policy),
-            "update": lambda: update.run(batch, 1),
+            "logprobs": lambda: runner.forward_only(runner.fetch(rows, indices, "forward"), models.forward_policy),
+            "update": lambda: update.run(mine, 1),
         }
         loss_fn = step_losses(models, 1)[0]
-        num_micro_batches = len(plan.micro_batches(range(batch.num_sequences), batch.lengths, 0))
+        num_micro_batches = len(plan.micro_batches(indices, batch.lengths, 0))
         self.row = {"variant": self.variant, "tokens": sum(batch.lengths), "micro-batches": num_micro_batches}
         for name in options.phases:
             if name in ("mismatch", "gradients"):
-                result = runner.forward_backward(batch, range(batch.num_sequences), loss_fn, self.manual_backward)
-                self.row |= self.compare(result, batch.response_mask, has_gradients=name == "gradients")
+                result = runner.forward_backward(rows, indices, loss_fn, self.manual_backward)
+                self.row |= self.compare(result, mine.per_token["response_mask"], has_gradients=name == "gradients")
                 continue
             if name == "offload":
                 self.row |= self.measure_offload(phases["update"])
@@ -185,7 +189,7 @@ class Measured(LightningModule):
             f"{name} peak GiB": round(torch.cuda.max_memory_allocated() / 2**30, 1) if is_cuda else float("nan"),
         }
 
-    def compare(self, result: MiniBatchResult, trained: torch.Tensor, has_gradients: bool) -> dict[str, Any]:
+    def compare(self, result: MiniBatchResult, trained: Any, has_gradients: bool) -> dict[str, Any]:
         """Return how far logprobs, loss and gradients are from the first ones, on the first rank. Collective."""
         assert result.tokens is not None, "the mini-batch is the whole step"
         weights, gradients = self.model_trainer.hf_weights(self.policy), {}
@@ -193,10 +197,11 @@ class Measured(LightningModule):
             whole = parameter.grad.full_tensor()
             gradients |= {weight.name: weight.of(whole) for weight in weights[name]}
         self.policy.zero_grad()
+        logprobs = self.trainer.strategy.gather_arrays(result.tokens.logprobs.numpy()[trained])
         if not self.trainer.is_global_zero:
             return {}
         differences: dict[str, Any] = self.options.comparison.differences(
-            result.tokens.logprobs[trained], result.metrics["loss"], gradients
+            torch.from_numpy(logprobs), result.metrics["loss"], gradients
         )
         return differences
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rlplug.interfaces import Algorithm, Bucket, Denominators, LossOutput, RolloutEngine, SyncReport
     from rlplug.registry import Registry
-    from rlplug.types import Batch
+    from rlplug.types import Batch, StepBatch
 
 hookimpl = pluggy.HookimplMarker("rlplug")
 
@@ -51,7 +51,7 @@ def rlplug_sync_weights(engine: RolloutEngine, buckets: Iterable[Bucket], versio
 
 
 @hookimpl
-def rlplug_prepare_batch(batch: Batch) -> Batch:
+def rlplug_prepare_batch(batch: StepBatch) -> StepBatch:
     return batch
 
 

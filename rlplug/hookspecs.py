@@ -1,7 +1,7 @@
 """Specifications of all hooks that a plugin can implement.
 
 A plugin is a module behind an entry point in the group ``rlplug.plugins``. It declares the hook API that it was
-written for, ``RLPLUG_API_VERSION = ">=1,<2"``, and implements any of the functions below, marked with
+written for, ``RLPLUG_API_VERSION = ">=2,<3"``, and implements any of the functions below, marked with
 ``rlplug.plugin_manager.hookimpl``. Arguments are passed by keyword: take only those that you use.
 
 Four forms:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from rlplug.interfaces import Algorithm, Bucket, Denominators, LossOutput, RolloutEngine, SyncReport
     from rlplug.registry import Registry
-    from rlplug.types import Batch, Rollout
+    from rlplug.types import Batch, Rollout, StepBatch
 
-API_VERSION: Final = "1.3"
+API_VERSION: Final = "2.0"
 """Version of the hook API. A new hook or argument raises its second number, a changed meaning its first."""
 
 ENTRY_POINT_GROUP: Final = "rlplug.plugins"
@@ -75,7 +75,11 @@ def rlplug_register_optimizations(registry: Registry) -> None:
 
 @hookspec
 def rlplug_after_rollout(rollout: Rollout, step: int) -> Mapping[str, float] | None:
-    """Observe the scored samples that train in ``step``, from all ranks; return metrics or None."""
+    """Observe the scored samples of ``step`` that this rank has; return metrics or None.
+
+    A rank without samples that train does not call it. A metric is the mean of what ranks return, weighted by their
+    numbers of samples that train: return means over samples.
+    """
 
 
 @hookspec
@@ -97,10 +101,11 @@ def rlplug_sync_weights(
 
 
 @hookspec(firstresult=True)
-def rlplug_prepare_batch(batch: Batch, step: int) -> Batch | Generator[None, Batch, Batch]:
-    """Edit the batch, advantages included, before the update: ``edited = (yield).replace(...)``.
+def rlplug_prepare_batch(batch: StepBatch, step: int) -> StepBatch | Generator[None, StepBatch, StepBatch]:
+    """Edit a rank's rows, advantages included, before the update: ``edited = (yield).replace(...)``.
 
-    Every rank calls this with the same batch, and must return the same one. Edits nest in plugin order.
+    Every rank calls this with its own rows, whole groups, possibly none, and must replace the same tensors. Numbers
+    over the whole step come from ``batch.step``. Edits nest in plugin order.
     """
 
 

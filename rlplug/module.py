@@ -21,7 +21,6 @@ from torch import nn
 from rlplug import setup as run_setup
 from rlplug.config import RunConfig
 from rlplug.data.datamodule import PromptDataModule, PromptRules
-from rlplug.distributed.host_tuning import freeze_gc, limit_host_threads
 from rlplug.distributed.rng import rng_state, set_rng_state
 from rlplug.distributed.stop_signal import StopRequested, StopSignal, end_at_once
 from rlplug.distributed.strategy import RLFSDP2Strategy, require_strategy
@@ -32,13 +31,16 @@ from rlplug.observability.phase_timer import PHASES_BEFORE_UPDATE, PhaseTimer
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.partial.state import PartialRolloutState, load_partial_rollout
-from rlplug.training.group_selection import GroupSelection
+from rlplug.training.advantages import compute_advantages, require_rows
+from rlplug.training.host_tuning import freeze_gc, limit_host_threads
 from rlplug.training.logprobs import compute_logprobs
 from rlplug.training.mismatch_gate import MismatchGate
-from rlplug.training.rollout_metrics import rollout_metrics
+from rlplug.training.samples.metrics import mean_over_ranks, rollout_metrics
+from rlplug.training.samples.selection import GroupSelection
+from rlplug.training.samples.table import sample_table
 from rlplug.training.update import NonFiniteUpdate, PolicyUpdate, save_for_inspection
 from rlplug.training.validation import validation_metrics
-from rlplug.types import Batch, Prompt, Rollout, Sample
+from rlplug.types import Prompt, Rollout, Sample, StepBatch
 
 
 class RLModule(LightningModule):
@@ -80,7 +82,7 @@ class RLModule(LightningModule):
         self.newest_metrics: dict[str, float] = {}
         """Metrics of the last step that was logged, for the progress bar."""
         self.newest_samples: list[tuple[str, int, Sequence[Sample]]] = []
-        """Kind (``train``, ``validate``, ``reward_errors``), step and samples, for whoever logs them."""
+        """Kind (``train``, ``validate``, ``reward_errors``), step and this rank's samples, for whoever logs them."""
         self.run_dir: Path | None = None
         self._is_first_step = True
         self.schedulers: list[Any] = []
@@ -126,9 +128,10 @@ class RLModule(LightningModule):
         return self.run.generator.resume(self.partial_rollout, request, self.groups.num_missing(rollout))
 
     def score(self, samples: list[Sample]) -> list[Sample]:
-        """Score this rank's samples and return those of all ranks."""
-        samples = sorted(self.strategy.gather(self.rewards.score(samples)), key=lambda sample: sample.group)
-        if failed := [sample for sample in samples if sample.errors]:
+        """Return this rank's samples with their rewards."""
+        samples = sorted(self.rewards.score(samples), key=lambda sample: sample.group)
+        failed = [sample for sample in samples if sample.errors]
+        if self.strategy.any_rank(bool(failed)):
             self.newest_samples.append(("reward_errors", self.step, failed))
         self.step_metrics |= self.rewards.stats()
         return samples
@@ -136,24 +139,28 @@ class RLModule(LightningModule):
     def filter_groups(self, rollout: Rollout, samples: list[Sample], refill: int) -> Rollout:
         """Add the groups that the algorithm wants to train on; stop when too many samples have no reward."""
         rollout = self.groups.add(rollout, samples)
-        if rollout.drawn:
-            self.rewards.check(rollout.drawn)  # of all rounds: one error in a small refill is no large share of a step
+        if rollout.num_drawn:
+            # of all rounds: one error in a small refill is no large share of a step
+            self.rewards.check(rollout.drawn, self.strategy)
             self.step_metrics["filter/refills"] = float(refill)
             self.step_metrics["filter/missing_groups"] = self.groups.num_missing(rollout) / self.groups.prompts_per_step
-            self.step_metrics |= rollout_metrics(rollout)
+            table = sample_table(rollout, self.rewards.names, self.strategy.gather_arrays)
+            self.step_metrics |= rollout_metrics(table, self.rewards.names)
         return rollout
 
-    def compute_logprobs(self, rollout: Rollout) -> Batch:
+    def compute_logprobs(self, rollout: Rollout) -> StepBatch:
         """Make the batch, with the logprobs that the update needs; at a run's first step, compare with the engine's."""
-        if not rollout.samples:
+        if not rollout.num_groups:
             algorithm = self.config.algorithm
             raise RunError(
                 f"step {self.step}: {type(algorithm).__name__} accepted none of the groups, after "
                 f"{algorithm.max_refills} refills: every prompt is solved or hopeless. Use other prompts."
             )
         self.newest_samples.append(("train", self.step, rollout.samples))
-        self.step_metrics |= plugins().observe("rlplug_after_rollout", step=self.step, rollout=rollout)
-        batch = Batch.from_samples(rollout.samples, self.inputs.spec.pad_token_id)
+        self.step_metrics |= self._observe_rollout(rollout)
+        spec = self.inputs.spec
+        no_experts = None if spec.routers is None else spec.routers.empty(0)
+        batch = StepBatch.from_samples(rollout.samples, spec.pad_token_id, self.strategy.statistics, no_experts)
         if self.partial_rollout is not None:
             self.step_metrics |= self.partial_rollout.metrics(batch, self.policy_version)
         update = self.policy_update
@@ -164,29 +171,27 @@ class RLModule(LightningModule):
             self._compare_with_engine(batch, tokens)
         return batch
 
-    def compute_advantages(self, batch: Batch) -> Batch:
+    def compute_advantages(self, batch: StepBatch) -> StepBatch:
         """Let the algorithm turn rewards into advantages, and plugins edit the result."""
-        result = self.config.algorithm.advantages(batch)
-        self.step_metrics |= result.metrics
-        mask = batch.response_mask if result.response_mask is None else result.response_mask
-        batch = batch.replace(advantages=result.advantages, returns=result.returns, response_mask=mask)
-        edited: Batch = plugins().hook.rlplug_prepare_batch(batch=batch, step=self.step)
-        return edited
+        batch, metrics = compute_advantages(self.config.algorithm, batch, self.strategy.gather)
+        self.step_metrics |= metrics
+        return require_rows(plugins().hook.rlplug_prepare_batch(batch=batch, step=self.step), batch)
 
-    def update(self, batch: Batch) -> None:
+    def update(self, batch: StepBatch) -> None:
         """Take the step's optimizer steps."""
         self.run.offload.before_update()
-        inspection_file = (self.run_dir or Path(".")) / "nonfinite" / f"step-{self.step:08d}.safetensors"
+        name = f"step-{self.step:08d}-rank-{self.global_rank}.safetensors"
+        inspection_file = (self.run_dir or Path(".")) / "nonfinite" / name
         try:
             result = self.policy_update.run(batch, self.step)
         except NonFiniteUpdate as problem:
-            save_for_inspection(batch, inspection_file, self.global_rank)
+            save_for_inspection(batch, inspection_file)
             raise RunError(
                 f"step {self.step}: {problem}. The batch is in {inspection_file}; the newest checkpoint is from "
                 "before. Lower the learning rate or model.limits.max_grad_norm, or set model.limits.on_nonfinite: skip."
             ) from None
         if result.metrics["policy/skipped_updates"]:
-            save_for_inspection(batch, inspection_file, self.global_rank)
+            save_for_inspection(batch, inspection_file)
         if result.tokens is not None:
             self._compare_with_engine(batch, result.tokens)
         self.step_metrics |= result.metrics
@@ -243,7 +248,14 @@ class RLModule(LightningModule):
             self.trainer.should_stop = True
         self.run.offload.after_step()
 
-    def _compare_with_engine(self, batch: Batch, tokens: TokenLogprobs) -> None:
+    def _observe_rollout(self, rollout: Rollout) -> dict[str, float]:
+        """Show plugins this rank's samples, and return their metrics of all ranks."""
+        found = {}
+        if rollout.samples:
+            found = plugins().observe("rlplug_after_rollout", step=self.step, rollout=rollout)
+        return mean_over_ranks(self.strategy.gather([(found, len(rollout.samples))]))
+
+    def _compare_with_engine(self, batch: StepBatch, tokens: TokenLogprobs) -> None:
         """Measure how far engine and trainer are apart; see :class:`MismatchGate`."""
         if self.config.engine.capabilities.logprobs:
             self.step_metrics |= self.mismatch_gate.compare(
@@ -259,12 +271,13 @@ class RLModule(LightningModule):
         num_samples = config.validation.num_samples
         request = RolloutRequest(self.data.val_prompts, num_samples, sampling, key, self.policy_version)
         samples = self.score(run.generator.generate(request))
-        self.rewards.check(samples)
+        self.rewards.check(samples, self.strategy)
         of_sync = {name: value for name, value in run.driver.pop_metrics().items() if name.startswith("sync/")}
         self.step_metrics |= of_sync
         run.generator.pop_metrics()
         self.newest_samples.append(("validate", self.step, samples))
-        return validation_metrics(samples, config.validation.pass_threshold)
+        table = sample_table(Rollout(tuple(samples)), self.rewards.names, self.strategy.gather_arrays)
+        return validation_metrics(table, self.rewards.names, config.validation.pass_threshold)
 
     def _log(self, metrics: dict[str, float]) -> None:
         for logger in self.loggers:
@@ -347,7 +360,8 @@ class RLModule(LightningModule):
     @property
     def groups(self) -> GroupSelection:
         """Selection of the step's groups by the algorithm."""
-        return GroupSelection(self.config.algorithm, self.plan.batch.prompts_per_step, self.partial_rollout)
+        per_step, gather_arrays = self.plan.batch.prompts_per_step, self.strategy.gather_arrays
+        return GroupSelection(self.config.algorithm, per_step, self.partial_rollout, gather_arrays)
 
     @property
     def run(self) -> run_setup.Run:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy
 import torch
 from torch import Tensor
 
-from rlplug.types import SamplingParams
+from rlplug.types import ONE_RANK, SamplingParams, StepStatistics
 
 
 def scaled_logits(logits: Tensor, temperature: float) -> Tensor:
@@ -97,8 +97,23 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return masked_sum(values, mask) / mask.sum().clamp(min=1)
 
 
+MOST_VALUES: Final = 65536
+"""Largest number of values of which several ranks compute percentiles together: of more, evenly spaced ones."""
+
+
 def mismatch_metrics(rollout_logprobs: Tensor, trainer_logprobs: Tensor, mask: Tensor) -> dict[str, float]:
-    """Return the differences between two float32 [B, T] logprobs under ``mask`` as metrics.
+    """Return :func:`difference_metrics` of two float [B, T] logprobs under ``mask``."""
+    difference = (trainer_logprobs - rollout_logprobs).masked_fill(~mask, 0.0)
+    return difference_metrics(difference[mask], difference.sum(dim=1)[mask.any(dim=1)])
+
+
+def difference_metrics(tokens: Tensor, sequences: Tensor, step: StepStatistics = ONE_RANK) -> dict[str, float]:
+    """Return how far the logprobs of engine and trainer are apart, as metrics. Collective.
+
+    Args:
+        tokens: float [n]: the trainer's logprob less the engine's, of this rank's tokens.
+        sequences: float [s]: its sum over each of this rank's sequences that has such tokens.
+        step: Sums over all ranks.
 
     Returns:
         ``mismatch/mean`` and ``mismatch/max``: absolute difference in nats. ``mismatch/kl``: the k3 estimate of
@@ -106,21 +121,27 @@ def mismatch_metrics(rollout_logprobs: Tensor, trainer_logprobs: Tensor, mask: T
         KL divergence", 2020). ``mismatch/weight_p1``, ``_p50``, ``_p99``: percentiles of the importance weight
         ``exp(d)`` over tokens. ``mismatch/sequence_weight_p1``, ...: of ``exp(sum of d)`` over completions.
     """
-    difference = (trainer_logprobs - rollout_logprobs).masked_fill(~mask, 0.0)
+    absolute = step.moments(tokens.abs())
     percentiles = {
-        **_percentiles("mismatch/weight", difference[mask]),
-        **_percentiles("mismatch/sequence_weight", difference.sum(dim=1)[mask.any(dim=1)]),
+        **_percentiles("mismatch/weight", tokens, step),
+        **_percentiles("mismatch/sequence_weight", sequences, step),
     }
     return percentiles | {
-        "mismatch/mean": float(masked_mean(difference.abs(), mask)),
-        "mismatch/max": float(difference.abs().max()),
-        "mismatch/kl": float(masked_mean(difference.expm1() - difference, mask)),
+        "mismatch/mean": absolute.mean,
+        "mismatch/max": absolute.largest if absolute.count else 0.0,
+        "mismatch/kl": step.mean(tokens.expm1() - tokens),
     }
 
 
-def _percentiles(name: str, log_weights: Tensor) -> dict[str, float]:
-    if not len(log_weights):
+def _percentiles(name: str, log_weights: Tensor, step: StepStatistics) -> dict[str, float]:
+    counts = [int(count) for count in step.gather(torch.tensor(float(len(log_weights))))]
+    if not any(counts):
         return {}
-    found = numpy.percentile(log_weights.numpy(), (1, 50, 99))  # torch.quantile refuses more than 16M elements
+    stride = 1 if len(counts) == 1 else -(-sum(counts) // MOST_VALUES)
+    kept = log_weights if stride == 1 else log_weights.sort().values[stride // 2 :: stride]
+    sizes = [len(range(stride // 2, count, stride)) for count in counts]
+    gathered = step.gather(torch.nn.functional.pad(kept, (0, max(sizes) - len(kept))))
+    values = numpy.concatenate([row[:size] for row, size in zip(gathered.numpy(), sizes, strict=True)])
+    found = numpy.percentile(values, (1, 50, 99))  # torch.quantile refuses more than 16M elements
     weights = torch.from_numpy(found).exp().tolist()
     return {f"{name}_p{q}": weight for q, weight in zip((1, 50, 99), weights, strict=True)}

@@ -33,7 +33,7 @@ from rlplug.errors import RunError
 from rlplug.models.export import export_policy
 from rlplug.observability.experiment_log import is_due, log_configuration, log_samples
 from rlplug.observability.metrics_csv import MetricsCSV
-from rlplug.observability.sample_records import is_trained, sample_record, spread
+from rlplug.observability.sample_records import first_of_ranks, is_trained, sample_record, spread_over_ranks
 from rlplug.observability.tensorboard import RunTensorBoard
 from rlplug.observability.terminal import say
 from rlplug.plugin_manager import describe, plugins
@@ -49,6 +49,8 @@ METRICS: Final = "metrics.csv"
 RECORD: Final = "run.json"
 SAMPLES: Final = "samples.jsonl"
 REWARD_ERRORS: Final = "reward_errors.jsonl"
+MOST_ERRORS: Final = 100
+"""Samples written to ``reward_errors.jsonl`` per step."""
 
 
 class RunFolder(Callback):
@@ -199,16 +201,18 @@ class RunFolder(Callback):
             self._finish("finished")
 
     def _log_samples(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write some of the module's new samples, and all of those whose reward failed."""
+        """Write some of the module's new samples, and those whose reward failed. Collective."""
         module: Any = pl_module
         taken, module.newest_samples = module.newest_samples, []
-        if not trainer.is_global_zero:
-            return
         for phase, step, samples in taken:
             if phase == "reward_errors":
-                self._append_samples(REWARD_ERRORS, samples, step, phase)
+                failed = first_of_ranks(samples, MOST_ERRORS, module.strategy)
+                if trainer.is_global_zero:
+                    self._append_samples(REWARD_ERRORS, failed, step, phase)
                 continue
-            chosen = spread(samples, self.samples_per_step)
+            chosen = spread_over_ranks(samples, self.samples_per_step, module.strategy)
+            if not trainer.is_global_zero:
+                continue
             self._append_samples(SAMPLES, chosen, step, phase)
             if phase == "validate":
                 print_samples(chosen, step)
@@ -252,8 +256,11 @@ class RunFolder(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._is_accepted:
+            module: Any = pl_module
+            failed = [taken for taken in module.newest_samples if taken[0] == "reward_errors"]
             with suppress(RunError):  # the disk may be full, which the exception says
-                self._log_samples(trainer, pl_module)
+                for phase, step, samples in failed:  # of this rank: others may have ended
+                    self._append_samples(REWARD_ERRORS, samples[:MOST_ERRORS], step, phase)
                 self._finish("failed", f"{type(exception).__name__}: {exception}")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

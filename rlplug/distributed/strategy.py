@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy
+from numpy.typing import NDArray
 from torch import nn
 from torch._C._distributed_c10d import Store
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
@@ -26,11 +27,12 @@ from torch.optim import Optimizer
 from rlplug.distributed.checkpoint_files import find_damage, read_checkpoint, require_whole
 from rlplug.distributed.checkpoint_writer import BackgroundWriter, ChecksumWriter, take_tensors, write_others
 from rlplug.distributed.clip_grad import scale_to_norm, total_norm
+from rlplug.distributed.exchange import exchange_arrays, gather_arrays
 from rlplug.distributed.mesh import build_mesh, data_mesh, weights_mesh
 from rlplug.distributed.ranks import RankLauncher, join_ranks, watch_launcher
 from rlplug.distributed.stop_signal import StopSignal
 from rlplug.errors import ConfigError
-from rlplug.types import MeshSizes
+from rlplug.types import MeshSizes, StepStatistics
 
 Item = TypeVar("Item")
 
@@ -145,6 +147,21 @@ class RLFSDP2Strategy(ModelParallelStrategy):
     def data_rank(self) -> int:
         """Index of the part, of ``data_size``, that this rank and those of its sequence and tensor groups compute."""
         return self._ranks["data"]
+
+    @property
+    def data_ranks(self) -> list[int]:
+        """The ``data_rank`` of each rank: ranks that share rows are neighbours."""
+        return [rank // (self.sequence_size * self.tensor_size) for rank in range(self.world_size)]
+
+    @property
+    def statistics(self) -> StepStatistics:
+        """Sums over all ranks."""
+        return StepStatistics(self.world_size, self._exchange_device)
+
+    @property
+    def _exchange_device(self) -> torch.device:
+        """Device of the arrays that ranks exchange: gloo takes them from the host."""
+        return torch.device("cpu") if self._get_process_group_backend() == "gloo" else self.root_device
 
     @property
     def data_group(self) -> dist.ProcessGroup:
@@ -269,6 +286,14 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         gathered: list[list[Item]] = [[] for _ in range(self.world_size)]
         dist.all_gather_object(gathered, items)
         return [item for part in gathered for item in part]
+
+    def gather_arrays(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return the concatenation of every rank's array; see :func:`rlplug.distributed.exchange.gather_arrays`."""
+        return gather_arrays(array, self.world_size, self._exchange_device)
+
+    def exchange_arrays(self, parts: Sequence[NDArray[Any]], lengths: Sequence[int]) -> NDArray[Any]:
+        """Send each rank its part; see :func:`rlplug.distributed.exchange.exchange_arrays`."""
+        return exchange_arrays(parts, lengths, self._exchange_device)
 
     def any_rank(self, flag: bool) -> bool:
         """Return whether ``flag`` is true on some rank."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rlplug.types import Batch, Sample
+from rlplug.types import Batch, Sample, StepBatch
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,15 @@ class Advantages:
     """Result of :meth:`Algorithm.advantages`."""
 
     advantages: Tensor
-    """float32 [B, T], 0 where ``response_mask`` is false"""
+    """float32 [B], one number for all trainable tokens of a completion, or [B, T] as in ``batch.padded``, 0 where its
+    ``response_mask`` is false"""
     returns: Tensor | None = None
     """float32 [B, T]: targets of the critic"""
     response_mask: Tensor | None = None
-    """bool [B, T]: replaces ``batch.response_mask``, to train on fewer tokens; ``None`` keeps it"""
+    """To train on fewer tokens: bool [B, T] replaces that of ``batch.padded``, and bool [B] keeps the completions that
+    are true; ``None`` changes nothing"""
     metrics: dict[str, float] = field(default_factory=dict)
+    """Numbers over the whole step, the same on every rank: ``batch.step`` computes them."""
 
 
 @dataclass(frozen=True)
@@ -117,18 +120,24 @@ class Algorithm(ABC):
     def select(self, group: Sequence[Sample]) -> Sequence[Sample]:
         """Return which of a prompt's scored samples train.
 
-        An empty result rejects the prompt: another one replaces it, within ``max_refills`` rounds. Every rank calls
-        this with the same samples, and must get the same result.
+        An empty result rejects the prompt: another one replaces it, within ``max_refills`` rounds. The rank that has
+        the group calls this, in no order that an algorithm may rely on: a random draw is seeded by the run's seed, the
+        step and ``group[0].group``.
         """
         return group
 
     @abstractmethod
-    def advantages(self, batch: Batch) -> Advantages:
-        """Turn rewards into per-token advantages.
+    def advantages(self, batch: StepBatch) -> Advantages:
+        """Turn rewards into advantages.
+
+        Every rank calls this with completions of its own, whole groups, on the CPU. A rank may have none. A number
+        over the whole step, such as a mean by which advantages are normalised, comes from ``batch.step``, whose methods
+        all ranks must call in the same order: never under a condition that ranks may answer differently.
 
         Args:
-            batch: The whole step, from all ranks, on the CPU. Sequences with ``reward_valid`` false must neither count
-                in a statistic nor get an advantage.
+            batch: This rank's completions. Those with ``reward_valid`` false must neither count in a statistic nor get
+                an advantage. ``batch.padded`` has their tokens, which an algorithm that gives one number a completion
+                does not need.
         """
 
     @abstractmethod

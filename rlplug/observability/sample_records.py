@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.types import RewardError, Sample
 
 
@@ -13,12 +16,27 @@ def is_trained(record: dict[str, Any]) -> bool:
     return record.get("phase") == "train"
 
 
-def spread(samples: Sequence[Sample], count: int) -> list[Sample]:
-    """Return ``count`` samples spread evenly from worst to best, failed rewards first."""
-    ordered = sorted(samples, key=lambda sample: (not sample.errors, sample.reward))
-    if len(ordered) <= count:
-        return ordered
-    return [ordered[round(index * (len(ordered) - 1) / max(count - 1, 1))] for index in range(count)]
+def spread_over_ranks(samples: Sequence[Sample], count: int, ranks: RLFSDP2Strategy) -> list[Sample]:
+    """Return ``count`` of all ranks' samples, spread evenly from worst to best, failed rewards first. Collective.
+
+    Only those travel; to choose them, ranks tell each other rewards.
+    """
+    fields = [("reward", np.float64), ("group", np.int64), ("rank", np.int64), ("index", np.int64)]
+    mine = np.zeros(len(samples), fields)
+    for index, (row, sample) in enumerate(zip(mine, samples, strict=True)):
+        row["reward"], row["group"] = -np.inf if sample.errors else sample.reward, sample.group
+        row["rank"], row["index"] = ranks.global_rank, index
+    rows = ranks.gather_arrays(mine)
+    rows = rows[np.lexsort((rows["index"], rows["group"], rows["reward"]))]
+    if len(rows) > count:
+        rows = rows[[round(index * (len(rows) - 1) / max(count - 1, 1)) for index in range(count)]]
+    own = [(position, samples[row["index"]]) for position, row in enumerate(rows) if row["rank"] == ranks.global_rank]
+    return [sample for _, sample in sorted(ranks.gather(own), key=lambda pair: pair[0])]
+
+
+def first_of_ranks(samples: Sequence[Sample], count: int, ranks: RLFSDP2Strategy) -> list[Sample]:
+    """Return the first ``count`` of all ranks' samples, by group. Collective."""
+    return sorted(ranks.gather(list(samples[:count])), key=lambda sample: sample.group)[:count]
 
 
 def sample_record(sample: Sample, step: int, phase: str) -> dict[str, Any]:

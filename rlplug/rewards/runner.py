@@ -8,6 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.plain_values import MAX_REWARD
 from rlplug.interfaces.reward import SUMMARY_NAMES, Reward
@@ -51,6 +54,7 @@ class RewardRunner:
             )
         self.rewards = tuple(rewards)
         self.max_error_share = max_error_share
+        self.has_environment = has_environment
         self._calls = TimeoutExecutor(deadline_s, max_concurrency)
 
     def score(self, samples: Sequence[Sample]) -> list[Sample]:
@@ -75,23 +79,36 @@ class RewardRunner:
             for sample, by_name in zip(samples, values, strict=True)
         ]
 
-    def check(self, samples: Sequence[Sample]) -> None:
-        """Stop the run when too many samples have no reward.
+    @property
+    def names(self) -> list[str]:
+        """Names of all rewards of a sample, in order."""
+        own = [reward.name for reward in self.rewards]
+        return [ENVIRONMENT, *own] if self.has_environment else own
+
+    def check(self, samples: Sequence[Sample], ranks: RLFSDP2Strategy) -> None:
+        """Stop the run when too many samples have no reward. Collective.
 
         Args:
-            samples: The scored samples of all ranks, so that all stop together.
+            samples: This rank's scored samples.
+            ranks: Adds up over all ranks, so that all stop together.
 
         Raises:
             RunError: The share of samples with an error is above ``max_error_share``.
         """
         failed = [sample for sample in samples if sample.errors]
-        if not failed or len(failed) <= self.max_error_share * len(samples):
+        counts = ranks.gather_arrays(np.array([[len(failed), len(samples)]]))
+        num_failed, num_samples = counts.sum(axis=0).tolist()
+        if not num_failed or num_failed <= self.max_error_share * num_samples:
             return
-        name, error = next(iter(failed[0].errors.items()))
+        firsts = [
+            (sample.group, *next(iter(sample.errors.items())), sample.prompt.uid)
+            for sample in sorted(failed, key=lambda sample: sample.group)[:1]
+        ]
+        _, name, error, uid = min(ranks.gather(firsts), key=lambda first: first[0])
         raise RunError(
-            f"{len(failed)} of {len(samples)} samples ({len(failed) / len(samples):.0%}) have no reward; "
+            f"{num_failed} of {num_samples} samples ({num_failed / num_samples:.0%}) have no reward; "
             f"model.limits.max_reward_error_share allows {self.max_error_share:.0%}. First error, of reward {name!r} "
-            f"on prompt {failed[0].prompt.uid!r}: {error.message}. {_remedy(name)}, or raise "
+            f"on prompt {uid!r}: {error.message}. {_remedy(name)}, or raise "
             "model.limits.max_reward_error_share."
         )
 

@@ -29,7 +29,10 @@ class TrainableModel:
 
 @dataclass(frozen=True)
 class ForwardOutput:
-    """Results of a forward-only pass, float32 [B, T] each; ``None`` for what the pass does not compute."""
+    """Results of forward-only passes, ``None`` for what they do not compute.
+
+    float32 [B, T] of a micro-batch, or [N] of a rank's own rows.
+    """
 
     tokens: TokenLogprobs | None = None
     """Logprobs of the policy."""

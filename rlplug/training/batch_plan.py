@@ -172,27 +172,33 @@ class BatchPlan:
     def micro_batches(
         self, rows: Sequence[int], lengths: Sequence[int], rank: int, phase: PassKind = "update"
     ) -> list[MicroBatch]:
-        """Return the passes of ``rank`` over ``rows``, the one with most tokens first; every rank gets the same number.
+        """Return the passes of ``rank``, below ``data_size``; see :meth:`passes`."""
+        return self.passes(rows, lengths, phase)[rank]
+
+    def passes(self, rows: Sequence[int], lengths: Sequence[int], phase: PassKind = "update") -> list[list[MicroBatch]]:
+        """Return the passes of each of ``data_size`` ranks over ``rows``: as many for each, most tokens first.
 
         All ranks compute the same partition of the rows, which balances what a pass costs each of them and what all
         passes together do.
 
         Args:
-            rows: Rows of the step's batch; the same on every rank.
-            lengths: Tokens of every row of the step's batch.
-            rank: Below ``data_size``; ranks that share sequences give the same.
+            rows: Rows of the step; the same on every rank.
+            lengths: Tokens of every row of the step.
             phase: Phase whose token budget applies.
         """
         tokens = tuple(lengths[row] for row in rows)
         costs = tuple(num + self.quadratic_cost * num**2 for num in tokens)
         if self.micro_batch_size is not None:
-            passes = _schedule(costs, (1,) * len(rows), self.data_size, self.micro_batch_size)
+            schedule = _schedule(costs, (1,) * len(rows), self.data_size, self.micro_batch_size)
         else:
-            passes = _schedule(costs, tokens, self.data_size, self.max_tokens[phase] * self.sequence_size)
+            schedule = _schedule(costs, tokens, self.data_size, self.max_tokens[phase] * self.sequence_size)
         # what does not fit in memory fails at once, and later passes fit into the blocks that the allocator has by then
-        passes = sorted(passes, key=lambda parts: max(sum(tokens[i] for i in part) for part in parts), reverse=True)
+        schedule = sorted(schedule, key=lambda parts: max(sum(tokens[i] for i in part) for part in parts), reverse=True)
         filler = MicroBatch((min(rows, key=lengths.__getitem__),), is_filler=True)
-        return [MicroBatch(tuple(rows[item] for item in parts[rank])) if parts[rank] else filler for parts in passes]
+        return [
+            [MicroBatch(tuple(rows[item] for item in parts[rank])) if parts[rank] else filler for parts in schedule]
+            for rank in range(self.data_size)
+        ]
 
     def table_rows(self, on_policy_pass: str | None = None) -> list[tuple[str, str, str]]:
         """Return name, value and meaning of each resolved size, for the table that a run prints.

@@ -1,4 +1,4 @@
-"""The phase ``logprobs``: old and reference logprobs and critic values of a batch, where the update needs them."""
+"""The phase ``logprobs``: old and reference logprobs and critic values of a step, where the update needs them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from rlplug.distributed.offload import Offload
 from rlplug.models.lm_head import TokenLogprobs
 from rlplug.training.actor_critic import ActorCritic
 from rlplug.training.forward_backward import MicroBatchRunner
-from rlplug.types import Batch
+from rlplug.training.step_rows import StepRows
+from rlplug.types import StepBatch
 
 
 def compute_logprobs(
-    batch: Batch, models: ActorCritic, runner: MicroBatchRunner, offload: Offload, step: int, always: bool
-) -> tuple[Batch, TokenLogprobs | None]:
+    batch: StepBatch, models: ActorCritic, runner: MicroBatchRunner, offload: Offload, step: int, always: bool
+) -> tuple[StepBatch, TokenLogprobs | None]:
     """Return the batch with ``old_logprobs``, ``ref_logprobs`` and ``values``, and the policy's logprobs if it ran.
 
     Args:
-        batch: Batch of the step, on the CPU of every rank.
+        batch: This rank's rows of the step.
         models: Models of the run.
         runner: Runs them over micro-batches.
         offload: Copies the reference policy to the device.
@@ -24,15 +25,20 @@ def compute_logprobs(
     """
     tokens = None
     needs_old_logprobs = models.needs_old_logprobs(step, runner.plan.is_on_policy)
-    if always or needs_old_logprobs or models.shares_trunk:
-        output = runner.forward_only(batch, models.forward_policy)
+    runs_policy = always or needs_old_logprobs or models.shares_trunk
+    if not runs_policy and models.reference is None and models.critic is None:
+        return batch, None
+    rows = StepRows(batch, runner.strategy)
+    fetched = runner.fetch(rows, range(rows.num_sequences), "forward")
+    if runs_policy:
+        output = runner.forward_only(fetched, models.forward_policy)
         tokens = output.tokens
         assert tokens is not None
-        batch = batch.replace(old_logprobs=tokens.logprobs if needs_old_logprobs else None, values=output.values)
+        batch = batch.with_tokens(old_logprobs=tokens.logprobs if needs_old_logprobs else None, values=output.values)
     if models.reference is not None:
         with offload.reference_on_device():
-            output = runner.forward_only(batch, models.forward_reference)
-            batch = batch.replace(ref_logprobs=output.ref_logprobs)
-    if models.critic is not None and batch.values is None:
-        batch = batch.replace(values=runner.forward_only(batch, models.forward_critic).values)
+            output = runner.forward_only(fetched, models.forward_reference)
+            batch = batch.with_tokens(ref_logprobs=output.ref_logprobs)
+    if models.critic is not None and "values" not in batch.per_token:
+        batch = batch.with_tokens(values=runner.forward_only(fetched, models.forward_critic).values)
     return batch, tokens

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from rlplug.errors import RunError
-from rlplug.ops import mismatch_metrics
-from rlplug.types import Batch
+from rlplug.ops import difference_metrics
+from rlplug.types import StepBatch
 
 
 @dataclass(frozen=True)
@@ -28,13 +30,13 @@ class MismatchGate:
     has_old_tokens: bool
 
     def compare(
-        self, batch: Batch, sampled_logprobs: Tensor, policy_version: int, step: int, is_first_step: bool
+        self, batch: StepBatch, sampled_logprobs: Tensor, policy_version: int, step: int, is_first_step: bool
     ) -> dict[str, float]:
-        """Return ``mismatch/...`` metrics over the tokens of ``policy_version``.
+        """Return ``mismatch/...`` metrics over the tokens of ``policy_version``, of all ranks. Collective.
 
         Args:
-            batch: Batch of the step, with ``rollout_logprobs`` and ``policy_versions``.
-            sampled_logprobs: float32 [B, T], the trainer's.
+            batch: This rank's rows of the step, with ``rollout_logprobs`` and ``policy_versions``.
+            sampled_logprobs: float32 [N], the trainer's.
             policy_version: Version of the trainer's weights. Tokens of older versions, which a partial rollout has, may
                 differ.
             step: Number of the step, for the message.
@@ -43,11 +45,15 @@ class MismatchGate:
         Raises:
             RunError: The mismatch is above the limit.
         """
-        assert batch.policy_versions is not None
-        mask = batch.response_mask & (batch.policy_versions == policy_version)
-        if self.has_old_tokens and not mask.any():
+        tokens = batch.per_token
+        mask = tokens["response_mask"] & (tokens["policy_versions"] == policy_version)
+        difference = np.where(mask, sampled_logprobs.numpy() - tokens["rollout_logprobs"], np.float32(0))
+        has_tokens = batch.sums(mask) > 0
+        if self.has_old_tokens and not batch.step.sum(torch.tensor(mask.sum())):
             return {}
-        metrics = mismatch_metrics(batch.rollout_logprobs, sampled_logprobs, mask)
+        metrics = difference_metrics(
+            torch.from_numpy(difference[mask]), torch.from_numpy(batch.sums(difference)[has_tokens]), batch.step
+        )
         if self.limit is None or not (is_first_step or self.every_step):
             return metrics
         mean, largest = metrics["mismatch/mean"], metrics["mismatch/max"]

@@ -17,7 +17,8 @@ from rlplug.models.lm_head import TokenLogprobs
 from rlplug.training.actor_critic import ActorCritic
 from rlplug.training.forward_backward import MicroBatchRunner, MiniBatchResult
 from rlplug.training.losses import TrainingLoss, step_losses
-from rlplug.types import Batch
+from rlplug.training.step_rows import StepRows
+from rlplug.types import StepBatch
 
 
 class NonFiniteUpdate(Exception):
@@ -31,7 +32,8 @@ class UpdateResult:
     metrics: dict[str, float]
     """Means over the step's optimizer steps, and extremes over all of them."""
     tokens: TokenLogprobs | None
-    """float32 [B, T] on the CPU, of the policy before the update; ``None`` when that took several optimizer steps"""
+    """float32 [N] of this rank's rows, of the policy before the update; ``None`` when that took several optimizer
+    steps"""
 
 
 @dataclass(frozen=True)
@@ -52,17 +54,22 @@ class PolicyUpdate:
     skip_nonfinite: bool
     seed: int
 
-    def run(self, batch: Batch, step: int) -> UpdateResult:
-        """Go through the batch of ``step`` for each of its losses, with an optimizer step for each mini-batch.
+    def run(self, batch: StepBatch, step: int) -> UpdateResult:
+        """Go through the rows of ``step`` for each of its losses, with an optimizer step for each mini-batch.
+
+        Args:
+            batch: This rank's rows, with advantages.
+            step: Number of the step, from 1.
 
         Raises:
             NonFiniteUpdate: A loss or gradient is not finite, unless such optimizer steps are to be skipped.
         """
         plan, taken, tokens = self.runner.plan, StepMetrics(), None
+        rows = StepRows(batch, self.runner.strategy)
         for loss in step_losses(self.models, step):
             for epoch in range(loss.num_epochs or plan.num_epochs):
-                for row_indices in plan.mini_batches(batch.num_sequences, epoch, self.seed + step):
-                    result = self.runner.forward_backward(batch, row_indices, loss, self.backward)
+                for row_indices in plan.mini_batches(rows.num_sequences, epoch, self.seed + step):
+                    result = self.runner.forward_backward(rows, row_indices, loss, self.backward)
                     if self._optimizer_step(loss, result.metrics):
                         taken.add(result)
                     else:
@@ -96,11 +103,10 @@ class PolicyUpdate:
         return is_finite
 
 
-def save_for_inspection(batch: Batch, file: Path, rank: int) -> None:
-    """Write a step's batch from rank 0, one tensor per field of :class:`Batch`."""
-    if rank == 0:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        save_file(batch.tensors(), file)
+def save_for_inspection(batch: StepBatch, file: Path) -> None:
+    """Write a rank's rows of a step, one tensor per field of :class:`Batch`."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_file(batch.padded.tensors(), file)
 
 
 @contextmanager

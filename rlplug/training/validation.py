@@ -6,8 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from rlplug.errors import ConfigError
-from rlplug.types import ENVIRONMENT, Rollout, Sample, SamplingParams
+from rlplug.training.samples.table import SampleTable
+from rlplug.types import ENVIRONMENT, SamplingParams
 
 
 @dataclass
@@ -66,29 +69,32 @@ def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
     return 1.0 - math.comb(num_samples - num_passed, k) / math.comb(num_samples, k)
 
 
-def validation_metrics(samples: Sequence[Sample], pass_threshold: float) -> dict[str, float]:
+def validation_metrics(table: SampleTable, reward_names: Sequence[str], pass_threshold: float) -> dict[str, float]:
     """Return mean reward over the samples that have one, and pass@k over prompts; a failed reward is no pass.
+
+    Args:
+        table: The samples of all ranks; not empty.
+        reward_names: Names of the rewards.
+        pass_threshold: Smallest reward of a sample that passes.
 
     Returns:
         ``validate/reward_mean``, ``validate/error_share``, ``validate/length_mean`` in tokens, with an environment
         ``validate/turns_mean``, and ``validate/pass@k`` for k = 1, 2, 4, ... up to the samples of a prompt.
     """
-    scored = [sample.reward for sample in samples if not sample.errors]
+    scored = table["reward"][~np.isnan(table["reward"])].tolist()
     metrics = {
         "validate/reward_mean": sum(scored) / len(scored) if scored else math.nan,
-        "validate/error_share": 1 - len(scored) / len(samples),
-        "validate/length_mean": sum(sample.num_response_tokens for sample in samples) / len(samples),
+        "validate/error_share": 1 - len(scored) / len(table),
+        "validate/length_mean": int(table["num_tokens"].sum()) / len(table),
     }
-    if ENVIRONMENT in samples[0].rewards:
-        metrics["validate/turns_mean"] = sum(sample.num_turns for sample in samples) / len(samples)
-    groups = Rollout(tuple(samples)).groups()
+    if ENVIRONMENT in reward_names:
+        metrics["validate/turns_mean"] = int(table["num_turns"].sum()) / len(table)
+    sizes = np.unique(table["group"], return_counts=True)[1].tolist()
+    starts = np.cumsum([0, *sizes[:-1]])
+    passed = np.add.reduceat(table["reward"] >= pass_threshold, starts, dtype=np.int64).tolist()
     k = 1
-    while k <= len(groups[0]):
-        chances = [pass_at_k(len(group), sum(_passes(s, pass_threshold) for s in group), k) for group in groups]
+    while k <= sizes[0]:
+        chances = [pass_at_k(size, num, k) for size, num in zip(sizes, passed, strict=True)]
         metrics[f"validate/pass@{k}"] = sum(chances) / len(chances)
         k *= 2
     return metrics
-
-
-def _passes(sample: Sample, threshold: float) -> bool:
-    return not sample.errors and sample.reward >= threshold

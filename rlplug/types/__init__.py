@@ -22,16 +22,20 @@ from rlplug.types.completions import (
     SamplingParams,
 )
 from rlplug.types.mesh import MeshSizes
-from rlplug.types.samples import RewardError, Rollout, Sample, Segment
+from rlplug.types.samples import RewardError, Rollout, Sample, Segment, groups_of
+from rlplug.types.step_batch import StepBatch
+from rlplug.types.step_statistics import ONE_RANK, Moments, StepStatistics
 
 __all__ = [
     "ENVIRONMENT",
     "GIB",
     "NO_VERSION",
+    "ONE_RANK",
     "Batch",
     "Completion",
     "FinishReason",
     "MeshSizes",
+    "Moments",
     "Prompt",
     "Request",
     "RewardError",
@@ -39,4 +43,7 @@ __all__ = [
     "Sample",
     "SamplingParams",
     "Segment",
+    "StepBatch",
+    "StepStatistics",
+    "groups_of",
 ]

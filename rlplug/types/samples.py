@@ -93,36 +93,23 @@ class Sample(TokenRecord):
 
 @dataclass(frozen=True)
 class Rollout:
-    """The scored samples of a step, the same on every rank; groups are contiguous."""
+    """The scored samples of a step that this rank has; groups are whole and contiguous."""
 
     samples: tuple[Sample, ...] = ()
     """Samples that train."""
     rejected: tuple[Sample, ...] = ()
     """Samples that the algorithm did not select."""
     surplus: tuple[Sample, ...] = ()
-    """Samples of groups that a step generates beyond what it trains on; the algorithm does not see them."""
-
-    def groups(self) -> list[tuple[Sample, ...]]:
-        """Return the samples of each prompt, in order."""
-        by_group: dict[int, list[Sample]] = {}
-        for sample in self.samples:
-            by_group.setdefault(sample.group, []).append(sample)
-        return [tuple(group) for group in by_group.values()]
+    """Samples of groups that a step generates beyond what it trains on."""
+    num_groups: int = 0
+    """Number of prompts with samples that train, over all ranks."""
+    num_drawn: int = 0
+    """Number of prompts with samples of any kind, over all ranks."""
 
     @property
     def drawn(self) -> tuple[Sample, ...]:
-        """All samples: those that train, the rejected and the surplus."""
+        """All samples of this rank: those that train, the rejected and the surplus."""
         return self.samples + self.rejected + self.surplus
-
-    @property
-    def num_groups(self) -> int:
-        """Number of prompts with samples that train."""
-        return len({sample.group for sample in self.samples})
-
-    @property
-    def num_drawn(self) -> int:
-        """Number of prompts with samples of any kind."""
-        return len({sample.group for sample in self.drawn})
 
     def with_group(self, group: Sequence[Sample], chosen: Sequence[Sample]) -> Rollout:
         """Return the rollout with one more group, of which ``chosen`` train."""
@@ -132,3 +119,11 @@ class Rollout:
     def with_surplus(self, group: Sequence[Sample]) -> Rollout:
         """Return the rollout with one more surplus group."""
         return dataclasses.replace(self, surplus=self.surplus + tuple(group))
+
+
+def groups_of(samples: Sequence[Sample]) -> list[tuple[Sample, ...]]:
+    """Return the samples of each prompt, in order."""
+    by_group: dict[int, list[Sample]] = {}
+    for sample in samples:
+        by_group.setdefault(sample.group, []).append(sample)
+    return [tuple(group) for group in by_group.values()]

@@ -121,7 +121,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         ),
         ("hangs", ["'hangs'", "took longer than 0.5 s", "model.limits.reward_deadline_s"]),
         ("nan-reward", ["'not_a_number'", "nan", "model.rewards"]),
-        ("nan-loss", ["step 2: loss nan", "step-00000002.safetensors", "model.limits.on_nonfinite: skip"]),
+        ("nan-loss", ["step 2: loss nan", "step-00000002-rank-0.safetensors", "model.limits.on_nonfinite: skip"]),
         ("disk-full", ["could not be written", "step-00000001 is complete", "rlplug fit --resume"]),
     ],
 )

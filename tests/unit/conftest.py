@@ -30,7 +30,7 @@ from rlplug.interfaces.rollout import Placement
 from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.models.loading import load_model
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.types import Batch, Prompt, Sample
+from rlplug.types import Batch, Prompt, Sample, StepBatch
 from rlplug.weight_sync.buckets import weight_buckets
 
 torch.set_num_threads(1)  # for models this small, waiting for each other is most of what two threads do
@@ -150,7 +150,7 @@ def make_batch() -> Callable[..., Batch]:
                     reward=float(torch.randn((), generator=generator)),
                 )
             )
-        return Batch.from_samples(samples, pad_token_id=0)
+        return StepBatch.from_samples(samples, pad_token_id=0).padded
 
     return make
 

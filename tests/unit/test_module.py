@@ -30,15 +30,17 @@ def group(number: int, *rewards: float) -> list[Sample]:
             completion="b",
             finish_reason="stop",
             policy_version=0,
-            rewards={"exact_match": RewardError("no") if math.isnan(reward) else reward},
+            rewards={"exactmatch": RewardError("no") if math.isnan(reward) else reward},
             reward=reward,
         )
         for reward in rewards
     ]
 
 
-def test_reward_errors_are_a_share_of_the_step_and_not_of_a_refill() -> None:
+def test_reward_errors_are_a_share_of_the_step_and_not_of_a_refill(monkeypatch: pytest.MonkeyPatch) -> None:
     """1 of 20 samples failed, in a refill of 4; the limit is 10 %."""
+    alone = SimpleNamespace(gather=list, gather_arrays=lambda array: array)
+    monkeypatch.setattr(RLModule, "strategy", alone)
     module: Any = RLModule(
         policy=ModelConfig("x"),
         algorithm=DAPO(),

@@ -7,7 +7,7 @@ import pytest
 from rlplug.errors import PluginError
 from rlplug.plugin_manager import PluginManager
 
-API = 'RLPLUG_API_VERSION = ">=1,<2"\n'
+API = 'RLPLUG_API_VERSION = ">=2,<3"\n'
 HEADER = f"from rlplug.plugin_manager import hookimpl\n{API}"
 OBSERVE = HEADER + "@hookimpl\ndef rlplug_after_update(metrics, step):\n    return {__name__: step}\n"
 
@@ -26,17 +26,17 @@ BROKEN = {
     "no api version": (
         OBSERVE.replace(API, ""),
         "it declares no RLPLUG_API_VERSION.",
-        'Write RLPLUG_API_VERSION = ">=1,<2"',
+        'Write RLPLUG_API_VERSION = ">=2,<3"',
     ),
     "unparsable api version": (
-        OBSERVE.replace(">=1,<2", "1.0"),
+        OBSERVE.replace(">=2,<3", "1.0"),
         "RLPLUG_API_VERSION = '1.0' is not a version range.",
-        'Write it like ">=1,<2".',
+        'Write it like ">=2,<3".',
     ),
     "other api version": (
-        OBSERVE.replace(">=1,<2", ">=2,<3"),
-        "it supports hook API >=2,<3, and this rlplug has 1.3.",
-        "Install a version of acme-broken for API 1.3, or another rlplug.",
+        OBSERVE.replace(">=2,<3", ">=3,<4"),
+        "it supports hook API >=3,<4, and this rlplug has 2.0.",
+        "Install a version of acme-broken for API 2.0, or another rlplug.",
     ),
     "misspelled hook": (
         hook("rlplug_after_updates(metrics)"),

@@ -10,7 +10,7 @@ import pytest
 from rlplug.errors import ConfigError, PluginError
 from rlplug.plugin_manager import PluginManager, describe
 
-API = 'RLPLUG_API_VERSION = ">=1,<2"\n'
+API = 'RLPLUG_API_VERSION = ">=2,<3"\n'
 HEADER = f"from rlplug.plugin_manager import hookimpl\n{API}"
 OBSERVE = HEADER + "@hookimpl\ndef rlplug_after_update(metrics, step):\n    return {__name__: step}\n"
 REGISTER = HEADER + (
@@ -212,7 +212,7 @@ def test_records_say_what_is_loaded(install_plugin):
         "distribution": "acme-good",
         "version": "2.5",
         "file": str(file),
-        "api_range": ">=1,<2",
+        "api_range": ">=2,<3",
         "registers": ["optimizations/Speedup"],
         "hooks": ["rlplug_register_optimizations"],
         "state": "loaded",

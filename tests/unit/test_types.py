@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from rlplug.errors import ConfigError
-from rlplug.types import Batch, Prompt, RewardError, Rollout, Sample, SamplingParams
+from rlplug.types import Prompt, RewardError, Rollout, Sample, SamplingParams, StepBatch, groups_of
 
 PAD = 99
 
@@ -38,7 +39,7 @@ RAGGED = [
 
 
 def test_ragged_samples_are_padded_on_the_right():
-    batch = Batch.from_samples(RAGGED, PAD)
+    batch = StepBatch.from_samples(RAGGED, PAD).padded
     assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5], [1, 2, 3, PAD, PAD], [6] + [PAD] * 4, [6, 1] + [PAD] * 3]
     assert batch.attention_mask.int().tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [1, 1, 0, 0, 0]]
     assert batch.response_mask.int().tolist() == [[0, 0, 1, 1, 1], [0] * 5, [0] * 5, [0] * 5]
@@ -61,7 +62,7 @@ def test_ragged_samples_are_padded_on_the_right():
 
 
 def test_failed_reward_neither_counts_nor_trains():
-    batch = Batch.from_samples(RAGGED, PAD)
+    batch = StepBatch.from_samples(RAGGED, PAD).padded
     assert batch.rewards.tolist() == [0.5, -1.0, 0.0, 0.0]
     assert batch.reward_valid.tolist() == [True, True, True, False]
     assert not batch.response_mask[3].any()
@@ -69,16 +70,16 @@ def test_failed_reward_neither_counts_nor_trains():
 
 
 def test_one_token():
-    batch = Batch.from_samples([RAGGED[2]], PAD)
+    batch = StepBatch.from_samples([RAGGED[2]], PAD).padded
     assert batch.input_ids.tolist() == [[6]]
     assert not batch.response_mask.any()
 
 
 def test_select_takes_rows_in_order_and_cuts_to_the_longest():
-    batch = Batch.from_samples(RAGGED, PAD).replace(advantages=torch.arange(20.0).view(4, 5))
+    batch = StepBatch.from_samples(RAGGED, PAD).replace(advantages=torch.arange(20.0).view(4, 5))
     chosen = batch.select([3, 1])
     assert chosen.input_ids.tolist() == [[6, 1, PAD], [1, 2, 3]]
-    assert chosen.advantages.tolist() == [[15, 16, 17], [5, 6, 7]]
+    assert chosen.advantages.tolist() == [[15, 16, 0], [5, 6, 7]]
     assert chosen.rewards.tolist() == [0.0, -1.0]
     assert chosen.group_index.tolist() == [8, 7]
     assert (chosen.old_logprobs, chosen.lengths) == (None, [2, 3])
@@ -86,14 +87,38 @@ def test_select_takes_rows_in_order_and_cuts_to_the_longest():
         assert tensor.shape == ((2, 3) if tensor.dim() == 2 else (2,)), name
 
 
-def test_select_everything_is_the_batch():
-    batch = Batch.from_samples(RAGGED, PAD)
-    for name, tensor in batch.select(range(4)).tensors().items():
+def test_what_was_padded_and_is_padded_again_is_the_same():
+    batch = StepBatch.from_samples(RAGGED, 0).replace(advantages=torch.arange(20.0).view(4, 5)).padded
+    for name, tensor in StepBatch.from_padded(batch.replace(policy_versions=None)).padded.tensors().items():
         assert torch.equal(tensor, batch.tensors()[name]), name
 
 
+def test_a_number_a_sequence_stands_for_its_tokens_that_train():
+    batch = StepBatch.from_samples(RAGGED, PAD).replace(advantages=torch.tensor([2.0, 3.0, 4.0, 5.0]))
+    assert batch.padded.advantages.tolist() == [[0, 0, 2, 2, 2], [0] * 5, [0] * 5, [0] * 5]
+    none = batch.replace(response_mask=torch.zeros(4, dtype=torch.bool))
+    assert not none.padded.response_mask.any()
+    assert (none.num_tokens.tolist(), batch.num_tokens.tolist()) == ([0] * 4, [3, 0, 0, 0])
+    by_token = batch.replace(advantages=torch.ones(4, 5))
+    assert by_token.padded.advantages[0].tolist() == [1] * 5
+    assert "advantages" not in by_token.per_sequence
+
+
+@pytest.mark.parametrize(("name", "shape"), [("advantages", (3,)), ("rewards", (4, 5)), ("values", (4, 6))])
+def test_replace_refuses_other_shapes(name, shape):
+    with pytest.raises(ValueError, match=f"{name} has the shape"):
+        StepBatch.from_samples(RAGGED, PAD).replace(**{name: torch.zeros(shape)})
+
+
+def test_a_rank_without_samples_has_a_batch():
+    batch = StepBatch.from_samples([], PAD, no_experts=np.empty((0, 3, 2), np.int8))
+    assert batch.padded.input_ids.shape == (0, 1)
+    assert batch.padded.routed_experts.shape == (0, 3, 2)
+    assert batch.num_tokens.tolist() == []
+
+
 def test_replace_leaves_the_original():
-    batch = Batch.from_samples(RAGGED, PAD)
+    batch = StepBatch.from_samples(RAGGED, PAD).padded
     values = torch.ones(4, 5)
     assert torch.equal(batch.replace(values=values).values, values)
     assert batch.values is None
@@ -101,15 +126,13 @@ def test_replace_leaves_the_original():
 
 
 def test_map_changes_every_tensor():
-    batch = Batch.from_samples(RAGGED, PAD).map(lambda tensor: tensor.to("meta"))
+    batch = StepBatch.from_samples(RAGGED, PAD).padded.map(lambda tensor: tensor.to("meta"))
     assert {tensor.device.type for tensor in batch.tensors().values()} == {"meta"}
 
 
 def test_groups_keep_the_order_of_samples():
-    rollout = Rollout(tuple(RAGGED))
-    assert rollout.groups() == [tuple(RAGGED[:2]), tuple(RAGGED[2:])]
-    assert rollout.num_groups == 2
-    assert Rollout(()).groups() == []
+    assert groups_of(RAGGED) == [tuple(RAGGED[:2]), tuple(RAGGED[2:])]
+    assert groups_of(()) == []
 
 
 def test_a_rollout_grows_group_by_group():
@@ -117,7 +140,6 @@ def test_a_rollout_grows_group_by_group():
     nine = (sample_of([1], [2], group=9),)
     rollout = Rollout().with_group(seven, seven[1:]).with_group(eight, ()).with_surplus(nine)
     assert rollout == Rollout(samples=seven[1:], rejected=(seven[0], *eight), surplus=nine)
-    assert (rollout.num_groups, rollout.num_drawn) == (1, 3)  # half of 7 trains; 8 and 9 do not
 
 
 def test_a_sample_can_be_chosen_twice_and_an_equal_one_left_out():

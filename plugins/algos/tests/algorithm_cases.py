@@ -20,9 +20,10 @@ from rlplug_algos.ppo import PPO
 from rlplug_algos.reinforce_pp import ReinforcePP, ReinforcePPBaseline
 from rlplug_algos.rloo import RLOO
 from rlplug_algos.vapo import VAPO
+from torch.nn.functional import pad
 
-from rlplug.interfaces import Algorithm
-from rlplug.types import Batch
+from rlplug.interfaces import Advantages, Algorithm
+from rlplug.types import Batch, StepBatch
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,19 @@ def ready(case: Case, draw: Draw) -> tuple[Any, Batch]:
         returns=None if target.returns is None else torch.from_numpy(target.returns).to(dtype),
         response_mask=torch.from_numpy(target.response_mask),
     )
+
+
+def advantages_of(algorithm: Algorithm, batch: Batch) -> Advantages:
+    """The advantages of a padded batch, each tensor [B, T]."""
+    step, padding = StepBatch.from_padded(batch), batch.input_ids.shape[1]
+    result = algorithm.advantages(step)
+    advantages, mask = result.advantages, result.response_mask
+    mask = (step if mask is None else step.replace(response_mask=mask)).padded.response_mask
+    if advantages.dim() == 1:
+        advantages = torch.where(mask, advantages[:, None], 0.0)
+    padding -= mask.shape[1]
+    tensors = [None if x is None else pad(x, (0, padding)) for x in (advantages, result.returns, mask)]
+    return Advantages(*tensors, result.metrics)
 
 
 def oracle_advantages(case: Case, draw: Draw) -> SimpleNamespace:

@@ -20,7 +20,6 @@ from rlplug_algos.advantages import (
     group_relative,
     leave_one_out,
     length_adaptive_lambda,
-    spread,
     token_rewards,
     whiten,
 )
@@ -61,12 +60,6 @@ def test_degenerate_share(dtype):
     for what, batch, data in batches(dtype):
         expected = oracles.degenerate_share(data.rewards, data.reward_valid, data.group_index)
         assert degenerate_share(*per_row(batch)) == pytest.approx(expected), what
-
-
-def test_spread(dtype):
-    for what, batch, data in batches(dtype):
-        expected = oracles.spread(data.rewards, data.response_mask)
-        assert_agrees(spread(batch.rewards, batch.response_mask), expected, dtype, what)
 
 
 def test_token_rewards(dtype):

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from algorithm_cases import advantages_of
 from random_batches import RUN, SEEDS, random_batch
 from rlplug_algos.pf_ppo import PFPPO
 from rlplug_algos.ppo import PPO
@@ -25,13 +26,13 @@ def adaptive(**options):
 def test_the_adaptive_coefficient_follows_the_kl():
     """100 of 1000 completions: at twice the target the error is clipped to 0.2, so 2 % more; at none, 2 % less."""
     algorithm, batch = adaptive(), random_batch(1).batch
-    before = algorithm.advantages(batch)
+    before = advantages_of(algorithm, batch)
     assert before.metrics["policy/kl_coefficient"] == pytest.approx(0.1)
     algorithm.after_step({"loss": 0.0, "policy/kl": 0.1})
     assert algorithm.state_dict() == adaptive_state(0.102)
-    changed = algorithm.advantages(batch)
+    changed = advantages_of(algorithm, batch)
     assert not torch.allclose(changed.advantages, before.advantages, atol=1e-5)
-    assert torch.equal(changed.advantages, fixed(0.102).advantages(batch).advantages)
+    assert torch.equal(changed.advantages, advantages_of(fixed(0.102), batch).advantages)
     algorithm.after_step({"loss": 0.0, "policy/kl": 0.0})
     assert algorithm.state_dict() == adaptive_state(0.102 * 0.98)
 
@@ -56,16 +57,16 @@ def test_state_round_trip(kl_in):
     assert second.state_dict() == first.state_dict() != adaptive(kl_in=kl_in).state_dict()
     for algorithm in (first, second):
         algorithm.after_step({"loss": 0.0, "policy/kl": 0.2})
-    assert torch.equal(first.advantages(batch).advantages, second.advantages(batch).advantages)
+    assert torch.equal(advantages_of(first, batch).advantages, advantages_of(second, batch).advantages)
     assert first.state_dict() == second.state_dict()
 
 
 def test_without_a_target_the_coefficient_stays():
     algorithm = fixed(0.1)
     batch = random_batch(1).batch
-    before = algorithm.advantages(batch).advantages
+    before = advantages_of(algorithm, batch).advantages
     algorithm.after_step({"loss": 0.0, "policy/kl": 9.0})
-    assert torch.equal(algorithm.advantages(batch).advantages, before)
+    assert torch.equal(advantages_of(algorithm, batch).advantages, before)
 
 
 def test_a_warm_up_step_of_the_critic_leaves_the_coefficient():
@@ -99,7 +100,7 @@ def test_a_step_of_equal_rewards_has_no_variance_to_explain(reward, dtype):
         batch = random_batch(seed, dtype).batch
         algorithm = PPO(gae_lambda=1.0)
         algorithm.setup(RUN)
-        result = algorithm.advantages(batch.replace(rewards=torch.full_like(batch.rewards, reward)))
+        result = advantages_of(algorithm, batch.replace(rewards=torch.full_like(batch.rewards, reward)))
         assert result.metrics["critic/explained_variance"] == 0, seed
 
 
@@ -110,7 +111,7 @@ def test_vapo_learns_values_with_one_lambda_and_the_policy_with_another():
     for alpha in (1e9, 1e-9):
         algorithm = VAPO(alpha=alpha)
         algorithm.setup(RUN)
-        results.append(algorithm.advantages(batch))
+        results.append(advantages_of(algorithm, batch))
     returns = [torch.where(batch.response_mask, result.returns, 0.0) for result in results]
     assert torch.equal(*returns)
     assert not torch.allclose(results[0].advantages, results[1].advantages, atol=0.1)

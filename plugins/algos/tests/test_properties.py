@@ -6,10 +6,12 @@ import dataclasses
 
 import pytest
 import torch
-from algorithm_cases import CASES, WITH_CRITIC, ready, sampled
+from algorithm_cases import CASES, WITH_CRITIC, advantages_of, ready, sampled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_batches import MAX_NEW_TOKENS, denominators_of, random_batch
+
+from rlplug.types import StepBatch
 
 few = settings(max_examples=8, deadline=None, derandomize=True)
 seeds = st.integers(0, 999)
@@ -71,7 +73,7 @@ def assert_same(actual, expected, leaves):
 def test_padding(case, seed, width):
     draw = random_batch(seed)
     algorithm, batch = sampled(case, draw)
-    before, after = algorithm.advantages(batch), algorithm.advantages(with_padding(batch, width))
+    before, after = advantages_of(algorithm, batch), advantages_of(algorithm, with_padding(batch, width))
     torch.testing.assert_close(after.advantages, padded(before.advantages, width, 0.0), **EXACT)
     assert after.metrics == pytest.approx(before.metrics)
 
@@ -90,7 +92,7 @@ def test_the_order_of_rows(case, seed, order):
     draw = random_batch(seed)
     algorithm, batch = sampled(case, draw)
     rows = torch.tensor(order.sample(range(batch.num_sequences), batch.num_sequences))
-    before, after = algorithm.advantages(batch), algorithm.advantages(rows_of(batch, rows))
+    before, after = advantages_of(algorithm, batch), advantages_of(algorithm, rows_of(batch, rows))
     torch.testing.assert_close(after.advantages, before.advantages[rows], **EXACT)
     assert after.metrics == pytest.approx(before.metrics)
 
@@ -113,7 +115,7 @@ def test_the_split_into_micro_batches(case, seed, order, size):
     parts = []
     for start in range(0, len(rows), size):
         chosen = rows[start : start + size]
-        micro = batch.select(chosen)
+        micro = StepBatch.from_padded(batch).select(chosen)
         parts.append(learn(algorithm, micro, *(x[chosen, : micro.input_ids.shape[1]] for x in leaves), denominators))
     outputs = [output for _, output in parts]
     whole = dataclasses.replace(

@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 import torch
-from algorithm_cases import CASES
+from algorithm_cases import CASES, advantages_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_batches import RUN
 from rlplug_algos.dapo import DAPO
 from rlplug_algos.pf_ppo import PFPPO
 
-from rlplug.types import Batch, Prompt, RewardError, Sample
+from rlplug.types import Prompt, RewardError, Sample, StepBatch
 
 FAILED = None
 
@@ -105,11 +105,11 @@ def test_dapo_trains_on_a_group_that_gets_an_advantage(options, drawn):
         samples = group(*[reward for reward, _ in rows], number=number)
         lengths = [length for _, length in rows]
         groups.append([long(sample, length) for sample, length in zip(samples, lengths, strict=True)])
-    batch = Batch.from_samples([sample for samples in groups for sample in samples], pad_token_id=0)
+    batch = StepBatch.from_samples([sample for samples in groups for sample in samples], pad_token_id=0).padded
     without = {name: value for name, value in options.items() if not name.startswith("overlong")}
     gets = torch.ones(batch.num_sequences, dtype=torch.bool)
     for algorithm in (made(DAPO(**without)), made(DAPO(**options))):
-        advantages = algorithm.advantages(batch).advantages
+        advantages = advantages_of(algorithm, batch).advantages
         gets &= torch.stack([advantages[batch.group_index == index].any() for index in batch.group_index])
     for samples in groups:
         assert bool(made(DAPO(**options)).select(samples)) == bool(gets[batch.group_index == samples[0].group].any())

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from algorithm_cases import advantages_of
 from random_batches import RUN, SEEDS, denominators_of, random_batch, with_garbage
 from rlplug_algos.cispo import CISPO
 from rlplug_algos.corrections import Correction
@@ -114,7 +115,7 @@ def draw(seed, dtype):
 def our_step(algorithm, batch, logprobs, entropy):
     """Return the batch that trains, with its advantages, and the loss."""
     algorithm.setup(RUN)
-    result = algorithm.advantages(batch)
+    result = advantages_of(algorithm, batch)
     mask = batch.response_mask if result.response_mask is None else result.response_mask
     batch = batch.replace(advantages=result.advantages, response_mask=mask)
     return batch, algorithm.loss(batch, logprobs, entropy, denominators_of(batch))

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from rlplug.models import attention
 from rlplug.models.forward import PolicyOutput, policy_forward
 from rlplug.models.packing import pack_batch
-from rlplug.types import Batch, Prompt, Sample, SamplingParams
+from rlplug.types import Batch, Prompt, Sample, SamplingParams, StepBatch
 
 VOCABULARY = 48
 SAMPLING = SamplingParams(temperature=0.8, top_k=20, top_p=0.9)
@@ -71,7 +71,7 @@ def tiny_batch(lengths: list[tuple[int, int]] = LENGTHS, seed: int = 0) -> Batch
                 reward=0.0,
             )
         )
-    return Batch.from_samples(samples, pad_token_id=0)
+    return StepBatch.from_samples(samples, pad_token_id=0).padded
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from rlplug.models.critic import ValueHead
-from rlplug.types import Batch, Prompt, Sample, SamplingParams
+from rlplug.types import Batch, Prompt, Sample, SamplingParams, StepBatch
 from rlplug.weight_sync.hf_names import hf_weights
 
 VOCABULARY, PADDING = 51, 40
@@ -76,7 +76,7 @@ def batch() -> Batch:
         prompt = Prompt(uid=str(row), token_ids=tokens[:num_prompt], text="")
         mask = (False,) * num_prompt + (True,) * num_new
         samples.append(Sample(prompt, row, tokens, mask, (0.0,) * len(tokens), "", "stop", 0))
-    return Batch.from_samples(samples, 0)
+    return StepBatch.from_samples(samples, 0).padded
 
 
 def weights_of_tokens(like: torch.Tensor) -> torch.Tensor:

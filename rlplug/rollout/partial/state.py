@@ -6,11 +6,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from rlplug.errors import ConfigError
 from rlplug.rollout.config import PartialRollout
 from rlplug.rollout.partial.staleness import OpenGroup, StalenessBound
 from rlplug.rollout.trajectory import Trajectory, new_trajectories
-from rlplug.types import Batch, Prompt
+from rlplug.types import Prompt, StepBatch
 
 
 @dataclass(frozen=True)
@@ -124,16 +126,16 @@ class PartialRolloutState:
         self.groups = sorted((own.get(group.number, group) for group in rest), key=lambda group: group.number)
         return released
 
-    def metrics(self, batch: Batch, version: int) -> dict[str, float]:
-        """Return ``partial/...``: the number of kept groups, and the age of a batch's tokens in policy versions."""
-        assert batch.policy_versions is not None
-        ages = (version - batch.policy_versions)[batch.response_mask].float()
+    def metrics(self, batch: StepBatch, version: int) -> dict[str, float]:
+        """Return ``partial/...``: the number of kept groups, and the age of tokens in policy versions. Collective."""
+        ages = torch.from_numpy((version - batch.per_token["policy_versions"])[batch.per_token["response_mask"]])
+        found = batch.step.moments(ages)
         return {
             "partial/groups_in_flight": float(len(self.groups)),
             "partial/groups_complete": float(sum(group.is_complete for group in self.groups)),
-            "partial/age_mean": float(ages.mean()) if len(ages) else 0.0,
-            "partial/age_max": float(ages.max()) if len(ages) else 0.0,
-            "partial/former_share": float((ages > 0).float().mean()) if len(ages) else 0.0,
+            "partial/age_mean": found.mean,
+            "partial/age_max": found.largest if found.count else 0.0,
+            "partial/former_share": batch.step.mean((ages > 0).double()),
         }
 
     # ---- in a checkpoint ------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import resource
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import aiohttp
+import msgspec
 
 from rlplug.errors import RunError, describe
 from rlplug.interfaces import EngineFault
@@ -119,7 +119,7 @@ class HTTPClient:
             status, text = await self._exchange(method, url, payload, deadline_s)
             if status != 200:
                 raise self._refusal(url, status, text)
-            return json.loads(text) if text[:1] in ("{", "[") else text
+            return msgspec.json.decode(text) if text[:1] in ("{", "[") else text
 
     async def stream(
         self, url: str, payload: dict[str, Any], deadline_s: float, deadline_key: str
@@ -137,7 +137,7 @@ class HTTPClient:
                     for line in lines:
                         event = line.removeprefix(b"data: ")
                         if event[:1] == b"{":
-                            yield self._checked(url, json.loads(event))
+                            yield self._checked(url, msgspec.json.decode(event))
 
     @staticmethod
     def _checked(url: str, event: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from rlplug.distributed.mesh import AXES
 from rlplug.interfaces.trainer import ModelTrainer, TrainerClaims
 from rlplug.testing.models import make_tokenizer
 from rlplug.token_arrays import as_tokens
-from rlplug.types import Batch, MeshSizes, Prompt, Sample, SamplingParams
+from rlplug.types import Batch, MeshSizes, Prompt, Sample, SamplingParams, StepBatch
 
 VOCABULARY: Final = 51
 """Odd, so that no number of ranks divides the embeddings."""
@@ -126,7 +126,7 @@ def rows(is_changed: bool = False) -> Batch:
         prompt, tokens = Prompt(str(row), tuple(drawn[:num_prompt].tolist()), ""), as_tokens(drawn.numpy(), np.int32)
         mask, logprobs = np.arange(len(tokens)) >= num_prompt, np.zeros(len(tokens), np.float32)
         samples.append(Sample(prompt, row, tokens, mask, logprobs, "", "stop", 0))
-    return Batch.from_samples(samples, 0)
+    return StepBatch.from_samples(samples, 0).padded
 
 
 def loss_weights() -> Tensor:

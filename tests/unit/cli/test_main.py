@@ -15,7 +15,7 @@ GOOD = """
 from rlplug.interfaces import Optimization
 from rlplug.plugin_manager import hookimpl
 
-RLPLUG_API_VERSION = ">=1,<2"
+RLPLUG_API_VERSION = ">=2,<3"
 
 class AnOptimizationWithALongName(Optimization):
     def effects(self):

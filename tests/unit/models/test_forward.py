@@ -7,7 +7,7 @@ import torch
 
 from rlplug.models.forward import policy_forward
 from rlplug.models.packing import pack_batch
-from rlplug.types import SamplingParams
+from rlplug.types import SamplingParams, StepBatch
 
 FAMILIES = ["llama", "llama_tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral", "gpt2"]
 """Windows of mistral, gemma2 and gemma3 are shorter than the longest row; gemma2 has a soft cap in attention."""
@@ -70,7 +70,7 @@ def test_untrained_positions_are_zero_however_rows_are_cut(rows, model_folder, l
     """Were they not, an algorithm's ratio to old_logprobs from another cut would overflow there."""
     policy, batch = load_policy(model_folder("llama")), make_batch(RAGGED)
     whole = policy_forward(policy, pack_batch(batch), SamplingParams(top_p=0.9), "value")
-    batch = batch.select(rows)
+    batch = StepBatch.from_padded(batch).select(rows)
     part = policy_forward(policy, pack_batch(batch), SamplingParams(top_p=0.9), "value")
     for tensors in (lambda output: output.tokens.logprobs, lambda output: output.entropy, sampled_logprobs):
         values = tensors(part)

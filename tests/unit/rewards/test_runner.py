@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -18,6 +19,9 @@ from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.reward import Reward
 from rlplug.rewards import ExactMatch, FunctionReward, RewardRunner
 from rlplug.types import RewardError
+
+ALONE = SimpleNamespace(gather=list, gather_arrays=lambda array: array)
+"""The only rank of a run."""
 
 
 def runner_of(*functions, **options):
@@ -287,11 +291,11 @@ def test_check_stops_the_run_above_the_share(make_sample):
     runner = runner_of(length, fail, max_error_share=0.25)
     scored = runner.score([make_sample("good", uid=f"train.jsonl:{n}") for n in range(6)])
     scored += runner.score([make_sample("bad", uid=f"train.jsonl:{n}") for n in range(6, 9)])
-    runner.check(scored[:6])
-    runner.check(scored[:8])  # 2 of 8 are the share itself
-    runner.check([])
+    runner.check(scored[:6], ALONE)
+    runner.check(scored[:8], ALONE)  # 2 of 8 are the share itself
+    runner.check([], ALONE)
     with pytest.raises(RunError) as raised:
-        runner.check(scored)
+        runner.check(scored, ALONE)
     message = str(raised.value)
     assert "3 of 9 samples (33%)" in message
     assert "reward 'fail' on prompt 'train.jsonl:6': ValueError: no such judge" in message
@@ -302,8 +306,8 @@ def test_check_stops_the_run_above_the_share(make_sample):
 def test_a_share_of_zero_stops_at_the_first_error_and_one_never(make_sample):
     samples = RewardRunner([ExactMatch()]).score([make_sample(answer=None)])
     with pytest.raises(RunError, match="100%"):
-        RewardRunner([ExactMatch()], max_error_share=0).check(samples)
-    RewardRunner([ExactMatch()], max_error_share=1).check(samples)
+        RewardRunner([ExactMatch()], max_error_share=0).check(samples, ALONE)
+    RewardRunner([ExactMatch()], max_error_share=1).check(samples, ALONE)
 
 
 @pytest.mark.parametrize(

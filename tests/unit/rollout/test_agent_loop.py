@@ -23,7 +23,7 @@ from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.rollout.partial.state import PartialRolloutState
-from rlplug.types import Batch, Prompt, SamplingParams
+from rlplug.types import Prompt, SamplingParams, StepBatch
 
 CPU = torch.device("cpu")
 PROMPTS = [Prompt(uid=str(number), token_ids=(3, 4 + number), text="") for number in range(3)]
@@ -99,7 +99,7 @@ def test_the_trainer_has_the_engines_logprobs_over_five_turns(engine, make_gener
     samples = generate(generator)
     assert [sample.num_turns for sample in samples] == [5] * 6
     assert [sample.reward for sample in samples] == [5.0] * 6
-    batch = Batch.from_samples(samples, pad_token_id=0)
+    batch = StepBatch.from_samples(samples, pad_token_id=0).padded
     assert (~batch.response_mask & batch.attention_mask).sum() == 6 * (2 + 4)  # prompts, and four observations each
     trainer = policy_forward(generator.policy, pack_batch(batch), SamplingParams(20), "none").tokens.sampled_logprobs
     torch.testing.assert_close(
@@ -151,7 +151,7 @@ def test_a_failed_environment_costs_its_own_trajectory(engine, environment, mess
     assert {sample.errors["environment"].message for sample in samples if sample.errors} == {message}
     assert [sample.num_turns for sample in samples] == [5, 5, 2, 2, 5, 5]
     assert generator.pop_metrics()["environment/failures"] == 2
-    batch = Batch.from_samples(samples, pad_token_id=0)
+    batch = StepBatch.from_samples(samples, pad_token_id=0).padded
     assert not batch.response_mask[2:4].any()
 
 
@@ -225,7 +225,7 @@ def test_a_partial_rollout_has_every_token_once(engine, environment, make_genera
             assert max(by_version) <= number
             assert len(sample.token_ids) - 2 <= 12
     assert max(len({s.policy_version for s in sample.segments}) for sample in samples) == 3
-    batch = Batch.from_samples(samples, pad_token_id=0)
+    batch = StepBatch.from_samples(samples, pad_token_id=0).padded
     trainer = policy_forward(generator.policy, pack_batch(batch), SamplingParams(12), "none").tokens.sampled_logprobs
     torch.testing.assert_close(
         trainer[batch.response_mask], batch.rollout_logprobs[batch.response_mask], rtol=0, atol=1e-4

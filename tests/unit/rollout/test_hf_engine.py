@@ -10,7 +10,7 @@ from rlplug.errors import ConfigError, RunError
 from rlplug.models.forward import policy_forward
 from rlplug.models.packing import pack_batch
 from rlplug.rollout.trajectory import new_trajectories
-from rlplug.types import Batch, Prompt, Request, SamplingParams
+from rlplug.types import Prompt, Request, SamplingParams, StepBatch
 from rlplug.weight_sync.buckets import weight_buckets
 
 FAMILIES = ["llama", "llama_tied", "qwen2", "gpt2"]
@@ -49,7 +49,7 @@ def test_logprobs_are_those_of_the_trainer(family, sampling, model_folder, load_
     engine = start_engine(model_folder(family), policy)
     requests = requests_of(PROMPTS, num_samples=6)
     samples = samples_of(trajectories_of(PROMPTS, 6), engine.generate(requests, sampling))
-    batch = Batch.from_samples(samples, pad_token_id=0)
+    batch = StepBatch.from_samples(samples, pad_token_id=0).padded
     trainer = policy_forward(policy.train(), pack_batch(batch), sampling, "none").tokens.sampled_logprobs
     assert batch.response_mask.sum() > 100
     assert trainer[batch.response_mask].std() > 0.1  # not all the same

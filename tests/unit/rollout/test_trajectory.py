@@ -16,7 +16,7 @@ from rlplug.interfaces.router_replay import RouterShape
 from rlplug.models.config import ModelConfig, load_tokenizer
 from rlplug.rollout.routed_experts import check_routed_experts, experts_of_request
 from rlplug.rollout.trajectory import Trajectory, new_trajectories, to_samples
-from rlplug.types import Batch, Completion, Prompt, RewardError, Segment
+from rlplug.types import Completion, Prompt, RewardError, Segment, StepBatch
 
 PROMPTS = [Prompt(uid=f"p{i}", token_ids=(10, i + 2), text="", answer=str(i)) for i in range(6)]
 
@@ -171,9 +171,9 @@ def test_the_experts_of_each_token_are_those_of_its_first_pass():
     assert sample.routed_experts.dtype == np.int8
     assert isinstance(saved["routed_experts"], torch.Tensor)
     assert np.array_equal(saved["routed_experts"].numpy(), first)
-    batch = Batch.from_samples([sample, replace(sample, routed_experts=None), sample], 0)
+    batch = StepBatch.from_samples([sample, replace(sample, routed_experts=None), sample], 0)
     nothing = np.full_like(expected, -1)
-    assert np.array_equal(batch.routed_experts.numpy(), np.concatenate([expected, nothing, expected]))
+    assert np.array_equal(batch.padded.routed_experts.numpy(), np.concatenate([expected, nothing, expected]))
     assert np.array_equal(batch.select([2, 1]).routed_experts.numpy(), np.concatenate([expected, nothing]))
 
 

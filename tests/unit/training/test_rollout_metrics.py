@@ -7,7 +7,8 @@ import math
 import numpy
 import pytest
 
-from rlplug.training.rollout_metrics import rollout_metrics
+from rlplug.training.samples.metrics import mean_over_ranks, rollout_metrics
+from rlplug.training.samples.table import sample_table
 from rlplug.types import Prompt, RewardError, Rollout, Sample
 
 LATE = RewardError("late")
@@ -28,6 +29,16 @@ def sample_of(num_tokens, reason, reward, group=0, **rewards):
     )
 
 
+def metrics_of(rollout):
+    """The metrics of a rollout that two ranks have, the second one half of it."""
+    names = list(rollout.drawn[0].rewards)
+    parts = [
+        Rollout(*(getattr(rollout, kind)[rank::2] for kind in ("samples", "rejected", "surplus"))) for rank in (0, 1)
+    ]
+    tables = [sample_table(part, names, lambda table: table) for part in parts]
+    return rollout_metrics(sample_table(parts[0], names, lambda _: numpy.concatenate(tables)), names)
+
+
 def test_metrics():
     samples = [
         sample_of(3, "stop", 0.5, right=1.0, short=-0.5),
@@ -36,7 +47,7 @@ def test_metrics():
         sample_of(1, "length", -1.0, right=0.0, short=-1.0),
     ]
     rollout = Rollout(samples=tuple(samples[:3]), rejected=tuple(samples[3:]))  # selection changes no other metric
-    assert rollout_metrics(rollout) == pytest.approx(
+    assert metrics_of(rollout) == pytest.approx(
         {
             "reward/mean": numpy.mean([0.5, 2.0, -1.0]),
             "reward/std": numpy.std([0.5, 2.0, -1.0]),
@@ -58,14 +69,19 @@ def test_metrics():
 def test_rejected_groups_are_counted_among_those_that_the_algorithm_saw():
     samples = [sample_of(1, "stop", 1.0, group=group, right=1.0) for group in (0, 0, 1, 2, 3, 4)]
     rollout = Rollout(samples=tuple(samples[:1]), rejected=tuple(samples[1:4]), surplus=tuple(samples[4:]))
-    metrics = rollout_metrics(rollout)
+    metrics = metrics_of(rollout)
     assert metrics["filter/rejected_groups"] == pytest.approx(2 / 3)  # 1 and 2, of 0, 1 and 2
     assert metrics["filter/kept_share"] == pytest.approx(1 / 6)
     assert metrics["completion/num_tokens"] == 6
 
 
 def test_a_reward_that_always_failed_has_no_mean():
-    metrics = rollout_metrics(Rollout((sample_of(2, "stop", math.nan, right=LATE, short=1.0),)))
+    metrics = metrics_of(Rollout((sample_of(2, "stop", math.nan, right=LATE, short=1.0),)))
     assert metrics["reward/error_share"] == 1.0
     assert metrics["reward/short"] == 1.0
     assert not {"reward/mean", "reward/std", "reward/right"} & set(metrics)
+
+
+def test_a_metric_of_ranks_is_the_mean_over_their_samples():
+    found = [({"a": 1.0, "b": 5.0}, 3), ({}, 0), ({"a": 3.0}, 1)]
+    assert mean_over_ranks(found) == {"a": 1.5, "b": 5.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from torch import nn
 
 from rlplug.interfaces import Denominators
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
-from rlplug.training.forward_backward import mini_batch_denominators
+from rlplug.training.step_rows import StepRows
+from rlplug.types import StepBatch
 
 TEMPERATURE, TOP_K, LEARNING_RATE, MAX_NORM = 0.8, 10, 0.05, 0.5  # as in update_worker.py
 SPLITS = ["1", "3", "all", "16 tokens", "40 tokens"]
@@ -226,11 +228,22 @@ def test_only_the_bad_mini_batch_is_skipped(world_size, updated, update_batch, p
         torch.testing.assert_close(stopped["after"][name], tensor.detach(), rtol=0, atol=2e-5)
 
 
+@ranks
+def test_it_does_not_matter_who_has_the_rows(world_size, updated, update_batch):
+    """A rank without rows computes those of others, and gets none of what they are told."""
+    metrics, counts = updated(world_size)[1]["one home"]
+    assert metrics == updated(world_size)[1]["token/3"]["metrics"]
+    assert counts == [0] * (world_size - 1) + [int(update_batch.attention_mask.sum())]
+
+
 def test_denominators_count_what_trains(update_batch):
     lengths = [12, 14, 9, 11, 8, 3, 2, 1, 0, 0, 4]
-    assert mini_batch_denominators(update_batch, range(11)) == Denominators(sum(lengths), 9)
-    assert mini_batch_denominators(update_batch, [10, 8, 3]) == Denominators(15, 2)
-    assert mini_batch_denominators(update_batch, [8, 9]) == Denominators(0, 0)
+    batch = update_batch.replace(group_index=torch.arange(11))
+    alone = SimpleNamespace(global_rank=0, gather_arrays=lambda array: array)
+    rows = StepRows(StepBatch.from_padded(batch), alone)
+    assert rows.denominators(range(11)) == Denominators(sum(lengths), 9)
+    assert rows.denominators([10, 8, 3]) == Denominators(15, 2)
+    assert rows.denominators([8, 9]) == Denominators(0, 0)
 
 
 def test_both_world_sizes_agree(updated):

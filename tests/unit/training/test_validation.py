@@ -8,8 +8,9 @@ import math
 import pytest
 
 from rlplug.errors import ConfigError
+from rlplug.training.samples.table import sample_table
 from rlplug.training.validation import ValidationConfig, pass_at_k, validation_metrics
-from rlplug.types import Prompt, RewardError, Sample, SamplingParams
+from rlplug.types import Prompt, RewardError, Rollout, Sample, SamplingParams
 
 
 def sample_of(group, reward, num_tokens=1):
@@ -26,6 +27,11 @@ def sample_of(group, reward, num_tokens=1):
         rewards={"r": reward},
         reward=9.0 if failed else reward,  # meaningless: the sum of the rewards that did not fail
     )
+
+
+def metrics_of(samples, pass_threshold):
+    table = sample_table(Rollout(tuple(samples)), ["r"], lambda table: table)
+    return validation_metrics(table, ["r"], pass_threshold)
 
 
 def enumerated_pass_at_k(passes, k):
@@ -46,7 +52,7 @@ def test_metrics():
     late = RewardError("late")
     rewards = [[1.0, 0.0, 0.0, 0.5], [1.0, 1.5, 0.999, late], [0.0, late, 0.0, -2.0]]
     samples = [sample_of(g, r, num_tokens=g + 1) for g, group in enumerate(rewards) for r in group]
-    metrics = validation_metrics(samples, pass_threshold=1.0)
+    metrics = metrics_of(samples, 1.0)
     passes = [[not isinstance(r, RewardError) and r >= 1.0 for r in group] for group in rewards]
     expected = {f"validate/pass@{k}": sum(enumerated_pass_at_k(p, k) for p in passes) / 3 for k in (1, 2, 4)}
     expected |= {
@@ -59,7 +65,7 @@ def test_metrics():
 
 def test_powers_of_two_up_to_the_samples_of_a_prompt():
     def names(num_samples):
-        metrics = validation_metrics([sample_of(0, 1.0)] * num_samples, 1.0)
+        metrics = metrics_of([sample_of(0, 1.0)] * num_samples, 1.0)
         return sorted(name for name in metrics if "@" in name)
 
     assert names(1) == ["validate/pass@1"]
@@ -67,9 +73,9 @@ def test_powers_of_two_up_to_the_samples_of_a_prompt():
 
 
 def test_threshold_and_nothing_scored():
-    assert validation_metrics([sample_of(0, 0.5)], pass_threshold=0.5)["validate/pass@1"] == 1.0
-    assert validation_metrics([sample_of(0, 0.5)], pass_threshold=0.51)["validate/pass@1"] == 0.0
-    nothing = validation_metrics([sample_of(0, RewardError("late"))], 0.0)
+    assert metrics_of([sample_of(0, 0.5)], 0.5)["validate/pass@1"] == 1.0
+    assert metrics_of([sample_of(0, 0.5)], 0.51)["validate/pass@1"] == 0.0
+    nothing = metrics_of([sample_of(0, RewardError("late"))], 0.0)
     assert math.isnan(nothing["validate/reward_mean"])
     assert (nothing["validate/error_share"], nothing["validate/pass@1"]) == (1.0, 0.0)
 

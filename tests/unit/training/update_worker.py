@@ -31,8 +31,9 @@ from rlplug.training.actor_critic import ActorCritic, TrainableModel
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
 from rlplug.training.forward_backward import MicroBatchRunner
 from rlplug.training.losses import PolicyLoss, step_losses
+from rlplug.training.step_rows import StepRows
 from rlplug.training.update import NonFiniteUpdate, PolicyUpdate
-from rlplug.types import Batch, SamplingParams
+from rlplug.types import Batch, SamplingParams, StepBatch
 from rlplug.weight_sync.buckets import weight_buckets
 
 
@@ -71,8 +72,43 @@ class Worker(LightningModule):
         super().__init__()
         self.folder = folder
         self.model = ModelConfig(path=str(folder / "model"))
-        self.batch = Batch(**load_file(folder / "batch.safetensors"))
+        self.padded = Batch(**load_file(folder / "batch.safetensors"))
         self.results: dict[str, object] = {}
+
+    def setup(self, stage):
+        """Each rank has every other row, as a rollout would leave them: whole groups, here of one row."""
+        self.mine = range(self.global_rank, self.padded.num_sequences, self.trainer.world_size)
+        self.batch = self.own_rows(self.padded)
+
+    def own_rows(self, padded, rows=None) -> StepBatch:
+        rows = list(self.mine if rows is None else rows)
+        padded = padded.replace(group_index=torch.arange(padded.num_sequences))
+        return StepBatch.from_padded(padded.map(lambda tensor: tensor[rows]), self.trainer.strategy.statistics)
+
+    def whole(self, tokens):
+        """Float [B, T] of all ranks' rows, from this rank's [N]."""
+        if tokens is None:
+            return None
+        mine = self.batch.with_tokens(values=tokens).padded.values
+        width = self.padded.input_ids.shape[1] - mine.shape[1]
+        found = self.trainer.strategy.gather([(list(self.mine), torch.nn.functional.pad(mine, (0, width)))])
+        grid = torch.zeros(self.padded.input_ids.shape)
+        for rows, values in found:
+            grid[rows] = values
+        return grid
+
+    def forward_only(self, limits, forward):
+        runner = self.runner(limits)
+        rows = StepRows(self.batch, self.trainer.strategy)
+        return runner.forward_only(runner.fetch(rows, range(rows.num_sequences), "forward"), forward)
+
+    def one_home(self):
+        """The metrics of a mini-batch whose rows are all on the last rank, and how many logprobs came to each rank."""
+        is_last = self.global_rank == self.trainer.world_size - 1
+        rows = StepRows(self.own_rows(self.padded, range(11) if is_last else []), self.trainer.strategy)
+        result = self.runner(SPLITS["3"]).forward_backward(rows, range(11), self.policy_loss(), self.manual_backward)
+        counts = self.trainer.strategy.gather([len(result.tokens.logprobs)])
+        return result.metrics | result.maxima | result.minima, counts
 
     def configure_model(self):
         shard = self.trainer.strategy.shard
@@ -94,17 +130,19 @@ class Worker(LightningModule):
             self.results[f"rows/{name}"] = self.accumulate(self.policy_loss(), SPLITS["1"], rows)
         for split, limits in SPLITS.items():
             models = self.models(LOSSES["token"], share_trunk=True)
-            output = self.runner(limits).forward_only(self.batch, models.forward_policy)
-            self.results[f"forward/{split}"] = [output.tokens.logprobs, output.tokens.sampled_logprobs, output.values]
+            output = self.forward_only(limits, models.forward_policy)
+            found = [output.tokens.logprobs, output.tokens.sampled_logprobs, output.values]
+            self.results[f"forward/{split}"] = [self.whole(tokens) for tokens in found]
             for kind in ("critic", "shared", "head"):
                 self.results[f"{kind}/{split}"] = self.accumulate(self.value_loss(kind), limits)
+        self.results["one home"] = self.one_home()
         models = self.models(LOSSES["value"])
-        self.results["values"] = [self.runner(SPLITS["3"]).forward_only(self.batch, models.forward_critic).values]
+        self.results["values"] = [self.whole(self.forward_only(SPLITS["3"], models.forward_critic).values)]
         self.results["clip"] = {max_norm: self.clip(max_norm) for max_norm in (None, 1e-3, 1e6)}
         self.results["nonfinite"] = self.nonfinite()
-        self.results["on_policy"] = self.run(BatchSizes(**self.sizes()), self.batch.replace(old_logprobs=None))
-        self.results["run"] = self.run(BatchSizes(**self.sizes(), mini_batch_size=4, num_epochs=2), self.batch)
-        self.results["actor_critic"] = self.run(BatchSizes(**self.sizes()), self.batch, LOSSES["value"])
+        self.results["on_policy"] = self.run(BatchSizes(**self.sizes()), self.padded.replace(old_logprobs=None))
+        self.results["run"] = self.run(BatchSizes(**self.sizes(), mini_batch_size=4, num_epochs=2), self.padded)
+        self.results["actor_critic"] = self.run(BatchSizes(**self.sizes()), self.padded, LOSSES["value"])
         tokenizer, folder = load_tokenizer(self.model), self.folder / "exported"
         export_policy(self.policy, tokenizer, torch.bfloat16, folder, self.global_rank, TRANSFORMERS)
 
@@ -153,8 +191,9 @@ class Worker(LightningModule):
             backward_passes.append((reduced, any(p.grad is not None for p in self.policy.parameters())))
 
         runner = self.runner(limits)
-        result = runner.forward_backward(self.batch, rows, loss_fn, backward)
-        micro_batches = runner.plan.micro_batches(rows, self.batch.lengths, self.global_rank)
+        table = StepRows(self.batch, self.trainer.strategy)
+        result = runner.forward_backward(table, rows, loss_fn, backward)
+        micro_batches = runner.plan.micro_batches(rows, table.lengths, self.global_rank)
         return {
             "metrics": result.metrics | result.maxima | result.minima,
             "gradients": self.gradients(),
@@ -183,17 +222,17 @@ class Worker(LightningModule):
         before = self.weights()
         update = PolicyUpdate(self.models(algorithm), self.runner(sizes), self.manual_backward, skip_nonfinite, seed=3)
         try:
-            result = update.run(batch, step=2)
-            metrics, sampled = result.metrics, result.tokens and result.tokens.sampled_logprobs
+            result = update.run(self.own_rows(batch), step=2)
+            metrics, sampled = result.metrics, result.tokens and self.whole(result.tokens.sampled_logprobs)
         except NonFiniteUpdate as problem:
             metrics, sampled = str(problem), None
         return {"before": before, "metrics": metrics, "sampled": sampled, "after": self.weights()}
 
     def nonfinite(self):
         """Row 5 is bad: the only mini-batch with it is the second of three."""
-        advantages = self.batch.advantages.clone()
+        advantages = self.padded.advantages.clone()
         advantages[5] = float("nan")
-        bad, thirds = self.batch.replace(advantages=advantages), BatchSizes(**self.sizes(), mini_batch_size=4)
+        bad, thirds = self.padded.replace(advantages=advantages), BatchSizes(**self.sizes(), mini_batch_size=4)
         return {
             "stopped": self.run(BatchSizes(**self.sizes()), bad),
             "skipped": self.run(BatchSizes(**self.sizes()), bad, skip_nonfinite=True),
@@ -205,7 +244,7 @@ class Worker(LightningModule):
         strategy = self.trainer.strategy
         half = load_model(ModelConfig(path=str(self.folder / "model")))
         strategy.shard(half, torch.bfloat16, transformer_units(half))
-        logits = half(self.batch.input_ids).logits
+        logits = half(self.padded.input_ids).logits
         logits.float().sum().backward()
         buckets = weight_buckets(self.policy, torch.float32, 1 << 14)
         return {

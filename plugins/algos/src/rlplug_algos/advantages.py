@@ -1,4 +1,4 @@
-"""Advantage estimators: pure functions of the rewards and values of a step. B sequences, T tokens.
+"""Advantage estimators: functions of the rewards and values of a step. B sequences of this rank, T tokens.
 
 ``mask`` is ``batch.response_mask`` and ``valid`` is ``batch.reward_valid``. Values outside of them are ignored, and
 results are 0 there.
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from rlplug.types import ONE_RANK, Moments, StepStatistics
 
 
 @dataclass(frozen=True)
@@ -78,15 +80,10 @@ def leave_one_out(rewards: Tensor, valid: Tensor, group_index: Tensor) -> Tensor
     return torch.where(valid & (size > 1), rewards - baseline, 0.0)
 
 
-def degenerate_share(rewards: Tensor, valid: Tensor, group_index: Tensor) -> float:
-    """Return the share of groups without a signal: fewer than two valid rewards, or all of them equal."""
+def degenerate_share(rewards: Tensor, valid: Tensor, group_index: Tensor, step: StepStatistics = ONE_RANK) -> float:
+    """Return the share of the step's groups without a signal: fewer than two valid rewards, or all of them equal."""
     has_signal = _Groups.of(rewards, valid, group_index).has_signal
-    return float((~has_signal).float().mean()) if len(has_signal) else 0.0
-
-
-def spread(per_sequence: Tensor, mask: Tensor) -> Tensor:
-    """Return float [B, T] with the number of each sequence, from [B], on its trainable tokens and 0 elsewhere."""
-    return torch.where(mask, per_sequence[:, None], 0.0)
+    return step.mean((~has_signal).double())
 
 
 def token_rewards(rewards: Tensor, mask: Tensor, kl: Tensor | None = None, coefficient: float = 0.0) -> Tensor:
@@ -133,27 +130,32 @@ def discounted_returns(token_rewards: Tensor, mask: Tensor, gamma: float) -> Ten
     return generalized_advantages(token_rewards, torch.zeros_like(token_rewards), mask, gamma, lam=1.0)
 
 
-def whiten(values: Tensor, mask: Tensor) -> Tensor:
-    """Return values normalised to mean 0 and (unbiased) standard deviation 1 over all trainable tokens, float [B, T].
+def whiten(values: Tensor, mask: Tensor, step: StepStatistics = ONE_RANK) -> Tensor:
+    """Return values normalised to mean 0 and (unbiased) standard deviation 1 over the step's trainable tokens.
 
-    Equal values, and fewer than two, become 0.
+    Float [B, T]. Equal values, and fewer than two, become 0.
     """
-    chosen = values[mask]
-    if len(chosen) < 2 or bool(chosen.max() == chosen.min()):  # round-off of equal values would be scaled to noise
+    return torch.where(mask, normalise(values, step.moments(values, mask)), 0.0)
+
+
+def normalise(values: Tensor, moments: Moments) -> Tensor:
+    """Return values less the mean of ``moments``, over their standard deviation; 0 where that is of equal numbers."""
+    if moments.count < 2 or moments.smallest == moments.largest:  # round-off of equal ones would be scaled to noise
         return torch.zeros_like(values)
-    return torch.where(mask, (values - chosen.mean()) / (chosen.std() + 1e-8), 0.0)
+    return (values - moments.mean) / (moments.std + 1e-8)
 
 
-def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
-    """Return ``1 - Var(returns - values) / Var(returns)`` over trainable tokens: 1 is a perfect critic, 0 a constant.
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor, step: StepStatistics = ONE_RANK) -> float:
+    """Return ``1 - Var(returns - values) / Var(returns)`` over the step's trainable tokens.
 
-    It is 0 when the returns vary by no more than round-off.
+    1 is a perfect critic, 0 a constant. It is 0 when the returns vary by no more than round-off.
     """
-    values, returns = values[mask], returns[mask]
-    largest = max(values.abs().max(), returns.abs().max()) if len(returns) else 0.0
-    if len(returns) < 2 or returns.std() <= 1e-6 * largest:
+    of_values, of_returns = step.moments(values, mask), step.moments(returns, mask)
+    of_rest = step.moments(returns - values, mask)
+    extremes = (of_values.smallest, of_values.largest, of_returns.smallest, of_returns.largest)
+    if of_returns.count < 2 or of_returns.std <= 1e-6 * max(map(abs, extremes)):
         return 0.0
-    return float(1 - (returns - values).var() / returns.var())
+    return 1 - of_rest.variance / of_returns.variance
 
 
 def length_adaptive_lambda(mask: Tensor, alpha: float) -> Tensor:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from rlplug.interfaces import Advantages, Algorithm, Denominators, LossOutput, Needs, RunInfo
-from rlplug.ops import masked_mean, masked_sum
-from rlplug.types import Batch
-from rlplug_algos.advantages import degenerate_share, group_relative, spread
+from rlplug.ops import masked_sum
+from rlplug.types import Batch, StepBatch
+from rlplug_algos.advantages import degenerate_share, group_relative
 from rlplug_algos.aggregation import Aggregation, aggregate
 from rlplug_algos.corrections import Correction, correction_weights, importance_weights
 from rlplug_algos.kl import KLEstimator, kl_estimate, kl_penalty
@@ -98,23 +98,23 @@ class PolicyGradient(Algorithm):
     def setup(self, run: RunInfo) -> None:
         self.run = run
 
-    def reward_kl(self, batch: Batch) -> Tensor | None:
+    def reward_kl(self, batch: StepBatch) -> Tensor | None:
         """Return the KL estimate that goes into the rewards, float [B, T], 0 where masked; ``None`` without one."""
         if not (self.kl_coefficient > 0 and self.kl_in_reward):
             return None
-        mask = batch.response_mask
-        logprobs, ref_logprobs = masked(batch.old_logprobs, mask), masked(batch.ref_logprobs, mask)
+        rows, mask = batch.padded, batch.padded.response_mask
+        logprobs, ref_logprobs = masked(rows.old_logprobs, mask), masked(rows.ref_logprobs, mask)
         return kl_estimate(logprobs, ref_logprobs, self.kl_estimator, self.k3_max)
 
-    def sequence_advantages(self, batch: Batch, per_sequence: Tensor, kl: Tensor | None = None) -> Advantages:
-        """Return advantages of whole completions, [B], on each of their tokens, with :meth:`advantage_metrics`."""
-        return Advantages(spread(per_sequence, batch.response_mask), metrics=self.advantage_metrics(batch, kl))
+    def sequence_advantages(self, batch: StepBatch, per_sequence: Tensor, kl: Tensor | None = None) -> Advantages:
+        """Return advantages of whole completions, [B], with :meth:`advantage_metrics`."""
+        return Advantages(per_sequence, metrics=self.advantage_metrics(batch, kl))
 
-    def advantage_metrics(self, batch: Batch, kl: Tensor | None = None) -> dict[str, float]:
+    def advantage_metrics(self, batch: StepBatch, kl: Tensor | None = None) -> dict[str, float]:
         """Return the share of groups without a signal, and the mean of the KL that went into the rewards."""
-        share = degenerate_share(batch.rewards, batch.reward_valid, batch.group_index)
+        share = degenerate_share(batch.rewards, batch.reward_valid, batch.group_index, batch.step)
         metrics = {"advantages/degenerate_groups": share}
-        return metrics if kl is None else metrics | {"policy/kl": float(masked_mean(kl, batch.response_mask))}
+        return metrics if kl is None else metrics | {"policy/kl": batch.step.mean(kl, batch.padded.response_mask)}
 
     @abstractmethod
     def policy_term(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> PolicyTerm:
@@ -206,7 +206,7 @@ class GroupNormalized(PolicyGradient):
         super().__post_init__()
         require(self, "epsilon", 0 <= self.epsilon < math.inf, "give 0 or more, such as 0.0001")
 
-    def advantages(self, batch: Batch) -> Advantages:
+    def advantages(self, batch: StepBatch) -> Advantages:
         relative = group_relative(batch.rewards, batch.reward_valid, batch.group_index, epsilon=self.epsilon)
         return self.sequence_advantages(batch, relative)
 

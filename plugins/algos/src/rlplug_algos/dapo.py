@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from rlplug.interfaces import Advantages, RunInfo
-from rlplug.types import Batch, Sample
-from rlplug_algos.advantages import group_relative, spread
+from rlplug.types import Sample, StepBatch
+from rlplug_algos.advantages import group_relative
 from rlplug_algos.base import ClippedPolicyGradient, GroupNormalized
 from rlplug_algos.options import require, require_use
 
@@ -82,14 +82,11 @@ class DAPO(GroupNormalized, ClippedPolicyGradient):
         one_group = torch.zeros_like(rewards, dtype=torch.int64)
         return bool(group_relative(rewards, everyone, one_group, epsilon=self.epsilon).any())
 
-    def advantages(self, batch: Batch) -> Advantages:
-        rewards = self._shaped(batch.rewards, batch.response_mask.sum(dim=1))
+    def advantages(self, batch: StepBatch) -> Advantages:
+        rewards = self._shaped(batch.rewards, batch.num_tokens)
         per_sequence = group_relative(rewards, batch.reward_valid, batch.group_index, epsilon=self.epsilon)
         result = self.sequence_advantages(batch, per_sequence)
-        if not self.overlong_filter:
-            return result
-        mask = batch.response_mask & ~batch.truncated[:, None]
-        return replace(result, advantages=spread(per_sequence, mask), response_mask=mask)
+        return replace(result, response_mask=~batch.truncated) if self.overlong_filter else result
 
     def _shaped(self, rewards: Tensor, lengths: Tensor) -> Tensor:
         """Return the rewards, float [B], plus p times equation 13 of the int64 [B] lengths, which is from -p to 0."""

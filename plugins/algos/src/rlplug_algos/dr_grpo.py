@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlplug.interfaces import Advantages
-from rlplug.types import Batch
+from rlplug.types import StepBatch
 from rlplug_algos.advantages import group_relative
 from rlplug_algos.aggregation import Aggregation
 from rlplug_algos.base import ClippedPolicyGradient
@@ -29,6 +29,6 @@ class DrGRPO(ClippedPolicyGradient):
 
     aggregation: Aggregation = "constant"
 
-    def advantages(self, batch: Batch) -> Advantages:
+    def advantages(self, batch: StepBatch) -> Advantages:
         centred = group_relative(batch.rewards, batch.reward_valid, batch.group_index, normalize_std=False)
         return self.sequence_advantages(batch, centred)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlplug.interfaces import Advantages
-from rlplug.types import Batch
+from rlplug.types import StepBatch
 from rlplug_algos.advantages import group_relative
 from rlplug_algos.base import ClippedPolicyGradient, GroupNormalized
 from rlplug_algos.options import require_use
@@ -38,7 +38,7 @@ class GRPO(GroupNormalized, ClippedPolicyGradient):
         super().__post_init__()
         require_use(self, "epsilon", self.normalize_std, "normalize_std")
 
-    def advantages(self, batch: Batch) -> Advantages:
+    def advantages(self, batch: StepBatch) -> Advantages:
         per_sequence = group_relative(
             batch.rewards, batch.reward_valid, batch.group_index, self.normalize_std, self.epsilon
         )

@@ -13,7 +13,7 @@ from rlplug_algos.reinforce_pp import ReinforcePP, ReinforcePPBaseline
 from rlplug_algos.rloo import RLOO
 from rlplug_algos.vapo import VAPO
 
-RLPLUG_API_VERSION = ">=1,<2"
+RLPLUG_API_VERSION = ">=2,<3"
 
 ALGORITHMS = (CISPO, DAPO, DrGRPO, GRPO, GSPO, PFPPO, PPO, ReinforcePP, ReinforcePPBaseline, RLOO, VAPO)
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from rlplug.interfaces import Advantages, Denominators, LossOutput, Needs, RunInfo
-from rlplug.ops import masked_mean
-from rlplug.types import Batch
+from rlplug.types import Batch, StepBatch
 from rlplug_algos.advantages import explained_variance, generalized_advantages, token_rewards, whiten
 from rlplug_algos.aggregation import aggregate
 from rlplug_algos.base import ClippedPolicyGradient, masked, token_share
@@ -97,8 +96,9 @@ class PPO(ClippedPolicyGradient):
         """Return lambda of the policy's advantages, one or [B], and of the critic's targets."""
         return self.gae_lambda, self.gae_lambda
 
-    def advantages(self, batch: Batch) -> Advantages:
-        mask, kl, values = batch.response_mask, self.reward_kl(batch), masked(batch.values, batch.response_mask)
+    def advantages(self, batch: StepBatch) -> Advantages:
+        mask, kl, step = batch.padded.response_mask, self.reward_kl(batch), batch.step
+        values = masked(batch.padded.values, mask)
         rewards = token_rewards(batch.rewards, mask, kl, self.current_kl_coefficient)
         of_policy, of_critic = self.lambdas(mask)
         advantages = generalized_advantages(rewards, values, mask, self.gamma, of_policy)
@@ -107,12 +107,14 @@ class PPO(ClippedPolicyGradient):
             for_critic = generalized_advantages(rewards, values, mask, self.gamma, of_critic)
         returns = values + for_critic
         metrics = self.advantage_metrics(batch, kl) | {
-            "critic/explained_variance": explained_variance(values, returns, mask),
-            "critic/value_mean": float(masked_mean(values, mask)),
+            "critic/explained_variance": explained_variance(values, returns, mask, step),
+            "critic/value_mean": step.mean(values, mask),
         }
         if self._adaptive_kl is not None:
             metrics["policy/kl_coefficient"] = self._adaptive_kl.coefficient
-        return Advantages(whiten(advantages, mask) if self.whiten_advantages else advantages, returns, metrics=metrics)
+        if self.whiten_advantages:
+            advantages = whiten(advantages, mask, step)
+        return Advantages(advantages, returns, metrics=metrics)
 
     def value_loss(self, micro_batch: Batch, values: Tensor, denominators: Denominators) -> LossOutput:
         mask = micro_batch.response_mask

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlplug.interfaces import Advantages
-from rlplug.types import Batch
-from rlplug_algos.advantages import discounted_returns, group_relative, spread, token_rewards, whiten
+from rlplug.types import StepBatch
+from rlplug_algos.advantages import discounted_returns, group_relative, normalise, token_rewards, whiten
 from rlplug_algos.base import ClippedPolicyGradient
 from rlplug_algos.kl import KLEstimator
 from rlplug_algos.options import require
@@ -44,11 +44,11 @@ class ReinforcePP(ClippedPolicyGradient):
     def kl_in_reward(self) -> bool:
         return True
 
-    def advantages(self, batch: Batch) -> Advantages:
-        mask, kl = batch.response_mask, self.reward_kl(batch)
+    def advantages(self, batch: StepBatch) -> Advantages:
+        mask, kl = batch.padded.response_mask, self.reward_kl(batch)
         rewards = token_rewards(batch.rewards, mask, kl, self.kl_coefficient)
         returns = discounted_returns(rewards, mask, self.gamma)
-        return Advantages(whiten(returns, mask), metrics=self.advantage_metrics(batch, kl))
+        return Advantages(whiten(returns, mask, batch.step), metrics=self.advantage_metrics(batch, kl))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -68,7 +68,7 @@ class ReinforcePPBaseline(ClippedPolicyGradient):
 
     kl_estimator: KLEstimator = "k2"
 
-    def advantages(self, batch: Batch) -> Advantages:
+    def advantages(self, batch: StepBatch) -> Advantages:
         centred = group_relative(batch.rewards, batch.reward_valid, batch.group_index, normalize_std=False)
-        normalised = whiten(spread(centred, batch.response_mask), batch.response_mask)
-        return Advantages(normalised, metrics=self.advantage_metrics(batch))
+        of_tokens = batch.step.moments(centred.repeat_interleave(batch.num_tokens))
+        return self.sequence_advantages(batch, normalise(centred, of_tokens))

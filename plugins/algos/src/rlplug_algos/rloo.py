@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from rlplug.interfaces import Advantages
-from rlplug.types import Batch
+from rlplug.types import StepBatch
 from rlplug_algos.advantages import leave_one_out
 from rlplug_algos.aggregation import Aggregation
 from rlplug_algos.base import ClippedPolicyGradient
@@ -44,7 +44,7 @@ class RLOO(ClippedPolicyGradient):
     def kl_in_reward(self) -> bool:
         return True
 
-    def advantages(self, batch: Batch) -> Advantages:
+    def advantages(self, batch: StepBatch) -> Advantages:
         kl = self.reward_kl(batch)
         rewards = batch.rewards if kl is None else batch.rewards - self.kl_coefficient * kl.sum(dim=1)
         return self.sequence_advantages(batch, leave_one_out(rewards, batch.reward_valid, batch.group_index), kl)

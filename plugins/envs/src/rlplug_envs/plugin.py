@@ -8,7 +8,7 @@ from rlplug_envs.verifiers_environment import VerifiersEnvironment
 # the command line knows the short name of a prompt source once its class is imported
 from rlplug_envs.verifiers_source import VerifiersSource as VerifiersSource
 
-RLPLUG_API_VERSION = ">=1.1,<2"
+RLPLUG_API_VERSION = ">=2,<3"
 
 
 @hookimpl

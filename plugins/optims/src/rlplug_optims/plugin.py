@@ -11,7 +11,7 @@ from rlplug_optims.liger import Liger
 from rlplug_optims.prefetch import BackwardPrefetch, ForwardPrefetch
 from rlplug_optims.selective_checkpointing import SelectiveCheckpointing
 
-RLPLUG_API_VERSION = ">=1,<2"
+RLPLUG_API_VERSION = ">=2,<3"
 
 OPTIMIZATIONS = (
     ActivationOffload,

@@ -5,7 +5,7 @@ from rlplug.registry import Registry
 from rlplug_rollout_sglang.colocated import SGLangRollout
 from rlplug_rollout_sglang.server import SGLangServerRollout
 
-RLPLUG_API_VERSION = ">=1.3,<2"
+RLPLUG_API_VERSION = ">=2,<3"
 
 
 @hookimpl

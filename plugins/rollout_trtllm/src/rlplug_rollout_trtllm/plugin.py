@@ -5,7 +5,7 @@ from rlplug.registry import Registry
 from rlplug_rollout_trtllm.colocated import TRTLLMRollout
 from rlplug_rollout_trtllm.ray_rollout import TRTLLMRayRollout
 
-RLPLUG_API_VERSION = ">=1.3,<2"
+RLPLUG_API_VERSION = ">=2,<3"
 
 
 @hookimpl

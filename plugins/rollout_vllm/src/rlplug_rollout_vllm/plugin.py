@@ -5,7 +5,7 @@ from rlplug.registry import Registry
 from rlplug_rollout_vllm.colocated import VLLMRollout
 from rlplug_rollout_vllm.server import VLLMServerRollout
 
-RLPLUG_API_VERSION = ">=1,<2"
+RLPLUG_API_VERSION = ">=2,<3"
 
 
 @hookimpl

@@ -4,7 +4,7 @@ from rlplug.plugin_manager import hookimpl
 from rlplug.registry import Registry
 from rlplug_trainer_titan.trainer import TorchTitan
 
-RLPLUG_API_VERSION = ">=1.2,<2"
+RLPLUG_API_VERSION = ">=2,<3"
 
 
 @hookimpl

@@ -12,7 +12,7 @@ from rlplug.interfaces import Denominators, LossOutput, SyncReport
 from rlplug.ops import masked_sum
 from rlplug.plugin_manager import hookimpl
 from rlplug.registry import Registry
-from rlplug.types import Batch, Rollout
+from rlplug.types import Batch, Rollout, StepBatch
 from rlplug_probe.algorithm import MeanBaseline
 from rlplug_probe.environment import Echo
 from rlplug_probe.optimizations import FreezeEmbeddings, NoEffect
@@ -20,7 +20,7 @@ from rlplug_probe.reward import ShortReward
 from rlplug_probe.rollout import SleepyRollout
 from rlplug_probe.trainer import ProbeTrainer
 
-RLPLUG_API_VERSION = ">=1,<2"
+RLPLUG_API_VERSION = ">=2,<3"
 RLPLUG_AFTER = ("algos",)
 
 ADVANTAGE_SCALE = 0.5
@@ -92,7 +92,7 @@ def rlplug_sync_weights() -> Generator[None, SyncReport, SyncReport]:
 
 
 @hookimpl(wrapper=True)
-def rlplug_prepare_batch(step: int) -> Generator[None, Batch, Batch]:
+def rlplug_prepare_batch(step: int) -> Generator[None, StepBatch, StepBatch]:
     batch = yield
     seen["batch_step"] = step
     assert batch.advantages is not None

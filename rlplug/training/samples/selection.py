@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.rollout.partial.state import PartialRolloutState
-from rlplug.types import Rollout, Sample
+from rlplug.training.samples.table import GatherArrays
+from rlplug.types import Rollout, Sample, groups_of
+
+GROUP = np.dtype([("group", np.int64), ("is_accepted", np.bool_)])
+"""What ranks tell each other of a group: whether some of its samples train."""
 
 
 @dataclass(frozen=True)
 class GroupSelection:
-    """Collects the groups of a step, as the algorithm selects them.
+    """Collects the groups of a step, as the algorithm selects them. Each rank selects among the groups that it has.
 
     Args:
         algorithm: Algorithm of the run.
         prompts_per_step: Groups that a step takes.
         partial_rollout: Groups under way in a partial rollout.
+        gather_arrays: Returns the concatenation of all ranks' arrays; collective.
     """
 
     algorithm: Algorithm
     prompts_per_step: int
     partial_rollout: PartialRolloutState | None
+    gather_arrays: GatherArrays
 
     def num_missing(self, rollout: Rollout) -> int:
         """Return how many groups ``rollout`` lacks."""
@@ -36,21 +45,30 @@ class GroupSelection:
         return math.ceil(self.num_missing(rollout) * self.algorithm.over_sampling)
 
     def add(self, rollout: Rollout, samples: Sequence[Sample]) -> Rollout:
-        """Return ``rollout`` with the samples that the algorithm selects; groups beyond the step's are surplus."""
+        """Return ``rollout`` with the samples that the algorithm selects; groups beyond the step's are surplus.
+
+        Collective. ``samples`` are this rank's.
+        """
+        groups = groups_of(samples)
+        chosen = [self.algorithm.select(group) for group in groups]
+        mine = [(group[0].group, bool(some)) for group, some in zip(groups, chosen, strict=True)]
+        found = np.sort(self.gather_arrays(np.array(mine, GROUP)), order="group")
         num_missing = self.num_missing(rollout)
-        for group in Rollout(tuple(samples)).groups():
-            if num_missing == 0:
-                rollout = rollout.with_surplus(group)
-                continue
-            chosen = self.algorithm.select(group)
-            rollout = rollout.with_group(group, chosen)
-            num_missing -= bool(chosen)
-        return rollout
+        is_enough = found["is_accepted"].cumsum() - found["is_accepted"] >= num_missing
+        surplus = set(found["group"][is_enough].tolist())
+        for group, some in zip(groups, chosen, strict=True):
+            is_surplus = group[0].group in surplus
+            rollout = rollout.with_surplus(group) if is_surplus else rollout.with_group(group, some)
+        return dataclasses.replace(
+            rollout,
+            num_groups=rollout.num_groups + int((found["is_accepted"] & ~is_enough).sum()),
+            num_drawn=rollout.num_drawn + len(found),
+        )
 
     def wants_refill(self, rollout: Rollout, refill: int) -> bool:
         """Return whether to generate once more before the update; ``refill`` counts from 0."""
         if self.num_missing(rollout) == 0:
             return False
-        if self.partial_rollout is not None and not rollout.drawn:
+        if self.partial_rollout is not None and not rollout.num_drawn:
             return True  # each round brings the groups under way nearer to their end
         return refill < self.algorithm.max_refills

@@ -1,0 +1,58 @@
+"""Metrics of a rollout, under the names that loggers and the report use."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rlplug.training.samples.table import SampleTable
+from rlplug.types import ENVIRONMENT
+
+
+def rollout_metrics(table: SampleTable, reward_names: Sequence[str]) -> dict[str, float]:
+    """Summarise all scored samples of a step, selected or not.
+
+    Args:
+        table: The samples of all ranks; not empty.
+        reward_names: Names of the rewards.
+
+    Returns:
+        Rewards, with failed ones left out and counted; lengths in tokens; how completions ended; the share of samples
+        that train; the share of groups that the algorithm rejected, of those that it saw; turns, with an environment.
+    """
+    num_seen = len(np.unique(table["group"][~table["is_surplus"]]))
+    num_groups = len(np.unique(table["group"][table["trains"]]))
+    lengths, num_samples = table["num_tokens"].tolist(), len(table)
+    scored = table["reward"][~np.isnan(table["reward"])].tolist()
+    metrics = {
+        "reward/error_share": 1 - len(scored) / num_samples,
+        "completion/num_tokens": float(sum(lengths)),
+        "completion/length_mean": statistics.fmean(lengths),
+        "completion/length_max": float(max(lengths)),
+        "completion/truncated_share": int(table["is_truncated"].sum()) / num_samples,
+        "filter/kept_share": int(table["trains"].sum()) / num_samples,
+        "filter/rejected_groups": 1 - num_groups / num_seen,
+    }
+    if scored:
+        metrics["reward/mean"] = statistics.fmean(scored)
+        metrics["reward/std"] = statistics.pstdev(scored)
+        metrics["reward/min"], metrics["reward/max"] = min(scored), max(scored)
+    if ENVIRONMENT in reward_names:
+        turns = table["num_turns"].tolist()
+        metrics |= {"turns/mean": statistics.fmean(turns), "turns/max": float(max(turns))}
+    for name, values in zip(reward_names, table["values"].T, strict=True):
+        if len(known := values[~np.isnan(values)]):
+            metrics[f"reward/{name}"] = statistics.fmean(known.tolist())
+    return metrics
+
+
+def mean_over_ranks(found: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
+    """Return the weighted mean of each metric over the ranks that have it, given the metrics and weight of each."""
+    names = dict.fromkeys(name for metrics, _ in found for name in metrics)
+    means = {}
+    for name in names:
+        having = [(metrics[name], weight) for metrics, weight in found if name in metrics]
+        means[name] = sum(value * weight for value, weight in having) / sum(weight for _, weight in having)
+    return means
