@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ def test_the_folder_is_whole(quickstart: tuple[Path, str], num_steps: int) -> No
 
     assert record["status"] == "finished"
     assert {"torch", "lightning", "transformers", "rlplug", "rlplug-algos"} <= record["versions"].keys()
+    assert {each.name: each.version for each in distributions()}.items() <= record["versions"].items()
     assert "algos" in {plugin["name"] for plugin in record["plugins"]}
     assert (folder / "config.yaml").read_text().count("class_path: rlplug_algos.grpo.GRPO") == 1
     assert "<html" in (folder / "report.html").read_text()
