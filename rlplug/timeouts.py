@@ -22,7 +22,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -137,8 +137,7 @@ class TimeoutExecutor:
             if batch.move_to_loop(call, self._loop):
                 self._loop.submit(batch, call, awaitable)
                 return True
-        if inspect.iscoroutine(awaitable):
-            awaitable.close()  # or Python warns that it was never awaited
+        close_unstarted(awaitable)
         return False
 
     def _give_up_overdue(self, batch: CallBatch) -> None:
@@ -277,7 +276,7 @@ class _EventLoop:
 
     def submit(self, batch: CallBatch, call: Call, awaitable: Awaitable[Any]) -> None:
         """Run a call on this loop as soon as a slot is free."""
-        self._loop.call_soon_threadsafe(self._start, self._run_call(batch, call, awaitable))
+        self._loop.call_soon_threadsafe(self._start, batch, call, awaitable)
         self.ping()
 
     def abandon(self) -> None:
@@ -285,10 +284,14 @@ class _EventLoop:
         self.abandoned = True
         self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(coroutine)
+    def _start(self, batch: CallBatch, call: Call, awaitable: Awaitable[Any]) -> None:
+        if self.abandoned:  # and so is the call
+            close_unstarted(awaitable)
+            return
+        task = self._loop.create_task(self._run_call(batch, call, awaitable))
         self._tasks.add(task)  # the loop itself holds tasks weakly
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: close_unstarted(awaitable))
 
     def _pong(self) -> None:
         self._pinged = None
@@ -308,6 +311,17 @@ class _EventLoop:
             await asyncio.wait({task}, timeout=self._deadline_s)
             batch.settle(call, error=f"took longer than {self._deadline_s:g} s")
             task.cancel()
+
+
+def close_unstarted(awaitable: Any) -> None:
+    """Close a coroutine that nothing will await, and those among its arguments, or Python warns of each."""
+    if not (inspect.iscoroutine(awaitable) and inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED):
+        return
+    arguments = list(inspect.getcoroutinelocals(awaitable).values())
+    awaitable.close()
+    for argument in arguments:
+        for each in argument if isinstance(argument, list) else [argument]:
+            close_unstarted(each)
 
 
 async def _settle_with(batch: CallBatch, call: Call, awaitable: Awaitable[Any]) -> None:

@@ -19,7 +19,18 @@ from repository_links import absolute_links
 
 FILES: Final = ("pyproject.toml", "README.md")
 IGNORED: Final = shutil.ignore_patterns("__pycache__", "*.egg-info")
-BUILD_SDIST: Final = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+BUILD: Final = """
+import os, sys, tarfile, tempfile
+from setuptools import build_meta
+folder = sys.argv[1]
+sdist = build_meta.build_sdist(folder)
+with tempfile.TemporaryDirectory() as unpacked:
+    with tarfile.open(os.path.join(folder, sdist)) as archive:
+        archive.extractall(unpacked, filter="data")
+    os.chdir(os.path.join(unpacked, sdist.removesuffix(".tar.gz")))
+    build_meta.build_wheel(folder)
+    os.chdir(folder)
+"""
 
 
 def build(distributions: Iterable[Distribution], folder: Path) -> list[Path]:
@@ -36,13 +47,9 @@ def build(distributions: Iterable[Distribution], folder: Path) -> list[Path]:
     with tempfile.TemporaryDirectory() as temporary:
         for distribution in distributions:
             copy = _copy_sources(distribution, Path(temporary))
-            subprocess.run(
-                [sys.executable, "-c", BUILD_SDIST, folder.resolve()], cwd=copy, check=True, stdout=subprocess.DEVNULL
-            )
+            command = [sys.executable, "-c", BUILD, folder.resolve()]
+            subprocess.run(command, cwd=copy, check=True, stdout=subprocess.DEVNULL)
     sdists = sorted(folder.glob("*.tar.gz"))
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
-    alone = ["--no-deps", "--no-index", "--no-build-isolation", "--no-cache-dir"]
-    subprocess.run([*pip, *alone, "--wheel-dir", folder, *sdists], check=True)
     wheels = sorted(folder.glob("*.whl"))
     assert len(wheels) == len(sdists) == len(distributions), (wheels, sdists)
     return wheels

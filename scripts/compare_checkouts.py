@@ -186,12 +186,12 @@ def write_record(folder: Path, finished: dict[str, dict[str, Any]]) -> None:
 def what_is_run(checkout: Path, python: Path) -> dict[str, Any]:
     """Return commit and versions; refuse an interpreter that imports another checkout's packages."""
     code = (
-        "import json, rlplug, torch, transformers, lightning\n"
-        "from importlib.metadata import entry_points\n"
+        "import json\n"
+        "from importlib.metadata import entry_points, version\n"
         "from importlib.util import find_spec\n"
         "plugins = {e.module.partition('.')[0] for e in entry_points(group='rlplug.plugins')}\n"
-        "print(json.dumps({'files': [rlplug.__file__, *(find_spec(name).origin for name in sorted(plugins))],\n"
-        "  'versions': {m.__name__: m.__version__ for m in (torch, transformers, lightning)}}))"
+        "print(json.dumps({'files': [find_spec(name).origin for name in ('rlplug', *sorted(plugins))],\n"
+        "  'versions': {name: version(name) for name in ('torch', 'transformers', 'lightning')}}))"
     )
     done = subprocess.run([python, "-c", code], cwd=checkout, capture_output=True, text=True, check=True)
     about: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 from unittest.mock import patch
 
 import yaml
-from distributions import ROOT, all_distributions
+from distributions import ROOT, all_distributions, plugin_distributions
 from written_files import with_table, write_or_check
 
 PAGE: Final = ROOT / "docs" / "rollout-engines.md"
@@ -70,12 +70,15 @@ Kits: TypeAlias = Mapping[str, Sequence[Run]]
 def claims(on_gpu: bool) -> dict[str, dict[str, bool]]:
     """Return what the installed engines claim where there is a GPU, or none.
 
-    Call it in a process of its own: some plugins look for a GPU once, when they are imported.
+    Call it in a process of its own: some plugins look for a GPU once, when they are imported, so it imports them anew.
     """
     import torch
 
     from rlplug.plugin_manager import plugins
 
+    packages = {package for distribution in plugin_distributions() for package in distribution.packages}
+    for module in [name for name in sys.modules if name.partition(".")[0] in packages]:
+        del sys.modules[module]
     with patch.object(torch.cuda, "is_available", lambda: on_gpu):
         registered = plugins().registry.by_distribution()
     engines = [r for name in DISTRIBUTIONS for r in registered.get(name, []) if r.kind == "rollouts"]
@@ -84,7 +87,7 @@ def claims(on_gpu: bool) -> dict[str, dict[str, bool]]:
 
 def claims_by_device() -> tuple[Claims, Claims]:
     """Return what engines claim on a GPU and on a CPU, whichever this machine has."""
-    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(2, get_context("fork")) as pool:
         on_gpu, on_cpu = pool.map(claims, (True, False))
     return on_gpu, on_cpu
 

@@ -6,5 +6,5 @@ import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put command lines before unit tests, which are many small files."""
-    items.sort(key=lambda item: "integration" not in item.path.parts)
+    """Put command lines, then plugins, before unit tests, which are many small files."""
+    items.sort(key=lambda item: ("integration" not in item.path.parts) + ("unit" in item.path.parts))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
+from rlplug.distributed.checkpoint import WRITE_ERRORS, write_failure
 from rlplug.errors import ConfigError, RunError, did_you_mean
 
 FOLDER: Final = "best"
@@ -71,9 +73,7 @@ class LightningCallbacks(Callback):
         for saver, every_n_steps in self.savers.items():
             if self._is_due(saver, every_n_steps, trainer, metrics, pl_module.step):
                 with pl_module.timer.phase("checkpoint"):
-                    candidates = saver._monitor_candidates(trainer)
-                    saver._save_topk_checkpoint(trainer, candidates)
-                    saver._save_last_checkpoint(trainer, candidates)
+                    self._save(saver, trainer, pl_module)
 
     def _look(self, stopper: EarlyStopping, trainer: Trainer, module: Any) -> None:
         """Let a stopper decide, and say when it ends the run."""
@@ -82,6 +82,19 @@ class LightningCallbacks(Callback):
         if trainer.should_stop and not stops_already:
             reason = str(stopper.stopping_reason_message).removesuffix(" Signaling Trainer to stop.")
             trainer.print(f"EarlyStopping ends the run after step {module.step}: {reason}")
+
+    def _save(self, saver: ModelCheckpoint, trainer: Trainer, module: Any) -> None:
+        """Let a saver write.
+
+        Raises:
+            RunError: Writing failed.
+        """
+        candidates = saver._monitor_candidates(trainer)
+        try:
+            saver._save_topk_checkpoint(trainer, candidates)
+            saver._save_last_checkpoint(trainer, candidates)
+        except WRITE_ERRORS as error:
+            raise RunError(write_failure(Path(str(saver.dirpath)), module.run_dir, error)) from error
 
     def _is_due(
         self, saver: ModelCheckpoint, every_n_steps: int, trainer: Trainer, metrics: dict[str, float], step: int

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from email.parser import HeaderParser
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -107,7 +108,7 @@ class RunFolder(Callback):
                 "command": stage,
                 "started": _now(),
                 "finished": None,
-                "versions": {"python": platform.python_version(), **{d.name: d.version for d in distributions()}},
+                "versions": {"python": platform.python_version(), **installed_versions()},
                 "plugins": describe(plugins().records),
                 "device": str(trainer.strategy.root_device),
                 "world_size": trainer.world_size,
@@ -285,6 +286,19 @@ class RunFolder(Callback):
         elif self.report:
             lines.append(f"no report: pip install 'rlplug[report]', then rlplug report {self.path}")
         return lines
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the version of each distribution that is installed, by its name.
+
+    Only the heads of their metadata are parsed: with the long descriptions it would take a third of a second.
+    """
+    versions = {}
+    for distribution in distributions():
+        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+        head = HeaderParser().parsestr(text.partition("\n\n")[0])
+        versions[head["Name"]] = head["Version"]
+    return versions
 
 
 def _now() -> str:

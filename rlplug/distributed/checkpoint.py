@@ -78,7 +78,7 @@ class RLCheckpoint(Callback):
             self._writer.wait()
             self._publish(trainer, final)
         except WRITE_ERRORS as error:  # the run has failed for another reason, which is the one to report
-            _say(trainer, _failure(final, error))
+            _say(trainer, write_failure(final, final.parent.parent, error))
 
     def _save(self, trainer: Trainer, module: Any) -> None:
         """Write the checkpoint of ``module.rollout_step``, or begin to, unless it exists. Collective.
@@ -101,7 +101,7 @@ class RLCheckpoint(Callback):
             )
         except WRITE_ERRORS as error:
             shutil.rmtree(_partial(final), ignore_errors=True)
-            raise RunError(_failure(final, error)) from error
+            raise RunError(write_failure(final, final.parent.parent, error)) from error
         if in_background:
             self._unpublished = final
             return
@@ -131,7 +131,7 @@ class RLCheckpoint(Callback):
             seconds = self._writer.wait()
         except WRITE_ERRORS as error:
             shutil.rmtree(_partial(final), ignore_errors=True)
-            raise RunError(_failure(final, error)) from error
+            raise RunError(write_failure(final, final.parent.parent, error)) from error
         self._publish(trainer, final)
         trainer.strategy.barrier()
         _say(trainer, f"checkpoint {final.name} was written in the background, {seconds:.1f} s after its step")
@@ -178,12 +178,12 @@ def _say(trainer: Trainer, message: str) -> None:
         print(message, file=sys.stderr, flush=True)
 
 
-def _failure(final: Path, error: BaseException) -> str:
-    run_dir = final.parent.parent
+def write_failure(path: Path, run_dir: Path, error: BaseException) -> str:
+    """Return a message about a checkpoint of a run that could not be written to ``path``: why, and how to go on."""
     left = list_checkpoints(run_dir)
     free = shutil.disk_usage(run_dir).free / (1 << 30)
     resume = f"The previous checkpoint {left[-1].name} is complete" if left else "There is no previous checkpoint"
     return (
-        f"checkpoint {final} could not be written: {reason(error)} ({free:.1f} GiB are free). {resume}; free some "
+        f"checkpoint {path} could not be written: {reason(error)} ({free:.1f} GiB are free). {resume}; free some "
         f"space, then continue with: rlplug fit --resume {run_dir}"
     )

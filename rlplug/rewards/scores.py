@@ -49,7 +49,9 @@ def read_scores(returned: Any, num_samples: int) -> list[float | RewardError]:
 def _score(value: Any) -> float | RewardError:
     try:
         if isinstance(value, RewardError):
-            return RewardError(encodable(str(value.message)[:LONGEST_MESSAGE]))
+            return RewardError(
+                encodable(str(value.message)[:LONGEST_MESSAGE]) or "returned a RewardError without a message"
+            )
         return as_reward(value)
     except CallError as problem:
         return RewardError(f"returned {problem}")

@@ -1,6 +1,6 @@
 """Generates wrong configurations from right ones, and says how ``rlplug fit`` ends with each, up to loading a model.
 
-python tests/integration/config_mutations.py [--share 0.1] [--seed 0] [--jobs 1] > report.txt
+python tests/integration/config_mutations.py [--bases "" grpo] [--share 0.1] [--seed 0] > report.txt
 """
 
 from __future__ import annotations
@@ -303,13 +303,18 @@ def import_all() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bases", nargs="*", default=BASES, help="names in configs/algo; empty for the quickstart")
     parser.add_argument("--share", type=float, default=1.0, help="share of the cases to run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--match", default="", help="only cases whose name matches this expression")
     options = parser.parse_args()
     import_all()
     draw = random.Random(options.seed)
-    chosen = [case for case in cases() if draw.random() < options.share and re.search(options.match, case.name)]
+    chosen = [
+        case
+        for case in cases(tuple(options.bases))
+        if draw.random() < options.share and re.search(options.match, case.name)
+    ]
     counts: collections.Counter[str] = collections.Counter()
     for case in chosen:
         ending = run(case)

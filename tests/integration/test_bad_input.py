@@ -91,6 +91,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     go_on = ["fit", "--resume", str(folder / "runs" / "disk" / "001"), "--model.num_steps", "3"]
     jobs["disk-full"] = Job(go_on, {"max_file_bytes": 1 << 20}, after="disk-first")
     jobs["disk-again"] = Job(go_on, after="disk-full")
+    saver = ["--trainer.callbacks+", "{class_path: ModelCheckpoint, init_args: {every_n_train_steps: 1}}"]
+    best = [*SMALL, *saver, "--run.dir", str(folder / "runs" / "best"), "--model.num_steps", "2"]
+    jobs["best-full"] = Job(best, {"max_file_bytes": 1 << 18})
     return Runs(jobs, folder)
 
 
@@ -123,6 +126,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         ("nan-reward", ["'not_a_number'", "nan", "model.rewards"]),
         ("nan-loss", ["step 2: loss nan", "step-00000002-rank-0.safetensors", "model.limits.on_nonfinite: skip"]),
         ("disk-full", ["could not be written", "step-00000001 is complete", "rlplug fit --resume"]),
+        ("best-full", ["best could not be written", "There is no previous checkpoint"]),
     ],
 )
 def test_a_mistake_ends_in_one_message(results: Runs, name: str, parts: list[str]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import run_forked
 from safetensors.torch import load_file, save_file
 
 SCRIPT = Path(__file__).parents[2] / "scripts/compare_checkouts.py"
@@ -32,7 +33,7 @@ def record(folder: Path, clock: float = 1.0) -> None:
 
 def compare(tmp_path: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, SCRIPT, "compare", tmp_path / "before", tmp_path / "after"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return run_forked(command, timeout=120)
 
 
 def edit(run: Path, file: str, old: str, new: str) -> None:
@@ -95,7 +96,7 @@ def test_runs_without_a_gradient_show_nothing(tmp_path: Path) -> None:
 
 def test_an_interpreter_of_another_checkout_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, SCRIPT, "record", tmp_path, tmp_path / "out", "--python", sys.executable]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = run_forked(command, timeout=300)
 
     assert done.returncode == 1
     assert f"not the files of {tmp_path}" in done.stderr

@@ -26,7 +26,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         return [*RUN, "--model.memory.offload", mode, "--run.dir", str(folder / name)]
 
     jobs = {f"one-{mode}": job(arguments(f"one-{mode}", mode), 1) for mode in ("none", *MODES)}
-    jobs |= {f"two-{mode}": job(arguments(f"two-{mode}", mode), 2) for mode in ("none", MODES[1])}
+    for mode in ("none", MODES[1]):
+        jobs[f"two-{mode}"] = job([*arguments(f"two-{mode}", mode), "--model.num_steps", "3"], 2)
     stop = {"signal": "SIGINT", "phase": "rewards", "step": 3}
     jobs["one-interrupted"] = job(arguments("one-interrupted", MODES[1]), 1, **stop)
     jobs["resumed"] = Job(

@@ -6,12 +6,12 @@ import dataclasses
 import importlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from forked import run_forked
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ELSEWHERE = {"step_trl"}
@@ -82,31 +82,15 @@ def test_the_table_shows_both_bare_parts_and_no_sum_of_one(step: ModuleType) -> 
 
 def test_each_script_finds_what_it_imports() -> None:
     names = sorted({path.stem for path in BENCHMARKS.glob("*.py")} - ELSEWHERE)
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(f"import {name}" for name in names)],
-        cwd=BENCHMARKS,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    imports = "\n".join(f"import {name}" for name in names)
+    run_forked([sys.executable, "-c", imports], cwd=BENCHMARKS, timeout=300, check=True)
 
 
 def test_the_update_is_timed_and_its_gradients_are_compared() -> None:
     command = [sys.executable, BENCHMARKS / "update.py", "--shape", "tiny", "--rows", "4", "--prompt", "6"]
     command += ["--completion", "10", "--heavy-tail", "--longest", "40", "--variants", "plain", "fused"]
     command += ["--phases", "update", "logprobs", "gradients", "--dtype", "float32", "--warm-up", "0", "--repeats", "1"]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_forked(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300, check=True)
     plain, fused = (json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"'))
     assert (plain["variant"], plain["tokens"], plain["gradients differ by"]) == ("plain", 4 * 16, 0)
     assert min(row[f"{name} s"] for row in (plain, fused) for name in ("update", "logprobs")) > 0

@@ -1,4 +1,7 @@
-"""The same run on one process and on two gloo processes, however those are started, up to round-off."""
+"""The same run on one process and on two gloo processes, however those are started, up to round-off.
+
+Every night alone, ranks that Lightning or torchrun starts: on a push, test_stopped_ranks.py lets Lightning start one.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from command_line import ROOT, Job, Runs, run_job, samples
 from safetensors.torch import load_file
 
 RUN = [
-    *("fit", "--config", "configs/quickstart.yaml", "--model.num_steps", "4"),
+    *("fit", "--config", "configs/quickstart.yaml", "--model.num_steps", "3"),
     *("--model.policy.path", "tests/model"),
     *("--model.batch.prompts_per_step", "8", "--model.batch.group_size", "4", "--model.batch.mini_batch_size", "16"),
-    *("--model.batch.num_epochs", "2", "--model.batch.micro_batch_size_per_gpu", "3"),
+    *("--model.batch.num_epochs", "2", "--model.batch.micro_batch_size_per_gpu", "5"),
     *("--model.algorithm.kl_coefficient", "0.05", "--run.report", "false"),
 ]
 ACTOR_CRITIC = [
@@ -72,7 +75,7 @@ def rows(run_dir: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize(("alone", "together"), samples(WAYS, *WAYS[:-1]))
+@pytest.mark.parametrize(("alone", "together"), samples(WAYS, *WAYS[:-2]))
 def test_two_processes_give_the_result_of_one(runs: Runs, alone: str, together: str) -> None:
     folders = folder_of(runs, alone), folder_of(runs, together)
     one, two = map(rows, folders)
@@ -81,14 +84,14 @@ def test_two_processes_give_the_result_of_one(runs: Runs, alone: str, together: 
     if alone in ("critic", "shared"):
         compared |= {"critic/loss", "critic/grad_norm", "critic/explained_variance"}
 
-    assert len(two) == len(one) == 5  # step 0 is the validation before training
+    assert len(two) == len(one) == (5 if alone == "partial" else 4)  # most have step 0, the validation before training
     for name in compared:
         for row_one, row_two in zip(one[1:], two[1:], strict=True):
             assert float(row_two[name]) == pytest.approx(float(row_one[name]), rel=1e-3, abs=1e-5), name
     assert (folders[1] / "samples.jsonl").read_text() == (folders[0] / "samples.jsonl").read_text()
 
 
-@pytest.mark.parametrize(("alone", "together"), samples(WAYS, *WAYS[:-1]))
+@pytest.mark.parametrize(("alone", "together"), samples(WAYS, *WAYS[:-2]))
 def test_two_processes_train_the_same_weights(runs: Runs, alone: str, together: str) -> None:
     one = load_file(folder_of(runs, alone) / "policy" / "model.safetensors")
     two = load_file(folder_of(runs, together) / "policy" / "model.safetensors")

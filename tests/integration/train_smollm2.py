@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlplug.cli.run_folder import RunFolder
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.data.sources import ReasoningGymSource
-from rlplug.distributed.checkpoint import RLCheckpoint
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces import Placement
 from rlplug.models.config import ModelConfig
@@ -49,7 +48,7 @@ def train(folder: Path) -> RLModule:
     trainer = Trainer(
         accelerator="cpu",
         strategy=RLFSDP2Strategy(),
-        callbacks=[RunFolder(dir=str(folder), report=False), RLCheckpoint()],
+        callbacks=[RunFolder(dir=str(folder), report=False)],
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,

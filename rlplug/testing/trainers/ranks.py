@@ -243,8 +243,8 @@ class Measured:
             head.fused = None
 
     def split(self) -> dict[str, Tensor]:
-        """Return gradients of several micro-batches."""
-        return self.gradients_of(2)
+        """Return gradients of two micro-batches."""
+        return self.gradients_of(-(-len(self.my_rows(1)) // 2))
 
     # ---- a step, and what is left of it ---------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Weights into shards, on 1, 2 and 4 real processes, against what transformers loads.
 
-More that is refused is in test_policy_loading.py.
+Four processes load every night alone: on a push, those of test_mesh.py do, and update what they loaded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from rlplug.models.loading import empty_model, load_model, load_weights, to_empt
 STREAMED = "weights streamed from 1 safetensors file"
 UNEVEN = {"vocab_size": 37, "hidden_size": 24, "intermediate_size": 50, "num_attention_heads": 6, "head_dim": 6}
 MESHES = [(1, {}), (2, {}), (2, {"tensor": 2}), (4, {}), (4, {"replicate": 2}), (4, {"tensor": 2})]
-meshes = pytest.mark.parametrize(("world_size", "axes"), MESHES, ids=str)
+CASES = [pytest.param(*mesh, marks=pytest.mark.nightly if mesh[0] == 4 else ()) for mesh in MESHES]
+meshes = pytest.mark.parametrize(("world_size", "axes"), CASES, ids=str)
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +244,7 @@ def test_shards_are_parts_of_the_files(name, world_size, axes, loaded, model_fol
         assert result["effects"] == [STREAMED, f"reference: {STREAMED}", f"critic: {STREAMED}"]
 
 
-@pytest.mark.parametrize(("world_size", "axes"), [(1, {}), (2, {}), (4, {}), (4, {"replicate": 2})], ids=str)
+@pytest.mark.parametrize(("world_size", "axes"), [*CASES[:2], *CASES[3:5]], ids=str)
 def test_no_rank_reads_or_holds_more_than_its_part(world_size, axes, loaded, model_folder):
     result = loaded(world_size, axes, "gemma")
     parameters = [p for name, p in reference_tensors(model_folder("gemma")).items() if p.requires_grad]

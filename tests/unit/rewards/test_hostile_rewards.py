@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import subprocess
 import sys
 import time
 
 import pytest
+from forked import run_forked
 from hostile import HugeText, Leaving, RaisingRepr, Slow, Unprintable, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -54,6 +54,11 @@ def test_every_score_is_a_number_that_trains_or_an_error(make_sample, first, sec
     answers = [lambda: [first, second], lambda: iter((first, second)), lambda: whole, lambda: [RewardError(first), 1.0]]
     for sample in RewardRunner([Answering(answers[shape], weight)]).score([make_sample()] * 2):
         check(sample)
+
+
+def test_an_error_without_a_message_says_so(make_sample):
+    (sample,) = RewardRunner([FunctionReward(lambda completion: RewardError(""), name="f")]).score([make_sample()])
+    assert "without a message" in sample.errors["f"].message
 
 
 def do_raise(error):
@@ -136,5 +141,5 @@ def test_os_exit_in_a_reward_does_not_end_the_process_and_a_forked_child_still_e
         "print(sorted(sample.errors), sample.rewards['fork'], flush=True)\n"
         "os._exit(3)\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    result = run_forked([sys.executable, "-c", code], timeout=100)
     assert (result.returncode, result.stdout) == (3, "['leave', 'leave_async'] 7.0\n"), result.stderr

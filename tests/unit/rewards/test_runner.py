@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import math
 import subprocess
 import sys
@@ -239,10 +240,13 @@ def test_async_errors_and_timeouts(make_sample):
     assert runner.stats()["reward/abandoned_threads"] == 0
 
 
-def test_an_async_reward_that_blocks_the_loop(make_sample):
+def test_an_async_reward_that_blocks_the_loop(make_sample, recwarn):
+    """Its end also catches coroutines that are dropped with the loop, of which Python warns."""
+    is_over = threading.Event()
+
     async def score(completion):
         if completion == "block":
-            time.sleep(60)
+            is_over.wait(60)
         await asyncio.sleep(0.01)
         return 1.0
 
@@ -254,6 +258,11 @@ def test_an_async_reward_that_blocks_the_loop(make_sample):
     assert all("length" not in sample.errors for sample in samples)
     assert runner.stats()["reward/abandoned_threads"] == 1
     assert all(sample.reward == 5.0 for sample in runner.score([make_sample("fine")] * 10))
+    is_over.set()
+    while runner.stats()["reward/abandoned_threads"]:
+        time.sleep(0.01)
+    gc.collect()
+    assert not [str(warning.message) for warning in recwarn if "never awaited" in str(warning.message)]
 
 
 def test_a_hanging_reward_does_not_keep_the_process():

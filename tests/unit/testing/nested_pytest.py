@@ -30,8 +30,8 @@ class Outcomes:
             self.passed.add((tests, check))
 
 
-def run_checks(files: Iterable[Path]) -> Outcomes:
-    """Run all classes of the files; their pytest's signals and dumps would get in the way of the outer's."""
+def run_checks(files: Iterable[Path | str]) -> Outcomes:
+    """Run files, or classes as ``FILE::CLASS``, in a pytest whose signals and dumps leave the outer one alone."""
     outcomes, output = Outcomes(), io.StringIO()
     options = ["-p", "no:cacheprovider", "-p", "no:timeout", "-p", "no:faulthandler", "--capture=no"]
     options += ["-W", "ignore::pytest.PytestUnknownMarkWarning"]

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from forked import ForkedProcess
 from processes import runs, wait_until_gone
 
 from rlplug.interfaces import EngineFault
@@ -114,11 +115,16 @@ def test_a_trainer_that_dies_takes_the_engine_with_it() -> None:
         f"process = EngineProcess('Echo', {COMMAND!r}, {{}}, {{}}, 60); "
         "print(process._process.pid, process.about['max_num_seqs'], flush=True); time.sleep(600)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as trainer:
-        assert trainer.stdout is not None
-        pids = [int(word) for word in trainer.stdout.readline().split()]
+    trainer = ForkedProcess([sys.executable, "-c", code])
+    try:
+        while not trainer.stdout.endswith("\n"):
+            assert trainer.poll() is None, trainer.stdout
+            time.sleep(0.05)
+        pids = [int(word) for word in trainer.stdout.split()]
         assert len(pids) == 2
         assert all(runs(pid) for pid in pids)
+        os.kill(trainer.pid, signal.SIGKILL)
+        for pid in pids:
+            wait_until_gone(pid)
+    finally:
         trainer.kill()
-    for pid in pids:
-        wait_until_gone(pid)

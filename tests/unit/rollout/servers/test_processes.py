@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 import sys
 import textwrap
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from forked import ForkedProcess
 from processes import runs
 
 from rlplug.errors import RunError
@@ -117,14 +117,15 @@ def test_processes_of_a_server_end_when_one_that_watches_it_is_killed(tmp_path: 
         servers = ServerProcesses("Tiny", lambda _: Launch([sys.executable, {str(script)!r}], {{}}), [None])
         time.sleep(600)
     """
-    process = subprocess.Popen(python(trainer), env={**os.environ, "TMPDIR": str(tmp_path)})
+    process = ForkedProcess(python(trainer), env={**os.environ, "TMPDIR": str(tmp_path)})
     server, child = [int(pid) for pid in wait_for(file).split()]
     keeper = psutil.Process(server).parent()
     assert keeper is not None
     guard = keeper.parent()
     assert guard is not None
     assert all(map(runs, (server, child)))
-    for each in {"trainer": [process], "guard": [guard], "keeper": [keeper]}.get(killed, [guard, keeper]):
+    trainer_process = psutil.Process(process.pid)
+    for each in {"trainer": [trainer_process], "guard": [guard], "keeper": [keeper]}.get(killed, [guard, keeper]):
         each.kill()
     watched = [server] if killed == "guard and keeper" else [server, child]  # the rest is up to the engine then
     deadline = time.monotonic() + 30
@@ -136,6 +137,5 @@ def test_processes_of_a_server_end_when_one_that_watches_it_is_killed(tmp_path: 
             time.sleep(0.2)
         assert not list(tmp_path.glob("rlplug-server-*"))
     process.kill()
-    process.wait()
     if runs(child):
         os.kill(child, 9)
