@@ -233,13 +233,15 @@ class RLModule(LightningModule):
     @contextmanager
     def rollback_on_interrupt(self) -> Iterator[None]:
         """End the run as if the step had not begun, when it is told to stop before the update."""
-        stream, rng, partial = self.data.state_dict(), rng_state(), self._partial_rollout_state()
+        stream, rng = self.data.state_dict(), rng_state()
+        groups = None if self.partial_rollout is None else self.partial_rollout.snapshot()
         try:
             yield
         except StopRequested:
             self.data.load_state_dict(stream)
             set_rng_state(rng)
-            load_partial_rollout(self.partial_rollout, partial, self.data.train_stream.by_uid)
+            if self.partial_rollout is not None and groups is not None:
+                self.partial_rollout.restore(groups)
             self.trainer.should_stop = True
         self.run.offload.after_step()
 
@@ -399,5 +401,7 @@ class RLModule(LightningModule):
                 optimizer.state.clear()  # see RLFSDP2Strategy.optimizer_state
         set_rng_state(state["rng"][self.global_rank % len(state["rng"])])
 
-    def _partial_rollout_state(self) -> list[dict[str, Any]]:
-        return [] if self.partial_rollout is None else self.partial_rollout.state_dict()
+    def _partial_rollout_state(self) -> dict[str, Any] | None:
+        if self.partial_rollout is None:
+            return None
+        return self.partial_rollout.state_dict(self.strategy.gather)

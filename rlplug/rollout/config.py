@@ -70,7 +70,7 @@ class PartialRollout:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"model.partial_rollout.{name} is {value}: give a positive number, or remove it.")
-        if self.over_provisioning is None:
+        if self.bound is None:
             self._check_limits()
             return
         for name in others:
@@ -79,10 +79,10 @@ class PartialRollout:
                     f"model.partial_rollout has over_provisioning and {name}: with the first a step ends when enough "
                     "groups are complete. Remove one of them."
                 )
-        if not 1 < self.over_provisioning <= self.staleness + 1:
+        if self.over_provisioning is not None and not 1 < self.over_provisioning <= self.bound + 1:
             raise ConfigError(
                 f"model.partial_rollout.over_provisioning is {self.over_provisioning}: give a number above 1, and at "
-                f"most {self.staleness + 1}, which is max_staleness and 1. More groups could not train in time."
+                f"most {self.bound + 1}, which is max_staleness and 1. More groups could not train in time."
             )
 
     def _check_limits(self) -> None:
@@ -97,8 +97,10 @@ class PartialRollout:
             )
 
     @property
-    def staleness(self) -> int:
-        """Most policy versions between start and training of a group, with ``over_provisioning``."""
+    def bound(self) -> int | None:
+        """Most policy versions between start and training of a group; ``None`` where nothing bounds them."""
+        if self.over_provisioning is None:
+            return None
         return 2 if self.max_staleness is None else self.max_staleness
 
     def num_in_flight(self, prompts_per_step: int) -> int:
