@@ -233,6 +233,7 @@ class RLModule(LightningModule):
     @contextmanager
     def rollback_on_interrupt(self) -> Iterator[None]:
         """End the run as if the step had not begun, when it is told to stop before the update."""
+        self.run.generator.pause()
         stream, rng = self.data.state_dict(), rng_state()
         groups = None if self.partial_rollout is None else self.partial_rollout.snapshot()
         try:
@@ -241,6 +242,7 @@ class RLModule(LightningModule):
             self.data.load_state_dict(stream)
             set_rng_state(rng)
             if self.partial_rollout is not None and groups is not None:
+                self.run.generator.pause()
                 self.partial_rollout.restore(groups)
             self.trainer.should_stop = True
         self.run.offload.after_step()
@@ -404,4 +406,6 @@ class RLModule(LightningModule):
     def _partial_rollout_state(self) -> dict[str, Any] | None:
         if self.partial_rollout is None:
             return None
+        if self._run is not None:
+            self._run.generator.pause()
         return self.partial_rollout.state_dict(self.strategy.gather)

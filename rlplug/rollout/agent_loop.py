@@ -8,7 +8,7 @@ from typing import Final
 
 from rlplug.interfaces.rollout import EngineFault, RolloutEngine
 from rlplug.interfaces.router_replay import RouterShape
-from rlplug.observability.phase_progress import PHASE_PROGRESS
+from rlplug.observability.phase_progress import PHASE_PROGRESS, PhaseProgress
 from rlplug.rollout.completion_checks import CompletionChecks
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
@@ -40,6 +40,7 @@ class AgentLoop:
         partial: Limits on how much of a trajectory one step generates; ``None`` for no limit.
         is_enough: Returns whether the step has the groups that it wants, so that what runs is broken off; ``None`` when
             all is generated.
+        progress: Counts what is generated.
         ranks: The ranks that share the engine; the first one's environments decide for all.
         vocab_size: Tokens that the policy embeds; ``None`` where it is not known.
         routers: Routers whose experts completions must have; ``None`` where the run replays none.
@@ -57,6 +58,7 @@ class AgentLoop:
         vocab_size: int | None,
         routers: RouterShape | None = None,
         is_enough: Callable[[], bool] | None = None,
+        progress: PhaseProgress = PHASE_PROGRESS,
     ) -> None:
         self.sampling = sampling
         self._checks = CompletionChecks(self._most_tokens, vocab_size, routers)
@@ -70,6 +72,7 @@ class AgentLoop:
         """Tokens that this step may still generate for each trajectory."""
         self._max_seconds = None if partial is None else partial.max_seconds_per_step
         self._is_enough = is_enough
+        self._progress = progress
         self._ends_at = float("inf")
 
     @property
@@ -91,7 +94,7 @@ class AgentLoop:
         num_faults = 0
         is_single_turn = self._environments is None
         unit = "completions" if is_single_turn else "trajectories"
-        PHASE_PROGRESS.expect(len(self._trajectories), unit, counts_calls=is_single_turn)
+        self._progress.expect(len(self._trajectories), unit, counts_calls=is_single_turn)
         while True:
             fault = self._attempt(driver, version)
             driver.end_if_stopping(fault)
@@ -135,7 +138,7 @@ class AgentLoop:
                 completions = engine.generate([self._request(trajectory) for trajectory in unfinished], self.sampling)
             except EngineFault as problem:
                 completions, fault = problem.completions, problem
-            PHASE_PROGRESS.in_call(0, 0)  # each is counted when it is received
+            self._progress.in_call(0, 0)  # each is counted when it is received
             running = {trajectory.request_id: trajectory for trajectory in unfinished}
             accepted, refusal = self._checks.accept(engine, completions, running)
             fault = fault or refusal
@@ -275,14 +278,14 @@ class AgentLoop:
         is_open = (is_long and num_tokens == step_budget < self._turn_budget(trajectory)) or reason == "abort"
         is_at_turn_limit = trajectory.num_in_turn + num_tokens == self._options.max_tokens_per_turn
         self._step_budget[trajectory.key] = step_budget - num_tokens
-        PHASE_PROGRESS.advance(num_tokens=num_tokens)
+        self._progress.advance(num_tokens=num_tokens)
         if num_tokens or not is_open:
             trajectory.add_completion(completion, ends_turn=not is_open)
         if is_open:
             return False
         if self._environments is None:
             trajectory.finish_reason = reason
-            PHASE_PROGRESS.advance(1)
+            self._progress.advance(1)
             return False
         trajectory.turn_was_cut = is_long and not is_at_turn_limit
         trajectory.awaits_answer = True
@@ -301,7 +304,7 @@ class AgentLoop:
             else:
                 self._observe(trajectory, answer.text)
         if trajectory.finish_reason is not None and self._environments is not None:
-            PHASE_PROGRESS.advance(1)
+            self._progress.advance(1)
             self._environments.release(trajectory)
 
     def _observe(self, trajectory: Trajectory, text: str | None) -> None:

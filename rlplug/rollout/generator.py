@@ -13,12 +13,14 @@ from transformers import PreTrainedTokenizerBase
 from rlplug.distributed.mesh import rank_share
 from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.rollout import Placement, PolicySpec
+from rlplug.observability.phase_progress import PHASE_PROGRESS, PhaseProgress
 from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.environment_calls import EnvironmentCalls
 from rlplug.rollout.observation_tokens import ObservationTokens
+from rlplug.rollout.partial.asynchronous import AsynchronousRollout
 from rlplug.rollout.partial.enough_groups import CompleteGroups, EnoughGroups
 from rlplug.rollout.partial.state import PartialRolloutState
 from rlplug.rollout.trajectory import Trajectory, new_trajectories, to_samples
@@ -82,6 +84,8 @@ class RolloutGenerator:
         """Those of a partial rollout, whose steps may go on while the others are used."""
         self._ranks = EngineRanks(placement, driver.engine.ranks_per_engine, communicates=make_environment is not None)
         self._complete = CompleteGroups(store, self._ranks.engine, self._ranks.num_engines)
+        self._asynchronous = AsynchronousRollout(driver, self._ranks, self._complete, gather)
+        self._metrics: dict[str, float] = {}
 
     def generate(self, request: RolloutRequest, first_group: int = 0) -> list[Sample]:
         """Return the samples of this rank's share of the prompts. Collective.
@@ -90,6 +94,7 @@ class RolloutGenerator:
             request: Prompts, and how they are sampled.
             first_group: Group number of the first prompt; later prompts count on from it.
         """
+        self.pause()
         ranks, num_samples = self._ranks, request.num_samples
         numbered = rank_share(list(enumerate(request.prompts, start=first_group)), ranks.engine, ranks.num_engines)
         prompts, groups = [prompt for _, prompt in numbered], [group for group, _ in numbered]
@@ -113,22 +118,42 @@ class RolloutGenerator:
         state.start(request.prompts, request.num_samples, request.key, version, ranks)
         if self._kept_environments is None and self._make_environments is not None:
             self._kept_environments = self._make_environments()
-        state.note_resumed()
-        is_enough = self._enough(state, request, num_wanted)
-        loop = self._loop(state.all_trajectories, request, self._kept_environments, state.options, is_enough)
-        loop.run(self._driver, version)
-        released = state.release(num_wanted, version, ranks, self._gather)
-        assert released is not None, "the loop ends with enough groups, or with all of them complete"
+        released: list[list[Trajectory]] | None
+        if state.options.asynchronous:
+            released = self._asynchronous.take(
+                state,
+                lambda is_paused: self._loop(
+                    state.all_trajectories, request, self._kept_environments, state.options, is_paused, PhaseProgress()
+                ),
+                num_wanted,
+                version,
+                has_new_groups=bool(request.prompts),
+            )
+        else:
+            state.note_resumed()
+            is_enough = self._enough(state, request, num_wanted)
+            loop = self._loop(state.all_trajectories, request, self._kept_environments, state.options, is_enough)
+            loop.run(self._driver, version)
+            released = state.release(num_wanted, version, ranks, self._gather)
+            assert released is not None, "the loop ends with enough groups, or with all of them complete"
         mine = rank_share(released, ranks.index, ranks.size)
         return self._samples([trajectory for group in mine for trajectory in group])
 
+    def pause(self) -> None:
+        """Break off what is generated in the background; its tokens so far are in the trajectories then."""
+        self._asynchronous.pause()
+
     def pop_metrics(self) -> dict[str, float]:
-        """Return the environments' metrics since the last call; in a partial rollout those of its own."""
+        """Return the metrics of environments and of an asynchronous rollout since the last call.
+
+        In a run with a partial rollout they are of its environments.
+        """
         environments = self._kept_environments or self._environments
-        return {} if environments is None else environments.pop_metrics()
+        return self._asynchronous.pop_metrics() | ({} if environments is None else environments.pop_metrics())
 
     def close(self) -> None:
         """Close environments and engine; safe to call twice."""
+        self._asynchronous.close()
         for environments in (self._environments, self._kept_environments):
             if environments is not None:
                 environments.close()
@@ -152,6 +177,7 @@ class RolloutGenerator:
         environments: EnvironmentCalls | None,
         partial: PartialRollout | None = None,
         is_enough: Callable[[], bool] | None = None,
+        progress: PhaseProgress = PHASE_PROGRESS,
     ) -> AgentLoop:
         return AgentLoop(
             trajectories=trajectories,
@@ -164,6 +190,7 @@ class RolloutGenerator:
             ranks=self._ranks,
             vocab_size=self._vocab_size,
             routers=self._routers,
+            progress=progress,
         )
 
     def _samples(self, trajectories: Sequence[Trajectory]) -> list[Sample]:
