@@ -397,7 +397,8 @@ class RLModule(LightningModule):
         self.policy_version = state["policy_version"]
         self.config.algorithm.load_state_dict(state["algorithm"])
         if self.trainer.state.fn == "fit":
-            load_partial_rollout(self.partial_rollout, state["partial_rollout"], self.data.train_stream.by_uid)
+            groups, prompts = state["partial_rollout"], self.data.train_stream.by_uid
+            load_partial_rollout(self.partial_rollout, groups, prompts, self.policy_version)
         for optimizer, stepped in zip(self.trainer.optimizers, state["stepped"], strict=False):  # none to validate
             if not stepped:
                 optimizer.state.clear()  # see RLFSDP2Strategy.optimizer_state

@@ -46,6 +46,7 @@ def run_ledger_case(rng: random.Random) -> dict[str, int]:
             ledger = reloaded(ledger)
             if num_missing == 0:
                 break
+        assert ledger.is_in_time(version + 1)
         stats["steps"] += 1
     stats["groups"] = len(gone)
     assert sorted(gone + list(ledger.open)) == list(range(ledger.num_started))

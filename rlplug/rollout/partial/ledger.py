@@ -92,6 +92,17 @@ class GroupLedger:
                 return None
         return chosen
 
+    def is_in_time(self, version: int) -> bool:
+        """Return whether all open groups can train within the bound, from the step of ``version`` on.
+
+        They always can unless the bound, or the groups of a step, were larger when they started.
+        """
+        if self.max_staleness is None:
+            return True
+        if any(version - group.version > self.max_staleness for group in self.open.values()):
+            return False
+        return len(self.open) < self.groups_per_step or bool(self.choose(self.groups_per_step, version, self.open))
+
     def close(self, numbers: Iterable[int]) -> list[OpenGroup]:
         """Remove groups that train, or that the algorithm rejects, and return them."""
         return [self.open.pop(number) for number in numbers]

@@ -178,15 +178,27 @@ class PartialRolloutState:
 
 
 def load_partial_rollout(
-    state: PartialRolloutState | None, saved: Mapping[str, Any] | None, by_uid: Mapping[str, Prompt]
+    state: PartialRolloutState | None, saved: Mapping[str, Any] | None, by_uid: Mapping[str, Prompt], version: int
 ) -> None:
     """Load the groups that a checkpoint has under way.
 
+    Args:
+        state: Where to; ``None`` for a run without a partial rollout.
+        saved: What the checkpoint has; ``None`` if its run had none.
+        by_uid: The training prompts.
+        version: Version of the checkpoint's policy.
+
     Raises:
-        ConfigError: There are some, and the run keeps none.
+        ConfigError: There are some, and the run keeps none, or cannot train them within its bound.
     """
     if state is not None and saved is not None:
         state.load_state_dict(saved, by_uid)
+        if not state.ledger.is_in_time(version):
+            raise ConfigError(
+                f"The checkpoint has {len(state.ledger.open)} groups in flight, which cannot all train within "
+                f"model.partial_rollout.max_staleness {state.ledger.max_staleness} with model.batch.prompts_per_step "
+                f"{state.ledger.groups_per_step}: resume with those of the run that wrote the checkpoint."
+            )
     elif saved is not None and saved["trajectories"]:
         raise ConfigError(
             f"The checkpoint has {len(saved['trajectories'])} groups in flight, and model.partial_rollout is not set: "
