@@ -148,9 +148,11 @@ def check_partial_rollout(
             f"model.partial_rollout trains on tokens of former policies, and {type(algorithm).__name__} does not "
             "correct for that: set its init_args.correction, or remove model.partial_rollout."
         )
-    for option in ("over_provisioning", "max_seconds_per_step"):
-        if getattr(options, option) is not None:
+    for option in ("asynchronous", "over_provisioning", "max_seconds_per_step"):
+        if getattr(options, option):
             require_capability(engine, "streaming", f"model.partial_rollout.{option}", engines)
+    if options.asynchronous:
+        require_capability(engine, "disaggregated", "model.partial_rollout.asynchronous", engines)
     tokens = options.max_tokens_per_step
     if tokens is not None and tokens >= sampling.max_new_tokens:
         raise ConfigError(

@@ -238,13 +238,17 @@ class RLModule(LightningModule):
     @contextmanager
     def rollback_on_interrupt(self) -> Iterator[None]:
         """End the run as if the step had not begun, when it is told to stop before the update."""
-        stream, rng, partial = self.data.state_dict(), rng_state(), self._partial_rollout_state()
+        self.run.generator.pause()
+        stream, rng = self.data.state_dict(), rng_state()
+        groups = None if self.partial_rollout is None else self.partial_rollout.snapshot()
         try:
             yield
         except StopRequested:
             self.data.load_state_dict(stream)
             set_rng_state(rng)
-            load_partial_rollout(self.partial_rollout, partial, self.data.train_stream.by_uid)
+            if self.partial_rollout is not None and groups is not None:
+                self.run.generator.pause()
+                self.partial_rollout.restore(groups)
             self.trainer.should_stop = True
         self.run.offload.after_step()
 
@@ -407,11 +411,16 @@ class RLModule(LightningModule):
         self.policy_version = state["policy_version"]
         self.config.algorithm.load_state_dict(state["algorithm"])
         if self.trainer.state.fn == "fit":
-            load_partial_rollout(self.partial_rollout, state["partial_rollout"], self.data.train_stream.by_uid)
+            groups, prompts = state["partial_rollout"], self.data.train_stream.by_uid
+            load_partial_rollout(self.partial_rollout, groups, prompts, self.policy_version)
         for optimizer, stepped in zip(self.trainer.optimizers, state["stepped"], strict=False):  # none to validate
             if not stepped:
                 optimizer.state.clear()  # see RLFSDP2Strategy.optimizer_state
         set_rng_state(state["rng"][self.global_rank % len(state["rng"])])
 
-    def _partial_rollout_state(self) -> list[dict[str, Any]]:
-        return [] if self.partial_rollout is None else self.partial_rollout.state_dict()
+    def _partial_rollout_state(self) -> dict[str, Any] | None:
+        if self.partial_rollout is None:
+            return None
+        if self._run is not None:
+            self._run.generator.pause()
+        return self.partial_rollout.state_dict(self.strategy.gather)

@@ -97,6 +97,9 @@ class RolloutEngine(ABC):
 
     The core makes the calls in the order of :mod:`rlplug.rollout.engine_states`, and refuses any other before it
     reaches the engine: no engine has to check whether it was started, has weights, or is awake.
+
+    In an asynchronous rollout, for which an engine must be ``disaggregated`` and ``streaming``, a thread calls
+    ``submit``, ``collect`` and ``abort``, and meanwhile the main thread may call ``stats``, and nothing else.
     """
 
     capabilities: EngineCapabilities = EngineCapabilities()

@@ -8,7 +8,7 @@ from typing import Final
 
 from rlplug.interfaces.rollout import EngineFault, RolloutEngine
 from rlplug.interfaces.router_replay import RouterShape
-from rlplug.observability.phase_progress import PHASE_PROGRESS
+from rlplug.observability.phase_progress import PHASE_PROGRESS, PhaseProgress
 from rlplug.rollout.completion_checks import CompletionChecks
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
@@ -40,6 +40,7 @@ class AgentLoop:
         partial: Limits on how much of a trajectory one step generates; ``None`` for no limit.
         is_enough: Returns whether the step has the groups that it wants, so that what runs is broken off; ``None`` when
             all is generated.
+        progress: Counts what is generated.
         ranks: The ranks that share the engine; the first one's environments decide for all.
         vocab_size: Tokens that the policy embeds; ``None`` where it is not known.
         routers: Routers whose experts completions must have; ``None`` where the run replays none.
@@ -57,6 +58,7 @@ class AgentLoop:
         vocab_size: int | None,
         routers: RouterShape | None = None,
         is_enough: Callable[[], bool] | None = None,
+        progress: PhaseProgress = PHASE_PROGRESS,
     ) -> None:
         self.sampling = sampling
         self._checks = CompletionChecks(self._most_tokens, vocab_size, routers)
@@ -70,6 +72,7 @@ class AgentLoop:
         """Tokens that this step may still generate for each trajectory."""
         self._max_seconds = None if partial is None else partial.max_seconds_per_step
         self._is_enough = is_enough
+        self._progress = progress
         self._ends_at = float("inf")
 
     @property
@@ -91,7 +94,7 @@ class AgentLoop:
         num_faults = 0
         is_single_turn = self._environments is None
         unit = "completions" if is_single_turn else "trajectories"
-        PHASE_PROGRESS.expect(len(self._trajectories), unit, counts_calls=is_single_turn)
+        self._progress.expect(len(self._trajectories), unit, counts_calls=is_single_turn)
         while True:
             fault = self._attempt(driver, version)
             driver.end_if_stopping(fault)
@@ -120,20 +123,22 @@ class AgentLoop:
             self._ends_at = time.monotonic() + self._max_seconds
         breaks_off = self._max_seconds is not None or self._is_enough is not None
         if (breaks_off or self._environments is not None) and engine.capabilities.streaming:
-            self._stream(engine)
+            self.stream(engine)
         else:
             self._generate_rounds(engine)
 
     # ---- in rounds ------------------------------------------------------------------------------------------------
 
     def _generate_rounds(self, engine: RolloutEngine) -> None:
+        if self._environments is not None:
+            self._step_environments([each for each in self.unfinished if each.awaits_answer], self._environments)
         while unfinished := self.unfinished:
             fault = None
             try:
                 completions = engine.generate([self._request(trajectory) for trajectory in unfinished], self.sampling)
             except EngineFault as problem:
                 completions, fault = problem.completions, problem
-            PHASE_PROGRESS.in_call(0, 0)  # each is counted when it is received
+            self._progress.in_call(0, 0)  # each is counted when it is received
             running = {trajectory.request_id: trajectory for trajectory in unfinished}
             accepted, refusal = self._checks.accept(engine, completions, running)
             fault = fault or refusal
@@ -166,43 +171,62 @@ class AgentLoop:
 
     # ---- streaming ------------------------------------------------------------------------------------------------
 
-    def _stream(self, engine: RolloutEngine) -> None:
+    def stream(self, engine: RolloutEngine) -> None:
+        """Generate with an engine that streams, until all is done or broken off.
+
+        What is broken off has its tokens so far. Environments that still step are not waited for then: they answer in a
+        later call, of this loop or of another one with the same trajectories and environments.
+
+        Raises:
+            EngineFault: The engine failed; what it had completed is in the trajectories.
+        """
         running: dict[str, Trajectory] = {}
         is_aborted = False
-        fault: EngineFault | None = None
         self._end_if_enough()
-        ready = self.unfinished
-        while ready or running or self._num_stepping:
-            is_stopping = engine.is_stopping()
-            if is_stopping:
+        ready = self._ready_at_first()
+        while True:
+            is_over = self._seconds_left <= 0 or engine.is_stopping()
+            if is_over:
                 ready = []
-                if not running:
-                    break  # environments that still step are not waited for
+            if not (running or ready or (self._num_stepping and not is_over)):
+                return
             running |= {trajectory.request_id: trajectory for trajectory in ready}
             completions: Sequence[Completion] = []
+            fault: EngineFault | None = None
             try:
                 if ready:
                     engine.submit([self._request(trajectory) for trajectory in ready], self.sampling)
-                if running and (is_stopping or self._seconds_left <= 0) and not is_aborted:
+                if running and is_over and not is_aborted:
                     engine.abort(list(running))
                     is_aborted = True
                 if running:
-                    is_brief = self._num_stepping or self._is_enough is not None
-                    completions = engine.collect(COLLECT_BRIEFLY_S if is_brief else COLLECT_S)
+                    completions = engine.collect(self._wait_s(self._num_stepping > 0))
             except EngineFault as problem:
                 completions, fault = problem.completions, problem
             accepted, refusal = self._checks.accept(engine, completions, running)
-            fault = fault or refusal
             ended = [trajectory for trajectory, completion in accepted if self._receive(trajectory, completion)]
             if self._environments is not None:
                 self._environments.submit(ended, self.sampling.max_new_tokens)
-            if fault is not None:
-                running.clear()  # turns that have ended are stepped before the engine restarts
-            stepped = self._collect_steps(0.0 if running else COLLECT_S)
+            if not (is_aborted or engine.is_stopping()):
+                refusal = refusal or _unasked_abort(engine, [completion for _, completion in accepted])
+            if fault := fault or refusal:
+                raise fault
+            stepped = self._collect_steps(0.0 if running else self._wait_s(False))
             self._end_if_enough()
-            ready = [t for t in stepped if self._wants_more(t)] if fault is None else []
-        if fault is not None:
-            raise fault
+            ready = [trajectory for trajectory in stepped if self._wants_more(trajectory)]
+
+    def _ready_at_first(self) -> list[Trajectory]:
+        """Return the trajectories that want tokens; have environments answer that were not asked in this process."""
+        unfinished = self.unfinished
+        if self._environments is not None:
+            asked = self._environments.pending_keys
+            again = [each for each in unfinished if each.awaits_answer and each.key not in asked]
+            self._environments.submit(again, self.sampling.max_new_tokens)
+        return [trajectory for trajectory in unfinished if not trajectory.awaits_answer]
+
+    def _wait_s(self, others_may_come: bool) -> float:
+        """Return the longest wait at a time, in seconds."""
+        return COLLECT_BRIEFLY_S if others_may_come or self._is_enough is not None else COLLECT_S
 
     def _end_if_enough(self) -> None:
         """End the step's time once it has the groups that it wants."""
@@ -247,26 +271,29 @@ class AgentLoop:
     def _receive(self, trajectory: Trajectory, completion: Completion) -> bool:
         """Append the engine's completion; return whether it ends a turn, so that an environment steps."""
         num_tokens, step_budget = len(completion.token_ids), self._step_budget[trajectory.key]
-        is_long = completion.finish_reason == "length"
-        is_open = (
-            is_long and num_tokens == step_budget < self._turn_budget(trajectory)
-        ) or completion.finish_reason == "abort"
+        reason = completion.finish_reason
+        if reason == "abort" and num_tokens == self._most_tokens(trajectory):
+            reason = "length"  # the abort came after the last token
+        is_long = reason == "length"
+        is_open = (is_long and num_tokens == step_budget < self._turn_budget(trajectory)) or reason == "abort"
         is_at_turn_limit = trajectory.num_in_turn + num_tokens == self._options.max_tokens_per_turn
         self._step_budget[trajectory.key] = step_budget - num_tokens
-        PHASE_PROGRESS.advance(num_tokens=num_tokens)
+        self._progress.advance(num_tokens=num_tokens)
         if num_tokens or not is_open:
             trajectory.add_completion(completion, ends_turn=not is_open)
         if is_open:
             return False
         if self._environments is None:
-            trajectory.finish_reason = completion.finish_reason
-            PHASE_PROGRESS.advance(1)
+            trajectory.finish_reason = reason
+            self._progress.advance(1)
             return False
         trajectory.turn_was_cut = is_long and not is_at_turn_limit
+        trajectory.awaits_answer = True
         return True
 
     def _apply(self, trajectory: Trajectory, answer: StepAnswer | Failure) -> None:
         """Append the observation of an environment's step and add its reward, or end the trajectory."""
+        trajectory.awaits_answer = False
         if isinstance(answer, Failure):
             trajectory.error = answer.message
             trajectory.finish_reason = "abort"
@@ -277,7 +304,7 @@ class AgentLoop:
             else:
                 self._observe(trajectory, answer.text)
         if trajectory.finish_reason is not None and self._environments is not None:
-            PHASE_PROGRESS.advance(1)
+            self._progress.advance(1)
             self._environments.release(trajectory)
 
     def _observe(self, trajectory: Trajectory, text: str | None) -> None:
@@ -291,3 +318,11 @@ class AgentLoop:
             trajectory.finish_reason = "length"
         else:
             trajectory.add_observation(token_ids)
+
+
+def _unasked_abort(engine: RolloutEngine, completions: Sequence[Completion]) -> EngineFault | None:
+    """Return the fault of an engine that aborted a request on its own: nothing would ask for the rest."""
+    for completion in completions:
+        if completion.finish_reason == "abort":
+            return EngineFault(f"{type(engine).__name__} aborted request {completion.request_id}, on its own.")
+    return None

@@ -43,14 +43,20 @@ class PartialRollout:
     A step trains on the groups that are complete, oldest first. Limits of tokens and seconds are those of Kimi Team,
     "Kimi k1.5: Scaling Reinforcement Learning with LLMs", arXiv:2501.12599, section 2.6.2. ``over_provisioning`` is
     that of Zhou et al., "APRIL: Active Partial Rollouts in Reinforcement Learning to Tame Long-tail Generation",
-    arXiv:2509.18521, with a bound on staleness.
+    arXiv:2509.18521, with a bound on staleness. ``asynchronous`` is that of Fu et al., "AReaL: A Large-Scale
+    Asynchronous Reinforcement Learning System for Language Reasoning", arXiv:2505.24298, with a bound that no group
+    exceeds, whatever order groups end in.
 
     Args:
+        asynchronous: Generate while the policy trains, with an engine on devices of its own that streams. Each step
+            cuts what runs, sends the new weights, goes on with the tokens so far, and trains as soon as enough groups
+            are complete. A resumed run is no exact repetition.
         over_provisioning: Groups that are generated at once, as a multiple of ``batch.prompts_per_step``, above 1. A
             step stops to generate when enough groups are complete; needs an engine that streams. The tokens of a step
-            then depend on the machine's speed, so a resumed run is no exact repetition.
-        max_staleness: With ``over_provisioning``: most policy versions between the start of a group and the step that
-            trains on it; by default 2. A step waits for groups that would grow too old.
+            then depend on the machine's speed, so a resumed run is no exact repetition. With ``asynchronous`` it is by
+            default as much as ``max_staleness`` allows.
+        max_staleness: With ``over_provisioning`` or ``asynchronous``: most policy versions between the start of a group
+            and the step that trains on it; by default 2. A step waits for groups that would grow too old.
         max_tokens_per_step: Most tokens that one trajectory gets in one step.
         max_seconds_per_step: Time after which a step stops to generate, in seconds; needs an engine that streams. The
             tokens of a step then depend on the machine's speed, so a resumed run is no exact repetition.
@@ -58,6 +64,7 @@ class PartialRollout:
             ``batch.prompts_per_step``.
     """
 
+    asynchronous: bool = False
     over_provisioning: float | None = None
     max_staleness: int | None = None
     max_tokens_per_step: int | None = None
@@ -70,39 +77,45 @@ class PartialRollout:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"model.partial_rollout.{name} is {value}: give a positive number, or remove it.")
-        if self.over_provisioning is None:
+        if self.bound is None:
             self._check_limits()
             return
         for name in others:
             if getattr(self, name) is not None:
+                first = "asynchronous" if self.asynchronous else "over_provisioning"
                 raise ConfigError(
-                    f"model.partial_rollout has over_provisioning and {name}: with the first a step ends when enough "
+                    f"model.partial_rollout has {first} and {name}: with the first a step ends when enough "
                     "groups are complete. Remove one of them."
                 )
-        if not 1 < self.over_provisioning <= self.staleness + 1:
+        if self.over_provisioning is not None and not 1 < self.over_provisioning <= self.bound + 1:
             raise ConfigError(
                 f"model.partial_rollout.over_provisioning is {self.over_provisioning}: give a number above 1, and at "
-                f"most {self.staleness + 1}, which is max_staleness and 1. More groups could not train in time."
+                f"most {self.bound + 1}, which is max_staleness and 1. More groups could not train in time."
             )
 
     def _check_limits(self) -> None:
         if self.max_tokens_per_step is None and self.max_seconds_per_step is None:
             raise ConfigError(
-                "model.partial_rollout has no limit: set over_provisioning, max_tokens_per_step or "
+                "model.partial_rollout has no limit: set asynchronous, over_provisioning, max_tokens_per_step or "
                 "max_seconds_per_step, or remove it."
             )
         if self.max_staleness is not None:
             raise ConfigError(
-                "model.partial_rollout.max_staleness is for over_provisioning alone: set that too, or remove it."
+                "model.partial_rollout.max_staleness is for asynchronous and over_provisioning: set one of them, or "
+                "remove it."
             )
 
     @property
-    def staleness(self) -> int:
-        """Most policy versions between start and training of a group, with ``over_provisioning``."""
+    def bound(self) -> int | None:
+        """Most policy versions between start and training of a group; ``None`` where nothing bounds them."""
+        if not self.asynchronous and self.over_provisioning is None:
+            return None
         return 2 if self.max_staleness is None else self.max_staleness
 
     def num_in_flight(self, prompts_per_step: int) -> int:
         """Return how many groups are worked on at once."""
         if self.over_provisioning is not None:
             return math.ceil(self.over_provisioning * prompts_per_step)
+        if self.bound is not None:
+            return (self.bound + 1) * prompts_per_step
         return self.groups_in_flight or prompts_per_step

@@ -106,17 +106,19 @@ class EngineDriver:
         """Return whether the engine of some rank failed, where ``fault`` is what this rank's raised. Collective."""
         return self._any_rank(fault is not None)
 
-    def end_if_stopping(self, fault: EngineFault | None) -> None:
+    def end_if_stopping(self, fault: EngineFault | None, pause: Callable[[], None] = lambda: None) -> None:
         """End the rollout, whatever is missing, when the run is told to stop; else do nothing. Collective.
 
         Args:
             fault: What this rank's engine raised: a launcher's signal may have ended its processes too.
+            pause: Breaks off what still uses the engine.
 
         Raises:
             StopRequested: The run is told to stop; the engine sleeps, or is closed after a fault on any rank.
         """
         if not self._agree_to_stop():
             return
+        pause()
         if self.failed_on_any_rank(fault):
             self.close()
             self._version = NO_VERSION

@@ -8,6 +8,7 @@ import functools
 import inspect
 import random
 import statistics
+import threading
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,8 @@ class EnvironmentCalls:
         self._calls, self._closing = CallBatch(), CallBatch()
         self._pending: dict[int, Trajectory] = {}
         self._live: dict[str, Environment] = {}
+        self._metrics_lock = threading.Lock()
+        """Metrics are read while a thread collects."""
         self._num_failures = 0
         self._values: dict[str, list[float]] = {}
 
@@ -92,6 +95,11 @@ class EnvironmentCalls:
         """Trajectories whose environment has not returned yet."""
         return len(self._pending)
 
+    @property
+    def pending_keys(self) -> set[str]:
+        """Keys of those trajectories."""
+        return {trajectory.key for trajectory in self._pending.values()}
+
     def collect(self, timeout_s: float) -> list[tuple[Trajectory, StepAnswer | Failure]]:
         """Return the results that have arrived since the last call, waiting up to ``timeout_s`` for the first."""
         settled = self._runner.settled(self._calls, timeout_s) if self._pending else []
@@ -105,8 +113,9 @@ class EnvironmentCalls:
     def pop_metrics(self) -> dict[str, float]:
         """Return ``environment/...`` since the last call: means of the step metrics, and counts of failures."""
         self._note_closed(0.0)
-        values, self._values = self._values, {}
-        failures, self._num_failures = self._num_failures, 0
+        with self._metrics_lock:
+            values, self._values = self._values, {}
+            failures, self._num_failures = self._num_failures, 0
         metrics = {f"environment/{name}": statistics.fmean(each) for name, each in values.items()}
         counts = {"failures": failures, "abandoned_threads": self._runner.num_abandoned}
         return metrics | {f"environment/{name}": float(count) for name, count in counts.items()}
@@ -136,13 +145,14 @@ class EnvironmentCalls:
         return str(text)
 
     def _result(self, call: Call) -> StepAnswer | Failure:
-        self._values.setdefault("seconds", []).append(call.seconds)
+        metrics = {} if call.error else call.value.metrics
+        with self._metrics_lock:
+            self._num_failures += bool(call.error)
+            for name, value in {**metrics, "seconds": call.seconds}.items():
+                self._values.setdefault(name, []).append(value)
         if call.error:
-            self._num_failures += 1
             return Failure(call.error)
         answer: StepAnswer = call.value
-        for name, value in answer.metrics.items():
-            self._values.setdefault(name, []).append(value)
         return answer
 
     def _advance(self, trajectory: Trajectory, texts: Sequence[str]) -> Any:

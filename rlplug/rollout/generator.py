@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +13,16 @@ from transformers import PreTrainedTokenizerBase
 from rlplug.distributed.mesh import rank_share
 from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.rollout import Placement, PolicySpec
+from rlplug.observability.phase_progress import PHASE_PROGRESS, PhaseProgress
 from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.environment_calls import EnvironmentCalls
 from rlplug.rollout.observation_tokens import ObservationTokens
+from rlplug.rollout.partial.asynchronous import AsynchronousRollout
 from rlplug.rollout.partial.enough_groups import CompleteGroups, EnoughGroups
-from rlplug.rollout.partial.state import Group, PartialRolloutState
+from rlplug.rollout.partial.state import PartialRolloutState
 from rlplug.rollout.trajectory import Trajectory, new_trajectories, to_samples
 from rlplug.types import Prompt, Sample, SamplingParams
 
@@ -72,13 +75,17 @@ class RolloutGenerator:
         self._vocab_size = spec.vocab_size
         self._routers = spec.routers
         self._gather = gather
-        self._environments: EnvironmentCalls | None = None
+        self._make_environments: Callable[[], EnvironmentCalls] | None = None
         if make_environment is not None:
-            self._environments = EnvironmentCalls(
-                make_environment, tokenizer, spec.eos_token_ids, options, observations
-            )
+            arguments = (make_environment, tokenizer, spec.eos_token_ids, options, observations)
+            self._make_environments = functools.partial(EnvironmentCalls, *arguments)
+        self._environments = None if self._make_environments is None else self._make_environments()
+        self._kept_environments: EnvironmentCalls | None = None
+        """Those of a partial rollout, whose steps may go on while the others are used."""
         self._ranks = EngineRanks(placement, driver.engine.ranks_per_engine, communicates=make_environment is not None)
         self._complete = CompleteGroups(store, self._ranks.engine, self._ranks.num_engines)
+        self._asynchronous = AsynchronousRollout(driver, self._ranks, self._complete, gather)
+        self._metrics: dict[str, float] = {}
 
     def generate(self, request: RolloutRequest, first_group: int = 0) -> list[Sample]:
         """Return the samples of this rank's share of the prompts. Collective.
@@ -87,11 +94,12 @@ class RolloutGenerator:
             request: Prompts, and how they are sampled.
             first_group: Group number of the first prompt; later prompts count on from it.
         """
+        self.pause()
         ranks, num_samples = self._ranks, request.num_samples
         numbered = rank_share(list(enumerate(request.prompts, start=first_group)), ranks.engine, ranks.num_engines)
         prompts, groups = [prompt for _, prompt in numbered], [group for group, _ in numbered]
         trajectories = new_trajectories(prompts, groups, num_samples, request.key)
-        self._run_agent_loop(trajectories, request)
+        self._loop(trajectories, request, self._environments).run(self._driver, request.policy_version)
         # ranks that share an engine divide what it returns, whole groups each
         mine = rank_share(range(len(numbered)), ranks.index, ranks.size)
         return self._samples([trajectories[index * num_samples + n] for index in mine for n in range(num_samples)])
@@ -107,56 +115,83 @@ class RolloutGenerator:
             num_wanted: Most complete groups to return, over all ranks.
         """
         ranks, version = self._ranks, request.policy_version
-        state.add(request.prompts, request.num_samples, request.key, version, ranks.num_engines)
-        groups = state.of_engine(ranks.engine, ranks.num_engines)
-        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        is_enough = None if state.bound is None else self._enough(state, groups, request, num_wanted)
-        self._run_agent_loop(trajectories, request, state.options, is_enough)
-        released = state.release(groups, ranks.is_first, num_wanted, version, self._gather)
+        state.start(request.prompts, request.num_samples, request.key, version, ranks)
+        if self._kept_environments is None and self._make_environments is not None:
+            self._kept_environments = self._make_environments()
+        released: list[list[Trajectory]] | None
+        if state.options.asynchronous:
+            released = self._asynchronous.take(
+                state,
+                lambda is_paused: self._loop(
+                    state.all_trajectories, request, self._kept_environments, state.options, is_paused, PhaseProgress()
+                ),
+                num_wanted,
+                version,
+                has_new_groups=bool(request.prompts),
+            )
+        else:
+            state.note_resumed()
+            is_enough = self._enough(state, request, num_wanted)
+            loop = self._loop(state.all_trajectories, request, self._kept_environments, state.options, is_enough)
+            loop.run(self._driver, version)
+            released = state.release(num_wanted, version, ranks, self._gather)
+            assert released is not None, "the loop ends with enough groups, or with all of them complete"
         mine = rank_share(released, ranks.index, ranks.size)
-        return self._samples([trajectory for group in mine for trajectory in group.trajectories])
+        return self._samples([trajectory for group in mine for trajectory in group])
+
+    def pause(self) -> None:
+        """Break off what is generated in the background; its tokens so far are in the trajectories then."""
+        self._asynchronous.pause()
 
     def pop_metrics(self) -> dict[str, float]:
-        """Return the environments' metrics since the last call."""
-        return {} if self._environments is None else self._environments.pop_metrics()
+        """Return the metrics of environments and of an asynchronous rollout since the last call.
+
+        In a run with a partial rollout they are of its environments.
+        """
+        environments = self._kept_environments or self._environments
+        return self._asynchronous.pop_metrics() | ({} if environments is None else environments.pop_metrics())
 
     def close(self) -> None:
         """Close environments and engine; safe to call twice."""
-        if self._environments is not None:
-            self._environments.close()
+        self._asynchronous.close()
+        for environments in (self._environments, self._kept_environments):
+            if environments is not None:
+                environments.close()
         self._driver.close()
 
-    def _enough(
-        self, state: PartialRolloutState, own: Sequence[Group], request: RolloutRequest, num_wanted: int
-    ) -> EnoughGroups:
-        """Return what tells the agent loop that the step's groups are complete."""
+    def _enough(self, state: PartialRolloutState, request: RolloutRequest, num_wanted: int) -> EnoughGroups | None:
+        """Return what tells the agent loop that the step's groups are complete, where it ends with them."""
+        if state.options.bound is None:
+            return None
         return EnoughGroups(
-            own=lambda: [group.number for group in own if group.is_complete],
-            suffice=lambda complete: state.chosen(complete, num_wanted, request.policy_version) is not None,
+            own=state.complete,
+            suffice=lambda complete: state.is_enough(complete, num_wanted, request.policy_version),
             board=self._complete,
-            step_key=request.key,
+            wait_key=request.key,
         )
 
-    def _run_agent_loop(
+    def _loop(
         self,
         trajectories: Sequence[Trajectory],
         request: RolloutRequest,
+        environments: EnvironmentCalls | None,
         partial: PartialRollout | None = None,
         is_enough: Callable[[], bool] | None = None,
-    ) -> None:
-        loop = AgentLoop(
+        progress: PhaseProgress = PHASE_PROGRESS,
+    ) -> AgentLoop:
+        return AgentLoop(
             trajectories=trajectories,
             sampling=request.sampling,
             options=self._options,
-            environments=self._environments,
+            environments=environments,
             observations=self._observations,
             partial=partial,
             is_enough=is_enough,
             ranks=self._ranks,
             vocab_size=self._vocab_size,
             routers=self._routers,
+            progress=progress,
         )
-        loop.run(self._driver, request.policy_version)
 
     def _samples(self, trajectories: Sequence[Trajectory]) -> list[Sample]:
         return to_samples(trajectories, self._tokenizer, has_environment=self._environments is not None)

@@ -50,6 +50,8 @@ class Trajectory(TokenRecord):
     where a run replays no experts."""
     turn_was_cut: bool = False
     """Whether the newest turn was cut by the trajectory's token limit."""
+    awaits_answer: bool = False
+    """Whether the newest turn has ended, and its environment has not answered yet."""
     finish_reason: FinishReason | None = None
     """``None`` while the trajectory is unfinished."""
 
@@ -127,6 +129,10 @@ class Trajectory(TokenRecord):
         return turns
 
     # ---- in a checkpoint ------------------------------------------------------------------------------------------
+
+    def copy(self) -> Trajectory:
+        """Return a copy that does not grow with this one; the arrays are shared, since nothing changes them."""
+        return dataclasses.replace(self, segments=list(self.segments))
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy as plain data and tensors, with the prompt's ``uid`` in place of the prompt."""

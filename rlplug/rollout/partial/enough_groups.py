@@ -11,7 +11,7 @@ from typing import Final
 from torch._C._distributed_c10d import Store
 
 POLL_S: Final = 0.05
-"""Shortest time between two questions whether the groups are enough, in seconds."""
+"""Longest time between two questions whether the groups are enough, in seconds."""
 
 
 class CompleteGroups:
@@ -28,36 +28,42 @@ class CompleteGroups:
         self._keys = [f"complete_groups/{number}" for number in range(num_engines)]
         self._own_key = self._keys[engine]
 
-    def exchange(self, step_key: str, own: Collection[int]) -> set[int]:
-        """Tell the other engines which groups of this one are complete, and return those of all, as far as known.
+    def exchange(self, wait_key: str, own: Collection[int], has_failed: bool = False) -> tuple[set[int], bool]:
+        """Tell the other engines what this one has, and return the same of all engines, as far as known.
 
         Args:
-            step_key: Name of run and step; what engines told in other steps is left out.
+            wait_key: Name of what the engines generate for; what they told for anything else is left out.
             own: Numbers of this engine's complete groups.
+            has_failed: Whether this engine has failed.
+
+        Returns:
+            Numbers of the complete groups, and whether an engine has failed.
         """
-        found = set(own)
+        found, some_failed = set(own), has_failed
         if self._store is None:
-            return found
+            return found, some_failed
         with contextlib.suppress(RuntimeError):  # the store's rank is gone, which the next collective reports
-            self._store.set(self._own_key, json.dumps([step_key, sorted(own)]))
+            self._store.set(self._own_key, json.dumps([wait_key, sorted(own), has_failed]))
             if self._store.check(self._keys):
                 for told in self._store.multi_get(self._keys):
-                    its_step, numbers = json.loads(told)
-                    if its_step == step_key:
+                    its_key, numbers, failed = json.loads(told)
+                    if its_key == wait_key:
                         found.update(numbers)
-        return found
+                        some_failed |= failed
+        return found, some_failed
 
 
 class EnoughGroups:
-    """Returns, when it is called, whether a step has the groups that it wants. Not collective.
+    """Returns, when it is called, whether a step need not wait for more groups. Not collective.
 
-    Once it is true of one engine it becomes true of all, since groups stay complete.
+    Once it is true of one engine it becomes true of all, since groups stay complete. It is true too when an engine has
+    failed, so that the others need not wait for it.
 
     Args:
         own: Returns the numbers of this engine's complete groups.
         suffice: Returns whether some complete groups are enough, given the numbers of all.
         board: Exchanges the numbers among engines.
-        step_key: Name of run and step.
+        wait_key: Name of what the engines generate for, which is another one after a fault.
     """
 
     def __init__(
@@ -65,17 +71,26 @@ class EnoughGroups:
         own: Callable[[], Sequence[int]],
         suffice: Callable[[Collection[int]], bool],
         board: CompleteGroups,
-        step_key: str,
+        wait_key: str,
     ) -> None:
         self._own = own
         self._suffice = suffice
         self._board = board
-        self._step_key = step_key
+        self._wait_key = wait_key
         self._is_enough = False
+        self._num_told = -1
         self._next_poll = 0.0
 
     def __call__(self) -> bool:
-        if not self._is_enough and time.monotonic() >= self._next_poll:
-            self._is_enough = self._suffice(self._board.exchange(self._step_key, self._own()))
-            self._next_poll = time.monotonic() + POLL_S
+        if self._is_enough:
+            return True
+        own = self._own()
+        if len(own) != self._num_told or time.monotonic() >= self._next_poll:
+            complete, some_failed = self._board.exchange(self._wait_key, own)
+            self._is_enough = some_failed or self._suffice(complete)
+            self._num_told, self._next_poll = len(own), time.monotonic() + POLL_S
         return self._is_enough
+
+    def tell_failure(self) -> None:
+        """Tell the other engines that this one has failed, before it waits for them in a collective."""
+        self._board.exchange(self._wait_key, self._own(), has_failed=True)

@@ -1,181 +1,211 @@
-"""State of a partial rollout between steps: groups that are unfinished, or complete and waiting to train."""
+"""State of a partial rollout between steps: the ledger of its groups, and the trajectories of this rank's engine."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from rlplug.errors import ConfigError
 from rlplug.rollout.config import PartialRollout
-from rlplug.rollout.partial.staleness import OpenGroup, StalenessBound
+from rlplug.rollout.engines.ranks import EngineRanks
+from rlplug.rollout.partial.ledger import GroupLedger
 from rlplug.rollout.trajectory import Trajectory, new_trajectories
 from rlplug.types import Prompt, StepBatch
 
 
 @dataclass(frozen=True)
-class Group:
-    """The trajectories of one prompt."""
+class Snapshot:
+    """A rank's copy of the state, to which a step that is discarded goes back."""
 
-    engine: int
-    """Index of the engine that generates it, whose ranks have its environments."""
-    trajectories: list[Trajectory]
-    version: int = 0
-    """Version of the policy when it started."""
-
-    @property
-    def number(self) -> int:
-        """Number of the group within the step."""
-        return self.trajectories[0].group
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all of its trajectories are finished."""
-        return all(trajectory.finish_reason is not None for trajectory in self.trajectories)
+    ledger: dict[str, Any]
+    trajectories: dict[int, list[Trajectory]]
 
 
-@dataclass
 class PartialRolloutState:
-    """Groups that have started and not trained yet, oldest first; between steps the same list on every rank.
+    """Groups that have started and not trained yet.
+
+    The ledger is the same on every rank between steps. Trajectories are on the ranks of their engine alone, and travel
+    for a checkpoint only.
 
     Args:
         options: Limits of the partial rollout.
         prompts_per_step: Groups that a step trains on.
-        groups: The groups.
     """
 
-    options: PartialRollout
-    prompts_per_step: int
-    groups: list[Group] = field(default_factory=list)
-    _key: str = ""
-    _next_number: int = 0
-
-    @property
-    def bound(self) -> StalenessBound | None:
-        """The bound on staleness, with ``over_provisioning``."""
-        options = self.options
-        return None if options.over_provisioning is None else StalenessBound(self.prompts_per_step, options.staleness)
+    def __init__(self, options: PartialRollout, prompts_per_step: int) -> None:
+        self.options = options
+        self.ledger = GroupLedger(prompts_per_step, options.num_in_flight(prompts_per_step), options.bound)
+        self.trajectories: dict[int, list[Trajectory]] = {}
+        """Those of this rank's engine, by the number of their group, oldest first; of all engines after a load."""
+        self._staleness: list[int] = []
+        """Of the groups that were released since the last metrics."""
+        self._num_resumed = self._tokens_read_again = 0
 
     def num_wanted(self, num_missing: int) -> int:
         """Return the number of new prompts that may start now, where the step lacks ``num_missing`` groups."""
-        most = self.options.num_in_flight(self.prompts_per_step)
-        if self.bound is not None:
-            most = min(most, self.bound.most_open(num_missing))
-        return max(0, most - len(self.groups))
+        return self.ledger.num_startable(num_missing)
 
-    def add(self, prompts: Sequence[Prompt], num_samples: int, key: str, version: int, num_engines: int) -> None:
-        """Start a group for each prompt, on the engine that has the fewest; ``key`` names run and step."""
-        if key != self._key:  # each step numbers its groups, those of former steps first
-            self._key, self._next_number = key, len(self.groups)
-            for number, group in enumerate(self.groups):
-                for trajectory in group.trajectories:
-                    trajectory.group = number
-        load = [sum(group.engine % num_engines == n for group in self.groups) for n in range(num_engines)]
-        for prompt in prompts:
-            engine = load.index(min(load))
-            load[engine] += 1
-            trajectories = new_trajectories([prompt], [self._next_number], num_samples, key)
-            self.groups.append(Group(engine, trajectories, version))
-            self._next_number += 1
-
-    def of_engine(self, engine: int, num_engines: int) -> list[Group]:
-        """Return the groups that an engine generates."""
-        return [group for group in self.groups if group.engine % num_engines == engine]
-
-    def chosen(self, complete: Collection[int], wanted: int, version: int) -> list[int] | None:
-        """Return the numbers of the groups that train next, oldest first.
-
-        With ``over_provisioning`` these are ``wanted`` groups, or ``None`` while the step has to wait for more; without
-        it, at most ``wanted``.
+    def start(self, prompts: Sequence[Prompt], num_samples: int, key: str, version: int, ranks: EngineRanks) -> None:
+        """Start a group for each prompt, and keep the trajectories of this rank's engine alone.
 
         Args:
-            complete: Numbers of the groups that are complete, of all engines.
+            prompts: The same on every rank.
+            num_samples: Trajectories per prompt.
+            key: Name of run and step.
+            version: Version of the policy.
+            ranks: The ranks of this rank's engine.
+        """
+        for prompt in prompts:
+            number = self.ledger.start(version, ranks.num_engines).number
+            self.trajectories[number] = new_trajectories([prompt], [number], num_samples, key)
+        self.trajectories = {
+            number: self.trajectories[number]
+            for number, group in self.ledger.open.items()
+            if group.engine % ranks.num_engines == ranks.engine
+        }
+
+    @property
+    def all_trajectories(self) -> list[Trajectory]:
+        """The trajectories of this rank's engine."""
+        return [trajectory for group in self.trajectories.values() for trajectory in group]
+
+    def note_resumed(self) -> None:
+        """Count the trajectories that the engine is about to go on with, for the metrics."""
+        resumed = [each for each in self.all_trajectories if each.finish_reason is None and each.num_after_prompt]
+        self._num_resumed += len(resumed)
+        self._tokens_read_again += sum(len(trajectory.token_ids) for trajectory in resumed)
+
+    def complete(self) -> list[int]:
+        """Return the numbers of the groups of this rank's engine whose trajectories are all finished."""
+        return [
+            number
+            for number, group in self.trajectories.items()
+            if all(trajectory.finish_reason is not None for trajectory in group)
+        ]
+
+    def is_enough(self, complete: Collection[int], wanted: int, version: int) -> bool:
+        """Return whether the step need not wait, when the groups ``complete`` are, of all engines.
+
+        Args:
+            complete: Numbers of groups.
             wanted: Groups that the step lacks.
             version: Version of the policy that trains on them.
         """
-        if self.bound is None:
-            return sorted(complete)[:wanted]
-        known = {group.number for group in self.groups if group.is_complete}.union(complete)
-        found = self.bound.choose(
-            [OpenGroup(group.number, group.version, group.number in known) for group in self.groups], wanted, version
-        )
-        return None if found is None else [group.number for group in found]
+        return self.ledger.choose(wanted, version, complete) is not None
 
     def release(
-        self, mine: Sequence[Group], is_first: bool, wanted: int, version: int, gather: Callable[[Any], Any]
-    ) -> list[Group]:
-        """Remove the groups that train next, at most ``wanted`` over all ranks; return those of this rank's engine.
+        self, wanted: int, version: int, ranks: EngineRanks, gather: Callable[[Any], Any]
+    ) -> list[list[Trajectory]] | None:
+        """Remove the groups that train next; return the trajectories of those of this rank's engine.
 
-        Collective: every rank gets the remaining groups of all engines.
+        Collective: ranks exchange the numbers of complete groups alone. ``None``, on all ranks, says that the step has
+        to wait.
 
         Args:
-            mine: Groups of this rank's engine, as it has generated them.
-            is_first: Whether this rank is the first of its engine, which sends the engine's groups.
-            wanted: Most groups to remove.
+            wanted: Most groups to remove, over all ranks.
             version: Version of the policy that trains on them.
+            ranks: The ranks of this rank's engine.
             gather: Returns the concatenation of all ranks' lists; collective.
         """
-        complete = gather([group.number for group in mine if is_first and group.is_complete])
-        chosen = set(self.chosen(complete, wanted, version) or ())
-        rest: list[Group] = gather([group for group in mine if is_first and group.number not in chosen])
-        released = [group for group in mine if group.number in chosen]
-        # this rank keeps its own objects of its engine's groups
-        own = {group.number: group for group in mine}
-        self.groups = sorted((own.get(group.number, group) for group in rest), key=lambda group: group.number)
-        return released
+        self.ledger.complete(gather(self.complete() if ranks.is_first else []))
+        chosen = self.ledger.choose(wanted, version)
+        if chosen is None:
+            return None
+        self._staleness += [version - group.version for group in self.ledger.close(chosen)]
+        return [self.trajectories.pop(number) for number in chosen if number in self.trajectories]
 
     def metrics(self, batch: StepBatch, version: int) -> dict[str, float]:
-        """Return ``partial/...``: the number of kept groups, and the age of tokens in policy versions. Collective."""
+        """Return ``partial/...`` since the last call: groups, what was resumed, and ages in policy versions.
+
+        Collective.
+        """
         ages = torch.from_numpy((version - batch.per_token["policy_versions"])[batch.per_token["response_mask"]])
-        found = batch.step.moments(ages)
+        of_tokens = batch.step.moments(ages)
+        groups = self.ledger.open.values()
+        num_resumed, self._num_resumed = self._num_resumed, 0
+        num_read, self._tokens_read_again = self._tokens_read_again, 0
         return {
-            "partial/groups_in_flight": float(len(self.groups)),
-            "partial/groups_complete": float(sum(group.is_complete for group in self.groups)),
-            "partial/age_mean": found.mean,
-            "partial/age_max": found.largest if found.count else 0.0,
+            "partial/resumed": float(num_resumed),
+            "partial/tokens_read_again": float(num_read),
+            "partial/groups_in_flight": float(len(groups)),
+            "partial/groups_complete": float(sum(group.is_complete for group in groups)),
+            "partial/age_mean": of_tokens.mean,
+            "partial/age_max": of_tokens.largest if of_tokens.count else 0.0,
             "partial/former_share": batch.step.mean((ages > 0).double()),
+            **self._staleness_metrics(),
         }
+
+    def _staleness_metrics(self) -> dict[str, float]:
+        """Return the staleness of the groups released since the last call; with a bound, its histogram too."""
+        found, self._staleness = self._staleness, []
+        metrics = {
+            "partial/staleness_mean": statistics.fmean(found) if found else 0.0,
+            "partial/staleness_max": float(max(found, default=0)),
+        }
+        for staleness in range((self.ledger.max_staleness or -1) + 1):
+            metrics[f"partial/staleness_{staleness}"] = found.count(staleness) / max(len(found), 1)
+        return metrics
+
+    # ---- a step that is discarded ---------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """Return a copy of this rank's state: cheap, since tokens are arrays that nothing changes in place."""
+        return Snapshot(
+            self.ledger.state_dict(),
+            {number: [each.copy() for each in group] for number, group in self.trajectories.items()},
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a :meth:`snapshot` of this rank."""
+        self.ledger.load_state_dict(snapshot.ledger)
+        self.trajectories = snapshot.trajectories
+        self._staleness = []
 
     # ---- in a checkpoint ------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> list[dict[str, Any]]:
-        """Return the groups as plain data, which later steps do not change."""
-        return [
-            {
-                "engine": group.engine,
-                "trajectories": [trajectory.state_dict() for trajectory in group.trajectories],
-                "version": group.version,
-            }
-            for group in self.groups
-        ]
+    def state_dict(self, gather: Callable[[Any], Any]) -> dict[str, Any]:
+        """Return ledger and trajectories of all engines as plain data, which later steps do not change. Collective."""
+        own = [(number, [each.state_dict() for each in group]) for number, group in self.trajectories.items()]
+        return {"ledger": self.ledger.state_dict(), "trajectories": dict(sorted(gather(own)))}
 
-    def load_state_dict(self, state: Sequence[Mapping[str, Any]], prompts: Mapping[str, Prompt]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> None:
         """Restore a :meth:`state_dict`; ``prompts`` has the training prompts by ``uid``."""
-        self._key = ""
-        self.groups = [
-            Group(
-                group["engine"],
-                [Trajectory.from_state(each, prompts[each["prompt"]]) for each in group["trajectories"]],
-                group["version"],
-            )
-            for group in state
-        ]
+        self.ledger.load_state_dict(state["ledger"])
+        self.trajectories = {
+            number: [Trajectory.from_state(each, prompts[each["prompt"]]) for each in group]
+            for number, group in state["trajectories"].items()
+        }
+        self._staleness = []
 
 
 def load_partial_rollout(
-    state: PartialRolloutState | None, groups: list[dict[str, Any]], by_uid: Mapping[str, Prompt]
+    state: PartialRolloutState | None, saved: Mapping[str, Any] | None, by_uid: Mapping[str, Prompt], version: int
 ) -> None:
     """Load the groups that a checkpoint has under way.
 
+    Args:
+        state: Where to; ``None`` for a run without a partial rollout.
+        saved: What the checkpoint has; ``None`` if its run had none.
+        by_uid: The training prompts.
+        version: Version of the checkpoint's policy.
+
     Raises:
-        ConfigError: There are some, and the run keeps none.
+        ConfigError: There are some, and the run keeps none, or cannot train them within its bound.
     """
-    if state is not None:
-        state.load_state_dict(groups, by_uid)
-    elif groups:
+    if state is not None and saved is not None:
+        state.load_state_dict(saved, by_uid)
+        if not state.ledger.is_in_time(version):
+            raise ConfigError(
+                f"The checkpoint has {len(state.ledger.open)} groups in flight, which cannot all train within "
+                f"model.partial_rollout.max_staleness {state.ledger.max_staleness} with model.batch.prompts_per_step "
+                f"{state.ledger.groups_per_step}: resume with those of the run that wrote the checkpoint."
+            )
+    elif saved is not None and saved["trajectories"]:
         raise ConfigError(
-            f"The checkpoint has {len(groups)} groups in flight, and model.partial_rollout is not set: set it as in "
-            "the run that wrote the checkpoint."
+            f"The checkpoint has {len(saved['trajectories'])} groups in flight, and model.partial_rollout is not set: "
+            "set it as in the run that wrote the checkpoint."
         )

@@ -9,26 +9,18 @@ import pytest
 import torch
 from capable_engines import CapableRollout
 from conversations import AsyncCounting, Counting, Hanging, Raising, Wrong
-from rollout_generators import generator_of
-from transformers import AutoModelForCausalLM
 
-from rlplug.distributed.offload import Offload
-from rlplug.interfaces import EngineFault, Placement
-from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
+from rlplug.interfaces import EngineFault
 from rlplug.models.forward import policy_forward
 from rlplug.models.packing import pack_batch
-from rlplug.plugin_manager import plugins
 from rlplug.rollout.config import PartialRollout, TurnOptions
-from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.rollout.partial.state import PartialRolloutState
 from rlplug.types import Prompt, SamplingParams, StepBatch
 
-CPU = torch.device("cpu")
 PROMPTS = [Prompt(uid=str(number), token_ids=(3, 4 + number), text="") for number in range(3)]
 ENGINES = [HFRollout, CapableRollout]
-TURNS = TurnOptions(max_turns=8, max_tokens_per_turn=3, step_deadline_s=20)
 
 
 class DyingRollout(CapableRollout):
@@ -54,33 +46,6 @@ class DiesAtSubmit(CapableRollout):
         if self.num_submits == 3:
             raise EngineFault("it died.")
         super().submit(requests, sampling)
-
-
-@pytest.fixture
-def make_generator(model_folder):
-    folder = str(model_folder("llama"))
-    config = ModelConfig(path=folder, dtype="float32")
-    tokenizer = load_tokenizer(config)
-    policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-
-    def make(engine, environment=None, options=TURNS):
-        driver = EngineDriver(
-            engine=engine,
-            policy=policy,
-            spec=load_spec(config, tokenizer),
-            placement=Placement(CPU, 0, 1),
-            hook=plugins().hook,
-            sleeps=False,
-            bucket_bytes=1 << 14,
-            offload=Offload("none", CPU, [policy], [], []),
-            any_rank=bool,
-            max_restarts=2,
-        )
-        generator = generator_of(driver, tokenizer, environment, options if environment else None)
-        generator.policy = policy
-        return generator
-
-    return make
 
 
 def generate(generator, max_new_tokens=20, prompts=PROMPTS, num_samples=2):
@@ -239,7 +204,7 @@ def test_a_partial_rollout_resumes_exactly(environment, make_generator):
     whole, _ = partial_run(make_generator(HFRollout(), environment, turns), options, num_steps=5)
     first, state = partial_run(make_generator(HFRollout(), environment, turns), options, num_steps=2)
     resumed = PartialRolloutState(options, 3)
-    resumed.load_state_dict(state.state_dict(), {prompt.uid: prompt for prompt in PROMPTS})
+    resumed.load_state_dict(state.state_dict(list), {prompt.uid: prompt for prompt in PROMPTS})
     generator = make_generator(
         HFRollout(), environment, turns
     )  # with no environment of the trajectories that it goes on with
@@ -265,7 +230,7 @@ def test_generation_is_broken_off_after_its_time(make_generator):
     state = PartialRolloutState(options, 3)
     samples = generator.resume(state, RolloutRequest(PROMPTS, 1, SamplingParams(8), "0/1", 1), num_wanted=3)
     assert sorted(sample.prompt.uid for sample in samples) == ["0", "1"]
-    assert [group.trajectories[0].prompt.uid for group in state.groups] == ["2"]
+    assert [trajectory.prompt.uid for trajectory in state.all_trajectories[:1]] == ["2"]
 
 
 @pytest.mark.parametrize("environment", [None, functools.partial(Counting, 2)])
@@ -289,14 +254,14 @@ def test_generation_ends_when_enough_groups_are_complete(environment, make_gener
     assert state.num_wanted(2) == 3
     samples = generator.resume(state, RolloutRequest(PROMPTS, 2, SamplingParams(8), "0/1", 1), num_wanted=2)
     assert [sample.prompt.uid for sample in samples] == ["0", "0", "1", "1"]
-    assert [group.trajectories[0].prompt.uid for group in state.groups] == ["2"]
+    assert [trajectory.prompt.uid for trajectory in state.all_trajectories[:1]] == ["2"]
     later = []
     for step in (2, 3):  # the third group must train by then, at the latest
         request = RolloutRequest(PROMPTS[: state.num_wanted(2)], 2, SamplingParams(8), f"0/{step}", step)
         later += generator.resume(state, request, num_wanted=2)
     assert len(later) == 8
     assert "2" in {sample.prompt.uid for sample in later}
-    assert len(state.groups) == 1
+    assert len(state.ledger.open) == 1
 
 
 def test_the_oldest_complete_groups_train_first(make_generator):
@@ -306,7 +271,7 @@ def test_the_oldest_complete_groups_train_first(make_generator):
     assert [sample.prompt.uid for sample in samples] == ["0"]
     samples = generator.resume(state, RolloutRequest([PROMPTS[0]], 1, SamplingParams(4), "0/2", 2), num_wanted=2)
     assert [(sample.prompt.uid, sample.policy_version, sample.group) for sample in samples] == [
-        ("1", 1, 0),
-        ("2", 1, 1),
+        ("1", 1, 1),
+        ("2", 1, 2),
     ]
-    assert [group.number for group in state.groups] == [2]
+    assert [trajectory.group for trajectory in state.all_trajectories] == [3]

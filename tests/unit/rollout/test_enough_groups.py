@@ -11,11 +11,11 @@ def test_engines_learn_of_each_others_groups_of_the_same_step():
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     client = dist.TCPStore("127.0.0.1", server.port, is_master=False)
     first, second = CompleteGroups(server, 0, 2), CompleteGroups(client, 1, 2)
-    assert first.exchange("0/1", [4]) == {4}  # the second one has not begun
-    assert second.exchange("0/1", [1]) == {1, 4}
-    assert first.exchange("0/2", []) == set()  # the second one is still in the former step
-    assert second.exchange("0/2", [7]) == {7}
-    assert first.exchange("0/2", [2]) == {2, 7}
+    assert first.exchange("0/1", [4]) == ({4}, False)  # the second one has not begun
+    assert second.exchange("0/1", [1]) == ({1, 4}, False)
+    assert first.exchange("0/2", []) == (set(), False)  # the second one is still in the former step
+    assert second.exchange("0/2", [7], has_failed=True) == ({7}, True)
+    assert first.exchange("0/2", [2]) == ({2, 7}, True)
 
 
 def test_an_engine_goes_on_when_the_store_is_gone():
@@ -24,11 +24,10 @@ def test_an_engine_goes_on_when_the_store_is_gone():
     engine = CompleteGroups(client, 1, 2)
     engine.exchange("0/1", [1])
     del server
-    assert engine.exchange("0/1", [1, 2]) == {1, 2}
+    assert engine.exchange("0/1", [1, 2]) == ({1, 2}, False)
 
 
-def test_what_is_enough_stays_enough(monkeypatch):
-    monkeypatch.setattr("rlplug.rollout.partial.enough_groups.POLL_S", 0.0)
+def test_what_is_enough_stays_enough():
     own = []
     is_enough = EnoughGroups(lambda: own, lambda numbers: len(numbers) >= 2, CompleteGroups(None, 0, 1), "0/1")
     assert not is_enough()

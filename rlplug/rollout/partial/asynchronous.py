@@ -1,0 +1,184 @@
+"""Asynchronous rollout: an engine on devices of its own generates while the policy trains."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+from lightning.pytorch.utilities import rank_zero_info
+
+from rlplug.errors import RunError
+from rlplug.interfaces.rollout import EngineFault
+from rlplug.rollout.agent_loop import AgentLoop
+from rlplug.rollout.engine_driver import EngineDriver
+from rlplug.rollout.engines.ranks import EngineRanks
+from rlplug.rollout.partial.background import BackgroundGeneration
+from rlplug.rollout.partial.enough_groups import CompleteGroups, EnoughGroups
+from rlplug.rollout.partial.state import PartialRolloutState
+from rlplug.rollout.trajectory import Trajectory
+from rlplug.types import NO_VERSION
+
+POLL_S: Final = 0.01
+"""How often the main thread looks for complete groups, in seconds."""
+NUM_MEASURED: Final = 10
+"""Takes after the first one over which waits are measured, to say which side waits."""
+WAITS: Final = 0.25
+"""Share of the time that is worth saying."""
+ADVICE: Final = {
+    "wait_s": "the trainer waited for groups in {share:.0%} of the time. Give the engines more GPUs, or raise "
+    "model.partial_rollout.max_staleness.",
+    "engine_idle_s": "the engine had nothing to generate in {share:.0%} of the time. Give the trainer more GPUs.",
+}
+"""What to say of either side."""
+
+
+MakeLoop: TypeAlias = Callable[[Callable[[], bool]], AgentLoop]
+"""Makes the agent loop of this rank's open groups, which breaks off once its argument returns true."""
+
+
+class AsynchronousRollout:
+    """Takes the next groups of a partial rollout, whose other groups are generated on while they train.
+
+    A thread generates from one weight sync to the next. With new weights, or new groups, it is paused: requests are
+    aborted, and sent again with their tokens so far. All that ranks do together happens in the main thread.
+
+    Args:
+        driver: The driver of this rank's engine.
+        ranks: The ranks of this rank's engine.
+        board: Exchanges the numbers of complete groups among engines.
+        gather: Returns the concatenation of all ranks' lists; collective.
+    """
+
+    def __init__(
+        self, driver: EngineDriver, ranks: EngineRanks, board: CompleteGroups, gather: Callable[[Any], Any]
+    ) -> None:
+        self._driver = driver
+        self._ranks = ranks
+        self._board = board
+        self._gather = gather
+        self._background: BackgroundGeneration | None = None
+        self._version = NO_VERSION
+        self._fault: EngineFault | None = None
+        """What stopped the engine before the last pause."""
+        self._idle_since: float | None = None
+        self._num_waits = self._num_takes = 0
+        self._metrics: dict[str, float] = {}
+        self._totals = dict.fromkeys(ADVICE, 0.0)
+        self._measured_since = 0.0
+
+    def take(
+        self, state: PartialRolloutState, make_loop: MakeLoop, num_wanted: int, version: int, has_new_groups: bool
+    ) -> list[list[Trajectory]]:
+        """Return the next groups of this rank's engine, once those of all engines are enough. Collective.
+
+        Args:
+            state: The groups; those that are returned leave.
+            make_loop: Makes the agent loop that generates.
+            num_wanted: Groups to take, over all engines.
+            version: Version of the policy, whose weights the engine gets.
+            has_new_groups: Whether groups were started since the last call.
+
+        Raises:
+            RunError: An engine failed and cannot restart, or has used up its restarts.
+            StopRequested: The run is told to stop.
+        """
+        fault, self._fault = self._fault, None
+        num_faults, is_started = 0, False
+        while True:
+            if self._driver.failed_on_any_rank(fault):
+                num_faults += 1
+                self.pause()
+                self._fault, is_started = None, False
+                missing = [each for each in state.all_trajectories if each.finish_reason is None]
+                self._driver.restart(fault, num_faults, len(missing))
+            elif is_started and (released := state.release(num_wanted, version, self._ranks, self._gather)) is not None:
+                self._driver.finish()
+                self._say_which_side_waits()
+                return released
+            is_enough = EnoughGroups(
+                own=state.complete,
+                suffice=lambda complete: state.is_enough(complete, num_wanted, version),
+                board=self._board,
+                wait_key=f"asynchronous/{self._num_waits}",
+            )
+            self._num_waits += 1
+            fault = self._start(state, make_loop, version, has_new_groups and not is_started)
+            fault = fault or self._wait(is_enough)
+            if fault is not None:
+                is_enough.tell_failure()
+            is_started = True
+            self._driver.end_if_stopping(fault, self.pause)
+
+    def pause(self) -> None:
+        """Break off what runs; its tokens so far are in the trajectories then. Safe to call twice."""
+        background, self._background = self._background, None
+        if background is not None:
+            background.pause()
+            self._fault = background.fault
+            self._idle_since = background.ended_at
+
+    def close(self) -> None:
+        """Break off what runs, whatever its state."""
+        background, self._background = self._background, None
+        if background is not None:
+            with contextlib.suppress(RunError):  # the engine is closed next
+                background.pause()
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Return ``partial/...`` since the last call: seconds that step and engine waited, and what was sent again."""
+        metrics, self._metrics = self._metrics, {}
+        return metrics
+
+    # ---- one wait -------------------------------------------------------------------------------------------------
+
+    def _start(
+        self, state: PartialRolloutState, make_loop: MakeLoop, version: int, has_new_groups: bool
+    ) -> EngineFault | None:
+        """Have the thread generate all groups with the policy's weights; return the fault that prevented it."""
+        if self._background is not None and self._version == version and not has_new_groups:
+            return None
+        self.pause()
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            return fault
+        state.note_resumed()
+        is_paused = threading.Event()
+        loop = make_loop(is_paused.is_set)
+        try:
+            with self._driver.ready_engine(version) as engine:
+                self._background = BackgroundGeneration(loop.stream, engine, is_paused)
+        except EngineFault as problem:
+            return problem
+        self._version = version
+        if self._idle_since is not None:
+            self._add("engine_idle_s", time.monotonic() - self._idle_since)
+        return None
+
+    def _wait(self, is_enough: EnoughGroups) -> EngineFault | None:
+        """Wait for enough groups, or for the end of this rank's thread; return the fault that ended it."""
+        began, background = time.monotonic(), self._background
+        assert background is not None
+        while background.is_running and not is_enough() and not self._driver.engine.is_stopping():
+            time.sleep(POLL_S)
+        is_enough()  # tells the other engines what came last
+        self._add("wait_s", time.monotonic() - began)
+        return background.fault
+
+    def _add(self, name: str, value: float) -> None:
+        key = f"partial/{name}"
+        self._metrics[key] = self._metrics.get(key, 0.0) + value
+        self._totals[name] += value
+
+    def _say_which_side_waits(self) -> None:
+        """Say once, on rank 0, whether trainer or engine waits much, after the first take, which fills the engine."""
+        self._num_takes += 1
+        if self._num_takes == 1:
+            self._totals, self._measured_since = dict.fromkeys(ADVICE, 0.0), time.monotonic()
+        elif self._num_takes == NUM_MEASURED + 1:
+            seconds = max(time.monotonic() - self._measured_since, 1e-9)
+            for name, advice in ADVICE.items():
+                if (share := self._totals[name] / seconds) > WAITS:
+                    rank_zero_info(f"Asynchronous rollout: {advice.format(share=share)}")

@@ -1,0 +1,28 @@
+"""What the files of a run must say that generated while its policy trained."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+
+def metrics_of(folder: Path) -> list[dict[str, float]]:
+    """Return the rows of ``metrics.csv``, none where there is no such file yet."""
+    path = folder / "metrics.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+def check_bound(folder: Path, num_steps: int, bound: int, prompts_per_step: int) -> None:
+    """Each step has its groups, none too old, and no prompt of the first epoch trains in two steps."""
+    rows = metrics_of(folder)
+    assert [row["step"] for row in rows] == list(range(1, num_steps + 1))
+    assert max(row["partial/staleness_max"] for row in rows) == bound
+    assert all(row["filter/missing_groups"] == 0 for row in rows)
+    assert all(row["partial/groups_in_flight"] == bound * prompts_per_step for row in rows)
+    with (folder / "samples.jsonl").open() as file:
+        trained = {(line["step"], line["prompt_uid"]) for line in map(json.loads, file) if line["phase"] == "train"}
+    assert len({uid for _, uid in trained}) == len(trained)

@@ -1,0 +1,224 @@
+"""Generation beside the training, with a real engine in a real thread: what is trained, and what goes wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+from capable_engines import CapableRollout
+from conversations import Counting, Hanging
+from rlplug_algos.corrections import Correction
+from rlplug_algos.grpo import GRPO
+from virtual_world import run_case
+
+from rlplug.config_checks import check_partial_rollout
+from rlplug.errors import ConfigError, RunError
+from rlplug.interfaces import EngineCapabilities, EngineFault
+from rlplug.models.forward import policy_forward
+from rlplug.models.packing import pack_batch
+from rlplug.rollout.config import PartialRollout, TurnOptions
+from rlplug.rollout.generator import RolloutRequest
+from rlplug.rollout.hf_engine import HFRollout
+from rlplug.rollout.partial.background import BackgroundGeneration
+from rlplug.rollout.partial.state import PartialRolloutState
+from rlplug.types import Batch, Prompt, SamplingParams
+
+PROMPTS = [Prompt(uid=str(number), token_ids=(3, 4 + number % 6), text="") for number in range(30)]
+TURNS = TurnOptions(max_turns=8, max_tokens_per_turn=3, step_deadline_s=20)
+OPTIONS = PartialRollout(asynchronous=True, max_staleness=1)
+
+
+class ServerLike(CapableRollout):
+    """Streams from threads, on a device that is not the trainer's as far as anyone can tell."""
+
+    capabilities = EngineCapabilities(streaming=True, colocated=False, disaggregated=True)
+
+
+class Run:
+    """Steps of two groups, with a policy that has a new version each step and never new weights."""
+
+    def __init__(self, generator, state=None, num_drawn=0, step=0):
+        self.generator, self.num_drawn, self.step = generator, num_drawn, step
+        self.state = state or PartialRolloutState(OPTIONS, 2)
+        self.samples = []
+
+    def take(self, max_new_tokens=12):
+        self.step += 1
+        self.generator.pause()
+        prompts = PROMPTS[self.num_drawn : self.num_drawn + self.state.num_wanted(2)]
+        self.num_drawn += len(prompts)
+        request = RolloutRequest(prompts, 2, SamplingParams(max_new_tokens), f"0/{self.step}", self.step)
+        samples = self.generator.resume(self.state, request, num_wanted=2)
+        assert len({sample.prompt.uid for sample in samples}) == 2
+        assert all(self.step - sample.policy_version <= 1 for sample in samples)
+        self.samples += samples
+        return samples
+
+
+@pytest.mark.parametrize("environment", [None, Counting])
+def test_groups_that_train_late_have_every_token_once(environment, make_generator):
+    run = Run(make_generator(ServerLike(), environment, TURNS))
+    for _ in range(4):
+        run.take()
+    run.generator.pause()
+    assert len(run.state.ledger.open) == 2
+    trained = [int(sample.prompt.uid) for sample in run.samples[::2]]
+    assert sorted(trained + [int(t.prompt.uid) for t in run.state.all_trajectories[::2]]) == list(range(run.num_drawn))
+    batch = Batch.from_samples(run.samples, pad_token_id=0)
+    trainer = policy_forward(
+        run.generator.policy, pack_batch(batch), SamplingParams(12), "none"
+    ).tokens.sampled_logprobs
+    torch.testing.assert_close(
+        trainer[batch.response_mask], batch.rollout_logprobs[batch.response_mask], rtol=0, atol=1e-4
+    )
+    metrics = run.generator.pop_metrics()
+    assert metrics["partial/wait_s"] > 0
+    assert metrics["partial/engine_idle_s"] > 0
+    run.generator.close()
+
+
+def test_engines_generate_while_the_policy_trains(make_generator):
+    run = Run(make_generator(ServerLike()))
+    run.take()
+    ends_at = time.monotonic() + 10
+    while len(run.state.complete()) < 2:  # the update, in which nobody asks for groups
+        assert time.monotonic() < ends_at
+        time.sleep(0.01)
+    run.generator.close()
+
+
+@pytest.mark.parametrize(("updates_s", "side"), [(0.0, "the trainer waited"), (0.5, "the engine had nothing")])
+def test_the_run_says_which_side_waits(updates_s, side, make_generator, monkeypatch):
+    said = []
+    monkeypatch.setattr("rlplug.rollout.partial.asynchronous.rank_zero_info", said.append)
+    monkeypatch.setattr("rlplug.rollout.partial.asynchronous.NUM_MEASURED", 2)
+    run = Run(make_generator(ServerLike()))
+    for _ in range(4):
+        run.take(max_new_tokens=4)
+        time.sleep(updates_s)
+    assert any(side in message for message in said)
+    run.generator.close()
+
+
+def test_a_slow_environment_is_neither_waited_for_nor_asked_twice(make_generator):
+    """A pause leaves its call; a later step has the answer, and a new process asks with the same turns."""
+    is_free, made = threading.Event(), []
+
+    class Slow(Counting):
+        def step(self, completion):
+            if self.seen[0][0] == "1" and len(self.seen) == 2:
+                is_free.wait(20)
+            return super().step(completion)
+
+    def make():
+        made.append(Slow(3))
+        return made[-1]
+
+    run = Run(make_generator(ServerLike(), make, TURNS))
+    run.take()
+    began = time.monotonic()
+    run.generator.pause()
+    assert time.monotonic() - began < 5
+    assert any(each.awaits_answer for each in run.state.all_trajectories)
+    plain, prompts = run.state.state_dict(list), {prompt.uid: prompt for prompt in PROMPTS}
+    is_free.set()
+    run.take()
+    run.take()
+    assert all(len(each.seen) <= 4 for each in made)
+    assert "1" in {sample.prompt.uid for sample in run.samples}
+    run.generator.close()
+
+    state = PartialRolloutState(OPTIONS, 2)
+    state.load_state_dict(plain, prompts)
+    resumed = Run(make_generator(ServerLike(), lambda: Counting(3), TURNS), state, num_drawn=4, step=1)
+    resumed.take()
+    resumed.take()
+    assert "1" in {sample.prompt.uid for sample in resumed.samples}
+    assert {sample.num_turns for sample in resumed.samples} == {3}
+    resumed.generator.close()
+
+
+def test_an_environment_that_hangs_costs_its_own_trajectories(make_generator):
+    options = TurnOptions(max_tokens_per_turn=3, step_deadline_s=0.5)
+    run = Run(make_generator(ServerLike(), Hanging, options))
+    for _ in range(3):
+        run.take()
+    failed = [sample for sample in run.samples if sample.errors]
+    assert [sample.prompt.uid for sample in failed] == ["1", "1"]
+    assert "took longer than 0.5 s" in failed[0].errors["environment"].message
+    run.generator.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*restarts")
+def test_an_engine_that_dies_while_the_policy_trains_is_restarted(make_generator):
+    class Dying(ServerLike):
+        is_dead = False
+
+        def collect(self, timeout_s):
+            if self.is_dead:
+                self.is_dead = False
+                raise EngineFault("it died.")
+            return super().collect(timeout_s)
+
+    engine = Dying()
+    run = Run(make_generator(engine))
+    run.take()
+    engine.is_dead = True
+    for _ in range(3):
+        run.take()
+    assert run.generator._driver.pop_metrics()["rollout/restarts"] == 1
+    run.generator.close()
+
+
+def test_what_the_thread_raises_ends_the_run(make_generator):
+    class Broken(ServerLike):
+        def collect(self, timeout_s):
+            raise ZeroDivisionError("a bug")
+
+    run = Run(make_generator(Broken()))
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        run.take()
+    run.generator.close()
+
+
+def test_an_engine_that_keeps_aborted_requests_is_named(monkeypatch):
+    monkeypatch.setattr("rlplug.rollout.partial.background.PAUSE_S", 0.1)
+    is_free = threading.Event()
+    generation = BackgroundGeneration(lambda engine: is_free.wait(20), ServerLike(), threading.Event())
+    with pytest.raises(RunError, match="ServerLike did not return the tokens of aborted requests"):
+        generation.pause()
+    is_free.set()
+    generation.pause()
+    assert not generation.is_running
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_tokens_per_step": 4}, "has asynchronous and max_tokens_per_step"),
+        ({"over_provisioning": 2.5, "max_staleness": 1}, "at most 2, which is max_staleness and 1"),
+        ({"max_staleness": 0}, "max_staleness is 0: give a positive number, or remove it"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        PartialRollout(asynchronous=True, **options)
+
+
+@pytest.mark.parametrize(("engine", "capability"), [(HFRollout, "streaming"), (CapableRollout, "disaggregated")])
+def test_engines_that_cannot_are_refused_by_name(engine, capability):
+    algorithm = GRPO(correction=Correction())
+    with pytest.raises(ConfigError, match=rf"asynchronous needs.*'{capability}', which {engine.__name__} lacks"):
+        check_partial_rollout(OPTIONS, SamplingParams(12), algorithm, engine(), [HFRollout, ServerLike])
+
+
+@pytest.mark.parametrize("first", [0, 100, 200, 300])
+def test_asynchronous_runs_on_a_virtual_clock(first):
+    """Lengths, rates, bounds, faults and kills at random, with the real producer: see ``World``."""
+    covered: dict[str, int] = {}
+    for seed in range(first, first + 25):
+        for name, value in run_case(seed).items():
+            covered[name] = covered.get(name, 0) + value
+    assert all(covered.values()), covered
