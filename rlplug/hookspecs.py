@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rlplug.registry import Registry
     from rlplug.types import Batch, Rollout
 
-API_VERSION: Final = "1.3"
+API_VERSION: Final = "1.4"
 """Version of the hook API. A new hook or argument raises its second number, a changed meaning its first."""
 
 ENTRY_POINT_GROUP: Final = "rlplug.plugins"
@@ -63,6 +63,11 @@ def rlplug_register_rewards(registry: Registry) -> None:
 @hookspec
 def rlplug_register_environments(registry: Registry) -> None:
     """Add environments: ``registry.add("environments", MyEnvironment)``."""
+
+
+@hookspec
+def rlplug_register_launchers(registry: Registry) -> None:
+    """Add launchers: ``registry.add("launchers", MyLauncher)``. Do not import the scheduler's library here."""
 
 
 @hookspec
