@@ -67,9 +67,9 @@ def guard(
         if is_killed():
             was_asked = True
             os.kill(keeper, signal.SIGKILL)
-        elif not was_asked and is_ended():
+        elif was_asked or is_ended():
             was_asked = True
-            os.kill(keeper, signal.SIGTERM)
+            os.kill(keeper, signal.SIGTERM)  # more than once: the first may come before the keeper handles it
         time.sleep(POLL_S)
         ended, code = os.waitpid(keeper, os.WNOHANG)
         status = os.waitstatus_to_exitcode(code) if ended else None

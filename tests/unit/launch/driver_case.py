@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlplug.interfaces import Launcher
 from rlplug.launch.config import LaunchConfig, ServersConfig
 from rlplug.launch.driver import Driver
 from rlplug.launch.local import Local
 from rlplug.launch.plan import LaunchPlan
+from rlplug.launch.slurm import Slurm
 from rlplug.launch.state import FOLDER
 
 TRAINER = """
@@ -22,7 +24,8 @@ import json, os, signal, subprocess, sys, time
 from pathlib import Path
 folder, behaviour = Path(sys.argv[1]), sys.argv[2]
 number = len(list(folder.glob("trainer-*.json")))
-rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+sleep = [sys.executable, "-c", "import time; time.sleep(600)", f"{folder}/rank"]
+rank = subprocess.Popen(sleep, start_new_session=True)
 def save(*_):
     (folder / "saved").write_text(" ".join(sorted(path.name for path in folder.glob("server-*.running"))))
     sys.exit(143)
@@ -88,7 +91,8 @@ def main() -> int:
     servers = ServersConfig(command, options.get("servers", 2), 0, "/ready", start_deadline_s=deadline_s)
     config = LaunchConfig(None, servers, options.get("max_restarts", 1), grace_s=20.0)
     plan = ScriptPlan(config, 1, 2, False, "A_KEY", folder=folder, behaviour=options.get("behaviour", "waits"))
-    return Driver(plan, Local(), "Local", run_folder, config_file).run()
+    launcher: Launcher = Slurm() if options.get("slurm") else Local()
+    return Driver(plan, launcher, type(launcher).__name__, run_folder, config_file).run()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import re
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +20,8 @@ import pytest
 from forked import ForkedProcess
 from processes import runs, wait_until_gone
 
+from rlplug.interfaces import TaskNeeds
+from rlplug.launch.slurm import Slurm
 from rlplug.launch.state import LaunchState, ask_to_stop
 
 SCRIPT = Path(__file__).with_name("driver_case.py")
@@ -25,10 +31,11 @@ CHECKPOINT = "checkpoints/step-00000001"
 class Case:
     """A driver in a process of its own."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, environment: dict[str, str] | None = None, **options: Any) -> None:
         folder.mkdir()
         self.folder, self.run_folder = folder, folder / "run"
-        self.driver = ForkedProcess([sys.executable, SCRIPT, folder, json.dumps(options)], output=folder / "output")
+        command = [sys.executable, SCRIPT, folder, json.dumps(options)]
+        self.driver = ForkedProcess(command, env={**os.environ, **(environment or {})}, output=folder / "output")
 
     def wait_for(self, what: str, condition: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + 60
@@ -52,10 +59,14 @@ class Case:
     def end(self) -> int:
         """Return the driver's exit status, once it has ended and nothing is left behind."""
         code = self.driver.wait(60)
-        for process in psutil.process_iter(["cmdline"]):
-            if str(self.folder) in " ".join(process.info["cmdline"] or []):
-                wait_until_gone(process.pid)
+        self.nothing_is_left()
         return code
+
+    def nothing_is_left(self) -> None:
+        """Wait until no process of the run is there."""
+        for process in psutil.process_iter(["cmdline"]):
+            if f"{self.folder}/" in " ".join(process.info["cmdline"] or []):
+                wait_until_gone(process.pid)
 
 
 @pytest.fixture(scope="module")
@@ -190,3 +201,81 @@ def test_server_that_does_not_become_healthy_is_named_with_its_log(cases: dict[s
     assert "launch.servers.start_deadline_s 5 s" in message
     assert "loading for ever" in message
     assert not (case.folder / "trainer-0.json").exists()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("victim", ["trainer", "server", "driver"])
+def test_a_kill_at_any_time_ends_as_promised(tmp_path: Path, victim: str) -> None:
+    """Ten runs, each killed after a random time from its first sight of the victim: also while others still start."""
+    chosen = random.Random(victim)
+    waits = [chosen.uniform(0.0, 3.0) for _ in range(10)]
+    for first in range(0, len(waits), 5):
+        cases = [Case(tmp_path / f"{index}", make=[CHECKPOINT], servers=1) for index in range(first, first + 5)]
+        for case, wait_s in zip(cases, waits[first:], strict=False):
+            pid = case.driver.pid
+            if victim == "trainer":
+                pid = case.trainer()["pid"]
+            elif victim == "server":
+                (pid,) = case.wait_for(victim, case.servers).values()
+            time.sleep(wait_s)
+            os.kill(pid, signal.SIGKILL)
+        for case in cases:
+            if victim == "driver":
+                case.nothing_is_left()
+                continue
+            if victim == "trainer":
+                assert "--resume" in case.trainer(1)["arguments"]
+            else:
+                case.trainer()
+            (case.folder / "finish").touch()
+            assert case.end() == 0, case.driver.stdout
+            assert (case.folder / "trainer-1.json").exists() == (victim == "trainer")
+
+
+@pytest.fixture(scope="module")
+def allocation() -> Iterator[dict[str, str]]:
+    """A job of SLURM without a process, which outlives drivers: what is left of them would be left in it."""
+    if shutil.which("salloc") is None or subprocess.run(["sinfo"], capture_output=True, check=False).returncode:
+        pytest.skip("needs a SLURM that runs here: Debian's slurmctld, slurmd and munge")
+    done = subprocess.run(
+        ["salloc", "--no-shell", "--nodes=1", "--exclusive"], capture_output=True, text=True, timeout=60, check=True
+    )
+    job = re.findall(r"allocation (\d+)", done.stderr)[0]
+    listed = ["squeue", "--noheader", "--jobs", job, "--format=%N"]
+    nodes = subprocess.run(listed, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+    yield {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": nodes}
+    subprocess.run(["scancel", job], timeout=60, check=True)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("victim", ["none", "trainer", "server", "driver", "terminated"])
+def test_faults_inside_an_allocation_of_slurm(tmp_path: Path, allocation: dict[str, str], victim: str) -> None:
+    case = Case(tmp_path / "case", allocation, slurm=True, make=[CHECKPOINT], servers=1)
+    seen = case.trainer()
+    ((port, server),) = case.servers().items()
+    pids = {"trainer": seen["pid"], "server": server, "driver": case.driver.pid}
+    if victim in pids:
+        os.kill(pids[victim], signal.SIGKILL)
+    if victim == "driver":
+        case.nothing_is_left()
+        return
+    if victim == "terminated":
+        os.kill(case.driver.pid, signal.SIGTERM)
+        assert case.end() == 143
+        assert (case.folder / "saved").read_text() == f"server-{port}.running"
+        return
+    if victim == "trainer":
+        assert "--resume" in case.trainer(1)["arguments"]
+    if victim == "server":
+        case.wait_for("the server", lambda: case.servers().get(port) not in (None, server))
+    (case.folder / "finish").touch()
+    assert case.end() == 0, case.driver.stdout
+
+
+@pytest.mark.nightly
+def test_batch_script_is_one_that_sbatch_takes(allocation: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    script = Slurm(nodes=1).batch_script([TaskNeeds("trainer 0", 0, own_node=True)], ["true"], 120.0)
+    command = ["sbatch", "--test-only"]
+    done = subprocess.run(command, input=script, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
