@@ -58,7 +58,11 @@ def completion_command(arguments: Sequence[str]) -> None:
 def command_parser() -> argparse.ArgumentParser:
     """Return a parser of every command with its options, to complete and not to parse."""
     options = options_of_commands()
-    options |= {"plan": [*options["fit"], "--gpu-gib"], "launch": [*options["fit"], *LAUNCH], **OTHERS}
+    options |= {
+        "plan": [*options["fit"], "--gpu-gib", "--network-gbit-s"],
+        "launch": [*options["fit"], *LAUNCH],
+        **OTHERS,
+    }
     parser = argparse.ArgumentParser("rlplug")
     parser.add_argument("--version", action="version", version="")
     commands = parser.add_subparsers()

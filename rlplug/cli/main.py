@@ -38,6 +38,7 @@ PLAN_DESCRIPTION: Final = """what will live on each GPU in each phase of a step,
 
   -c, --config CONFIG    and all other options of rlplug fit: see rlplug fit --help
   --gpu-gib GIB          memory of each GPU; by default that of this machine's first
+  --network-gbit-s GBIT  speed of each host's network, to estimate the seconds of a weight sync between hosts
 
 Exit status 1: it does not fit, and the smallest change that makes it fit is printed.
 """
@@ -104,7 +105,7 @@ def _run(arguments: list[str], blocked: list[str]) -> int:
     if command not in COMMANDS:
         raise ConfigError(f"there is no command {command!r}: use {', '.join(COMMANDS[:-1])} or {COMMANDS[-1]}.")
     if command == "plan" and {"-h", "--help"} & set(arguments):
-        print(f"usage: rlplug plan [--gpu-gib GIB] -c CONFIG ...\n\n{PLAN_DESCRIPTION}")
+        print(f"usage: rlplug plan [--gpu-gib GIB] [--network-gbit-s GBIT] -c CONFIG ...\n\n{PLAN_DESCRIPTION}")
         return 0
     if command == "launch" and (done := _launch_without_torch(arguments[1:])) is not None:
         return done
@@ -145,9 +146,11 @@ def _launch_without_torch(arguments: list[str]) -> int | None:
 
 def _plan_command(arguments: list[str]) -> int:
     gpu_gib = _take_values(arguments, "--gpu-gib", "a number of GiB, such as 80")
+    network = _take_values(arguments, "--network-gbit-s", "a number of Gbit/s, such as 400")
     from rlplug.cli.plan_command import plan_command
 
-    return 0 if plan_command(arguments, gpu_gib[-1] if gpu_gib else None) else EXIT_ERROR
+    given = (values[-1] if values else None for values in (gpu_gib, network))
+    return 0 if plan_command(arguments, *given) else EXIT_ERROR
 
 
 def _report_command(arguments: list[str]) -> int:
