@@ -29,11 +29,14 @@ class LaunchedRollout(ServerEngine):
 SERVER: Final = """
 import json, sys
 from pathlib import Path
-settings, port = Path(sys.argv[1]), sys.argv[2]
+from aiohttp import web
+settings, host, port = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 own = settings.with_name(f"settings-{port}.json")
 own.write_text(json.dumps(json.loads(settings.read_text()) | {"port": int(port)}))
 sys.argv[1:] = [str(own)]
 import my_server
+run_app = web.run_app
+web.run_app = lambda app, **options: run_app(app, **{**options, "host": host})
 my_server.main()
 """
 
@@ -61,4 +64,4 @@ def write_engine(folder: Path, model: Path) -> str:
         "max_batch_size": 256,
     }
     (folder / "settings.json").write_text(json.dumps(settings))
-    return f"{sys.executable} {folder}/launched_server.py {folder}/settings.json {{port}}"
+    return f"{sys.executable} {folder}/launched_server.py {folder}/settings.json {{host}} {{port}}"

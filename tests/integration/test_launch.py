@@ -51,7 +51,7 @@ def urls(folder: Path, environment: dict[str, str], launch_file: Path) -> Iterat
     """Servers that nobody launched, for torchrun."""
     command = yaml.safe_load(launch_file.read_text())["launch"]["servers"]["command"]
     ports = [free_port() for _ in range(2)]
-    servers = [subprocess.Popen(command.format(port=port).split(), env=environment) for port in ports]
+    servers = [subprocess.Popen(command.format(host="127.0.0.1", port=port).split(), env=environment) for port in ports]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     deadline = time.monotonic() + 120
     for url in urls:
