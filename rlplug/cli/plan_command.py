@@ -52,7 +52,7 @@ def plan_command(arguments: list[str], gpu_gib: str | None, network: str | None 
     for effect in memory.left_out:
         say(effect.description)
     if gbit_s is not None:
-        num_shards = max(1, options.num_nodes // strategy.replicate)
+        num_shards = max(1, options.num_nodes // plan.mesh.replicate)
         say(SyncTime.of(policy_weights(module.inputs.spec).values(), num_shards, gbit_s).describe(gbit_s))
     problem = shortfall(memory.plan)
     if problem is not None:

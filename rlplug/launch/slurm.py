@@ -86,7 +86,8 @@ class Slurm(Launcher):
     # ---- inside an allocation ---------------------------------------------------------------------------------------
 
     def place(self, tasks: Sequence[TaskNeeds]) -> list[Place]:
-        names = output_of(["scontrol", "show", "hostnames"], COMMAND_S, "SLURM").split()
+        listed = os.environ.get("SLURM_JOB_NODELIST", "")  # such as gpu[01-04]
+        names = output_of(["scontrol", "show", "hostnames", listed], COMMAND_S, "SLURM").split()
         nodes = [FreeNode(name, address_of(name, len(names)), list(range(self.gpus_per_node))) for name in names]
         self._places = divide(tasks, nodes)
         return self._places

@@ -163,7 +163,7 @@ def _where(_: Any) -> tuple[str, str]:
     """Return id and address of an actor's node."""
     import ray
 
-    return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+    return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def _nodes(ray: Any) -> str:
