@@ -15,7 +15,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from rlplug.cli.lightning_cli import RLCLI, instantiation_errors, read_command
 from rlplug.distributed.checkpoint_files import run_dir_of
 from rlplug.distributed.durable_files import new_numbered_folder
-from rlplug.errors import ConfigError, did_you_mean
+from rlplug.errors import ConfigError
 from rlplug.interfaces.launcher import Launcher, TaskNeeds
 from rlplug.launch.config import LaunchConfig, ServersConfig
 from rlplug.launch.driver import Driver, gpus_text
@@ -44,7 +44,7 @@ class LaunchCLI(RLCLI):
         with instantiation_errors():
             self.launcher: Launcher = made(**vars(chosen.init_args) if chosen and "init_args" in chosen else {})
         servers = None if options.servers is None else ServersConfig(**vars(options.servers))
-        self.launch = LaunchConfig(options.launcher, servers, options.max_restarts, options.grace_s)
+        self.launch = LaunchConfig(self.launcher, servers, options.max_restarts, options.grace_s)
 
     def _run_subcommand(self, subcommand: str) -> None:
         pass
@@ -131,8 +131,7 @@ def _with_launcher(arguments: list[str]) -> list[str]:
         registry = plugins().registry
         known = {name.lower(): name for name in registry.names("launchers")}
         if value.lower() not in known:
-            named = registry.explain_unknown("launchers", value.capitalize())
-            raise ConfigError(f"--launcher: {named}{did_you_mean(value, known)}")
+            raise ConfigError(f"--launcher: {registry.explain_unknown('launchers', value.capitalize())}")
         result += ["--launch.launcher", known[value.lower()]]
     return result
 

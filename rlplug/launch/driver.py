@@ -124,7 +124,11 @@ class Driver:
             except Stopped:
                 say("stopping: the trainer saves first")
                 self._stop()
-                self._finish("stopped", f"Go on with: rlplug launch --resume {self.run_folder}")
+                saved = list_checkpoints(self.run_folder)
+                hint = (
+                    f"Go on with: rlplug launch --resume {self.run_folder}" if saved else "There was nothing to save."
+                )
+                self._finish("stopped", hint)
                 return 128 + (self._signals[0] if self._signals else signal.SIGTERM)
             except Fault as fault:
                 began = time.monotonic()

@@ -126,11 +126,11 @@ def test_terminated_run_saves_and_goes_on_where_it_was(
 @pytest.mark.parametrize(
     ("options", "code", "expected"),
     [
-        (["--dry-run"], 0, "trainer 0"),
         (["--launcher", "slurm", "--dry-run"], 0, "#SBATCH --nodes=1"),
-        (["--launcher", "slurn"], 2, "Did you mean 'slurm'?"),
-        (["--launch.max_restart", "1"], 2, "there is no key 'launch.max_restart'"),
-        (["--trainer.num_nodes", "2"], 2, "the launcher Local has one node"),
+        pytest.param(["--dry-run"], 0, "trainer 0", marks=pytest.mark.nightly),
+        (["--launcher", "slurn"], 2, "'Slurn' is not a known launcher. Did you mean 'Slurm'?"),
+        pytest.param(["--launch.max_restart", "1"], 2, "no key 'launch.max_restart'", marks=pytest.mark.nightly),
+        pytest.param(["--trainer.num_nodes", "2"], 2, "the launcher Local has one node", marks=pytest.mark.nightly),
         (["--launch.servers", "{command: 'x {port}'}"], 2, "HFRollout, which takes no servers"),
     ],
 )

@@ -76,11 +76,10 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Case]]
     options: dict[str, dict[str, Any]] = {
         "finishes": {},
         "trainer killed": {"make": [CHECKPOINT]},
-        "nothing saved": {"make": ["tensorboard"], "servers": 1},
         "server killed": {},
         "driver killed": {},
         "terminated": {},
-        "stopped": {"servers": 1},
+        "stopped": {"servers": 1, "make": [CHECKPOINT]},
         "wrong": {"behaviour": "wrong", "servers": 1},
         "fails": {"behaviour": "fails", "servers": 1},
         "unhealthy": {"unhealthy": True, "max_restarts": 0, "servers": 1},
@@ -131,8 +130,9 @@ def test_killed_trainer_starts_again_from_its_checkpoint(cases: dict[str, Case])
     assert "restart 1 of launch.max_restarts 1" in output
 
 
-def test_attempt_that_saved_nothing_leaves_its_rows_aside(cases: dict[str, Case]) -> None:
-    case = cases["nothing saved"]
+@pytest.mark.nightly
+def test_attempt_that_saved_nothing_leaves_its_rows_aside(tmp_path: Path) -> None:
+    case = Case(tmp_path / "case", make=["tensorboard"], servers=1)
     seen = case.trainer()
     (case.run_folder / "metrics.csv").write_text("step\n1\n")
     os.kill(seen["pid"], signal.SIGKILL)
@@ -179,7 +179,8 @@ def test_the_trainer_saves_while_its_servers_run(cases: dict[str, Case], how: st
 
     assert case.end() == 143
     assert len((case.folder / "saved").read_text().split()) == (2 if how == "terminated" else 1)
-    assert f"rlplug launch --resume {case.run_folder}" in LaunchState.read(case.run_folder).message
+    hint = f"rlplug launch --resume {case.run_folder}" if how == "stopped" else "nothing to save"
+    assert hint in LaunchState.read(case.run_folder).message
 
 
 @pytest.mark.parametrize(("name", "attempts"), [("wrong", 1), ("fails", 2)])
