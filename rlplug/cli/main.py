@@ -136,7 +136,7 @@ def _launch_without_torch(arguments: list[str]) -> int | None:
         return None
     if arguments or len(of_status) + len(of_stop) > 1:
         raise ConfigError("--status RUN and --stop RUN stand alone: give one of them, and nothing else.")
-    from rlplug.cli.launch_status import show_status, stop
+    from rlplug.launch.status import show_status, stop
 
     if of_stop:
         stop(Path(of_stop[0]))
