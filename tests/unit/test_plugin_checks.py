@@ -35,8 +35,8 @@ BROKEN = {
     ),
     "other api version": (
         OBSERVE.replace(">=1,<2", ">=2,<3"),
-        "it supports hook API >=2,<3, and this rlplug has 1.3.",
-        "Install a version of acme-broken for API 1.3, or another rlplug.",
+        "it supports hook API >=2,<3, and this rlplug has 1.4.",
+        "Install a version of acme-broken for API 1.4, or another rlplug.",
     ),
     "misspelled hook": (
         hook("rlplug_after_updates(metrics)"),
