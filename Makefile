@@ -33,6 +33,7 @@ test: $(VENV)/.installed-dev models/SmolLM2-135M-Instruct/config.json  ## Run th
 	$(PYTEST)
 
 test-all: $(VENV)/.installed-dev $(VLLM_VENV)/.installed models/SmolLM2-135M-Instruct/config.json sglang-wheels  ## Run all tests, the nightly ones too
+	$(INSTALL) ray  # 240 MiB that only nightly tests need
 	$(PYTEST) -m "nightly or not nightly"
 	$(VLLM_BIN)/python -m pytest -m nightly plugins/rollout_vllm/tests
 

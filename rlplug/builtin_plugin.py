@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pluggy
 
 from rlplug.environments import ToolEnvironment
+from rlplug.launch.local import Local
+from rlplug.launch.slurm import Slurm
 from rlplug.models.config import auto_tokenizer
 from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.rewards import ExactMatch, FunctionReward, MathVerify, ReasoningGymReward, RegexFormat
@@ -43,6 +45,12 @@ def rlplug_register_rewards(registry: Registry) -> None:
 @hookimpl
 def rlplug_register_environments(registry: Registry) -> None:
     registry.add("environments", ToolEnvironment)
+
+
+@hookimpl
+def rlplug_register_launchers(registry: Registry) -> None:
+    for launcher in (Local, Slurm):
+        registry.add("launchers", launcher)
 
 
 @hookimpl

@@ -66,6 +66,11 @@ def rlplug_register_environments(registry: Registry) -> None:
 
 
 @hookspec
+def rlplug_register_launchers(registry: Registry) -> None:
+    """Add launchers: ``registry.add("launchers", MyLauncher)``. Do not import the scheduler's library here."""
+
+
+@hookspec
 def rlplug_register_optimizations(registry: Registry) -> None:
     """Add optimisations: ``registry.add("optimizations", MyOptimization)``."""
 

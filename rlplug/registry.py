@@ -12,6 +12,7 @@ from typing import Any, Final
 from rlplug.errors import ConfigError, PluginError, did_you_mean
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.interfaces.environment import Environment
+from rlplug.interfaces.launcher import Launcher
 from rlplug.interfaces.optimization import Optimization
 from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import RolloutEngine
@@ -24,6 +25,7 @@ KINDS: Final[Mapping[str, type]] = MappingProxyType(
         "algorithms": Algorithm,
         "rewards": Reward,
         "environments": Environment,
+        "launchers": Launcher,
         "optimizations": Optimization,
     }
 )

@@ -28,6 +28,7 @@ from rlplug.data.datamodule import PromptDataModule
 from rlplug.data.sources import PromptSource
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces import ModelConfig
+from rlplug.launch.config import LaunchConfig
 from rlplug.module import RLModule
 from rlplug.plugin_manager import plugins
 
@@ -35,7 +36,14 @@ PAGE: Final = ROOT / "docs" / "configuration.md"
 OWN_DISTRIBUTIONS: Final = tuple(distribution.name for distribution in all_distributions())
 """What is described; other plugins may be installed where this runs."""
 
-SECTIONS: Final = {"model": RLModule, "data": PromptDataModule, "run": None, "checkpoint": None, "profile": None}
+SECTIONS: Final = {
+    "model": RLModule,
+    "data": PromptDataModule,
+    "run": None,
+    "checkpoint": None,
+    "profile": None,
+    "launch": None,
+}
 """Sections of a configuration, and the class of those that LightningCLI adds by itself."""
 
 KINDS: Final = {
@@ -45,6 +53,7 @@ KINDS: Final = {
     "rollouts": ("model.rollout", "Rollout engines"),
     "environments": ("model.environment", "Environments"),
     "optimizations": ("model.optimizations", "Optimizations"),
+    "launchers": ("launch.launcher", "Launchers"),
 }
 """Kinds of the registry: the key that takes their classes, and a title."""
 
@@ -151,6 +160,7 @@ def page() -> str:
         if owner is not None:
             parser.add_lightning_class_args(owner, section)
     RLCLI.add_arguments_to_parser(typing.cast(Any, None), parser)  # it does not use self
+    parser.add_class_arguments(LaunchConfig, "launch")  # as rlplug launch does
     parts = [HEAD, *(part for section in SECTIONS for part in _section(section, parser)), TRAINER]
     parts.append(_class_section(RLFSDP2Strategy, "trainer.strategy"))
     for kind, (key, title) in KINDS.items():

@@ -13,8 +13,9 @@ import shtab
 
 from rlplug.cli.lightning_cli import RLCLI, read_command
 
-FILES: Final = {"-c", "--config", "--ckpt_path", "--resume", "--run.dir"}
+FILES: Final = {"-c", "--config", "--ckpt_path", "--resume", "--run.dir", "--status", "--stop"}
 """Options whose value is a file or a folder."""
+LAUNCH: Final = ("--launcher", "--dry-run", "--status", "--stop")
 OTHERS: Final = {
     "plugins": ("--check", "--json", "--block"),
     "report": (),
@@ -57,7 +58,11 @@ def completion_command(arguments: Sequence[str]) -> None:
 def command_parser() -> argparse.ArgumentParser:
     """Return a parser of every command with its options, to complete and not to parse."""
     options = options_of_commands()
-    options |= {"plan": [*options["fit"], "--gpu-gib"], **OTHERS}
+    options |= {
+        "plan": [*options["fit"], "--gpu-gib", "--network-gbit-s"],
+        "launch": [*options["fit"], *LAUNCH],
+        **OTHERS,
+    }
     parser = argparse.ArgumentParser("rlplug")
     parser.add_argument("--version", action="version", version="")
     commands = parser.add_subparsers()

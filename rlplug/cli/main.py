@@ -16,13 +16,14 @@ from rlplug.errors import ConfigError, RLPlugError, causes_of
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
 
-COMMANDS: Final = ("fit", "validate", "plan", "plugins", "report", "completion")
+COMMANDS: Final = ("fit", "validate", "launch", "plan", "plugins", "report", "completion")
 
 DESCRIPTION: Final = """reinforcement-learning post-training of language models as PyTorch Lightning plugins
 
   rlplug fit -c configs/quickstart.yaml          train; later -c files and --key value override earlier ones
   rlplug fit --resume runs/quickstart/001        go on with a run that was stopped, from its newest checkpoint
   rlplug validate -c CONFIG --ckpt_path PATH     score held-out prompts
+  rlplug launch -c CONFIG --launcher slurm       train on one or many hosts, with engine servers; also: local
   rlplug plan -c CONFIG --gpu-gib 80             what will live on each GPU, without one; does it fit?
   rlplug plugins                                 what is installed; --check imports it and shows what fails
   rlplug report runs/quickstart/001              write report.html from a run folder
@@ -37,8 +38,21 @@ PLAN_DESCRIPTION: Final = """what will live on each GPU in each phase of a step,
 
   -c, --config CONFIG    and all other options of rlplug fit: see rlplug fit --help
   --gpu-gib GIB          memory of each GPU; by default that of this machine's first
+  --network-gbit-s GBIT  speed of each host's network, to estimate the seconds of a weight sync between hosts
 
 Exit status 1: it does not fit, and the smallest change that makes it fit is printed.
+"""
+
+
+LAUNCH_DESCRIPTION: Final = """start a run on one or many hosts, with engine servers beside it
+
+  -c, --config CONFIG    and all other options of rlplug fit: see rlplug fit --help; the section `launch` says the rest
+  --launcher NAME        local (the default), slurm, or one of a plugin; --launch.launcher takes its options too
+  --launch.KEY VALUE     overrides a key of the section: rlplug launch --help-all lists them
+  --dry-run              print where everything would run, or the job's script, and start nothing
+  --resume RUN           go on with a run, with the launch options that it had
+  --status RUN           show the tasks of a run that was launched, such as runs/quickstart/001
+  --stop RUN             have it save and stop
 """
 
 
@@ -91,8 +105,10 @@ def _run(arguments: list[str], blocked: list[str]) -> int:
     if command not in COMMANDS:
         raise ConfigError(f"there is no command {command!r}: use {', '.join(COMMANDS[:-1])} or {COMMANDS[-1]}.")
     if command == "plan" and {"-h", "--help"} & set(arguments):
-        print(f"usage: rlplug plan [--gpu-gib GIB] -c CONFIG ...\n\n{PLAN_DESCRIPTION}")
+        print(f"usage: rlplug plan [--gpu-gib GIB] [--network-gbit-s GBIT] -c CONFIG ...\n\n{PLAN_DESCRIPTION}")
         return 0
+    if command == "launch" and (done := _launch_without_torch(arguments[1:])) is not None:
+        return done
     from rlplug.plugin_manager import BLOCK_VARIABLE, PluginManager, use_plugins
 
     sys.path.insert(0, os.getcwd())  # so that a reward function next to the configuration can be named
@@ -100,16 +116,41 @@ def _run(arguments: list[str], blocked: list[str]) -> int:
     os.environ[BLOCK_VARIABLE] = ",".join(manager.blocked)  # for the ranks that Lightning starts
     if command == "plan":
         return _plan_command(arguments[1:])
+    if command == "launch":
+        is_dry_run = _take_flag(arguments, "--dry-run")
+        from rlplug.cli.launch_command import launch_command
+
+        return launch_command(arguments[1:], is_dry_run)
     from rlplug.cli.lightning_cli import run_lightning
 
     return run_lightning(arguments)
 
 
+def _launch_without_torch(arguments: list[str]) -> int | None:
+    """Carry out what needs no torch, and return the exit status; ``None`` when it is a run."""
+    if {"-h", "--help"} & set(arguments):
+        print(f"usage: rlplug launch -c CONFIG [--launcher NAME] [--dry-run] ...\n\n{LAUNCH_DESCRIPTION}")
+        return 0
+    of_status, of_stop = (_take_values(arguments, f"--{name}", "the folder of a run") for name in ("status", "stop"))
+    if not of_status and not of_stop:
+        return None
+    if arguments or len(of_status) + len(of_stop) > 1:
+        raise ConfigError("--status RUN and --stop RUN stand alone: give one of them, and nothing else.")
+    from rlplug.launch.status import show_status, stop
+
+    if of_stop:
+        stop(Path(of_stop[0]))
+        return 0
+    return 0 if show_status(Path(of_status[0])) else EXIT_ERROR
+
+
 def _plan_command(arguments: list[str]) -> int:
     gpu_gib = _take_values(arguments, "--gpu-gib", "a number of GiB, such as 80")
+    network = _take_values(arguments, "--network-gbit-s", "a number of Gbit/s, such as 400")
     from rlplug.cli.plan_command import plan_command
 
-    return 0 if plan_command(arguments, gpu_gib[-1] if gpu_gib else None) else EXIT_ERROR
+    given = (values[-1] if values else None for values in (gpu_gib, network))
+    return 0 if plan_command(arguments, *given) else EXIT_ERROR
 
 
 def _report_command(arguments: list[str]) -> int:

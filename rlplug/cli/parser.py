@@ -22,6 +22,7 @@ KIND_OF_KEY: Final = {
     "model.rewards": "rewards",
     "model.environment": "environments",
     "model.optimizations": "optimizations",
+    "launch.launcher": "launchers",
 }
 """Kind of the registered classes that a key of the configuration names."""
 

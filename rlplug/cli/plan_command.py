@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,20 +16,24 @@ from rlplug.setup import plan_run
 from rlplug.training.memory_plan.decisions import shortfall
 from rlplug.training.memory_plan.inputs import GPU, total_and_free
 from rlplug.types import GIB
+from rlplug.weight_sync.manifest import policy_weights
+from rlplug.weight_sync.sync_time import SyncTime
 
 
-def plan_command(arguments: list[str], gpu_gib: str | None) -> bool:
+def plan_command(arguments: list[str], gpu_gib: str | None, network: str | None = None) -> bool:
     """Print the plans of a run; return whether it fits.
 
     Args:
         arguments: Those of ``rlplug fit``, without the command.
         gpu_gib: Memory of each GPU; by default that of this machine's first.
+        network: Speed of each host's network in Gbit/s, for the time of a weight sync between hosts.
 
     Raises:
         ConfigError: The configuration is wrong, or there is neither ``gpu_gib`` nor a GPU.
     """
     cli = read_command(ConfiguredCLI, ["fit", *arguments])
     gpu = _gpu(gpu_gib)
+    gbit_s = None if network is None else _number("--network-gbit-s", network, "how fast it is, such as 400")
     options, module, data = cli.trainer_options, cli.model, cli.datamodule
     strategy = options.strategy
     if not isinstance(strategy, RLFSDP2Strategy):
@@ -46,6 +51,9 @@ def plan_command(arguments: list[str], gpu_gib: str | None) -> bool:
     print_memory_plan(memory)
     for effect in memory.left_out:
         say(effect.description)
+    if gbit_s is not None:
+        num_shards = max(1, options.num_nodes // plan.mesh.replicate)
+        say(SyncTime.of(policy_weights(module.inputs.spec).values(), num_shards, gbit_s).describe(gbit_s))
     problem = shortfall(memory.plan)
     if problem is not None:
         say(str(problem))
@@ -63,11 +71,18 @@ def num_devices(devices: Any) -> int:
 def _gpu(gib: str | None) -> GPU:
     if gib is None and torch.cuda.is_available():
         return GPU(*total_and_free(torch.device("cuda", 0)))
-    try:
-        total = int(float(gib or "") * GIB)
-    except ValueError:
-        total = 0
-    if total <= 0:
-        given = "there is no GPU here" if gib is None else f"--gpu-gib is {gib!r}"
-        raise ConfigError(f"{given}: say how much memory each GPU has, in GiB, such as --gpu-gib 80.")
+    if gib is None:
+        raise ConfigError("there is no GPU here: say how much memory each GPU has, in GiB, such as --gpu-gib 80.")
+    total = int(_number("--gpu-gib", gib, "how much memory each GPU has, in GiB, such as --gpu-gib 80") * GIB)
     return GPU(total, total, is_here=False)
+
+
+def _number(option: str, text: str, what: str) -> float:
+    """Return a positive number that an option was given."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise ConfigError(f"{option} is {text!r}: say {what}.")
+    return number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import platform
 import time
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ from rlplug.distributed.durable_files import (
     write_file,
 )
 from rlplug.errors import RunError
+from rlplug.launch.plan import RUN_FOLDER_VARIABLE
 from rlplug.models.export import export_policy
 from rlplug.observability.experiment_log import is_due, log_configuration, log_samples
 from rlplug.observability.metrics_csv import MetricsCSV
@@ -129,7 +131,8 @@ class RunFolder(Callback):
         """Return the folder of the run that is resumed, else a new one, locked; or why there is none."""
         try:
             resumed = run_dir_of(self.resumed_from) if self.resumed_from and self._is_resumed(trainer) else None
-            folder = resumed or new_numbered_folder(Path(self.dir))
+            launched = os.environ.get(RUN_FOLDER_VARIABLE)
+            folder = resumed or (Path(launched) if launched else new_numbered_folder(Path(self.dir)))
             self._lock = FolderLock(folder)
             require_readable(folder / name for name in (CONFIG, RECORD, METRICS, SAMPLES, REWARD_ERRORS))
         except RunError as error:

@@ -2,6 +2,7 @@
 
 from rlplug.interfaces.algorithm import Advantages, Algorithm, Denominators, LossOutput, Needs, RunInfo
 from rlplug.interfaces.environment import Environment, Message, StepResult
+from rlplug.interfaces.launcher import LOST, Launcher, Place, RunningTask, TaskNeeds
 from rlplug.interfaces.memory import ActivationTraits, EngineMemory, EngineMemoryRequest
 from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.interfaces.reward import Reward
@@ -18,6 +19,7 @@ from rlplug.interfaces.trainer import ModelConfig, ModelTrainer, TrainerClaims
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, HFWeight, SyncReport, TensorInfo, WeightsOfParameters
 
 __all__ = [
+    "LOST",
     "NOT_RECORDED",
     "ActivationTraits",
     "Advantages",
@@ -32,12 +34,14 @@ __all__ = [
     "Environment",
     "FP8Weights",
     "HFWeight",
+    "Launcher",
     "LossOutput",
     "Message",
     "ModelConfig",
     "ModelTrainer",
     "Needs",
     "Optimization",
+    "Place",
     "Placement",
     "PolicySpec",
     "Reward",
@@ -45,9 +49,11 @@ __all__ = [
     "RouterReplay",
     "RouterShape",
     "RunInfo",
+    "RunningTask",
     "SleepingPart",
     "StepResult",
     "SyncReport",
+    "TaskNeeds",
     "TensorInfo",
     "TrainerClaims",
     "WeightsOfParameters",

@@ -66,7 +66,7 @@ def is_nightly(block: Block) -> bool:
     """Whether a block has commands of the long kind, on a page that is not in the sample."""
     commands = commands_of(block.text) if block.language == "bash" else []
     runs = block.language == "python" or any(
-        re.search(r"\brlplug (fit|validate|plan|plugins|report)|pip install.*/|^pytest|-m pytest", command)
+        re.search(r"\brlplug (fit|validate|launch|plan|plugins|report)|pip install.*/|^pytest|-m pytest", command)
         and "--print_config" not in command
         for command in commands
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from command_line import SMALL, Job, Runs
+
+from rlplug.weight_sync.manifest import meta_model
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 PLAN = ["plan", *SMALL[1:]]
@@ -24,7 +27,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, runs_dir: Path) -> Runs:
     arguments = {
         "fits": [*PLAN, "--gpu-gib", "80"],
         "vllm": [*VLLM, "--gpu-gib", "80"],
-        "four": [*PLAN, "--gpu-gib", "80", "--trainer.devices", "4"],
+        "four": [*PLAN, "--gpu-gib", "80", "--trainer.devices", "4", "--network-gbit-s", "0.008"],
         "tiny": [*PLAN, "--gpu-gib", "0.6"],
         "small": [*VLLM, "--gpu-gib", "8", "--model.rollout.gpu_memory_utilization", "0.9"],
         "fp8": [*VLLM, "--gpu-gib", "80", *FP8],
@@ -53,6 +56,14 @@ def test_a_run_that_fits_is_shown(results: Runs, name: str) -> None:
 def test_sizes_are_those_of_the_devices(results: Runs) -> None:
     assert "data-parallel ranks │ 4" in results["four"].message
     assert "data-parallel ranks │ 1" in results["fits"].message
+
+
+def test_seconds_of_a_sync_follow_from_its_bytes(results: Runs) -> None:
+    """The tiny model on one host, at a million bytes a second: as many seconds as it has megabytes."""
+    found = re.search(r"weight sync: .* GiB, about (\S+) s .* \(gather 0 s, broadcast", results["four"].message)
+    assert found is not None
+    num_bytes = sum(p.numel() * p.element_size() for p in meta_model("tests/model").float().parameters())
+    assert float(found[1]) == pytest.approx(num_bytes / 1e6, rel=0.05)
 
 
 def test_vllm_is_planned_without_a_gpu_and_without_vllm(results: Runs) -> None:

@@ -34,6 +34,7 @@ HOOKS = [
     "rlplug_prepare_batch",
     "rlplug_register_algorithms",
     "rlplug_register_environments",
+    "rlplug_register_launchers",
     "rlplug_register_optimizations",
     "rlplug_register_rewards",
     "rlplug_register_rollouts",
@@ -155,6 +156,7 @@ def test_plugins_come_from_the_wheels_and_list_what_they_bring(environment, resu
         "registers": [
             "algorithms/MeanBaseline",
             "environments/Echo",
+            "launchers/ProbeLauncher",
             "optimizations/FreezeEmbeddings",
             "optimizations/NoEffect",
             "rewards/ShortReward",

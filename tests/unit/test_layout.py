@@ -15,6 +15,7 @@ FLOORS = [
     {"registry", "weight_sync", "environments", "observability"},
     {"rewards"},
     {"hookspecs", "models", "rollout", "data"},
+    {"launch"},
     {"plugin_checks", "builtin_plugin", "training"},
     {"plugin_manager", "config"},
     {"config_checks", "memory_inputs"},
@@ -86,4 +87,4 @@ def test_no_room_is_crowded() -> None:
     counts = {folder: len(list(folder.glob("*.py"))) for folder in folders - {PACKAGE}}
     assert {str(folder): count for folder, count in counts.items() if count > 15} == {}
     assert len(list(PACKAGE.glob("*.py"))) <= 16
-    assert len([path for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()]) <= 13
+    assert len([path for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()]) <= 14

@@ -28,6 +28,8 @@ PUBLIC = {
     "rlplug.weight_sync.hf_names",
     # environments
     *("rlplug.data.sources", "rlplug.environments.tool_calls", "rlplug.rewards"),
+    # launchers
+    "rlplug.launch.processes",
 }
 FACES = ("rlplug.interfaces", "rlplug.rollout.engines", "rlplug.rollout.servers", "rlplug.testing")
 """Packages of which plugins import the names in ``__all__`` alone."""

@@ -34,29 +34,50 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main() -> int:
-    """Guard the keeper, and return the server's exit status."""
+    """Guard the keeper until the trainer is gone, and return the server's exit status."""
     trainer, folder, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    is_stopped = handle_sigterm()
+    is_asked = handle_sigterm()
+    status, was_asked = guard(command, lambda: is_asked() or os.getppid() != trainer)
+    if was_asked:
+        shutil.rmtree(folder, ignore_errors=True)
+    return status
+
+
+def guard(
+    command: list[str],
+    is_ended: Callable[[], bool],
+    is_killed: Callable[[], bool] = lambda: False,
+    grace_s: float = GRACE_S,
+) -> tuple[int, bool]:
+    """Run a command in a keeper; return its exit status, and whether it was ended and did not end by itself.
+
+    Args:
+        command: What to run.
+        is_ended: Returns whether to end it, with SIGTERM first; asked every ``POLL_S`` seconds.
+        is_killed: Returns whether to kill it and all that it started, at once.
+        grace_s: Time for it to end by itself.
+    """
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of the keeper become children here, to be ended
-    guard = os.getpid()
+    this = os.getpid()
     keeper = os.fork()
     if keeper == 0:
-        keep(guard, command)
-    is_asked, status = False, None
+        keep(this, command, grace_s)
+    was_asked, status = False, None
     while status is None:
-        if not is_asked and (is_stopped() or os.getppid() != trainer):
-            is_asked = True
-            os.kill(keeper, signal.SIGTERM)
+        if is_killed():
+            was_asked = True
+            os.kill(keeper, signal.SIGKILL)
+        elif was_asked or is_ended():
+            was_asked = True
+            os.kill(keeper, signal.SIGTERM)  # more than once: the first may come before the keeper handles it
         time.sleep(POLL_S)
         ended, code = os.waitpid(keeper, os.WNOHANG)
         status = os.waitstatus_to_exitcode(code) if ended else None
     end_orphans()  # none, unless the keeper was killed
-    if is_asked:
-        shutil.rmtree(folder, ignore_errors=True)
-    return status if status >= 0 else 128 - status
+    return (status if status >= 0 else 128 - status), was_asked
 
 
-def keep(guard: int, command: list[str]) -> NoReturn:
+def keep(guard: int, command: list[str], grace_s: float) -> NoReturn:
     """Run the server until it ends, SIGTERM comes, or the guard is gone, and exit with its status."""
     is_stopped = handle_sigterm()
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of the server become children here, to be ended
@@ -68,16 +89,16 @@ def keep(guard: int, command: list[str]) -> NoReturn:
     )
     while server.poll() is None and not is_stopped() and os.getppid() == guard:
         time.sleep(POLL_S)
-    status = end(server)
-    print(f"The server ended with status {status}.", flush=True)
+    status = end(server, grace_s)
+    print(f"The process ended with status {status}.", flush=True)
     os._exit(status if status >= 0 else 128 - status)
 
 
-def end(server: subprocess.Popen[bytes]) -> int:
+def end(server: subprocess.Popen[bytes], grace_s: float) -> int:
     """End a server, with SIGTERM first, and then the processes that it started."""
     server.terminate()
     try:
-        status = server.wait(GRACE_S)
+        status = server.wait(grace_s)
     except subprocess.TimeoutExpired:
         server.kill()
         status = server.wait()

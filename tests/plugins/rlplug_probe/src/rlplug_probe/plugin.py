@@ -15,6 +15,7 @@ from rlplug.registry import Registry
 from rlplug.types import Batch, Rollout, StepBatch
 from rlplug_probe.algorithm import MeanBaseline
 from rlplug_probe.environment import Echo
+from rlplug_probe.launcher import ProbeLauncher
 from rlplug_probe.optimizations import FreezeEmbeddings, NoEffect
 from rlplug_probe.reward import ShortReward
 from rlplug_probe.rollout import SleepyRollout
@@ -58,6 +59,11 @@ def rlplug_register_environments(registry: Registry) -> None:
 @hookimpl
 def rlplug_register_trainers(registry: Registry) -> None:
     registry.add("trainers", ProbeTrainer)
+
+
+@hookimpl
+def rlplug_register_launchers(registry: Registry) -> None:
+    registry.add("launchers", ProbeLauncher)
 
 
 @hookimpl

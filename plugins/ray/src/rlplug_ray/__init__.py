@@ -1,0 +1,5 @@
+"""Ray as a launcher of rlplug."""
+
+from rlplug_ray.launcher import Ray
+
+__all__ = ["Ray"]

@@ -1,0 +1,9 @@
+"""A launcher for this host under another name."""
+
+from __future__ import annotations
+
+from rlplug.launch.local import Local
+
+
+class ProbeLauncher(Local):
+    """Starts all processes on this host."""
