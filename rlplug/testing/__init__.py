@@ -1,7 +1,8 @@
-"""Conformance kits: checks of rollout engines and of trainers for the CI of plugin authors; ``rlplug[testing]``."""
+"""Conformance kits for the tests of plugin authors, and a tiny run to try a plugin in; ``rlplug[testing]``."""
 
 from rlplug.testing.engine import EngineConformance
 from rlplug.testing.reference import BFLOAT16, FLOAT32, FP8, Tolerances
+from rlplug.testing.tasks.tiny_run import TinyRun, train_two_steps
 from rlplug.testing.trainers.cases import TINY_MODELS, meshes_of
 from rlplug.testing.trainers.conformance import TrainerConformance
 
@@ -11,7 +12,9 @@ __all__ = [
     "FP8",
     "TINY_MODELS",
     "EngineConformance",
+    "TinyRun",
     "Tolerances",
     "TrainerConformance",
     "meshes_of",
+    "train_two_steps",
 ]
