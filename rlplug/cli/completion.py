@@ -13,10 +13,11 @@ import shtab
 
 from rlplug.cli.lightning_cli import RLCLI, read_command
 
-FILES: Final = {"-c", "--config", "--ckpt_path", "--resume", "--run.dir"}
+FILES: Final = {"-c", "--config", "--ckpt_path", "--resume", "--run.dir", "--folder"}
 """Options whose value is a file or a folder."""
 OTHERS: Final = {
     "plugins": ("--check", "--json", "--block"),
+    "new-plugin": ("--kind", "--folder"),
     "report": (),
     "completion": (),
 }

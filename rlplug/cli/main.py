@@ -16,7 +16,7 @@ from rlplug.errors import ConfigError, RLPlugError, causes_of
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
 
-COMMANDS: Final = ("fit", "validate", "plan", "plugins", "report", "completion")
+COMMANDS: Final = ("fit", "validate", "plan", "plugins", "new-plugin", "report", "completion")
 
 DESCRIPTION: Final = """reinforcement-learning post-training of language models as PyTorch Lightning plugins
 
@@ -25,6 +25,7 @@ DESCRIPTION: Final = """reinforcement-learning post-training of language models 
   rlplug validate -c CONFIG --ckpt_path PATH     score held-out prompts
   rlplug plan -c CONFIG --gpu-gib 80             what will live on each GPU, without one; does it fit?
   rlplug plugins                                 what is installed; --check imports it and shows what fails
+  rlplug new-plugin NAME --kind reward           write a package with a plugin of your own; seven kinds
   rlplug report runs/quickstart/001              write report.html from a run folder
   rlplug completion bash                         print a script that completes commands and keys; also for zsh
   rlplug --version                               print the version
@@ -81,6 +82,11 @@ def _run(arguments: list[str], blocked: list[str]) -> int:
         from rlplug.cli.plugins_command import plugins_command
 
         return 0 if plugins_command(arguments[1:], blocked) else EXIT_ERROR
+    if command == "new-plugin":
+        from rlplug.cli.new_plugin import new_plugin_command
+
+        new_plugin_command(arguments[1:])
+        return 0
     if command == "report":
         return _report_command(arguments[1:])
     if command == "completion":
