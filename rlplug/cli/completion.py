@@ -18,6 +18,7 @@ FILES: Final = {"-c", "--config", "--ckpt_path", "--resume", "--run.dir", "--fol
 OTHERS: Final = {
     "plugins": ("--check", "--json", "--block"),
     "new-plugin": ("--kind", "--folder"),
+    "doctor": ("--json", "--quick", "--block"),
     "report": (),
     "completion": (),
 }
