@@ -16,7 +16,7 @@ from rlplug.cli.lightning_cli import RLCLI, read_command
 FILES: Final = {"-c", "--config", "--ckpt_path", "--resume", "--run.dir", "--folder"}
 """Options whose value is a file or a folder."""
 OTHERS: Final = {
-    "plugins": ("--check", "--json", "--block"),
+    "plugins": ("--check", "--verbose", "--run", "--json", "--block"),
     "new-plugin": ("--kind", "--folder"),
     "doctor": ("--json", "--quick", "--block"),
     "report": (),

@@ -24,7 +24,7 @@ DESCRIPTION: Final = """reinforcement-learning post-training of language models 
   rlplug fit --resume runs/quickstart/001        go on with a run that was stopped, from its newest checkpoint
   rlplug validate -c CONFIG --ckpt_path PATH     score held-out prompts
   rlplug plan -c CONFIG --gpu-gib 80             what will live on each GPU, without one; does it fit?
-  rlplug plugins                                 what is installed; --check imports it and shows what fails
+  rlplug plugins                                 what is installed; --check shows what fails, --run RUN what hooks cost
   rlplug new-plugin NAME --kind reward           write a package with a plugin of your own; seven kinds
   rlplug doctor                                  what is wrong with this machine, packages and plugins, and what to do
   rlplug report runs/quickstart/001              write report.html from a run folder
