@@ -125,7 +125,7 @@ class PluginManager:
         }
 
     def _measure_hooks(self) -> None:
-        """Count the costs of all implementations but registrations, which are called before there is a hook."""
+        """Count the costs of all implementations; registrations are called at the start, without pluggy."""
         for name in SPECIFIED:
             for implementation in getattr(self.hook, name).get_hookimpls():
                 plugin, hook = implementation.plugin_name, name.removeprefix("rlplug_")
