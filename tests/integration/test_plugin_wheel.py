@@ -204,7 +204,7 @@ def test_run_record_has_the_cost_of_each_hook(everything):
     }
     assert {key: cost["calls"] for key, cost in costs.items()} == {
         ("make_tokenizer", "between phases"): 1,
-        ("after_rollout", "filter"): NUM_STEPS,
+        ("after_rollout", "logprobs"): NUM_STEPS,
         ("sync_weights", "rollout"): NUM_STEPS,
         ("prepare_batch", "advantages"): NUM_STEPS,
         ("compute_loss", "update"): NUM_STEPS * PROMPTS_PER_STEP * GROUP_SIZE // 8,
