@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from build_distributions import build
 from distributions import Distribution, all_distributions
-from forked import run_forked
 from wheel_environment import PIP, make_environment
 
+from rlplug.cli.new_plugin import new_plugin_command
 from rlplug.cli.new_plugin.kinds import KINDS
 from rlplug.cli.new_plugin.rendering import names_of, rendered_files, write_files
+from rlplug.plugin_manager import PluginManager
 
 NAME = "my-part"
 REGISTERED = {
@@ -37,22 +38,17 @@ def wheel_of(folder: Path) -> Path:
     return wheel
 
 
-def test_a_reward_is_built_and_listed(tmp_path: Path) -> None:
+def test_a_reward_is_built_and_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shortest way through; every night all kinds go all the way."""
-    rlplug = [sys.executable, "-m", "rlplug"]
-    made = run_forked([*rlplug, "new-plugin", NAME, "--kind", "reward"], cwd=tmp_path, timeout=60)
-    assert made.returncode == 0, made.stderr
-    wheel = wheel_of(tmp_path / "rlplug-my-part")
+    new_plugin_command([NAME, "--kind", "reward", "--folder", str(tmp_path / "rlplug-my-part")])
     site = tmp_path / "site"
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(wheel_of(tmp_path / "rlplug-my-part")) as archive:
         archive.extractall(site)  # what pip does with a pure wheel
     assert (site / "rlplug_my_part/py.typed").exists()
-    listed = run_forked(
-        [*rlplug, "plugins", "--check", "--json"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(site)}, timeout=60
-    )
+    monkeypatch.syspath_prepend(str(site))
 
-    (record,) = [record for record in json.loads(listed.stdout) if record["name"] == NAME]
-    assert (record["state"], record["registers"]) == ("loaded", ["rewards/MyPart"]), record
+    (record,) = [record for record in PluginManager(strict=False).records if record.name == NAME]
+    assert (record.state, record.registers) == ("loaded", ["rewards/MyPart"]), record
 
 
 @pytest.fixture(scope="module")
