@@ -14,6 +14,7 @@ Four forms:
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import pluggy
@@ -28,6 +29,28 @@ if TYPE_CHECKING:
 
 API_VERSION: Final = "2.0"
 """Version of the hook API. A new hook or argument raises its second number, a changed meaning its first."""
+
+SINCE: Final = MappingProxyType(
+    {
+        "rlplug_register_rollouts": "1.0",
+        "rlplug_register_trainers": "1.2",
+        "rlplug_register_algorithms": "1.0",
+        "rlplug_register_rewards": "1.0",
+        "rlplug_register_environments": "1.1",
+        "rlplug_register_launchers": "2.0",
+        "rlplug_register_optimizations": "1.0",
+        "rlplug_after_rollout": "1.0",
+        "rlplug_after_update": "1.0",
+        "rlplug_sync_weights": "1.0",
+        "rlplug_prepare_batch": "1.0",
+        "rlplug_compute_loss": "1.0",
+        "rlplug_make_tokenizer": "1.0",
+    }
+)
+"""Version of the hook API that added each hook."""
+
+DEPRECATED: Final[Mapping[str, str]] = MappingProxyType({})
+"""Hooks that will go with 3.0, each with what to use instead: "since 2.4; use rlplug_prepare_batch_v2"."""
 
 ENTRY_POINT_GROUP: Final = "rlplug.plugins"
 

@@ -230,7 +230,7 @@ class RLModule(LightningModule):
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time a phase; at its end, honour a request to stop while nothing has changed yet."""
-        with self.timer.phase(name):
+        with self.timer.phase(name), plugins().costs.during(name):
             yield
         if name in PHASES_BEFORE_UPDATE and self.strategy.agree_to_stop(self.stop_signal):
             raise StopRequested

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
@@ -155,6 +156,9 @@ def _check_hooks(module: ModuleType, record: PluginRecord) -> None:
             raise record.fail(f"{name} is not marked.", "Put @rlplug.plugin_manager.hookimpl above it.")
         _check_marks(name, function, marks, record)
         _check_arguments(name, function, record)
+        if name in hookspecs.DEPRECATED:
+            told = f"plugin {record.name!r} ({record.distribution} {record.version}) implements {name}"
+            warnings.warn(f"{told}, which is deprecated {hookspecs.DEPRECATED[name]}.", FutureWarning, stacklevel=2)
         record.hooks.append(name)
     if not record.hooks:
         raise record.fail("it implements no hook.", "Implement one of those in rlplug.hookspecs.")

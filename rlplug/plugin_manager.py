@@ -10,6 +10,7 @@ from __future__ import annotations
 import graphlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from types import ModuleType
 from typing import Any, Final, TypeAlias
@@ -19,9 +20,11 @@ import pluggy
 from rlplug import builtin_plugin, hookspecs
 from rlplug.errors import PluginError
 from rlplug.hookspecs import API_VERSION
+from rlplug.observability.hook_costs import HookCosts
 from rlplug.plugin_checks import (
     BLOCK_VARIABLE,
     REGISTRATION_PREFIX,
+    SPECIFIED,
     PluginRecord,
     blocked_names,
     find_plugins,
@@ -37,6 +40,15 @@ hookimpl: Final = pluggy.HookimplMarker("rlplug")
 
 CORE: Final = "rlplug"
 """Name of the core among the plugins."""
+
+
+@dataclass(frozen=True)
+class HookCaller:
+    """A plugin that implements a hook."""
+
+    plugin: str
+    is_wrapper: bool
+
 
 Modules: TypeAlias = dict[str, tuple[ModuleType, PluginRecord]]
 """Module and record of each plugin, by the plugin's name."""
@@ -58,6 +70,8 @@ class PluginManager:
     def __init__(self, blocked: Iterable[str] = (), strict: bool = True) -> None:
         self.registry = Registry()
         self.records: list[PluginRecord] = []
+        self.costs = HookCosts()
+        """Seconds and calls of each plugin's hooks in this process."""
         self._strict = strict
         self._pluggy = pluggy.PluginManager("rlplug")
         self._pluggy.add_hookspecs(hookspecs)
@@ -95,9 +109,29 @@ class PluginManager:
         # pluggy calls the plugin that was registered last first, and the core comes after all others
         for name in [CORE, *reversed(order)]:
             self._pluggy.register(modules[name][0], name=name)
+        self._measure_hooks()
         for name in [CORE, *order]:
             with self._failures():
                 self._collect_registrations(*modules[name])
+
+    def call_order(self) -> dict[str, list[HookCaller]]:
+        """Return who implements each hook, in the order of the calls; a wrapper surrounds all that come after it."""
+        return {
+            name.removeprefix("rlplug_"): [
+                HookCaller(i.plugin_name, bool(i.wrapper)) for i in reversed(implementations)
+            ]
+            for name in SPECIFIED
+            if (implementations := getattr(self.hook, name).get_hookimpls())
+        }
+
+    def _measure_hooks(self) -> None:
+        """Count the costs of all implementations; registrations are called at the start, without pluggy."""
+        for name in SPECIFIED:
+            for implementation in getattr(self.hook, name).get_hookimpls():
+                plugin, hook = implementation.plugin_name, name.removeprefix("rlplug_")
+                implementation.function = self.costs.timed(
+                    plugin, hook, implementation.function, implementation.wrapper
+                )
 
     @contextmanager
     def _failures(self) -> Iterator[None]:

@@ -13,11 +13,13 @@ import shtab
 
 from rlplug.cli.lightning_cli import RLCLI, read_command
 
-FILES: Final = {"-c", "--config", "--ckpt_path", "--resume", "--run.dir", "--status", "--stop"}
+FILES: Final = {"-c", "--config", "--ckpt_path", "--resume", "--run.dir", "--status", "--stop", "--folder"}
 """Options whose value is a file or a folder."""
 LAUNCH: Final = ("--launcher", "--dry-run", "--status", "--stop")
 OTHERS: Final = {
-    "plugins": ("--check", "--json", "--block"),
+    "plugins": ("--check", "--verbose", "--run", "--json", "--block"),
+    "new-plugin": ("--kind", "--folder"),
+    "doctor": ("--json", "--quick", "--block"),
     "report": (),
     "completion": (),
 }

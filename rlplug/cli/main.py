@@ -16,7 +16,7 @@ from rlplug.errors import ConfigError, RLPlugError, causes_of
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
 
-COMMANDS: Final = ("fit", "validate", "launch", "plan", "plugins", "report", "completion")
+COMMANDS: Final = ("fit", "validate", "launch", "plan", "plugins", "new-plugin", "doctor", "report", "completion")
 
 DESCRIPTION: Final = """reinforcement-learning post-training of language models as PyTorch Lightning plugins
 
@@ -25,7 +25,9 @@ DESCRIPTION: Final = """reinforcement-learning post-training of language models 
   rlplug validate -c CONFIG --ckpt_path PATH     score held-out prompts
   rlplug launch -c CONFIG --launcher slurm       train on one or many hosts, with engine servers; also: local
   rlplug plan -c CONFIG --gpu-gib 80             what will live on each GPU, without one; does it fit?
-  rlplug plugins                                 what is installed; --check imports it and shows what fails
+  rlplug plugins                                 what is installed; --check shows what fails, --run RUN what hooks cost
+  rlplug new-plugin NAME --kind reward           write a package with a plugin of your own; seven kinds
+  rlplug doctor                                  what is wrong with this machine, packages and plugins, and what to do
   rlplug report runs/quickstart/001              write report.html from a run folder
   rlplug completion bash                         print a script that completes commands and keys; also for zsh
   rlplug --version                               print the version
@@ -66,9 +68,11 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments[0] in ("-V", "--version"):
         print(f"rlplug {version('rlplug')}")
         return 0
+    debug = _take_flag(arguments, "--debug")
+    if _command_of(arguments) == "doctor":
+        return _doctor_command(arguments)  # before packages are imported that may be missing
     from rlplug.observability.terminal import guarded, visible
 
-    debug = _take_flag(arguments, "--debug")
     with guarded():
         try:
             blocked = _take_values(arguments, "--block", "the name of a plugin")
@@ -95,6 +99,11 @@ def _run(arguments: list[str], blocked: list[str]) -> int:
         from rlplug.cli.plugins_command import plugins_command
 
         return 0 if plugins_command(arguments[1:], blocked) else EXIT_ERROR
+    if command == "new-plugin":
+        from rlplug.cli.new_plugin import new_plugin_command
+
+        new_plugin_command(arguments[1:])
+        return 0
     if command == "report":
         return _report_command(arguments[1:])
     if command == "completion":
@@ -142,6 +151,26 @@ def _launch_without_torch(arguments: list[str]) -> int | None:
         stop(Path(of_stop[0]))
         return 0
     return 0 if show_status(Path(of_status[0])) else EXIT_ERROR
+
+
+def _command_of(arguments: list[str]) -> str:
+    words = iter(arguments)
+    for word in words:
+        if word != "--block":
+            return word
+        next(words, "")
+    return ""
+
+
+def _doctor_command(arguments: list[str]) -> int:
+    from rlplug.cli.doctor import doctor_command
+
+    try:
+        blocked = _take_values(arguments, "--block", "the name of a plugin")
+    except ConfigError as error:
+        print(f"rlplug: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    return 0 if doctor_command(arguments[1:], blocked) else EXIT_ERROR
 
 
 def _plan_command(arguments: list[str]) -> int:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from importlib import resources
-from typing import Final
+from importlib.metadata import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from rlplug.observability.terminal import make_grid, say, show
+from rlplug.errors import ConfigError, describe
+from rlplug.observability.terminal import make_grid, make_table, say, show
 from rlplug.plugin_checks import PluginRecord, blocked_names, find_plugins, record_of
+
+if TYPE_CHECKING:
+    from rlplug.plugin_manager import HookCaller
 
 STYLES: Final = {"loaded": "green", "blocked": "yellow", "failed": "red", "installed": "cyan"}
 
@@ -26,18 +33,37 @@ def plugins_command(arguments: Sequence[str], blocked: Sequence[str]) -> bool:
     """
     parser = argparse.ArgumentParser("rlplug plugins", description="Show the installed plugins.", allow_abbrev=False)
     parser.add_argument("--check", action="store_true", help="import each plugin, as a run does, and show what fails")
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="import them, and show files, documentation, and who wraps whom in each hook",
+    )
+    parser.add_argument(
+        "--run", type=Path, metavar="RUN", help="show what plugins' hooks cost in a run, such as runs/quickstart/001"
+    )
     parser.add_argument("--json", action="store_true", help="print the records as JSON, for machines")
     options = parser.parse_args(arguments)
-    if options.check:
+    if options.run is not None:
+        return _show_costs(options.run, options.json)
+    order: dict[str, list[HookCaller]] = {}
+    if options.check or options.verbose:
         from rlplug.plugin_manager import PluginManager
 
-        records = PluginManager(blocked, strict=False).records
+        manager = PluginManager(blocked, strict=False)
+        records, order = manager.records, manager.call_order()
     else:
         records = installed(blocked)
-    if options.json:
+    if options.json and options.verbose:
+        callers = {hook: [asdict(caller) for caller in callers] for hook, callers in order.items()}
+        shown = [vars(record) | {"docs": docs_url(record.distribution)} for record in records]
+        print(json.dumps({"plugins": shown, "hooks": callers}, indent=2))
+    elif options.json:
         print(json.dumps([vars(record) for record in records], indent=2))
     else:
-        _print(records, is_checked=options.check)
+        _print(records, is_checked=options.check or options.verbose, is_verbose=options.verbose)
+        if options.verbose:
+            say("hooks, in the order of their calls")
+            show(make_grid((f"  {hook}", sequence_of(callers)) for hook, callers in order.items()))
     return all(record.state != "failed" for record in records)
 
 
@@ -57,9 +83,44 @@ def installed(blocked: Iterable[str]) -> list[PluginRecord]:
     return records
 
 
-def _print(records: Sequence[PluginRecord], is_checked: bool) -> None:
+def docs_url(distribution: str) -> str:
+    """Return where a distribution says that its documentation is, else its home page; empty where it says neither."""
+    urls = {}
+    for line in metadata(distribution).get_all("Project-URL") or []:
+        label, _, url = line.partition(",")
+        urls[label.strip().lower()] = url.strip()
+    return next((urls[label] for label in ("documentation", "homepage", "repository", "source") if label in urls), "")
+
+
+def sequence_of(callers: Sequence[HookCaller]) -> str:
+    """Return the plugins of a hook in words: "a around b around rlplug", or "a, b" where nobody wraps."""
+    words = [f"{caller.plugin}{' around ' if caller.is_wrapper else ', '}" for caller in callers]
+    return "".join(words).removesuffix(", ").removesuffix(" around ")
+
+
+def _show_costs(run: Path, is_json: bool) -> bool:
+    """Print what hooks cost in a run.
+
+    Raises:
+        ConfigError: It has no ``run.json`` with costs.
+    """
+    try:
+        costs = json.loads((run / "run.json").read_text())["hook_costs"]
+        rows = [tuple(str(cost[name]) for name in ("plugin", "hook", "phase", "calls")) for cost in costs]
+        rows = [(*row, f"{cost['seconds']:.6f}") for row, cost in zip(rows, costs, strict=True)]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"plugins --run {run}: its run.json has no costs of hooks ({describe(error)}).") from error
+    if is_json:
+        print(json.dumps(costs, indent=2))
+        return True
+    title = "cost by plugin: seconds of the host in hooks, without what a wrapper wraps"
+    show(make_table(("plugin", "hook", "phase", "calls", "seconds"), rows, title))
+    return True
+
+
+def _print(records: Sequence[PluginRecord], is_checked: bool, is_verbose: bool) -> None:
     for record in records:
-        _print_plugin(record)
+        _print_plugin(record, is_verbose)
     if not {record.distribution for record in records} - {"rlplug"}:
         published = json.loads(resources.files("rlplug").joinpath("plugin_index.json").read_text())
         say(f"no plugins are installed: pip install one of {', '.join(sorted(published))}")
@@ -67,7 +128,7 @@ def _print(records: Sequence[PluginRecord], is_checked: bool) -> None:
         say("Nothing was imported: rlplug plugins --check imports each one, and shows what fails.")
 
 
-def _print_plugin(record: PluginRecord) -> None:
+def _print_plugin(record: PluginRecord, is_verbose: bool) -> None:
     """Print one plugin as a block whose lines wrap, so that a narrow terminal cuts nothing."""
     api = f", hook API {record.api_range}" if record.api_range else ""
     say(
@@ -87,3 +148,7 @@ def _print_plugin(record: PluginRecord) -> None:
         rows = {"reason": [record.reason]}
     if rows:
         show(make_grid((f"  {label}", ", ".join(values)) for label, values in rows.items()))
+    if is_verbose:  # each on a line of its own, to be copied
+        for label, value in (("file", record.file), ("docs", docs_url(record.distribution))):
+            if value and (label, record.state) != ("file", "failed"):
+                say(f"  {label}  {value}")

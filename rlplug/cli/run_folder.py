@@ -118,6 +118,7 @@ class RunFolder(Callback):
                 "memory_plan": [],
                 "memory_notes": [],
                 "effects": [],
+                "hook_costs": [],
                 "message": None,
             }
             if not self._is_resumed(trainer):
@@ -273,7 +274,8 @@ class RunFolder(Callback):
 
     def _finish(self, status: str, message: str | None = None) -> None:
         self._sync_rows()
-        self._record |= {"status": status, "message": message, "finished": _now()}
+        costs = plugins().costs.rows()
+        self._record |= {"status": status, "message": message, "finished": _now(), "hook_costs": costs}
         self._save_record()
 
     def _save_record(self) -> None:

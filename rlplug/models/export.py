@@ -64,7 +64,8 @@ def _save_configs(
     config.dtype = dtype
     config.architectures = [architecture]
     config.save_pretrained(folder)
-    model.generation_config.save_pretrained(folder)
+    if model.generation_config is not None:  # its file is optional
+        model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

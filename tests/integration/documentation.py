@@ -21,6 +21,8 @@ from distributions import all_distributions, plugin_distributions
 from forked import ForkedProcess
 from packaging.requirements import Requirement
 
+from rlplug.cli.new_plugin import new_plugin_command
+
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",
@@ -111,6 +113,7 @@ class Reader:
       of rlplug's own distributions, the extras must exist
     - ``python -m pytest`` on the repository's own tests must name what exists
     - YAML that no later block uses is laid over the quickstart's configuration, and the parser must take it
+    - ``rlplug new-plugin`` writes its folder at once, and a block that names a file of it must have its text
     - a block whose first line names a file in a comment is written there; a later block must use it. Any other Python
       is run
     - ``# exits with 2`` behind a command says how it ends; the next ``text`` block must be part of its output
@@ -128,6 +131,8 @@ class Reader:
         self.steps: list[Step] = []
         self.unused: set[str] = set()
         """Files that the page has the reader write, and that no later block names."""
+        self.made: set[str] = set()
+        """Folders of plugins that the page has the reader make with ``rlplug new-plugin``."""
         self.failing: Step | None = None
         """The step that was said to fail last; its message comes next."""
         self.num_steps = 0
@@ -184,6 +189,10 @@ class Reader:
         named = _FILE_NAME.match(block.text)
         if name is None and named is None:
             return None
+        if named is not None and Path(named[1]).parts[0] in self.made:
+            if (self.folder / named[1]).read_text() != _FILE_NAME.sub("", block.text, count=1):
+                raise ValueError(f"{block}: {named[1]} is not what rlplug new-plugin writes: run make docs")
+            return self.folder / named[1]
         if named is not None:
             self.unused.add(named[1])
         file = self.folder / (name or named[1])  # type: ignore[index]
@@ -199,7 +208,11 @@ class Reader:
         while re.match(r"[A-Z_]+=", words[0]):
             name, _, variables[name] = words.pop(0).partition("=")
         program = words[0].removeprefix(".venv/bin/")
-        if program == "rlplug":
+        if program == "rlplug" and words[1] == "new-plugin":
+            folder = f"rlplug-{words[2]}"
+            new_plugin_command([*words[2:], "--folder", str(self.folder / folder)])
+            self.made.add(folder)
+        elif program == "rlplug":
             self._step("rlplug", self._smaller(words[1:]), variables)
         elif program in SHELL:
             self._step("shell", [command], variables)

@@ -197,6 +197,24 @@ def test_run_record_names_plugins_and_effects(folder, everything):
     ]
 
 
+def test_run_record_has_the_cost_of_each_hook(everything):
+    """Catches a hook that is not measured, and one that is counted in another phase."""
+    costs = {
+        (cost["hook"], cost["phase"]): cost
+        for cost in json.loads((everything / "run.json").read_text())["hook_costs"]
+        if cost["plugin"] == "probe"
+    }
+    assert {key: cost["calls"] for key, cost in costs.items()} == {
+        ("make_tokenizer", "between phases"): 1,
+        ("after_rollout", "logprobs"): NUM_STEPS,
+        ("sync_weights", "rollout"): NUM_STEPS,
+        ("prepare_batch", "advantages"): NUM_STEPS,
+        ("compute_loss", "update"): NUM_STEPS * PROMPTS_PER_STEP * GROUP_SIZE // 8,
+        ("after_update", "between phases"): NUM_STEPS,
+    }
+    assert all(0 < cost["seconds"] < 60 for cost in costs.values())
+
+
 def test_optimization_takes_effect(everything, initial_weights):
     trained = load_file(everything / "policy/model.safetensors")
     unchanged = [name for name, tensor in initial_weights.items() if torch.equal(trained[name], tensor)]

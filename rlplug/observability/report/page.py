@@ -15,7 +15,7 @@ from markupsafe import Markup
 from rlplug.errors import ConfigError
 from rlplug.observability.report.figures import build_figures, by_section
 from rlplug.observability.report.run_data import RunData, read_run
-from rlplug.observability.report.summary import best_and_worst, build_tiles, metric_rows, number, parse_time
+from rlplug.observability.report.summary import best_and_worst, build_tiles, hook_costs, metric_rows, number, parse_time
 
 REPORT_FILE: Final = "report.html"
 TEMPLATE: Final = "report.html.j2"
@@ -99,6 +99,7 @@ def _render(run: RunData, plotly_js: str) -> str:
         batch_plan=_rows(run.info.get("batch_plan"), 3),
         versions=_versions(run.info),
         effects=[str(effect) for effect in _list(run.info.get("effects"))],
+        hook_costs=hook_costs(run.info.get("hook_costs"), sum(run.metrics.series("time/step").values)),
         plugins=[plugin for plugin in _list(run.info.get("plugins")) if isinstance(plugin, dict)],
         long_text=LONG_TEXT,
         max_text=MAX_TEXT,

@@ -40,6 +40,35 @@ class MetricRow:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class HookCostRow:
+    """Row of the table of what plugins cost in hooks."""
+
+    plugin: str
+    hook: str
+    phase: str
+    calls: str
+    seconds: str
+    share: str
+
+
+def hook_costs(recorded: Any, seconds_of_steps: float) -> list[HookCostRow]:
+    """Return the rows of ``hook_costs`` in ``run.json``; what has another form is left out.
+
+    Args:
+        recorded: The value, which may be anything.
+        seconds_of_steps: Duration of all steps of the run.
+    """
+    rows = []
+    for cost in recorded if isinstance(recorded, list) else []:
+        if not isinstance(cost, Mapping) or not isinstance(seconds := cost.get("seconds"), int | float):
+            continue
+        plugin, hook, phase, calls = (str(cost.get(name, "")) for name in ("plugin", "hook", "phase", "calls"))
+        share = f"{seconds / seconds_of_steps:.4%}" if seconds_of_steps > 0 else ""
+        rows.append(HookCostRow(plugin, hook, phase, calls, f"{seconds:.4f}", share))
+    return rows
+
+
 def build_tiles(metrics: Metrics, info: Mapping[str, Any]) -> list[Tile]:
     """Return the headline numbers that this run recorded."""
     steps = metrics.steps

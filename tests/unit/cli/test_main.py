@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -64,6 +65,33 @@ def test_failed_plugin_shows_its_file_and_reason_and_fails_the_command(install_p
     assert f"file  {file}\n" in shown  # in one line, to be copied
     assert unwrapped(f"raised ImportError: {reason}.") in unwrapped(shown)
     assert "good loaded" in shown
+
+
+def test_verbose_shows_files_documentation_and_who_wraps_whom(install_plugin, capsys, tmp_path):
+    wrapper = "from rlplug.plugin_manager import hookimpl\nRLPLUG_API_VERSION = '>=1,<2'\n@hookimpl(wrapper=True)\n"
+    file = install_plugin("wraps", f"{wrapper}def rlplug_prepare_batch():\n    return (yield)\n")
+    (metadata,) = file.parent.glob("*.dist-info/METADATA")
+    metadata.write_text(metadata.read_text() + "Project-URL: Homepage, https://acme.example\n")
+    assert main(["plugins", "--verbose"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"prepare_batch +wraps around rlplug", shown)
+    assert unwrapped(str(file)) in unwrapped(shown)
+    assert re.search(r"docs +https://acme\.example", shown)
+    assert main(["plugins", "--verbose", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {plugin["docs"] for plugin in told["plugins"] if plugin["name"] == "wraps"} == {"https://acme.example"}
+    assert [caller["plugin"] for caller in told["hooks"]["prepare_batch"]] == ["wraps", "rlplug"]
+
+
+def test_costs_of_a_run_are_shown(tmp_path, capsys):
+    cost = {"plugin": "watch", "hook": "after_rollout", "phase": "rewards", "calls": 3, "seconds": 0.25}
+    (tmp_path / "run.json").write_text(json.dumps({"hook_costs": [cost]}))
+    assert main(["plugins", "--run", str(tmp_path)]) == 0
+    assert re.search(r"watch .* after_rollout .* rewards .* 3 .* 0\.250000", capsys.readouterr().out)
+    for text in ("{}", "not json", '{"hook_costs": [1]}', '{"hook_costs": 5}'):
+        (tmp_path / "run.json").write_text(text)
+        assert main(["plugins", "--run", str(tmp_path)]) == 2
+        assert "its run.json has no costs of hooks" in capsys.readouterr().err
 
 
 def test_blocked_plugin_is_no_failure(install_plugin, capsys):

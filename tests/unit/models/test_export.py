@@ -68,6 +68,16 @@ def export(folder, out, **options):
     return model
 
 
+def test_a_network_without_generation_config_is_exported(model_folder, tmp_path):
+    """``read_generation_config`` of a folder without that file is ``None``, and a trainer hands it on."""
+    config = ModelConfig(path=str(model_folder("llama")), dtype="float32")
+    model = load_model(config)
+    model.generation_config = None
+    export_policy(model, load_tokenizer(config), torch.float32, tmp_path / "out", 0, TRANSFORMERS)
+    assert not (tmp_path / "out/generation_config.json").exists()
+    assert (tmp_path / "out/config.json").exists()
+
+
 def test_files_are_bounded_and_indexed(model_folder, tmp_path):
     """The index is the one that transformers writes."""
     export(model_folder("llama"), tmp_path / "out", max_bytes=1 << 14)

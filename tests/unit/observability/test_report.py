@@ -16,6 +16,7 @@ from rlplug.errors import ConfigError
 from rlplug.observability.report import write_report
 from rlplug.observability.report.run_data import read_run
 from rlplug.observability.report.series import Series
+from rlplug.observability.report.summary import hook_costs
 
 pytest.importorskip("plotly")
 
@@ -242,3 +243,20 @@ def test_a_long_run_stays_light_and_keeps_its_spikes(tmp_path: Path) -> None:
     assert max(len(trace["x"]) for trace in traces) <= 2000
     assert any(50.0 in trace["y"] for trace in traces)
     assert len(page.scripts[0]) < 500_000
+
+
+@pytest.mark.parametrize("recorded", [None, 5, ["text"], [{"plugin": "x"}], [{"plugin": "x", "seconds": "many"}]])
+def test_costs_of_another_form_are_left_out(recorded):
+    assert hook_costs(recorded, 10.0) == []
+
+
+def test_the_page_shows_what_plugins_cost(tmp_path):
+    cost = {"plugin": HOSTILE, "hook": "prepare_batch", "phase": "advantages", "calls": 40, "seconds": 0.5}
+    run_dir = make_run(tmp_path / "run", 20)
+    record = json.loads((run_dir / "run.json").read_text())
+    (run_dir / "run.json").write_text(json.dumps(record | {"hook_costs": [cost]}))
+    page = read_page(run_dir)
+    assert "Cost by plugin" in page.text
+    assert "prepare_batchadvantages40 0.5000" in page.text
+    assert page.tags.count("img") == 0
+    assert hook_costs([cost], 100.0)[0].share == "0.5000%"

@@ -1,0 +1,38 @@
+"""``rlplug new-plugin``: a folder with a plugin that builds, is tested and trains, to be edited."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlplug.cli.new_plugin.kinds import KINDS
+
+
+def new_plugin_command(arguments: Sequence[str]) -> None:
+    """Write the folder of a new plugin, and print what to do next.
+
+    Args:
+        arguments: Those after the command's name.
+
+    Raises:
+        ConfigError: The name does not fit, or the folder has files of its own.
+    """
+    parser = argparse.ArgumentParser(
+        "rlplug new-plugin",
+        description="Write the folder of a new plugin: a package with a small working part of its kind, its tests, "
+        "a run's configuration and a workflow for GitHub Actions.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("name", metavar="NAME", help="the plugin's name, such as my-reward; a package is rlplug-NAME")
+    parser.add_argument("--kind", required=True, choices=KINDS, help="what the plugin brings")
+    parser.add_argument("--folder", type=Path, help="where to write it; rlplug-NAME in this folder by default")
+    options = parser.parse_args(arguments)
+    from rlplug.cli.new_plugin.rendering import names_of, rendered_files, write_files
+
+    names = names_of(options.name)
+    folder = options.folder or Path(names.distribution)
+    files = rendered_files(names, options.kind)
+    write_files(files, folder)
+    print(f"wrote {KINDS[options.kind].title} into {folder}, {len(files)} files. Next:\n")
+    print(f"  pip install --editable '{folder}[test]'\n  rlplug plugins --check\n  python -m pytest {folder}")

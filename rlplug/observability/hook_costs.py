@@ -1,0 +1,111 @@
+"""Costs of hooks: seconds and calls of each plugin's implementations, by hook and by the phase of the step.
+
+On a GPU these are seconds of the host: kernels that a hook starts run later, and count where somebody waits for them.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypedDict
+
+OUTSIDE: Final = "between phases"
+"""Phase of calls at the start of a run, and after the last phase of a step."""
+
+
+class HookCost(TypedDict):
+    """Cost of one plugin's implementation of a hook in one phase."""
+
+    plugin: str
+    hook: str
+    """Name of the hook without ``rlplug_``."""
+    phase: str
+    calls: int
+    seconds: float
+    """Wall time. Of a wrapper, without what it wraps."""
+
+
+class HookCosts:
+    """Counter of what hooks cost; one that is called takes about three microseconds more."""
+
+    def __init__(self) -> None:
+        self._phase = OUTSIDE
+        self._totals: dict[tuple[str, str, str], list[float]] = {}
+        """Calls and seconds, by plugin, hook and phase."""
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Count calls in the body of the ``with`` statement under ``phase``."""
+        self._phase = phase
+        try:
+            yield
+        finally:
+            self._phase = OUTSIDE
+
+    def timed(self, plugin: str, hook: str, function: Callable[..., Any], is_wrapper: bool) -> Callable[..., Any]:
+        """Return a function that does what ``function`` does and counts what it costs.
+
+        Args:
+            plugin: Name of the plugin.
+            hook: Name of the hook, without ``rlplug_``.
+            function: The plugin's implementation of the hook.
+            is_wrapper: Whether it returns a generator, whose parts before and after its ``yield`` are counted.
+        """
+
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            if is_wrapper:
+                return _TimedGenerator(function(*args), functools.partial(self._add, plugin, hook))
+            began = time.perf_counter()
+            try:
+                return function(*args)
+            finally:
+                self._add(plugin, hook, time.perf_counter() - began)
+
+        return call
+
+    def _add(self, plugin: str, hook: str, seconds: float, calls: int = 1) -> None:
+        total = self._totals.setdefault((plugin, hook, self._phase), [0, 0.0])
+        total[0] += calls
+        total[1] += seconds
+
+    def rows(self) -> list[HookCost]:
+        """Return all costs, the largest first."""
+        rows = [
+            HookCost(plugin=plugin, hook=hook, phase=phase, calls=int(calls), seconds=seconds)
+            for (plugin, hook, phase), (calls, seconds) in self._totals.items()
+        ]
+        return sorted(rows, key=lambda row: -row["seconds"])
+
+
+class _TimedGenerator:
+    """Generator of a wrapper, as far as pluggy uses it."""
+
+    def __init__(self, generator: Any, add: Callable[..., None]) -> None:
+        self._generator = generator
+        self._add = add
+
+    @property
+    def gi_code(self) -> Any:  # pluggy names it when the wrapper yields twice or never
+        return self._generator.gi_code
+
+    def __next__(self) -> Any:
+        return self._measured(self._generator.__next__, 1)
+
+    def send(self, value: Any) -> Any:
+        return self._measured(functools.partial(self._generator.send, value), 0)
+
+    def throw(self, error: BaseException) -> Any:
+        return self._measured(functools.partial(self._generator.throw, error), 0)
+
+    def close(self) -> None:
+        self._generator.close()
+
+    def _measured(self, part: Callable[[], Any], calls: int) -> Any:
+        began = time.perf_counter()
+        try:
+            return part()
+        finally:
+            self._add(time.perf_counter() - began, calls)

@@ -1,0 +1,89 @@
+"""Plugins of ``rlplug new-plugin`` as their authors use them: built, installed, listed, tested, trained with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from build_distributions import build
+from distributions import Distribution, all_distributions
+from wheel_environment import PIP, make_environment
+
+from rlplug.cli.new_plugin import new_plugin_command
+from rlplug.cli.new_plugin.kinds import KINDS
+from rlplug.cli.new_plugin.rendering import names_of, rendered_files, write_files
+from rlplug.plugin_manager import PluginManager
+
+NAME = "my-part"
+REGISTERED = {
+    "engine": "rollouts/MyPart",
+    "algorithm": "algorithms/MyPart",
+    "reward": "rewards/MyPart",
+    "environment": "environments/MyPart",
+    "optimization": "optimizations/MyPart",
+    "trainer": "trainers/MyPart",
+    "hooks": "",
+}
+
+
+def wheel_of(folder: Path) -> Path:
+    alone = ["--no-deps", "--no-index", "--no-build-isolation", "--no-cache-dir", "--quiet"]
+    subprocess.run([*PIP, "wheel", *alone, "--wheel-dir", folder / "dist", folder], check=True)
+    (wheel,) = (folder / "dist").glob("*.whl")
+    return wheel
+
+
+def test_a_reward_is_built_and_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shortest way through; every night all kinds go all the way."""
+    new_plugin_command([NAME, "--kind", "reward", "--folder", str(tmp_path / "rlplug-my-part")])
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel_of(tmp_path / "rlplug-my-part")) as archive:
+        archive.extractall(site)  # what pip does with a pure wheel
+    assert (site / "rlplug_my_part/py.typed").exists()
+    monkeypatch.syspath_prepend(str(site))
+
+    (record,) = [record for record in PluginManager(strict=False).records if record.name == NAME]
+    assert (record.state, record.registers) == ("loaded", ["rewards/MyPart"]), record
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Wheels of rlplug, and of the algorithm that tests of other plugins train with."""
+    core = [distribution for distribution in all_distributions() if distribution.name in ("rlplug", "rlplug-algos")]
+    return build(core, tmp_path_factory.mktemp("wheels") / "dist")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plugin_of_each_kind_passes_its_tests_in_an_environment_of_wheels(
+    kind: str, wheels: list[Path], tmp_path: Path
+) -> None:
+    """The core's wheel has the templates; the plugin's two steps of training are one of its tests."""
+    environment = make_environment(tmp_path / "core", wheels)
+    made = environment.run("rlplug", "new-plugin", NAME, "--kind", kind)
+    assert made.returncode == 0, made.stderr
+    folder = environment.folder / "rlplug-my-part"
+    assert Distribution(folder).plugins == [NAME]
+    environment = make_environment(tmp_path / "all", [*wheels, wheel_of(folder)])
+
+    listed = environment.run("rlplug", "plugins", "--check", "--json")
+    (record,) = [record for record in json.loads(listed.stdout) if record["name"] == NAME]
+    assert (record["state"], record["registers"]) == ("loaded", [REGISTERED[kind]] if REGISTERED[kind] else []), record
+
+    tested = environment.run("python", "-m", "pytest", "-p", "no:cacheprovider", str(folder))
+    assert tested.returncode == 0, tested.stdout[-10_000:] + tested.stderr
+
+
+@pytest.mark.nightly
+def test_plugins_of_all_kinds_have_types(tmp_path: Path) -> None:
+    for kind in KINDS:
+        write_files(rendered_files(names_of(NAME), kind), tmp_path / kind)
+        mypy = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache"), "src"]
+        variables = {**os.environ, "MYPYPATH": "src"}
+        done = subprocess.run(mypy, cwd=tmp_path / kind, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{kind}\n{done.stdout}"

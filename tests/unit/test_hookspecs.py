@@ -1,0 +1,121 @@
+"""The signatures of hook API 2.x: what a plugin was written for stays."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+
+import pytest
+from command_line import ROOT
+from forked import run_forked
+
+from rlplug import hookspecs
+from rlplug.plugin_manager import PluginManager
+
+FROZEN = {
+    "rlplug_register_rollouts": (
+        "registry: Registry",
+        "None",
+    ),
+    "rlplug_register_trainers": (
+        "registry: Registry",
+        "None",
+    ),
+    "rlplug_register_algorithms": (
+        "registry: Registry",
+        "None",
+    ),
+    "rlplug_register_rewards": (
+        "registry: Registry",
+        "None",
+    ),
+    "rlplug_register_environments": (
+        "registry: Registry",
+        "None",
+    ),
+    "rlplug_register_launchers": (
+        "registry: Registry",
+        "None",
+    ),
+    "rlplug_register_optimizations": (
+        "registry: Registry",
+        "None",
+    ),
+    "rlplug_after_rollout": (
+        "rollout: Rollout, step: int",
+        "Mapping[str, float] | None",
+    ),
+    "rlplug_after_update": (
+        "metrics: Mapping[str, float], step: int",
+        "Mapping[str, float] | None",
+    ),
+    "rlplug_sync_weights": (
+        "engine: RolloutEngine, buckets: Iterable[Bucket], version: int",
+        "SyncReport | Generator[None, SyncReport, SyncReport]",
+    ),
+    "rlplug_prepare_batch": (
+        "batch: StepBatch, step: int",
+        "StepBatch | Generator[None, StepBatch, StepBatch]",
+    ),
+    "rlplug_compute_loss": (
+        "algorithm: Algorithm, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators",
+        "LossOutput | Generator[None, LossOutput, LossOutput]",
+    ),
+    "rlplug_make_tokenizer": (
+        "path: str",
+        "PreTrainedTokenizerBase | None",
+    ),
+}
+"""Arguments and result of each hook, with their types. A new 2.x adds rows, and none changes before 3.0."""
+FIRST_RESULT = {"rlplug_sync_weights", "rlplug_prepare_batch", "rlplug_make_tokenizer", "rlplug_compute_loss"}
+WRAPPERS = {"rlplug_sync_weights", "rlplug_prepare_batch", "rlplug_compute_loss"}
+
+
+def signature_of(name: str) -> tuple[str, str]:
+    signature = inspect.signature(getattr(hookspecs, name))
+    arguments = ", ".join(f"{argument.name}: {argument.annotation}" for argument in signature.parameters.values())
+    return arguments, str(signature.return_annotation)
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_a_signature_of_the_api_is_kept(name: str) -> None:
+    """A new argument may be added behind the others: pluggy passes by keyword."""
+    arguments, result = signature_of(name)
+    assert arguments == FROZEN[name][0] or arguments.startswith(f"{FROZEN[name][0]}, ")
+    assert result == FROZEN[name][1]
+
+
+def test_forms_of_the_api_are_kept() -> None:
+    """Whose result counts, and which hooks may only be wrapped, is part of what a hook means."""
+    specs = {name: getattr(hookspecs, name).rlplug_spec for name in FROZEN}
+    assert {name for name, spec in specs.items() if spec["firstresult"]} == FIRST_RESULT
+    assert {name for name in FROZEN if name in hookspecs.WRAPPER_ONLY} == WRAPPERS
+    assert hookspecs.API_VERSION.startswith("2.")
+
+
+def test_every_hook_says_since_when_it_is_there() -> None:
+    """Catches a new hook without a row here, and one that is newer than the API's version."""
+    hooks = {name for name in vars(hookspecs) if name.startswith("rlplug_")}
+    assert hookspecs.SINCE.keys() == hooks == FROZEN.keys()
+    assert hookspecs.DEPRECATED.keys() <= hooks
+    since = [tuple(map(int, version.split("."))) for version in hookspecs.SINCE.values()]
+    assert max(since) <= tuple(map(int, hookspecs.API_VERSION.split(".")))
+
+
+def test_a_deprecated_hook_still_works_and_warns(install_plugin, monkeypatch) -> None:
+    hook = "@hookimpl\ndef rlplug_after_update(step):\n    return {'x': step}\n"
+    install_plugin("old", f"from rlplug.plugin_manager import hookimpl\nRLPLUG_API_VERSION = '>=2,<3'\n{hook}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        PluginManager()
+    monkeypatch.setattr(hookspecs, "DEPRECATED", {"rlplug_after_update": "since 2.4; use rlplug_after_update_v2"})
+    message = r"plugin 'old' \(acme-old 2\.5\) implements rlplug_after_update, which is deprecated since 2\.4; use"
+    with pytest.warns(FutureWarning, match=message):
+        manager = PluginManager()
+    assert manager.hook.rlplug_after_update(metrics={}, step=3) == [{"x": 3}]
+
+
+def test_the_page_is_what_the_code_says() -> None:
+    done = run_forked([sys.executable, "scripts/write_hook_reference.py", "--check"], cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr

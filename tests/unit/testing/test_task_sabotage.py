@@ -1,0 +1,80 @@
+"""Each check of rewards, environments and sources fails on the part that was sabotaged for it, and no other does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from nested_pytest import Outcomes, run_checks
+
+pytestmark = pytest.mark.nightly
+CHECKS = Path(__file__).with_name("broken_task_checks.py")
+HOSTILE = "test_any_text_gets_a_number_or_an_error"
+
+CAUGHT_BY = {
+    "reward": {
+        "NamedMean": {"test_name_weight_and_batch_size_are_usable"},
+        "NotesAText": {"test_notes_are_texts"},
+        "TakesTooLong": {"test_calls_end_by_their_deadline"},
+        "RaisesOnOrdinaryText": {"test_samples_are_scored_without_exceptions"},
+        "DropsTheLast": {"test_there_is_one_value_for_each_sample"},
+        "ReturnsTexts": {"test_values_are_numbers_or_errors"},
+        "FailsAlways": {"test_samples_have_rewards"},
+        "CountsItsCalls": {"test_rewards_repeat"},
+        "SortsItsBatch": {"test_rewards_do_not_depend_on_the_batch"},
+        "KeepsTheSampleInSelf": {"test_concurrent_calls_do_not_mix"},
+        "DrawsGlobally": {"test_global_random_generators_are_left_alone"},
+        "SplitsAtTheFirstCharacter": {f"{HOSTILE}[white space]"},
+        "NeedsAnAnswer": {"test_a_prompt_without_an_answer_gets_a_number_or_an_error"},
+    },
+    "environment": {
+        "ToolsWithoutNames": {"test_tools_and_notes_are_readable"},
+        "AnswersLate": {"test_calls_end_by_their_deadline"},
+        "RaisesAtTheSecondTurn": {"test_turns_are_answered_without_exceptions"},
+        "RewardsWithNaN": {"test_answers_are_well_formed"},
+        "ClosesWhatTheFirstStepOpened": {"test_close_succeeds_after_any_call"},
+        "DrawsUnseeded": {"test_the_same_turns_have_the_same_answers"},
+        "KeepsTheAnswerInItsClass": {"test_trajectories_do_not_see_each_other"},
+        "IgnoresThePrompt": {"test_the_task_decides_the_answers"},
+        "SeedsTorch": {"test_global_random_generators_are_left_alone"},
+        "NeedsAFirstCharacter": {"test_any_text_is_answered[nothing]"},
+        "RepeatsTheTurn": {"test_observations_are_bounded"},
+    },
+    "source": {
+        "Empty": {"test_rows_can_be_read"},
+        "HalvesOfPairs": {"test_rows_are_well_formed"},
+        "EmptyPrompts": {"test_prompts_are_texts_or_messages"},
+        "OneUid": {"test_uids_are_unique"},
+        "Shuffles": {"test_rows_repeat"},
+        "KeepsItsPlace": {"test_readers_do_not_share_their_place"},
+        "ReturnsAList": {"test_rows_are_read_when_they_are_asked_for"},
+        "SeedsGlobally": {"test_global_random_generators_are_left_alone"},
+        "RaisesKeyErrors": {"test_what_cannot_be_read_is_a_configuration_error"},
+    },
+}
+"""For each kind: its mistakes, and the checks that find each."""
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Outcomes:
+    return run_checks([CHECKS])
+
+
+@pytest.mark.parametrize("mistake", [mistake for mistakes in CAUGHT_BY.values() for mistake in mistakes])
+def test_mistakes_are_caught_by_the_checks_for_them(outcomes: Outcomes, mistake: str) -> None:
+    (expected,) = [mistakes[mistake] for mistakes in CAUGHT_BY.values() if mistake in mistakes]
+    failed = {check for of, check in outcomes.failed if of == f"Test{mistake}"}
+    assert failed == expected
+
+
+@pytest.mark.parametrize("part", ["Fine", "Guess", "Rows"])
+def test_a_part_without_mistakes_passes(outcomes: Outcomes, part: str) -> None:
+    assert [check for of, check in outcomes.failed if of == f"Test{part}"] == []
+    assert [check for of, check in outcomes.passed if of == f"Test{part}"]
+
+
+def test_every_check_is_the_only_one_to_catch_some_mistake(outcomes: Outcomes) -> None:
+    for kind, part in (("reward", "Fine"), ("environment", "Guess"), ("source", "Rows")):
+        checks = {check.partition("[")[0] for of, check in outcomes.passed if of == f"Test{part}"}
+        alone = {check.partition("[")[0] for (check, *others) in CAUGHT_BY[kind].values() if not others}
+        assert checks == alone
