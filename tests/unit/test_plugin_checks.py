@@ -99,7 +99,7 @@ BROKEN = {
     "unknown kind": (
         hook("rlplug_register_rewards(registry)", body="registry.add('reward', int)"),
         "registering failed: acme-broken registers unknown kind 'reward'",
-        "use one of rollouts, trainers, algorithms, rewards, environments, optimizations.",
+        "use one of rollouts, trainers, algorithms, rewards, environments, launchers, optimizations.",
     ),
     "wrong base class": (
         hook("rlplug_register_rewards(registry)", body="registry.add('rewards', int)"),

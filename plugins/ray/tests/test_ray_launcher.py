@@ -63,37 +63,40 @@ def test_agent_runs_a_task_in_the_drivers_folder(tmp_path: Path, monkeypatch: py
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ray")
+
+
+@pytest.fixture(scope="module")
+def environment(folder: Path) -> dict[str, str]:
+    """That of the nodes, whose processes import the engine, and of the driver."""
+    path = os.pathsep.join([str(folder / "engine"), str(ROOT)])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def cluster(environment: dict[str, str]) -> Iterator[str]:
     pytest.importorskip("ray", reason="`make test-all` installs Ray")
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(CLUSTER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    command, pipe = [sys.executable, "-c", textwrap.dedent(CLUSTER)], subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         yield process.stdout.readline().strip()
         process.stdin.close()
 
 
-@pytest.fixture(scope="module")
-def command(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str, str], Path]:
-    """The command line of a run, its environment, and the parent of its folder."""
-    folder = tmp_path_factory.mktemp("ray")
+@pytest.mark.nightly
+def test_a_run_on_two_nodes_survives_the_loss_of_a_trainer(
+    folder: Path, cluster: str, environment: dict[str, str]
+) -> None:
     server = write_engine(folder / "engine", ROOT / "tests/model")
     launch = {"launch": {"servers": {"command": server, "count": 2, "gpus": 0}, "grace_s": 30}}
     (folder / "launch.yaml").write_text(yaml.safe_dump(launch))
-    path = os.pathsep.join([str(folder / "engine"), str(ROOT)])
-    # nodes inherit PYTHONPATH from the driver, which is on their host
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RAY_ADDRESS": cluster}
+    runs = folder / "runs"
     line = [sys.executable, "-m", "rlplug", "launch", "--launcher", "ray", "-c", str(folder / "launch.yaml"), *OPTIONS]
-    return [*line, "--run.dir", str(folder / "runs")], environment, folder / "runs"
-
-
-@pytest.mark.nightly
-def test_a_run_on_two_nodes_survives_the_loss_of_a_trainer(
-    command: tuple[list[str], dict[str, str], Path],
-) -> None:
-    line, environment, runs = command
-    with subprocess.Popen(line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as driver:
+    line += ["--run.dir", str(runs)]
+    own = environment | {"RAY_ADDRESS": cluster}
+    with subprocess.Popen(line, cwd=ROOT, env=own, stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
         output = read_until(driver.stdout, "step 2/4")
         run_folder = runs / "001"
