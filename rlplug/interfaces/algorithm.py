@@ -19,13 +19,13 @@ class Needs:
     groups: bool = False
     """Whether it compares several completions of a prompt: ``group_size`` must be at least 2."""
     old_logprobs: bool = False
-    """Whether :meth:`Algorithm.advantages` reads ``batch.old_logprobs``, on-policy steps included."""
+    """Whether :meth:`Algorithm.advantages` reads ``batch.padded.old_logprobs``, on-policy steps included."""
     reference_policy: bool = False
-    """Whether it reads ``batch.ref_logprobs``, which need a frozen copy of the initial policy."""
+    """Whether it reads ``ref_logprobs``, which need a frozen copy of the initial policy."""
     rollout_logprobs: bool = False
-    """Whether it reads ``batch.rollout_logprobs``, which the engine must return."""
+    """Whether it reads ``rollout_logprobs``, which the engine must return."""
     critic: bool = False
-    """Whether it reads ``batch.values``, of a critic that :meth:`Algorithm.value_loss` trains."""
+    """Whether it reads ``values``, of a critic that :meth:`Algorithm.value_loss` trains."""
     entropy_gradient: bool = False
     """Whether its loss needs the entropy's gradient; otherwise entropy is a metric only."""
 

@@ -6,21 +6,20 @@ import torch
 from torch import Tensor
 
 from rlplug.interfaces import Advantages, Algorithm, Denominators, LossOutput
-from rlplug.ops import masked_mean, masked_sum
-from rlplug.types import Batch
+from rlplug.ops import masked_sum
+from rlplug.types import Batch, StepBatch
 
 
 class MeanBaseline(Algorithm):
     """A_i = r_i - mean of its group's valid rewards; L = -sum of A log pi over the tokens of the mini-batch."""
 
-    def advantages(self, batch: Batch) -> Advantages:
+    def advantages(self, batch: StepBatch) -> Advantages:
         centred = torch.zeros_like(batch.rewards)
         for group in batch.group_index.unique():
             rows = (batch.group_index == group) & batch.reward_valid
             centred[rows] = batch.rewards[rows] - batch.rewards[rows].mean()
-        advantages = torch.where(batch.response_mask, centred[:, None], 0.0)
-        magnitude = float(masked_mean(advantages.abs(), batch.response_mask))
-        return Advantages(advantages, metrics={"advantages/magnitude": magnitude})
+        magnitude = batch.step.mean(centred.abs().repeat_interleave(batch.num_tokens))
+        return Advantages(centred, metrics={"advantages/magnitude": magnitude})
 
     def loss(
         self,
