@@ -100,7 +100,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("command", ["no command 'train'", "fit, validate, plan, plugins, report or completion"]),
+        (
+            "command",
+            ["no command 'train'", "fit, validate, launch, plan, plugins, new-plugin, doctor, report or completion"],
+        ),
         ("key", ["no key 'model.num_stepz'", "Did you mean 'model.num_steps'?"]),
         ("class", ["'GRP0' is not a known algorithm", "Did you mean 'GRPO'?", "Registered algorithms:"]),
         ("package", ["'Rollout' is not a known rollout", "Registered rollouts: HFRollout"]),
@@ -171,7 +174,7 @@ def test_debug_shows_the_traceback(results: Runs) -> None:
 def test_a_nan_loss_leaves_the_batch_for_inspection(results: Runs) -> None:
     for name in ("nan-loss", "nan-loss-skipped"):
         results.ended(name, 0 if name == "nan-loss-skipped" else 1)
-        batch = load_file(results.folder / "runs" / name / "001" / "nonfinite" / "step-00000002.safetensors")
+        batch = load_file(results.folder / "runs" / name / "001" / "nonfinite" / "step-00000002-rank-0.safetensors")
         assert batch["input_ids"].shape[0] == 16
         assert {"advantages", "response_mask", "rollout_logprobs", "rewards"} <= batch.keys()
 
