@@ -23,7 +23,7 @@ from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.rollout.partial.background import BackgroundGeneration
 from rlplug.rollout.partial.state import PartialRolloutState
-from rlplug.types import Batch, Prompt, SamplingParams
+from rlplug.types import Prompt, SamplingParams, StepBatch
 
 PROMPTS = [Prompt(uid=str(number), token_ids=(3, 4 + number % 6), text="") for number in range(30)]
 TURNS = TurnOptions(max_turns=8, max_tokens_per_turn=3, step_deadline_s=20)
@@ -66,7 +66,7 @@ def test_groups_that_train_late_have_every_token_once(environment, make_generato
     assert len(run.state.ledger.open) == 2
     trained = [int(sample.prompt.uid) for sample in run.samples[::2]]
     assert sorted(trained + [int(t.prompt.uid) for t in run.state.all_trajectories[::2]]) == list(range(run.num_drawn))
-    batch = Batch.from_samples(run.samples, pad_token_id=0)
+    batch = StepBatch.from_samples(run.samples, pad_token_id=0).padded
     trainer = policy_forward(
         run.generator.policy, pack_batch(batch), SamplingParams(12), "none"
     ).tokens.sampled_logprobs
