@@ -32,7 +32,7 @@ def rlplug_after_update(metrics):
 """
 NAMES = (
     *("rlplug loaded (rlplug ", "HFRollout", "MathVerify", "algos loaded (rlplug-algos ", "GRPO"),
-    *("good loaded (acme-good-with-a-long-name 2.5, hook API >=1,<2)", "AnOptimizationWithALongName"),
+    *("good loaded (acme-good-with-a-long-name 2.5, hook API >=2,<3)", "AnOptimizationWithALongName"),
     *("after_update, register_optimizations",),
 )
 
