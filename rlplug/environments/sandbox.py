@@ -212,6 +212,8 @@ class ToolPool:
 
     def _end(self, worker: subprocess.Popen[bytes]) -> None:
         _stop([worker])
+        assert worker.stdout is not None
+        worker.stdout.close()
         self._workers.remove(worker)
 
 
@@ -223,7 +225,7 @@ def _ask(worker: subprocess.Popen[bytes], message: Mapping[str, Any], deadline: 
     try:
         while data:
             data = data[worker.stdin.write(data) :]
-    except BrokenPipeError:
+    except (BrokenPipeError, ValueError):  # ValueError: the pool ended, and closed the worker's input
         raise _ended(worker) from None
     poller = select.poll()
     poller.register(worker.stdout, select.POLLIN)
@@ -250,18 +252,19 @@ def _ended(worker: subprocess.Popen[bytes]) -> SandboxError:
 
 
 def _stop(workers: list[subprocess.Popen[bytes]]) -> None:
-    """End workers, each with the call that it runs."""
+    """End workers, each with the call that it runs.
+
+    Their output stays open: at the exit of Python a thread may still read it, and reads its end.
+    """
     for worker in workers:
         assert worker.stdin is not None
         worker.stdin.close()  # the worker ends at the end of its input
     deadline = time.monotonic() + STOP_S
     for worker in workers:
-        assert worker.stdout is not None
         try:
             worker.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             worker.kill()
             worker.wait()
-        worker.stdout.close()
         if worker.returncode != 0 and (user := own_user(worker.pid)) is not None:  # its call may still run
             subprocess.run([sys.executable, str(END_SCRIPT), str(user)], check=False)
