@@ -31,7 +31,7 @@ def weight_buckets(
 
     Collective: every rank must exhaust the iterator, since sharded parameters are gathered when their turn comes. Tied
     parameters are sent once, under the name that comes first. A bucket holds at most ``max_bytes``, unless it is a
-    single parameter; making it takes its bytes twice.
+    single parameter; making it takes its bytes twice. It shares no memory with the model.
 
     Args:
         model: The model, sharded in any way or not.
@@ -115,6 +115,7 @@ class _WeightGatherer:
         """Return full tensors; the shards of all are gathered in one collective for each process group."""
         full: dict[str, Tensor] = {}
         together: dict[dist.ProcessGroup, dict[str, _Part]] = {}
+        own = {_storage_of(tensor) for _, tensor in named}
         for name, tensor in named:
             if not isinstance(tensor, DTensor):
                 full[name] = tensor
@@ -128,7 +129,12 @@ class _WeightGatherer:
                 full[name] = narrow.full_tensor()
         for group, parts in together.items():
             full |= _gather_rows(parts, group)
-        return [pair for name, _ in named for pair in self._checkpoint_weights(name, full)]
+        # an engine may keep or change what it gets: the policy's own memory is no part of a bucket
+        return [
+            (weight_name, _apart(tensor, own))
+            for name, _ in named
+            for weight_name, tensor in self._checkpoint_weights(name, full)
+        ]
 
     def _parts(self, name: str, tensor: DTensor, num_ranks: int) -> dict[str, _Part]:
         local, num_rows = tensor.to_local(), -(-tensor.shape[0] // num_ranks)
@@ -165,6 +171,17 @@ class _WeightGatherer:
                 values, scales = tensor, weight.scales_of(scales_of_all, FP8Weights.BLOCK)
             yield weight.name, values
             yield FP8Weights.scale_name(weight.name), scales
+
+
+def _storage_of(tensor: Tensor) -> int:
+    """Return the address of a tensor's memory, of the shard that this rank has of a sharded one."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.untyped_storage().data_ptr()
+
+
+def _apart(tensor: Tensor, storages: set[int]) -> Tensor:
+    """Return a tensor that lies in none of some memories: itself, or a copy."""
+    return tensor.clone() if _storage_of(tensor) in storages else tensor
 
 
 def _axis_of_rows(tensor: DTensor) -> int | None:
