@@ -34,7 +34,7 @@ from rlplug.rollout.partial.state import PartialRolloutState, load_partial_rollo
 from rlplug.training.advantages import compute_advantages, require_rows
 from rlplug.training.host_tuning import freeze_gc, limit_host_threads
 from rlplug.training.logprobs import compute_logprobs
-from rlplug.training.mismatch_gate import MismatchGate
+from rlplug.training.mismatch_gate import MismatchGate, limit_of
 from rlplug.training.samples.metrics import mean_over_ranks, rollout_metrics
 from rlplug.training.samples.selection import GroupSelection
 from rlplug.training.samples.table import sample_table
@@ -61,10 +61,6 @@ class RLModule(LightningModule):
         self.automatic_optimization = False
         config = self.config = RunConfig(optimizer=optimizer, **options)
         self.rewards = run_setup.make_rewards(config)
-        gate, every_step = config.limits.mismatch_gate, config.limits.gate_every_step
-        self.mismatch_gate = MismatchGate(
-            type(config.engine).__name__, gate, every_step, config.partial_rollout is not None
-        )
         self.partial_rollout: PartialRolloutState | None = None
         """Groups that go on in the next step."""
         if config.partial_rollout is not None:
@@ -293,6 +289,15 @@ class RLModule(LightningModule):
     def inputs(self) -> run_setup.RunInputs:
         """Tokenizer, policy specification and tools, read from files at the first use."""
         return run_setup.read_inputs(self.config)
+
+    @cached_property
+    def mismatch_gate(self) -> MismatchGate:
+        """What compares engine and trainer; its limit follows from the policy's dtype unless it is configured."""
+        config, limits = self.config, self.config.limits
+        usual = limit_of(self.inputs.spec, self.strategy.root_device, config.sampling)
+        gate = usual if limits.mismatch_gate == "auto" else limits.mismatch_gate
+        engine, has_old_tokens = type(config.engine).__name__, config.partial_rollout is not None
+        return MismatchGate(engine, gate, usual, limits.gate_every_step, has_old_tokens)
 
     @property
     def prompt_rules(self) -> PromptRules:

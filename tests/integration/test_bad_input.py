@@ -40,8 +40,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     small_vocabulary = model_with(folder / "small-vocabulary", vocab_size=9)
     chat = ["--data.chat", "true"]
     corrected = ["--model.algorithm.correction", "{level: token, mode: mask}"]
-    stale = ["--model.rollout", "parts.TakesWeightsOnce", "--model.limits.gate_every_step", "true"]
-    stale += ["--model.limits.mismatch_gate", "0.001", "--model.optimizer.init_args.lr", "0.1"]
+    stale = ["--model.rollout", "parts.TakesWeightsOnce", "--model.optimizer.init_args.lr", "0.1"]
     wrong = {
         "command": ["train"],
         "key": [*SMALL, "--model.num_stepz", "3"],
@@ -117,7 +116,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         ("idle-reference", ["GRPO would not use model.reference", "kl_coefficient"]),
         ("long-buffer", ["DAPO", "overlong_buffer is 4", "max_new_tokens"]),
         ("no-logprobs", ["correction (GRPO)", "'logprobs'", "Silent", "Engines here that can: HFRollout"]),
-        ("stale", ["TakesWeightsOnce and the trainer disagree", "step 2", "gate 0.001", "model.limits.mismatch_gate"]),
+        ("stale", ["TakesWeightsOnce and the trainer disagree", "step 2", "gate 0.0001", "model.limits.mismatch_gate"]),
+        (
+            "old-version",
+            [
+                "StampsAnOldVersion failed again after 2 restarts",
+                "StampsAnOldVersion.generate",
+                "policy version -1, and",
+            ],
+        ),
         ("strategy", ["trainer.strategy", "rlplug.distributed.strategy.RLFSDP2Strategy"]),
         pytest.param("no-gpu", ["trainer: No supported gpu backend found"], marks=WITHOUT_GPU),
         ("resume", ["--resume", "not the folder of a run"]),
