@@ -29,6 +29,7 @@ Rewards are drawn, because what a reward costs is its own matter. Where processe
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import random
@@ -49,6 +50,8 @@ GROUP_SIZE = 16
 SIZES = {0.1: (8, 781), 1.0: (32, 1953), 8.0: (64, 7812), 40.0: (512, 4882)}
 """Million tokens: groups, and tokens of the mean completion. The last is DAPO's published step."""
 PROMPT_TOKENS = 100
+END = 2
+"""End token of every completion; the others are drawn."""
 GIB = 1 << 30
 WORKER = "RLPLUG_HOST_COST"
 """Environment variable with what a rank measures, as JSON."""
@@ -96,7 +99,7 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
 
     import rlplug
     from rlplug.distributed.mesh import rank_share
-    from rlplug.interfaces import RunInfo
+    from rlplug.interfaces import PolicySpec, RunInfo
     from rlplug.rollout.agent_loop import AgentLoop
     from rlplug.rollout.config import TurnOptions
     from rlplug.rollout.engines.ranks import EngineRanks
@@ -139,6 +142,7 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
                 length = lengths[int(request.request_id.split("/")[1]) * GROUP_SIZE + int(request.request_id[-2:])]
                 generator = np.random.default_rng(length)
                 tokens = generator.integers(3, 49152, length).tolist()
+                tokens[-1] = END
                 answers.append((request.request_id, tokens, (-generator.exponential(0.5, length)).tolist()))
             return answers
 
@@ -169,7 +173,12 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
         trajectory.key = f"k/{trajectory.group}/{number % GROUP_SIZE:02}"
     placement: Any = SimpleNamespace(rank=rank, world_size=world_size, device=strategy.root_device)
     ranks = EngineRanks(placement, 1, communicates=False)
-    loop = AgentLoop(trajectories, sampling, TurnOptions(), None, None, None, ranks, 49152)
+    if "policy" in inspect.signature(AgentLoop).parameters:
+        policy = PolicySpec("drawn", torch.float32, (END,), END, longest, vocab_size=49152)
+        checked_against: tuple[Any, ...] = (policy, 1)
+    else:
+        checked_against = (49152,)
+    loop = AgentLoop(trajectories, sampling, TurnOptions(), None, None, None, ranks, *checked_against)
     driver: Any = Driver()
     with phases.phase("check"):
         loop.run(driver, 1)

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 import pluggy
 
 from rlplug.environments import ToolEnvironment
+from rlplug.interfaces.checks.algorithms import check_loss
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.checks.process_state import watched
 from rlplug.launch.local import Local
 from rlplug.launch.slurm import Slurm
 from rlplug.models.config import auto_tokenizer
@@ -71,7 +74,9 @@ def rlplug_compute_loss(
     entropy: Tensor,
     denominators: Denominators,
 ) -> LossOutput:
-    return algorithm.loss(micro_batch, logprobs, entropy, denominators)
+    call = PluginCall(algorithm, "loss")
+    with watched(call):
+        return check_loss(call, algorithm.loss(micro_batch, logprobs, entropy, denominators))
 
 
 @hookimpl

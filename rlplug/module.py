@@ -25,13 +25,17 @@ from rlplug.distributed.rng import rng_state, set_rng_state
 from rlplug.distributed.stop_signal import StopRequested, StopSignal, end_at_once
 from rlplug.distributed.strategy import RLFSDP2Strategy, require_strategy
 from rlplug.errors import RunError
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.checks.hooks import GivenMetrics
+from rlplug.interfaces.checks.metrics import MetricsOfStep
+from rlplug.interfaces.checks.process_state import watched
 from rlplug.models.build import Models
 from rlplug.models.lm_head import TokenLogprobs
 from rlplug.observability.phase_timer import PHASES_BEFORE_UPDATE, PhaseTimer
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.partial.state import PartialRolloutState, load_partial_rollout
-from rlplug.training.advantages import compute_advantages, require_rows
+from rlplug.training.advantages import compute_advantages
 from rlplug.training.host_tuning import freeze_gc, limit_host_threads
 from rlplug.training.logprobs import compute_logprobs
 from rlplug.training.mismatch_gate import MismatchGate, limit_of
@@ -74,7 +78,7 @@ class RLModule(LightningModule):
         self.step = 0
         """Number of the step that runs, from 1: in metrics, samples, hooks and messages."""
         self.policy_version = 0
-        self.step_metrics: dict[str, float] = {}
+        self.step_metrics = MetricsOfStep()
         self.newest_metrics: dict[str, float] = {}
         """Metrics of the last step that was logged, for the progress bar."""
         self.newest_samples: list[tuple[str, int, Sequence[Sample]]] = []
@@ -153,7 +157,7 @@ class RLModule(LightningModule):
                 f"{algorithm.max_refills} refills: every prompt is solved or hopeless. Use other prompts."
             )
         self.newest_samples.append(("train", self.step, rollout.samples))
-        self.step_metrics |= self._observe_rollout(rollout)
+        self._observe_rollout(rollout)
         spec = self.inputs.spec
         no_experts = None if spec.routers is None else spec.routers.empty(0)
         batch = StepBatch.from_samples(rollout.samples, spec.pad_token_id, self.strategy.statistics, no_experts)
@@ -169,9 +173,11 @@ class RLModule(LightningModule):
 
     def compute_advantages(self, batch: StepBatch) -> StepBatch:
         """Let the algorithm turn rewards into advantages, and plugins edit the result."""
-        batch, metrics = compute_advantages(self.config.algorithm, batch, self.strategy.gather)
-        self.step_metrics |= metrics
-        return require_rows(plugins().hook.rlplug_prepare_batch(batch=batch, step=self.step), batch)
+        algorithm = self.config.algorithm
+        batch, metrics = compute_advantages(algorithm, batch, self.strategy.gather)
+        self.step_metrics.add(PluginCall(algorithm, "advantages"), metrics)
+        edited: StepBatch = plugins().hook.rlplug_prepare_batch(batch=batch, step=self.step)
+        return edited
 
     def update(self, batch: StepBatch) -> None:
         """Take the step's optimizer steps."""
@@ -190,7 +196,7 @@ class RLModule(LightningModule):
             save_for_inspection(batch, inspection_file)
         if result.tokens is not None:
             self._compare_with_engine(batch, result.tokens)
-        self.step_metrics |= result.metrics
+        self.step_metrics.add(PluginCall(self.config.algorithm, "loss"), result.metrics)
 
     def publish(self) -> None:
         """Make the new weights the ones that the next rollout must have."""
@@ -210,16 +216,20 @@ class RLModule(LightningModule):
 
     def log_step(self) -> None:
         """Hand the step's metrics to algorithm, plugins and loggers; end the run after its last step or a stop."""
-        metrics = {**self.step_metrics, **self.run.pop_metrics(), **self.timer.pop_metrics()}
-        metrics["throughput/tokens_per_s"] = metrics["completion/num_tokens"] / metrics["time/step"]
-        self.config.algorithm.after_step(metrics)
-        metrics |= plugins().observe("rlplug_after_update", step=self.step, metrics=MappingProxyType(metrics))
+        metrics = self.step_metrics
+        metrics |= self.run.pop_metrics() | self.timer.pop_metrics()
+        metrics |= {"throughput/tokens_per_s": metrics["completion/num_tokens"] / metrics["time/step"]}
+        call = PluginCall(self.config.algorithm, "after_step")
+        with watched(call):
+            self.config.algorithm.after_step(MappingProxyType(metrics))
+        for given in plugins().observe("rlplug_after_update", step=self.step, metrics=MappingProxyType(metrics)):
+            metrics.add(given.call, given)
         self._log(metrics)
         found = {name: torch.tensor(value) for name, value in {**metrics, "step": float(self.step)}.items()}
         self.trainer.callback_metrics.update(found)  # what log_dict does, which takes 0.4 ms a metric
         is_told = self.strategy.agree_to_stop(self.stop_signal)
         self.trainer.should_stop = is_told or self.rollout_step >= self.plan.total_steps
-        self.newest_metrics, self.step_metrics = metrics, {}
+        self.newest_metrics, self.step_metrics = metrics, MetricsOfStep()
 
     # ---- parts of phases ------------------------------------------------------------------------------------------
 
@@ -248,12 +258,15 @@ class RLModule(LightningModule):
             self.trainer.should_stop = True
         self.run.offload.after_step()
 
-    def _observe_rollout(self, rollout: Rollout) -> dict[str, float]:
-        """Show plugins this rank's samples, and return their metrics of all ranks."""
-        found = {}
+    def _observe_rollout(self, rollout: Rollout) -> None:
+        """Show plugins this rank's samples, and add their metrics of all ranks."""
+        found: list[GivenMetrics] = []
         if rollout.samples:
             found = plugins().observe("rlplug_after_rollout", step=self.step, rollout=rollout)
-        return mean_over_ranks(self.strategy.gather([(found, len(rollout.samples))]))
+        everyone = self.strategy.gather([(str(given.call), dict(given), len(rollout.samples)) for given in found])
+        for call in dict.fromkeys(call for call, _, _ in everyone):
+            of_ranks = [(metrics, weight) for other, metrics, weight in everyone if other == call]
+            self.step_metrics.add(PluginCall(call), mean_over_ranks(of_ranks))
 
     def _compare_with_engine(self, batch: StepBatch, tokens: TokenLogprobs) -> None:
         """Measure how far engine and trainer are apart; see :class:`MismatchGate`."""

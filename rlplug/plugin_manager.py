@@ -20,6 +20,7 @@ import pluggy
 from rlplug import builtin_plugin, hookspecs
 from rlplug.errors import PluginError
 from rlplug.hookspecs import API_VERSION
+from rlplug.interfaces.checks.hooks import GivenMetrics
 from rlplug.observability.hook_costs import HookCosts
 from rlplug.plugin_checks import (
     BLOCK_VARIABLE,
@@ -83,10 +84,10 @@ class PluginManager:
         """Hooks to call: ``manager.hook.rlplug_after_update(metrics=..., step=...)``."""
         return self._pluggy.hook
 
-    def observe(self, hook: str, **arguments: Any) -> dict[str, float]:
-        """Call an observation hook and return the metrics that plugins add."""
-        added = getattr(self.hook, hook)(**arguments)
-        return {name: value for extra in added for name, value in extra.items()}
+    def observe(self, hook: str, **arguments: Any) -> list[GivenMetrics]:
+        """Call an observation hook and return the metrics that each plugin adds, which are numbers by name."""
+        added: list[GivenMetrics] = getattr(self.hook, hook)(**arguments)
+        return added
 
     def _load(self) -> None:
         modules: Modules = {CORE: (builtin_plugin, _core_record())}
@@ -125,12 +126,12 @@ class PluginManager:
         }
 
     def _measure_hooks(self) -> None:
-        """Count the costs of all implementations; registrations are called at the start, without pluggy."""
+        """Count the costs of all implementations, and check those of plugins. Registrations are called elsewhere."""
         for name in SPECIFIED:
             for implementation in getattr(self.hook, name).get_hookimpls():
                 plugin, hook = implementation.plugin_name, name.removeprefix("rlplug_")
                 implementation.function = self.costs.timed(
-                    plugin, hook, implementation.function, implementation.wrapper
+                    plugin, hook, implementation.function, implementation.wrapper, is_checked=plugin != CORE
                 )
 
     @contextmanager

@@ -8,6 +8,7 @@ runs as many cases, each from its own seed, and prints what they covered.
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import threading
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from unittest import mock
 import torch
 from ledger_cases import run_cases
 
-from rlplug.interfaces.rollout import EngineCapabilities, EngineFault, Placement, RolloutEngine
+from rlplug.interfaces.rollout import EngineCapabilities, EngineFault, Placement, PolicySpec, RolloutEngine
 from rlplug.rollout import agent_loop
 from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.config import PartialRollout, TurnOptions
@@ -307,9 +308,8 @@ class World:
                 state.start(prompts, self.num_samples, f"0/{step}", step, ranks)
                 assert len(state.ledger.open) <= (self.bound + 1) * self.per_step
                 births = {number: group.version for number, group in state.ledger.open.items()}
-                groups = producer.take(
-                    state, lambda is_paused: self.loop(state, ranks, is_paused), num_missing, step, num_new > 0
-                )
+                make_loop = functools.partial(self.loop, state, ranks, step)
+                groups = producer.take(state, make_loop, num_missing, step, num_new > 0)
                 assert len(groups) == num_missing
                 for group in groups:
                     self.check(group, births[group[0].group], step)
@@ -322,7 +322,7 @@ class World:
                 plain = state.state_dict(list)
                 self.checkpoint = {"step": step + 1, "drawn": drawn, "trained": list(trained), "state": plain}
 
-    def loop(self, state, ranks, is_paused) -> AgentLoop:
+    def loop(self, state, ranks, version, is_paused) -> AgentLoop:
         return AgentLoop(
             trajectories=state.all_trajectories,
             sampling=SamplingParams(MOST_TOKENS),
@@ -332,7 +332,8 @@ class World:
             partial=self.options,
             is_enough=is_paused,
             ranks=ranks,
-            vocab_size=None,
+            policy=PolicySpec("virtual", torch.float32, (), 0, MOST_TOKENS + 1),
+            version=version,
             progress=SimpleNamespace(advance=lambda *_, **__: None),
         )
 

@@ -11,6 +11,9 @@ from torch import nn
 
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.checks.models import check_effects, check_network
+from rlplug.interfaces.checks.process_state import watched
 from rlplug.interfaces.optimization import Effect, Network, Optimization
 from rlplug.interfaces.router_replay import attach_router_replay
 from rlplug.interfaces.trainer import ModelConfig, ModelTrainer
@@ -53,7 +56,7 @@ def build_policy(
         ConfigError: The model cannot be loaded or sharded, or an optimization took no effect.
     """
     key = "model.policy"
-    policy = trainer.empty_network(config, key)
+    policy = empty_network(trainer, config, key)
     if router_replay:
         attach_router_replay(policy, trainer.router_replay(policy))
     effects = _edit_and_shard("policy", policy, config, optimizations, strategy, trainer)
@@ -69,7 +72,7 @@ def build_reference(
 ) -> tuple[nn.Module, list[Effect]]:
     """Return the frozen reference policy, ``config`` or the policy's initial model, and its effects."""
     chosen, key = (policy, "model.policy") if config is None else (config, "model.reference")
-    reference = trainer.empty_network(chosen, key)
+    reference = empty_network(trainer, chosen, key)
     effects = _edit_and_shard("reference", reference, chosen, optimizations, strategy, trainer)
     effects = [trainer.load_weights(reference, chosen, key), *effects]
     return reference.requires_grad_(False).eval(), _of_network("reference", effects)
@@ -105,6 +108,13 @@ def build_critic(
     return critic, _of_network("critic", effects)
 
 
+def empty_network(trainer: ModelTrainer, config: ModelConfig, key: str) -> nn.Module:
+    """Return the trainer's network on the meta device, after a check that it is one."""
+    call = PluginCall(trainer, "empty_network")
+    with watched(call):
+        return check_network(call, trainer.empty_network(config, key))
+
+
 def _edit_and_shard(
     network: Network,
     model: nn.Module,
@@ -116,15 +126,17 @@ def _edit_and_shard(
     """Edit an empty model with the optimizations that apply to it, shard it, and allocate its memory."""
     chosen = [copy.deepcopy(optimization) for optimization in optimizations if network in optimization.applies_to]
     for optimization in chosen:
-        optimization.before_shard(model)
+        with watched(PluginCall(optimization, "before_shard")):
+            optimization.before_shard(model)
     built = model.trunk if isinstance(model, Critic) else model
     meshes = trainer.split(built, strategy.mesh)
     strategy.shard(model, config.torch_dtype, trainer.fsdp_units(built), meshes)
     to_empty_on(model, strategy.root_device)
     effects: list[Effect] = []
     for optimization in chosen:
-        optimization.after_shard(model)
-        found = optimization.effects()
+        with watched(PluginCall(optimization, "after_shard")):
+            optimization.after_shard(model)
+        found = check_effects(PluginCall(optimization, "effects"), optimization.effects())
         if not found:
             raise ConfigError(
                 f"{type(optimization).__name__} took no effect on the {network}, {config.path}: remove it from "

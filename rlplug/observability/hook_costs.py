@@ -1,5 +1,8 @@
 """Costs of hooks: seconds and calls of each plugin's implementations, by hook and by the phase of the step.
 
+What an implementation returns is checked here too, and that it leaves the process's state as it was: nowhere else is it
+known whose it is.
+
 On a GPU these are seconds of the host: kernels that a hook starts run later, and count where somebody waits for them.
 """
 
@@ -9,7 +12,12 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, TypedDict
+
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.checks.hooks import CHECKS
+from rlplug.interfaces.checks.process_state import ProcessState
 
 OUTSIDE: Final = "between phases"
 """Phase of calls at the start of a run, and after the last phase of a step."""
@@ -28,7 +36,7 @@ class HookCost(TypedDict):
 
 
 class HookCosts:
-    """Counter of what hooks cost; one that is called takes about three microseconds more."""
+    """Counter of what hooks cost, which checks them; ``benchmarks/seam_checks.py`` measures what that takes."""
 
     def __init__(self) -> None:
         self._phase = OUTSIDE
@@ -44,7 +52,9 @@ class HookCosts:
         finally:
             self._phase = OUTSIDE
 
-    def timed(self, plugin: str, hook: str, function: Callable[..., Any], is_wrapper: bool) -> Callable[..., Any]:
+    def timed(
+        self, plugin: str, hook: str, function: Callable[..., Any], is_wrapper: bool, is_checked: bool
+    ) -> Callable[..., Any]:
         """Return a function that does what ``function`` does and counts what it costs.
 
         Args:
@@ -52,17 +62,22 @@ class HookCosts:
             hook: Name of the hook, without ``rlplug_``.
             function: The plugin's implementation of the hook.
             is_wrapper: Whether it returns a generator, whose parts before and after its ``yield`` are counted.
+            is_checked: Whether to check what it returns, and that it leaves the process's state as it was.
         """
+        add = functools.partial(self._add, plugin, hook)
+        checks = HookChecks(PluginCall(function)) if is_checked else None
 
         @functools.wraps(function)
         def call(*args: Any) -> Any:
             if is_wrapper:
-                return _TimedGenerator(function(*args), functools.partial(self._add, plugin, hook))
+                return _TimedGenerator(function(*args), add, checks)
+            before = None if checks is None else ProcessState.now()
             began = time.perf_counter()
             try:
-                return function(*args)
+                result = function(*args)
             finally:
-                self._add(plugin, hook, time.perf_counter() - began)
+                add(time.perf_counter() - began)
+            return result if checks is None else checks.accept(before, None, result)
 
         return call
 
@@ -80,12 +95,37 @@ class HookCosts:
         return sorted(rows, key=lambda row: -row["seconds"])
 
 
+@dataclass(frozen=True)
+class HookChecks:
+    """Checks of one plugin's implementation of a hook."""
+
+    call: PluginCall
+
+    def accept(self, before: ProcessState | None, inner: Any, result: Any) -> Any:
+        """Return what counts as the result.
+
+        Args:
+            before: State of the process before the call.
+            inner: What the ``yield`` of a wrapper gave.
+            result: What the implementation returned.
+
+        Raises:
+            RunError: The result is not what the hook asks for, or the process's state has changed.
+        """
+        if before is not None:
+            before.require_unchanged(self.call)
+        check = CHECKS.get(self.call.part.__name__)
+        return result if check is None else check(self.call, inner, result)
+
+
 class _TimedGenerator:
     """Generator of a wrapper, as far as pluggy uses it."""
 
-    def __init__(self, generator: Any, add: Callable[..., None]) -> None:
+    def __init__(self, generator: Any, add: Callable[..., None], checks: HookChecks | None) -> None:
         self._generator = generator
         self._add = add
+        self._checks = checks
+        self._before = None if checks is None else ProcessState.now()
 
     @property
     def gi_code(self) -> Any:  # pluggy names it when the wrapper yields twice or never
@@ -95,10 +135,17 @@ class _TimedGenerator:
         return self._measured(self._generator.__next__, 1)
 
     def send(self, value: Any) -> Any:
-        return self._measured(functools.partial(self._generator.send, value), 0)
+        return self._last_part(functools.partial(self._generator.send, value), value)
 
     def throw(self, error: BaseException) -> Any:
-        return self._measured(functools.partial(self._generator.throw, error), 0)
+        return self._last_part(functools.partial(self._generator.throw, error), None)
+
+    def _last_part(self, part: Callable[[], Any], inner: Any) -> Any:
+        try:
+            return self._measured(part, 0)
+        except StopIteration as end:
+            result = end.value
+        raise StopIteration(result if self._checks is None else self._checks.accept(self._before, inner, result))
 
     def close(self) -> None:
         self._generator.close()

@@ -12,6 +12,8 @@ import numpy as np
 
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError, RunError
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.checks.process_state import watched
 from rlplug.interfaces.plain_values import MAX_REWARD
 from rlplug.interfaces.reward import SUMMARY_NAMES, Reward
 from rlplug.rewards.scores import own_copy, read_scores, weighted_sum
@@ -64,10 +66,12 @@ class RewardRunner:
             for reward in self.rewards
             for start in range(0, len(samples), reward.batch_size)
         ]
-        calls = self._calls.run(
-            [functools.partial(_score, reward, part) for reward, _, part in tasks],
-            [functools.partial(read_scores, num_samples=len(part)) for _, _, part in tasks],
-        )
+        # rewards run side by side: which of several has changed the process cannot be told
+        with watched(PluginCall(" or ".join(str(PluginCall(each, "score")) for each in self.rewards) or ENVIRONMENT)):
+            calls = self._calls.run(
+                [functools.partial(_score, reward, part) for reward, _, part in tasks],
+                [functools.partial(read_scores, num_samples=len(part)) for _, _, part in tasks],
+            )
         values: list[dict[str, float | RewardError]] = [dict(sample.rewards) for sample in samples]
         for (reward, start, part), call in zip(tasks, calls, strict=True):
             scores = [RewardError(call.error)] * len(part) if call.error else call.value
@@ -105,10 +109,12 @@ class RewardRunner:
             for sample in sorted(failed, key=lambda sample: sample.group)[:1]
         ]
         _, name, error, uid = min(ranks.gather(firsts), key=lambda first: first[0])
+        calls = [PluginCall(reward, "score") for reward in self.rewards if reward.name == name]
+        source = "".join(f", {call}," for call in calls if not call.is_of_core)
         raise RunError(
             f"{num_failed} of {num_samples} samples ({num_failed / num_samples:.0%}) have no reward; "
-            f"model.limits.max_reward_error_share allows {self.max_error_share:.0%}. First error, of reward {name!r} "
-            f"on prompt {uid!r}: {error.message}. {_remedy(name)}, or raise "
+            f"model.limits.max_reward_error_share allows {self.max_error_share:.0%}. First error, of reward {name!r}"
+            f"{source} on prompt {uid!r}: {error.message}. {_remedy(name)}, or raise "
             "model.limits.max_reward_error_share."
         )
 

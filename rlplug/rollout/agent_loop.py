@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from rlplug.interfaces.rollout import EngineFault, RolloutEngine
-from rlplug.interfaces.router_replay import RouterShape
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.checks.engines import check_list, order_fault
+from rlplug.interfaces.checks.process_state import watched
+from rlplug.interfaces.rollout import EngineFault, PolicySpec, RolloutEngine
 from rlplug.observability.phase_progress import PHASE_PROGRESS, PhaseProgress
 from rlplug.rollout.completion_checks import CompletionChecks
 from rlplug.rollout.config import PartialRollout, TurnOptions
@@ -42,8 +44,8 @@ class AgentLoop:
             all is generated.
         progress: Counts what is generated.
         ranks: The ranks that share the engine; the first one's environments decide for all.
-        vocab_size: Tokens that the policy embeds; ``None`` where it is not known.
-        routers: Routers whose experts completions must have; ``None`` where the run replays none.
+        policy: What the engine was told about the policy, against which completions are checked.
+        version: Version of the policy whose weights generate.
     """
 
     def __init__(
@@ -55,13 +57,13 @@ class AgentLoop:
         observations: ObservationTokens | None,
         partial: PartialRollout | None,
         ranks: EngineRanks,
-        vocab_size: int | None,
-        routers: RouterShape | None = None,
+        policy: PolicySpec,
+        version: int,
         is_enough: Callable[[], bool] | None = None,
         progress: PhaseProgress = PHASE_PROGRESS,
     ) -> None:
         self.sampling = sampling
-        self._checks = CompletionChecks(self._most_tokens, vocab_size, routers)
+        self._checks = CompletionChecks(self._most_tokens, policy, version)
         self._options = options
         self._environments = environments
         self._observations = observations
@@ -133,19 +135,20 @@ class AgentLoop:
         if self._environments is not None:
             self._step_environments([each for each in self.unfinished if each.awaits_answer], self._environments)
         while unfinished := self.unfinished:
-            fault = None
+            requests, fault, disorder = [self._request(trajectory) for trajectory in unfinished], None, None
+            call = PluginCall(engine, "generate")
             try:
-                completions = engine.generate([self._request(trajectory) for trajectory in unfinished], self.sampling)
+                with watched(call):
+                    completions = check_list(call, engine.generate(requests, self.sampling))
+                disorder = order_fault(call, completions, [request.request_id for request in requests])
             except EngineFault as problem:
                 completions, fault = problem.completions, problem
             self._progress.in_call(0, 0)  # each is counted when it is received
             running = {trajectory.request_id: trajectory for trajectory in unfinished}
-            accepted, refusal = self._checks.accept(engine, completions, running)
-            fault = fault or refusal
+            accepted, refusal = self._checks.accept(call, completions, running)
+            fault = fault or disorder or refusal
             if fault is None and self._is_stopped(engine, [completion for _, completion in accepted]):
                 return
-            if fault is None and running:
-                fault = EngineFault(f"{type(engine).__name__} returned no completion of request {min(running)}.")
             ended = [trajectory for trajectory, completion in accepted if self._receive(trajectory, completion)]
             if self._environments is not None:
                 self._step_environments(ended, self._environments)
@@ -181,7 +184,7 @@ class AgentLoop:
             EngineFault: The engine failed; what it had completed is in the trajectories.
         """
         running: dict[str, Trajectory] = {}
-        is_aborted = False
+        is_aborted, call = False, PluginCall(engine, "collect")
         self._end_if_enough()
         ready = self._ready_at_first()
         while True:
@@ -200,15 +203,15 @@ class AgentLoop:
                     engine.abort(list(running))
                     is_aborted = True
                 if running:
-                    completions = engine.collect(self._wait_s(self._num_stepping > 0))
+                    completions = check_list(call, engine.collect(self._wait_s(self._num_stepping > 0)))
             except EngineFault as problem:
                 completions, fault = problem.completions, problem
-            accepted, refusal = self._checks.accept(engine, completions, running)
+            accepted, refusal = self._checks.accept(call, completions, running)
             ended = [trajectory for trajectory, completion in accepted if self._receive(trajectory, completion)]
             if self._environments is not None:
                 self._environments.submit(ended, self.sampling.max_new_tokens)
             if not (is_aborted or engine.is_stopping()):
-                refusal = refusal or _unasked_abort(engine, [completion for _, completion in accepted])
+                refusal = refusal or _unasked_abort(call, [completion for _, completion in accepted])
             if fault := fault or refusal:
                 raise fault
             stepped = self._collect_steps(0.0 if running else self._wait_s(False))
@@ -320,9 +323,9 @@ class AgentLoop:
             trajectory.add_observation(token_ids)
 
 
-def _unasked_abort(engine: RolloutEngine, completions: Sequence[Completion]) -> EngineFault | None:
+def _unasked_abort(call: PluginCall, completions: Sequence[Completion]) -> EngineFault | None:
     """Return the fault of an engine that aborted a request on its own: nothing would ask for the rest."""
     for completion in completions:
         if completion.finish_reason == "abort":
-            return EngineFault(f"{type(engine).__name__} aborted request {completion.request_id}, on its own.")
+            return EngineFault(f"{call} aborted request {completion.request_id}, on its own.")
     return None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rlplug.interfaces.rollout import EngineFault, RolloutEngine
-from rlplug.interfaces.router_replay import RouterShape
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.checks.engines import SourceOfTokens, are_sound, check_completion
+from rlplug.interfaces.rollout import EngineFault, PolicySpec, RolloutEngine
 from rlplug.rollout.engines.answer_checks import check_tokens
-from rlplug.rollout.engines.finish_reasons import as_finish_reason
 from rlplug.rollout.routed_experts import check_routed_experts
 from rlplug.rollout.trajectory import Trajectory
 from rlplug.types import Completion
@@ -20,28 +20,37 @@ class CompletionChecks:
 
     Args:
         most_tokens: Returns how many tokens were asked for, for a trajectory.
-        vocab_size: Tokens that the policy embeds; ``None`` where it is not known.
-        routers: Routers whose experts completions must have; ``None`` where the run replays none.
+        policy: Has the vocabulary, the end tokens, and the routers whose experts completions must have.
+        version: Version of the weights that the engine got last.
     """
 
     most_tokens: Callable[[Trajectory], int]
-    vocab_size: int | None
-    routers: RouterShape | None
+    policy: PolicySpec
+    version: int
 
     def accept(
-        self, engine: RolloutEngine, completions: Sequence[Completion], running: dict[str, Trajectory]
+        self, call: PluginCall, completions: Sequence[Completion], running: dict[str, Trajectory]
     ) -> tuple[list[tuple[Trajectory, Completion]], EngineFault | None]:
-        """Check completions, and take their trajectories out of ``running``; return them, and the first fault."""
-        name, accepted, fault = type(engine).__name__, list[tuple[Trajectory, Completion]](), None
+        """Check completions, and take their trajectories out of ``running``; return them, and the first fault.
+
+        Args:
+            call: The engine's call that returned the completions.
+            completions: What it returned.
+            running: Trajectories of the open requests, by the request's id.
+        """
+        engine: RolloutEngine = call.part
+        known = [each for each in completions if each.request_id in running]
+        limits = [self.most_tokens(running[each.request_id]) for each in known]
+        is_sound = are_sound(known, limits, self.policy, self.version, engine.capabilities.logprobs)
+        accepted, fault = list[tuple[Trajectory, Completion]](), None
         for completion in completions:
             if (trajectory := running.get(completion.request_id)) is None:
-                fault = fault or EngineFault(f"{name} returned {completion.request_id!r}, which is no open request.")
+                fault = fault or EngineFault(f"{call} returned {completion.request_id!r}, which is no open request.")
                 continue
-            source = f"{name}, at request {completion.request_id},"
+            source = SourceOfTokens(call, completion.request_id)
             try:
-                as_finish_reason(name, completion.request_id, completion.finish_reason)
-                tokens = (completion.token_ids, completion.logprobs, self.most_tokens(trajectory))
-                check_tokens(source, *tokens, self.vocab_size, engine.capabilities.logprobs)
+                if not is_sound:
+                    self._check(source, trajectory, completion, engine.capabilities.logprobs)
                 checked = self._with_checked_experts(source, trajectory, completion)
             except EngineFault as problem:
                 fault = fault or problem
@@ -49,10 +58,18 @@ class CompletionChecks:
                 accepted.append((running.pop(completion.request_id), checked))
         return accepted, fault
 
-    def _with_checked_experts(self, source: str, trajectory: Trajectory, completion: Completion) -> Completion:
+    def _check(self, source: SourceOfTokens, trajectory: Trajectory, completion: Completion, logprobs: bool) -> None:
+        tokens = (completion.token_ids, completion.logprobs, self.most_tokens(trajectory))
+        check_tokens(source, *tokens, self.policy.vocab_size, logprobs)
+        check_completion(source, completion, self.policy, self.version)
+
+    def _with_checked_experts(
+        self, source: SourceOfTokens, trajectory: Trajectory, completion: Completion
+    ) -> Completion:
         """Check the experts of a completion, or remove them where the run replays none."""
-        if self.routers is None:
+        routers = self.policy.routers
+        if routers is None:
             return completion if completion.routed_experts is None else replace(completion, routed_experts=None)
         num_tokens = len(trajectory.token_ids) + len(completion.token_ids)
-        experts = check_routed_experts(source, completion.routed_experts, num_tokens, self.routers)
+        experts = check_routed_experts(str(source), completion.routed_experts, num_tokens, routers)
         return replace(completion, routed_experts=experts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
@@ -13,12 +13,18 @@ from torch import nn
 from rlplug.distributed.offload import Offload
 from rlplug.distributed.stop_signal import StopRequested
 from rlplug.errors import RunError
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.checks.engines import check_report, check_stats
+from rlplug.interfaces.checks.process_state import watched
 from rlplug.interfaces.rollout import EngineFault, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, WeightsOfParameters
-from rlplug.rollout.engine_states import EngineStateMachine
+from rlplug.rollout.engine_states import Call, EngineStateMachine
 from rlplug.types import GIB, NO_VERSION
 from rlplug.weight_sync.buckets import drain, weight_buckets
 from rlplug.weight_sync.fp8_finite_check import check_finite
+
+OWN_COUNTERS: Final = frozenset({"restarts", "freed_gib", "sleep_seconds", "wake_seconds"})
+"""Names under ``rollout/`` of what the driver measures itself."""
 
 
 class EngineDriver:
@@ -177,8 +183,14 @@ class EngineDriver:
 
     def close(self) -> None:
         """Close the engine; safe to call twice."""
-        with self._states.calls("close"):
+        with self._calls("close", "close"):
             self.engine.close()
+
+    @contextmanager
+    def _calls(self, call: Call, method: str) -> Iterator[None]:
+        """Make a call in the body, which must be legal, and must leave the process's state as it was."""
+        with self._states.calls(call), watched(PluginCall(self.engine, method)):
+            yield
 
     # ---- one rollout ----------------------------------------------------------------------------------------------
 
@@ -196,31 +208,37 @@ class EngineDriver:
         """
         self._offload.before_engine_wakes()
         if self._states.state == "asleep":
-            with self._states.calls("wake_weights"):
+            with self._calls("wake_weights", "wake"):
                 self.engine.wake("weights")
         if self._version != version:
             self._version = NO_VERSION
-            with self._states.calls("update_weights"):
-                report = self._hook.rlplug_sync_weights(engine=self.engine, buckets=buckets, version=version)
-            self._version = report.policy_version
+            call = PluginCall(self.engine, "update_weights")
+            with self._calls("update_weights", "update_weights"):
+                found = self._hook.rlplug_sync_weights(engine=self.engine, buckets=buckets, version=version)
+                if next(buckets, None) is not None:
+                    drain(buckets)
+                    raise call.violation("take all buckets of a weight sync", "left some of them")
+                report = check_report(call, found, version)
+            self._version = version
             self._metrics["sync/seconds"] = report.seconds
             self._metrics["sync/gib"] = report.num_bytes / GIB
             self._metrics["sync/buckets"] = float(report.num_buckets)
         self._offload.before_generation()
         if self._states.state == "synced":
-            with self._states.calls("wake_kv_cache"):
+            with self._calls("wake_kv_cache", "wake"):
                 self.engine.wake("kv_cache")
 
     def _sleep(self) -> None:
         if self._sleeps:
-            with self._states.calls("sleep"):
+            with self._calls("sleep", "sleep"):
                 self.engine.sleep()
             self._version = NO_VERSION  # sleep discards the weights: send them again
             self._metrics["rollout/freed_gib"] = self._states.freed_bytes / GIB
             self._metrics["rollout/sleep_seconds"] = self._states.seconds["sleep"]
 
     def _note_metrics(self) -> None:
-        self._metrics |= {f"rollout/{name}": value for name, value in self.engine.stats().items()}
+        stats = check_stats(PluginCall(self.engine, "stats"), self.engine.stats(), OWN_COUNTERS)
+        self._metrics |= {f"rollout/{name}": value for name, value in stats.items()}
         self._metrics["rollout/restarts"] = float(self._num_restarts)
         if self._sleeps:
             waking = self._states.seconds["wake_weights"] + self._states.seconds["wake_kv_cache"]
@@ -236,7 +254,7 @@ class EngineDriver:
         """Start the engine with the trainer's state offloaded, as it is in every rollout, and let it sleep."""
         self._offload.before_engine_wakes()
         self._offload.before_generation()
-        with self._states.calls("start"):
+        with self._calls("start", "start"):
             self.engine.start(self._spec, self._placement)
         self._sleep()
         self._offload.after_generation()

@@ -72,8 +72,7 @@ class RolloutGenerator:
         self._tokenizer = tokenizer
         self._options = options
         self._observations = observations
-        self._vocab_size = spec.vocab_size
-        self._routers = spec.routers
+        self._policy = spec
         self._gather = gather
         self._make_environments: Callable[[], EnvironmentCalls] | None = None
         if make_environment is not None:
@@ -188,8 +187,8 @@ class RolloutGenerator:
             partial=partial,
             is_enough=is_enough,
             ranks=self._ranks,
-            vocab_size=self._vocab_size,
-            routers=self._routers,
+            policy=self._policy,
+            version=request.policy_version,
             progress=progress,
         )
 

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from rlplug.errors import RunError
 from rlplug.interfaces.algorithm import Algorithm
+from rlplug.interfaces.checks.algorithms import check_advantages
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.checks.metrics import read_metrics
+from rlplug.interfaces.checks.process_state import watched
 from rlplug.types import StepBatch
 
 
@@ -24,40 +25,25 @@ def compute_advantages(
         gather: Returns the concatenation of all ranks' lists.
 
     Raises:
-        RunError: A tensor has a wrong shape, or ranks have different metrics.
+        RunError: A tensor does not fit the rows, a metric is no number, or ranks have different metrics.
     """
-    name = type(algorithm).__name__
-    result = algorithm.advantages(batch)
-    _require_equal(name, gather([result.metrics]))
+    call = PluginCall(algorithm, "advantages")
+    with watched(call):
+        result = check_advantages(call, algorithm.advantages(batch), batch)
+    metrics = read_metrics(call, result.metrics)
+    _require_equal(call, gather([metrics]))
     mask = {} if result.response_mask is None else {"response_mask": result.response_mask}
-    try:
-        return batch.replace(**mask, advantages=result.advantages, returns=result.returns), result.metrics
-    except ValueError as problem:
-        raise RunError(f"{name}.advantages: {problem}") from None
+    return batch.replace(**mask, advantages=result.advantages, returns=result.returns), metrics
 
 
-def require_rows(edited: Any, batch: StepBatch) -> StepBatch:
-    """Return what the hook ``rlplug_prepare_batch`` made of a rank's rows.
-
-    Raises:
-        RunError: It is no batch, or one of other rows.
-    """
-    if not isinstance(edited, StepBatch) or not np.array_equal(edited.lengths, batch.lengths):
-        found = f"{edited.num_sequences} other rows" if isinstance(edited, StepBatch) else type(edited).__name__
-        raise RunError(
-            f"A plugin's rlplug_prepare_batch returned {found} for a StepBatch of {batch.num_sequences} rows: return "
-            "what the yield gives, or batch.replace(...) of it. rlplug plugins lists who implements the hook."
-        )
-    return edited
-
-
-def _require_equal(algorithm: str, metrics: Sequence[dict[str, float]]) -> None:
+def _require_equal(call: PluginCall, metrics: Sequence[dict[str, float]]) -> None:
     for rank, found in enumerate(metrics):
         for name in metrics[0].keys() | found.keys():
             first, other = metrics[0].get(name), found.get(name)
             is_equal = first == other or (first is not None and other is not None and math.isnan(first + other))
             if not is_equal:
-                raise RunError(
-                    f"{algorithm}.advantages returns {name} = {first} on rank 0 and {other} on rank {rank}: a rank has "
-                    "a part of the step's completions. Compute it with batch.step.mean, .sum or .moments."
+                raise call.violation(
+                    "return the same metrics on all ranks, each of which has a part of the step's completions",
+                    f"returned {name} = {first} on rank 0 and {other} on rank {rank}: compute it with "
+                    "batch.step.mean, .sum or .moments",
                 )

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlplug.distributed.strategy import RLFSDP2Strategy
+from rlplug.interfaces.checks.algorithms import check_same_names
+from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.models.lm_head import TokenLogprobs
 from rlplug.models.packing import PackedMicroBatch, pack_batch
 from rlplug.observability.phase_progress import PHASE_PROGRESS
@@ -81,9 +83,9 @@ class MicroBatchRunner:
             tokens.append(share.tokens and share.tokens.detach())
             PHASE_PROGRESS.advance(1)
         return MiniBatchResult(
-            metrics=self._reduce(metrics, torch.sum, dist.ReduceOp.SUM),
-            maxima=self._reduce(maxima, torch.amax, dist.ReduceOp.MAX),
-            minima=self._reduce(minima, torch.amin, dist.ReduceOp.MIN),
+            metrics=self._reduce(loss.call, metrics, torch.sum, dist.ReduceOp.SUM),
+            maxima=self._reduce(loss.call, maxima, torch.amax, dist.ReduceOp.MAX),
+            minima=self._reduce(loss.call, minima, torch.amin, dist.ReduceOp.MIN),
             tokens=_tokens_at_home(fetched, tokens) if self.plan.is_on_policy else None,
         )
 
@@ -95,9 +97,10 @@ class MicroBatchRunner:
         return packed.to(strategy.root_device)
 
     def _reduce(
-        self, parts: Sequence[dict[str, Tensor]], function: Callable[..., Tensor], operation: Any
+        self, call: PluginCall, parts: Sequence[dict[str, Tensor]], function: Callable[..., Tensor], operation: Any
     ) -> dict[str, float]:
         """Reduce each name over micro-batches and ranks."""
+        check_same_names(call, parts)
         if not parts[0]:
             return {}
         values = function(torch.stack([torch.stack([*part.values()]).float() for part in parts]), dim=0)

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from rlplug.interfaces.algorithm import Denominators, LossOutput
+from rlplug.interfaces.checks.algorithms import check_loss
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.checks.process_state import watched
 from rlplug.models.forward import PolicyOutput, critic_forward, policy_forward, value_head_forward
 from rlplug.models.lm_head import EntropyMode, TokenLogprobs
 from rlplug.models.packing import PackedMicroBatch
@@ -37,6 +40,10 @@ class TrainingLoss(Protocol):
     @property
     def num_epochs(self) -> int | None:
         """Passes over a step's batch; ``None`` for the batch plan's."""
+
+    @property
+    def call(self) -> PluginCall:
+        """The algorithm's call that gives it, for messages."""
 
     def compute(self, micro_batch: PackedMicroBatch, denominators: Denominators) -> MicroBatchLoss:
         """Return the share of a micro-batch, on the device."""
@@ -66,6 +73,10 @@ class PolicyLoss:
     @property
     def models(self) -> Sequence[TrainableModel]:
         return (self.actor_critic.policy,)
+
+    @property
+    def call(self) -> PluginCall:
+        return PluginCall(self.actor_critic.algorithm, "loss")
 
     def compute(self, micro_batch: PackedMicroBatch, denominators: Denominators) -> MicroBatchLoss:
         return self.loss_of(micro_batch, self.forward(micro_batch), denominators)
@@ -108,6 +119,10 @@ class CriticLoss:
     def models(self) -> Sequence[TrainableModel]:
         return (self.critic,)
 
+    @property
+    def call(self) -> PluginCall:
+        return PluginCall(self.actor_critic.algorithm, "value_loss")
+
     def compute(self, micro_batch: PackedMicroBatch, denominators: Denominators) -> MicroBatchLoss:
         values = critic_forward(self.critic.module, micro_batch)
         return MicroBatchLoss(value_loss(self.actor_critic, micro_batch, values, denominators))
@@ -125,6 +140,10 @@ class SharedTrunkLoss:
     @property
     def models(self) -> Sequence[TrainableModel]:
         return (*self.policy.models, self.head)
+
+    @property
+    def call(self) -> PluginCall:
+        return PluginCall(self.policy.actor_critic.algorithm, "loss")
 
     def compute(self, micro_batch: PackedMicroBatch, denominators: Denominators) -> MicroBatchLoss:
         forward = self.policy.forward(micro_batch)
@@ -152,6 +171,10 @@ class ValueHeadLoss:
     def models(self) -> Sequence[TrainableModel]:
         return (self.head,)
 
+    @property
+    def call(self) -> PluginCall:
+        return PluginCall(self.actor_critic.algorithm, "value_loss")
+
     def compute(self, micro_batch: PackedMicroBatch, denominators: Denominators) -> MicroBatchLoss:
         run = self.actor_critic
         with torch.no_grad():
@@ -164,5 +187,7 @@ def value_loss(
     actor_critic: ActorCritic, micro_batch: PackedMicroBatch, values: Tensor, denominators: Denominators
 ) -> LossOutput:
     """Return the share of the critic's loss, with the loss among its metrics."""
-    result = actor_critic.algorithm.value_loss(micro_batch.batch, values, denominators)
+    call = PluginCall(actor_critic.algorithm, "value_loss")
+    with watched(call):
+        result = check_loss(call, actor_critic.algorithm.value_loss(micro_batch.batch, values, denominators))
     return LossOutput(result.loss, {"critic/loss": result.loss, **result.metrics}, result.maxima, result.minima)

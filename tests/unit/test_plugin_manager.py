@@ -11,6 +11,7 @@ import pytest
 
 from rlplug.cli.plugins_command import sequence_of
 from rlplug.errors import ConfigError, PluginError
+from rlplug.observability import hook_costs
 from rlplug.observability.hook_costs import HookCosts
 from rlplug.plugin_manager import PluginManager, describe
 
@@ -130,7 +131,13 @@ def test_hooks_are_called_in_the_declared_order(install_plugin, declared, expect
     assert call_order(PluginManager()) == expected
 
 
-def test_wrappers_nest_in_the_declared_order_around_the_core(install_plugin):
+@pytest.fixture
+def any_batch(monkeypatch):
+    """Let lists stand for batches, whose checks ``interfaces/test_seam_checks.py`` tests."""
+    monkeypatch.setattr(hook_costs, "CHECKS", {})
+
+
+def test_wrappers_nest_in_the_declared_order_around_the_core(install_plugin, any_batch):
     body = hook(
         "rlplug_prepare_batch()", mark="@hookimpl(wrapper=True)", body="inner = yield; return [*inner, __name__]"
     )
@@ -234,7 +241,7 @@ def costs_of(manager: PluginManager) -> dict[tuple[str, str, str], tuple[int, fl
     return {(row["plugin"], row["hook"], row["phase"]): (row["calls"], row["seconds"]) for row in rows}
 
 
-def test_costs_are_counted_by_plugin_hook_and_phase_without_what_is_wrapped(install_plugin):
+def test_costs_are_counted_by_plugin_hook_and_phase_without_what_is_wrapped(install_plugin, any_batch):
     """Catches a wrapper that is charged for what it wraps, and costs in the wrong phase."""
     signature = "rlplug_prepare_batch(batch, step)"
     install_plugin("outer", hook(signature, WRAPPER, "import time; time.sleep(0.02); inner = yield; return inner"))
@@ -265,7 +272,7 @@ def test_costs_are_counted_by_plugin_hook_and_phase_without_what_is_wrapped(inst
     assert next(iter(costs))[0] == "inner"  # the largest first
 
 
-def test_a_measured_hook_raises_what_it_raised(install_plugin):
+def test_a_measured_hook_raises_what_it_raised(install_plugin, any_batch):
     """Also where a wrapper handles what it wraps, and where it yields twice, which pluggy says with its name."""
     body = "try:\n        return (yield)\n    except ValueError:\n        return ['handled']"
     install_plugin("handles", hook("rlplug_prepare_batch(step)", WRAPPER, body))
@@ -302,7 +309,7 @@ def test_the_call_order_is_that_of_the_calls(install_plugin):
 def test_counting_costs_microseconds():
     """Measured: 3 us a call on a busy machine; a step of the quickstart makes about ten in half a second."""
     costs, num_calls = HookCosts(), 20_000
-    timed = costs.timed("plugin", "hook", lambda: None, is_wrapper=False)
+    timed = costs.timed("plugin", "hook", lambda: None, is_wrapper=False, is_checked=False)
     began = time.perf_counter()
     for _ in range(num_calls):
         timed()

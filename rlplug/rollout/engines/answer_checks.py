@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from rlplug.errors import brief
+from rlplug.interfaces.checks.engines import LOWEST, ROUNDING
 from rlplug.interfaces.rollout import EngineFault
 from rlplug.token_arrays import TokenFloats, TokenIds, as_tokens
 
-ROUNDING: Final = 1e-3
-"""How far above 0 rounding may put a logprob."""
-LOWEST: Final = -1e30
-"""Lowest logprob; training reads them in float32."""
-
 
 def check_tokens(
-    source: str,
+    source: object,
     token_ids: TokenIds | Sequence[int],
     logprobs: TokenFloats | Sequence[float],
     max_tokens: int,
@@ -28,7 +24,7 @@ def check_tokens(
     """Check the tokens and logprobs of one completion, and return them as arrays, read-only int32 [n] and float32 [n].
 
     Args:
-        source: Who generated it, for messages: a server's URL, or the engine and the request.
+        source: Who generated it, for messages, as its ``str`` says: a server's URL, or the engine and the request.
         token_ids: The generated tokens.
         logprobs: One for each token.
         max_tokens: Most tokens that were asked for.
@@ -60,7 +56,7 @@ def check_tokens(
     return as_tokens(ids, np.int32), as_tokens(values, np.float32)
 
 
-def _array(source: str, field: str, values: Any, kinds: str) -> np.ndarray[Any, Any]:
+def _array(source: object, field: str, values: Any, kinds: str) -> np.ndarray[Any, Any]:
     """Return numbers as an array; ``kinds`` are NumPy's letters of the allowed dtypes."""
     try:
         array = np.asarray(values)

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlplug.interfaces.algorithm import Algorithm
+from rlplug.interfaces.checks.algorithms import check_selection
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.checks.process_state import watched
 from rlplug.rollout.partial.state import PartialRolloutState
 from rlplug.training.samples.table import GatherArrays
 from rlplug.types import Rollout, Sample, groups_of
@@ -50,7 +53,9 @@ class GroupSelection:
         Collective. ``samples`` are this rank's.
         """
         groups = groups_of(samples)
-        chosen = [self.algorithm.select(group) for group in groups]
+        call = PluginCall(self.algorithm, "select")
+        with watched(call):
+            chosen = [check_selection(call, group, self.algorithm.select(group)) for group in groups]
         mine = [(group[0].group, bool(some)) for group, some in zip(groups, chosen, strict=True)]
         found = np.sort(self.gather_arrays(np.array(mine, GROUP)), order="group")
         num_missing = self.num_missing(rollout)

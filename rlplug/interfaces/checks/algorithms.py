@@ -1,0 +1,208 @@
+"""What an algorithm returns, and the step's rows that a hook hands back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlplug.errors import brief
+from rlplug.interfaces.algorithm import Advantages, LossOutput
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.types import Sample, StepBatch
+
+CORE_NAMES: Final = frozenset(
+    {"loss", "policy/entropy", "router/differ", "policy/skipped_updates", "critic/loss"}
+    | {f"{model}/{name}" for model in ("policy", "critic") for name in ("grad_norm", "lr")}
+)
+"""Metrics of the update that the core computes itself."""
+
+
+# ---- selection ----------------------------------------------------------------------------------------------------
+
+
+def check_selection(call: PluginCall, group: Sequence[Sample], chosen: Any) -> Sequence[Sample]:
+    """Return which samples of a group train, after a check that they are samples of this group."""
+    if not isinstance(chosen, Sequence) or not all(isinstance(each, Sample) for each in chosen):
+        raise call.violation("return a list of samples", f"returned {brief(chosen)}")
+    if any(each.group != group[0].group for each in chosen):
+        raise call.violation("return samples of the group that it got", "returned one of another group")
+    return chosen
+
+
+# ---- advantages ---------------------------------------------------------------------------------------------------
+
+
+def check_advantages(call: PluginCall, found: Any, batch: StepBatch) -> Advantages:
+    """Return an algorithm's result, whose tensors fit ``batch``: shapes, dtypes, masks, and finite numbers.
+
+    Raises:
+        RunError: They do not.
+    """
+    if not isinstance(found, Advantages):
+        raise call.violation("return rlplug.interfaces.Advantages", f"returned {brief(found)}")
+    mask = batch.per_token["response_mask"]
+    if found.response_mask is not None:
+        mask = _check_mask(call, found.response_mask, batch)
+    for name, shapes in (("advantages", "either"), ("returns", "tokens")):
+        value = getattr(found, name)
+        if value is not None or name == "advantages":
+            values = _check_floats(call, name, value, batch, shapes)
+            if name == "advantages" and values.ndim == 2:
+                tokens = values[_real(batch, values)]
+                if np.count_nonzero(tokens[~mask]):
+                    index = int(((tokens != 0) & ~mask).argmax())
+                    row = int(np.searchsorted(batch.ends, index, side="right")) - 1
+                    raise call.violation(
+                        "return advantages that are 0 where response_mask is false",
+                        f"returned {tokens[index]} at token {index - batch.ends[row]} of sequence {row}",
+                    )
+    return found
+
+
+def _check_mask(call: PluginCall, value: Any, batch: StepBatch) -> NDArray[np.bool_]:
+    """Return the tokens that train by a new mask, bool [N]."""
+    array = _check_shape(call, "response_mask", value, batch, torch.bool, "either")
+    old = batch.per_token["response_mask"]
+    if array.ndim == 1:
+        return np.asarray(old & np.repeat(array, batch.lengths))
+    new = array[_real(batch, array)]
+    if (new & ~old).any():
+        added = int((new & ~old).sum())
+        raise call.violation("train on fewer tokens or as many", f"set response_mask of {added} tokens that must not")
+    return np.asarray(new)
+
+
+def _check_floats(call: PluginCall, name: str, value: Any, batch: StepBatch, shapes: str) -> NDArray[Any]:
+    array = _check_shape(call, name, value, batch, torch.float32, shapes)
+    if (index := first_nonfinite(array)) is not None:
+        raise call.violation(f"return finite {name}", f"returned {array.flat[index]} in sequence {_row(array, index)}")
+    return array
+
+
+def _check_shape(
+    call: PluginCall, name: str, value: Any, batch: StepBatch, dtype: torch.dtype, shapes: str
+) -> NDArray[Any]:
+    tokens = [batch.num_sequences, int(batch.lengths.max(initial=1))]
+    allowed = [tokens] if shapes == "tokens" else [[batch.num_sequences], tokens]
+    words = f"{str(dtype).removeprefix('torch.')} {' or '.join(map(str, allowed))} on the CPU"
+    if not isinstance(value, Tensor):
+        raise call.violation(f"return {name} as {words}", f"returned {brief(value)}")
+    if value.dtype != dtype or list(value.shape) not in allowed or value.device.type != "cpu":
+        came = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} on {value.device}"
+        raise call.violation(f"return {name} as {words}", f"returned {came}")
+    array: NDArray[Any] = value.detach().numpy()
+    return array
+
+
+def first_nonfinite(array: NDArray[Any]) -> int | None:
+    """Return the index of the first NaN or infinity of a flattened array; ``None`` without one."""
+    if not array.size or (np.isfinite(array.min()) and np.isfinite(array.max())):
+        return None
+    return int((~np.isfinite(array)).argmax())
+
+
+def _row(array: NDArray[Any], index: int) -> int:
+    return index if array.ndim == 1 else index // array.shape[1]
+
+
+def _real(batch: StepBatch, padded: NDArray[Any]) -> NDArray[np.bool_]:
+    real: NDArray[np.bool_] = np.arange(padded.shape[1]) < batch.lengths[:, None]
+    return real
+
+
+# ---- the rows of a step -------------------------------------------------------------------------------------------
+
+
+def check_rows(call: PluginCall, edited: Any, batch: StepBatch) -> StepBatch:
+    """Return the rows that a hook made of ``batch``: the same tokens, with tensors of the same dtypes, all finite.
+
+    Raises:
+        RunError: They are other rows, or have something in them that cannot train.
+    """
+    must = "return what its yield gives, or replace(...) of it"
+    if not isinstance(edited, StepBatch):
+        raise call.violation(must, f"returned {brief(edited)}")
+    if edited is batch:
+        return edited
+    if not _is_same(edited.lengths, batch.lengths):
+        raise call.violation(must, f"returned {edited.num_sequences} other rows for {batch.num_sequences}")
+    before, after = _arrays(batch), _arrays(edited)
+    if missing := sorted(before.keys() - after.keys() - {"old_logprobs"}):
+        raise call.violation("keep the tensors of the batch", f"removed {missing[0]!r}")
+    for name, array in after.items():
+        former = before.get(name)
+        if array is former:
+            continue
+        if former is not None and array.dtype != former.dtype:
+            raise call.violation(f"return {name!r} as {former.dtype}", f"returned {array.dtype}")
+        if array.dtype.kind == "f" and first_nonfinite(array) is not None:
+            raise call.violation(f"return finite {name}", "returned NaN or an infinity")
+    for name in ("input_ids", "group_index"):
+        if not _is_same(after[name], before[name]):
+            raise call.violation(f"leave {name!r} as it is", "changed it")
+    if (after["response_mask"] & ~before["response_mask"]).any():
+        raise call.violation("train on fewer tokens or as many", "set response_mask of tokens that must not")
+    return edited
+
+
+def _arrays(batch: StepBatch) -> dict[str, NDArray[Any]]:
+    return {**batch.per_sequence, **batch.per_token}
+
+
+def _is_same(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    return one is other or np.array_equal(one, other)
+
+
+# ---- losses -------------------------------------------------------------------------------------------------------
+
+
+def check_loss(call: PluginCall, found: Any) -> LossOutput:
+    """Return a micro-batch's loss: a float32 scalar with a gradient, and scalars by names that the core leaves free.
+
+    It reads no value, which would wait for a GPU: after each mini-batch the core looks whether the loss is finite.
+
+    Raises:
+        RunError: It is something else.
+    """
+    if not isinstance(found, LossOutput):
+        raise call.violation("return rlplug.interfaces.LossOutput", f"returned {brief(found)}")
+    loss = found.loss
+    if not isinstance(loss, Tensor) or loss.shape or loss.dtype != torch.float32:
+        raise call.violation("return a loss that is a float32 scalar", f"returned {_words(loss)}")
+    if not loss.requires_grad:
+        raise call.violation("return a loss with a gradient", "returned one that depends on no weight")
+    seen: set[str] = set()
+    for field in ("metrics", "maxima", "minima"):
+        values = getattr(found, field)
+        if not isinstance(values, Mapping):
+            raise call.violation(f"return {field} as a mapping", f"returned {brief(values)}")
+        for name, value in values.items():
+            if not isinstance(name, str) or name in CORE_NAMES or name in seen:
+                raise call.violation(
+                    f"give its {field} names of their own", f"returned {name!r}, which is another metric's name"
+                )
+            if not isinstance(value, Tensor) or value.shape or value.is_complex() or value.device != loss.device:
+                raise call.violation(
+                    f"return {field} that are scalar tensors on {loss.device}", f"returned {_words(value)} as {name!r}"
+                )
+            seen.add(name)
+    return found
+
+
+def check_same_names(call: PluginCall, parts: Sequence[Mapping[str, Any]]) -> None:
+    """Require that a loss has the same metrics for every micro-batch."""
+    for part in parts:
+        if part.keys() != parts[0].keys():
+            odd = sorted(part.keys() ^ parts[0].keys())
+            raise call.violation("return the same metrics for every micro-batch", f"returned {odd[0]!r} for some alone")
+
+
+def _words(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return brief(value)
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} on {value.device}"

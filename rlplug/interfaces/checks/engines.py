@@ -1,0 +1,163 @@
+"""What an engine returns: completions, the report of a weight sync, and counters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlplug.errors import brief
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.checks.metrics import read_metrics
+from rlplug.interfaces.rollout import EngineFault, PolicySpec
+from rlplug.interfaces.weight_sync import SyncReport
+from rlplug.types import Completion, FinishReason
+
+FINISH_REASONS: Final[tuple[FinishReason, ...]] = get_args(FinishReason)
+ROUNDING: Final = 1e-3
+"""How far above 0 rounding may put a logprob."""
+LOWEST: Final = -1e30
+"""Lowest logprob; training reads them in float32."""
+
+
+@dataclass(frozen=True)
+class SourceOfTokens:
+    """An engine's call and one of its requests, for messages."""
+
+    call: PluginCall
+    request_id: str
+
+    def __str__(self) -> str:
+        return f"{self.call}, at request {self.request_id},"
+
+
+def are_sound(
+    completions: Sequence[Completion], limits: Sequence[int], policy: PolicySpec, version: int, has_logprobs: bool
+) -> bool:
+    """Return whether all completions are what the engine was asked for, looking at all of their tokens at once.
+
+    False says that some may not be: :func:`check_completion` and ``check_tokens`` name which, and why.
+    """
+    if not completions:
+        return True
+    ids, logprobs = [each.token_ids for each in completions], [each.logprobs for each in completions]
+    if not (_are_arrays(ids, np.int32) and _are_arrays(logprobs, np.float32)):
+        return False
+    lengths = np.array([len(each) for each in ids])
+    reasons = [each.finish_reason for each in completions]
+    is_well_formed = (
+        all(len(values) == length for values, length in zip(logprobs, lengths, strict=True))
+        and all(each.policy_version == version for each in completions)
+        and all(reason in FINISH_REASONS for reason in reasons)
+        and bool((lengths <= np.array(limits)).all())
+        and all(length or reason == "abort" for length, reason in zip(lengths, reasons, strict=True))
+    )
+    if not is_well_formed:
+        return False
+    tokens, values = np.concatenate(ids), np.concatenate(logprobs)
+    if not len(tokens):
+        return True
+    most = (1 << 31) - 1 if policy.vocab_size is None else policy.vocab_size - 1
+    if tokens.min() < 0 or tokens.max() > most:
+        return False
+    if has_logprobs and not (values.min() >= LOWEST and values.max() <= ROUNDING):  # either is false for NaN
+        return False
+    return _ends_fit(tokens, lengths, reasons, policy)
+
+
+def _are_arrays(arrays: Sequence[Any], dtype: type) -> bool:
+    return all(isinstance(each, np.ndarray) and each.ndim == 1 and each.dtype == dtype for each in arrays)
+
+
+def _ends_fit(tokens: NDArray[Any], lengths: NDArray[np.int64], reasons: Sequence[str], policy: PolicySpec) -> bool:
+    """Return whether end tokens are last, and exactly where the engine says ``stop``."""
+    if not policy.eos_token_ids:
+        return True
+    is_end = tokens == policy.eos_token_ids[0]
+    for end in policy.eos_token_ids[1:]:
+        is_end |= tokens == end
+    has_tokens = lengths > 0
+    at_last = is_end[lengths.cumsum()[has_tokens] - 1]
+    stops = np.array([reason == "stop" for reason in reasons])[has_tokens]
+    asked = np.array([reason != "abort" for reason in reasons])[has_tokens]
+    return bool(np.count_nonzero(is_end) == np.count_nonzero(at_last) and (at_last == stops)[asked].all())
+
+
+def check_completion(source: SourceOfTokens, completion: Completion, policy: PolicySpec, version: int) -> None:
+    """Check what a completion says of itself: version, reason, and where its end tokens are.
+
+    Args:
+        source: Who returned it.
+        completion: Its tokens were checked.
+        policy: Has the end tokens.
+        version: Version of the weights that the engine got last.
+
+    Raises:
+        EngineFault: The message says what was expected, and what came.
+    """
+    if completion.policy_version != version:
+        raise EngineFault(
+            f"{source} returned policy version {completion.policy_version!r}, and its weights are of version {version}."
+        )
+    reason, num_tokens = completion.finish_reason, len(completion.token_ids)
+    if reason not in FINISH_REASONS:
+        raise EngineFault(f"{source} returned finish reason {brief(reason)}: it is one of {FINISH_REASONS}.")
+    if not num_tokens and reason != "abort":
+        raise EngineFault(f"{source} returned no token and the finish reason {reason!r}.")
+    ends = np.flatnonzero(np.isin(completion.token_ids, policy.eos_token_ids))
+    if len(ends) and ends[0] < num_tokens - 1:
+        token = completion.token_ids[ends[0]]
+        raise EngineFault(f"{source} returned {num_tokens} tokens, and the end token {token} is at index {ends[0]}.")
+    if policy.eos_token_ids and reason != "abort" and bool(len(ends)) != (reason == "stop"):
+        raise EngineFault(
+            f"{source} returned finish reason {reason!r} and the last token {completion.token_ids[-1]}: it is 'stop' "
+            f"exactly where the last token is one of the policy's end tokens, {list(policy.eos_token_ids)}."
+        )
+
+
+def order_fault(call: PluginCall, completions: Sequence[Completion], wanted: Sequence[str]) -> EngineFault | None:
+    """Return the fault of completions that are not those of the requests, in the order of the requests."""
+    found = [each.request_id for each in completions]
+    if found == list(wanted):
+        return None
+    must = f"return the completions of {len(wanted)} requests in their order"
+    if len(found) != len(wanted):
+        missing = next((name for name in wanted if name not in found), None)
+        did = f"returned {len(found)}" + (f", and none of request {missing}" if missing else "")
+    else:
+        index = next(index for index, (one, other) in enumerate(zip(found, wanted, strict=True)) if one != other)
+        did = f"returned {brief(found[index])} at index {index}, where {wanted[index]} was asked for"
+    fault = call.violation(must, did, EngineFault)
+    assert isinstance(fault, EngineFault)
+    return fault
+
+
+def check_list(call: PluginCall, completions: Any) -> Sequence[Completion]:
+    """Return what a call gave as completions, which must be a list of them."""
+    if not isinstance(completions, Sequence) or not all(isinstance(each, Completion) for each in completions):
+        raise call.violation("return a list of completions", f"returned {brief(completions)}", EngineFault)
+    return completions
+
+
+def check_report(call: PluginCall, report: Any, version: int) -> SyncReport:
+    """Return the report of a weight sync of ``version``.
+
+    Raises:
+        RunError: It is of another version, or no report.
+    """
+    if not isinstance(report, SyncReport):
+        raise call.violation("return a SyncReport", f"returned {brief(report)}")
+    if report.policy_version != version:
+        raise call.violation(f"report policy version {version}", f"reported {report.policy_version!r}")
+    return report
+
+
+def check_stats(call: PluginCall, stats: Any, core_names: frozenset[str]) -> dict[str, float]:
+    """Return an engine's counters, which must be numbers, under names that the core leaves free."""
+    found: Mapping[str, float] = read_metrics(call, stats)
+    for name in sorted(core_names & found.keys()):
+        raise call.violation("give its counters names of their own", f"returned {name!r}, which rlplug measures")
+    return dict(found)

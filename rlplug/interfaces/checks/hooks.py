@@ -1,0 +1,48 @@
+"""What plugins' hooks return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from rlplug.errors import brief
+from rlplug.interfaces.checks.algorithms import check_loss, check_rows
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.checks.metrics import read_metrics
+from rlplug.interfaces.weight_sync import SyncReport
+from rlplug.types import StepBatch
+
+
+class GivenMetrics(dict[str, float]):
+    """Metrics that a plugin's hook returned, with the call that did."""
+
+    def __init__(self, call: PluginCall, metrics: Mapping[str, float]) -> None:
+        super().__init__(metrics)
+        self.call = call
+
+
+def _metrics(call: PluginCall, inner: Any, found: Any) -> Any:
+    return found if found is None or isinstance(found, list) else GivenMetrics(call, read_metrics(call, found))
+
+
+def _rows(call: PluginCall, inner: Any, found: Any) -> StepBatch:
+    if inner is None:  # the wrapper has handled an error of what it wraps
+        raise call.violation("return what its yield gives", "returned a batch where the yield raised an error")
+    return check_rows(call, found, inner)
+
+
+def _report(call: PluginCall, inner: Any, found: Any) -> SyncReport:
+    if not isinstance(found, SyncReport):
+        raise call.violation("return the SyncReport that its yield gives", f"returned {brief(found)}")
+    return found
+
+
+CHECKS: Final[Mapping[str, Callable[[PluginCall, Any, Any], Any]]] = {
+    "rlplug_after_rollout": _metrics,
+    "rlplug_after_update": _metrics,
+    "rlplug_compute_loss": lambda call, inner, found: check_loss(call, found),
+    "rlplug_prepare_batch": _rows,
+    "rlplug_sync_weights": _report,
+}
+"""By hook: from the call, what its ``yield`` gave (``None`` for one that wraps nothing) and what it returned, to what
+counts as returned."""
