@@ -61,6 +61,8 @@ class Limits:
         max_reward_error_share: The run stops when a larger share of a step's samples has no reward.
         max_engine_restarts: Most restarts of engines in one rollout, after one died or missed a deadline.
         stall_s: Write Python stacks to stderr when one phase takes longer.
+        phase_deadline_s: End the run when one phase takes longer, with a message that names the plugin whose call has
+            not returned. ``null`` never does.
     """
 
     max_grad_norm: float | None = 1.0
@@ -71,6 +73,7 @@ class Limits:
     max_reward_error_share: float = 0.1
     max_engine_restarts: int = 2
     stall_s: float = 1800.0
+    phase_deadline_s: float | None = 14400.0
 
 
 @dataclass

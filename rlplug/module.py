@@ -70,7 +70,7 @@ class RLModule(LightningModule):
         if config.partial_rollout is not None:
             self.partial_rollout = PartialRolloutState(config.partial_rollout, config.batch.prompts_per_step)
         self.models = Models()
-        self.timer = PhaseTimer(config.limits.stall_s)
+        self.timer = PhaseTimer(config.limits.stall_s, deadline_s=config.limits.phase_deadline_s)
         self.stop_signal = StopSignal()
 
         self.rollout_step = 0

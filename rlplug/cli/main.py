@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from rlplug.distributed.stop_signal import SignalExit, exit_at_once
-from rlplug.errors import ConfigError, RLPlugError, causes_of
+from rlplug.errors import ConfigError, RLPlugError, causes_of, describe
 
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
@@ -89,8 +89,20 @@ def main(arguments: list[str] | None = None) -> int:
         except Exception as error:  # noqa: BLE001 - printed here, where what it quotes is not obeyed by the terminal
             if ends := [cause for cause in causes_of(error) if isinstance(cause, SignalExit)]:
                 raise ends[0] from None  # the code that the signal interrupted has turned it into an error
+            print(_failure(error), file=sys.stderr)
             traceback.print_exc()
             return EXIT_ERROR
+
+
+def _failure(error: Exception) -> str:
+    """Return whose an unexpected error is, to be printed above its traceback: a plugin's, or the core's."""
+    from rlplug.interfaces.checks.calls import failed_call
+    from rlplug.observability.terminal import visible
+
+    call, problem = failed_call(error), visible(describe(error, with_line=True))
+    if call is None:
+        return f"rlplug: {problem}: an error of rlplug, or of a library that it calls. Its traceback:"
+    return f"rlplug: {visible(str(call))} raised {problem}. Its traceback:"
 
 
 def _run(arguments: list[str], blocked: list[str]) -> int:

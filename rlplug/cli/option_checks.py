@@ -95,6 +95,7 @@ RANGES: Final[Mapping[str, Range]] = {
     "model.limits.max_reward_error_share": SHARE,
     "model.limits.max_engine_restarts": COUNT_OR_0,
     "model.limits.stall_s": SECONDS,
+    "model.limits.phase_deadline_s": SECONDS,
     "model.critic.value_coefficient": POSITIVE,
     "model.critic.max_grad_norm": POSITIVE,
     "model.critic.num_epochs": Range(1, 1000),

@@ -1,9 +1,12 @@
-"""Timer of a step's phases, which also records their memory and dumps stacks at a stall."""
+"""Timer of a step's phases, which also records their memory, dumps stacks at a stall, and ends a phase that hangs."""
 
 from __future__ import annotations
 
 import faulthandler
+import math
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +15,7 @@ from typing import Any, Final
 import psutil
 import torch
 
+from rlplug.interfaces.checks.calls import running_call
 from rlplug.observability.trace_ranges import trace_range
 from rlplug.types import GIB
 
@@ -34,9 +38,10 @@ class PhaseTimer:
     Args:
         stall_s: Seconds after which the Python stacks of a phase are written to stderr, and again after as many more.
         device: Device of the phases; a GPU is synchronised at the end of each, so that its work counts in its phase.
+        deadline_s: Seconds after which a phase ends the process; ``None`` for never.
     """
 
-    def __init__(self, stall_s: float, device: torch.device = CPU) -> None:
+    def __init__(self, stall_s: float, device: torch.device = CPU, deadline_s: float | None = None) -> None:
         self.on_enter: Callable[[str], Any] = lambda name: None
         """Function that gets the name of each phase when it begins; the progress bar sets it."""
         self.asleep_bytes: Callable[[float], int] = lambda since: 0
@@ -46,6 +51,7 @@ class PhaseTimer:
         """
         self.device = device
         self._stall_s = stall_s
+        self._deadline = None if deadline_s is None else PhaseDeadline(deadline_s)
         self._seconds: dict[str, float] = {}
         self._memory: dict[str, float] = {}
 
@@ -56,6 +62,8 @@ class PhaseTimer:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         faulthandler.dump_traceback_later(self._stall_s, repeat=True, file=sys.__stderr__ or sys.stderr)
+        if self._deadline is not None:
+            self._deadline.begin(name)
         began = time.perf_counter()
         try:
             with trace_range(name):
@@ -64,6 +72,8 @@ class PhaseTimer:
                     torch.cuda.synchronize(self.device)
         finally:
             faulthandler.cancel_dump_traceback_later()
+            if self._deadline is not None:
+                self._deadline.end()
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
             self._memory[name] = max(self._memory.get(name, 0.0), self._memory_now(began))
 
@@ -80,3 +90,48 @@ class PhaseTimer:
         metrics |= {f"memory/{name}": gib for name, gib in self._memory.items()}
         self._seconds, self._memory = {}, {}
         return metrics
+
+
+class PhaseDeadline:
+    """Thread that ends this process when a phase takes too long, as SIGKILL would, and says which call it is in.
+
+    Python cannot interrupt a call that waits in native code, and an exception in the middle of a plugin may be caught
+    there. Code that holds the GIL for ever keeps this thread from running too; ``stall_s`` shows its stack.
+
+    Args:
+        deadline_s: Longest time of a phase in seconds.
+    """
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._ends_at = math.inf
+        self._phase = ""
+        self._thread_id = 0
+        self._watch: threading.Thread | None = None
+
+    def begin(self, phase: str) -> None:
+        """Begin a phase in this thread."""
+        self._phase, self._thread_id = phase, threading.get_ident()
+        self._ends_at = time.monotonic() + self._deadline_s
+        if self._watch is None:
+            self._watch = threading.Thread(target=self._run, name="rlplug-phase-deadline", daemon=True)
+            self._watch.start()
+
+    def end(self) -> None:
+        self._ends_at = math.inf
+
+    def _run(self) -> None:
+        while time.monotonic() < self._ends_at:
+            time.sleep(min(1.0, self._deadline_s / 4))
+        frame = sys._current_frames().get(self._thread_id)
+        call = None if frame is None else running_call(frame)
+        stderr = sys.__stderr__ or sys.stderr
+        faulthandler.dump_traceback(stderr, all_threads=True)
+        print(
+            f"rlplug: the phase {self._phase} has not ended in {self._deadline_s:g} s "
+            f"(model.limits.phase_deadline_s), and is in a call of {call or 'no plugin'}. Its stack is above. Resume "
+            "from the newest checkpoint with rlplug fit --resume.",
+            file=stderr,
+            flush=True,
+        )
+        os._exit(1)

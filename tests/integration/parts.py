@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from dataclasses import replace
 
 import torch
 from rlplug_algos.grpo import GRPO
@@ -62,6 +63,27 @@ class TakesWeightsOnce(HFRollout):
                 weight.data.copy_(kept[name])
         self.has_weights = True
         return report
+
+
+class StampsAnOldVersion(HFRollout):
+    """An engine whose completions say that they are of other weights, which the mismatch gate would leave out."""
+
+    def generate(self, requests, sampling):  # type: ignore[no-untyped-def]
+        return [replace(each, policy_version=-1) for each in super().generate(requests, sampling)]
+
+
+class NeverReturns(HFRollout):
+    """An engine that waits for something that does not come."""
+
+    def generate(self, requests, sampling):  # type: ignore[no-untyped-def]
+        time.sleep(3600)
+
+
+class LosesAKey(GRPO):
+    """GRPO with a bug."""
+
+    def loss(self, *arguments, **keywords) -> LossOutput:  # type: ignore[no-untyped-def]
+        return {}["kl"]  # type: ignore[no-any-return]
 
 
 class TroubledDigit(HiddenDigit):

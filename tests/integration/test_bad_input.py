@@ -67,6 +67,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "no-logprobs": [*SMALL, "--model.rollout", "parts.Silent", *corrected, "--model.limits.mismatch_gate", "null"],
         "no-gate": [*SMALL, "--model.rollout", "parts.Silent"],
         "stale": [*SMALL, *stale],
+        "old-version": [*SMALL, "--model.rollout", "parts.StampsAnOldVersion"],
+        "exception": [*SMALL, "--model.algorithm", "parts.LosesAKey"],
+        "no-return": [*SMALL, "--model.rollout", "parts.NeverReturns", "--model.limits.phase_deadline_s", "3"],
         "strategy": [*SMALL, "--trainer.strategy", "auto"],
         "no-held-out": [*SMALL, "--model.validation.every_n_steps", "1", "--data.val", "null"],
         "no-gpu": [*SMALL, "--trainer.accelerator", "gpu"],
@@ -171,6 +174,22 @@ def assert_one_message(result: Result, parts: list[str]) -> None:
     for part in parts:
         assert part in result.message, result.output
     assert "Traceback" not in result.output
+
+
+def test_an_exception_in_a_plugin_says_whose_it_is_above_its_traceback(results: Runs) -> None:
+    result = results["exception"]
+    assert result.exit_code == 1
+    message, _, traceback = result.output.rpartition("Traceback (most recent call last)")
+    assert "rlplug: LosesAKey.loss in " in message, result.output
+    assert "raised KeyError: 'kl'" in message, result.output
+    assert traceback.rstrip().endswith("KeyError: 'kl'"), result.output
+
+
+def test_a_call_that_never_returns_ends_by_a_deadline_that_names_it(results: Runs) -> None:
+    result = results["no-return"]
+    assert result.exit_code == 1
+    assert "the phase rollout has not ended in 3 s (model.limits.phase_deadline_s)" in result.output, result.output
+    assert "a call of NeverReturns.generate in " in result.output, result.output
 
 
 def test_debug_shows_the_traceback(results: Runs) -> None:
