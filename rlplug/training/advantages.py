@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlplug.interfaces.algorithm import Algorithm
-from rlplug.interfaces.checks.algorithms import check_advantages
+from rlplug.interfaces.checks.algorithms import accept_advantages
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.metrics import read_metrics
 from rlplug.interfaces.checks.process_state import watched
@@ -29,11 +29,11 @@ def compute_advantages(
     """
     call = PluginCall(algorithm, "advantages")
     with watched(call):
-        result = check_advantages(call, algorithm.advantages(batch), batch)
+        result = algorithm.advantages(batch)
+        rows = accept_advantages(call, result, batch)
     metrics = read_metrics(call, result.metrics)
     _require_equal(call, gather([metrics]))
-    mask = {} if result.response_mask is None else {"response_mask": result.response_mask}
-    return batch.replace(**mask, advantages=result.advantages, returns=result.returns), metrics
+    return rows, metrics
 
 
 def _require_equal(call: PluginCall, metrics: Sequence[dict[str, float]]) -> None:

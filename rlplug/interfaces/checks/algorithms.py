@@ -37,82 +37,69 @@ def check_selection(call: PluginCall, group: Sequence[Sample], chosen: Any) -> S
 # ---- advantages ---------------------------------------------------------------------------------------------------
 
 
-def check_advantages(call: PluginCall, found: Any, batch: StepBatch) -> Advantages:
-    """Return an algorithm's result, whose tensors fit ``batch``: shapes, dtypes, masks, and finite numbers.
+def accept_advantages(call: PluginCall, found: Any, batch: StepBatch) -> StepBatch:
+    """Return the rows with an algorithm's result, whose shapes, dtypes, masks and numbers fit them.
 
     Raises:
         RunError: They do not.
     """
     if not isinstance(found, Advantages):
         raise call.violation("return rlplug.interfaces.Advantages", f"returned {brief(found)}")
-    mask = batch.per_token["response_mask"]
+    either = [[batch.num_sequences], [batch.num_sequences, int(batch.lengths.max(initial=1))]]
+    _check_shape(call, "advantages", found.advantages, torch.float32, either)
+    changes: dict[str, Tensor | None] = {"advantages": found.advantages, "returns": found.returns}
+    if found.returns is not None:
+        _check_shape(call, "returns", found.returns, torch.float32, either[1:])
     if found.response_mask is not None:
-        mask = _check_mask(call, found.response_mask, batch)
-    for name, shapes in (("advantages", "either"), ("returns", "tokens")):
-        value = getattr(found, name)
-        if value is not None or name == "advantages":
-            values = _check_floats(call, name, value, batch, shapes)
-            if name == "advantages" and values.ndim == 2:
-                tokens = values[_real(batch, values)]
-                if np.count_nonzero(tokens[~mask]):
-                    index = int(((tokens != 0) & ~mask).argmax())
-                    row = int(np.searchsorted(batch.ends, index, side="right")) - 1
-                    raise call.violation(
-                        "return advantages that are 0 where response_mask is false",
-                        f"returned {tokens[index]} at token {index - batch.ends[row]} of sequence {row}",
-                    )
-    return found
+        _check_shape(call, "response_mask", found.response_mask, torch.bool, either)
+        changes["response_mask"] = found.response_mask
+    rows = batch.replace(**changes)
+    _check_mask(call, rows, batch)
+    for name in ("advantages", "returns"):
+        values = rows.per_token.get(name, rows.per_sequence.get(name))
+        if values is not None and (index := first_nonfinite(values)) is not None:
+            sequence = index if name in rows.per_sequence else _sequence_of(rows, index)
+            raise call.violation(f"return finite {name}", f"returned {values[index]} in sequence {sequence}")
+    if "advantages" in rows.per_token:
+        _check_zeros(call, rows, rows.per_token["advantages"])
+    return rows
 
 
-def _check_mask(call: PluginCall, value: Any, batch: StepBatch) -> NDArray[np.bool_]:
-    """Return the tokens that train by a new mask, bool [N]."""
-    array = _check_shape(call, "response_mask", value, batch, torch.bool, "either")
-    old = batch.per_token["response_mask"]
-    if array.ndim == 1:
-        return np.asarray(old & np.repeat(array, batch.lengths))
-    new = array[_real(batch, array)]
-    if (new & ~old).any():
-        added = int((new & ~old).sum())
-        raise call.violation("train on fewer tokens or as many", f"set response_mask of {added} tokens that must not")
-    return np.asarray(new)
-
-
-def _check_floats(call: PluginCall, name: str, value: Any, batch: StepBatch, shapes: str) -> NDArray[Any]:
-    array = _check_shape(call, name, value, batch, torch.float32, shapes)
-    if (index := first_nonfinite(array)) is not None:
-        raise call.violation(f"return finite {name}", f"returned {array.flat[index]} in sequence {_row(array, index)}")
-    return array
-
-
-def _check_shape(
-    call: PluginCall, name: str, value: Any, batch: StepBatch, dtype: torch.dtype, shapes: str
-) -> NDArray[Any]:
-    tokens = [batch.num_sequences, int(batch.lengths.max(initial=1))]
-    allowed = [tokens] if shapes == "tokens" else [[batch.num_sequences], tokens]
-    words = f"{str(dtype).removeprefix('torch.')} {' or '.join(map(str, allowed))} on the CPU"
+def _check_shape(call: PluginCall, name: str, value: Any, dtype: torch.dtype, shapes: Sequence[Sequence[int]]) -> None:
+    words = f"{name} as {str(dtype).removeprefix('torch.')} {' or '.join(map(str, shapes))} on the CPU"
     if not isinstance(value, Tensor):
-        raise call.violation(f"return {name} as {words}", f"returned {brief(value)}")
-    if value.dtype != dtype or list(value.shape) not in allowed or value.device.type != "cpu":
-        came = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} on {value.device}"
-        raise call.violation(f"return {name} as {words}", f"returned {came}")
-    array: NDArray[Any] = value.detach().numpy()
-    return array
+        raise call.violation(f"return {words}", f"returned {brief(value)}")
+    if value.dtype != dtype or list(value.shape) not in shapes or value.device.type != "cpu":
+        raise call.violation(f"return {words}", f"returned {_words(value)}")
+
+
+def _check_mask(call: PluginCall, rows: StepBatch, former: StepBatch) -> None:
+    """Require that no token trains that did not train before."""
+    new, old = rows.per_token["response_mask"], former.per_token["response_mask"]
+    if new is not old and (added := np.count_nonzero(new > old)):
+        raise call.violation("train on fewer tokens or as many", f"set response_mask of {added} tokens that must not")
+
+
+def _check_zeros(call: PluginCall, rows: StepBatch, advantages: NDArray[Any]) -> None:
+    wrong = (advantages != 0) > rows.per_token["response_mask"]
+    if np.count_nonzero(wrong):
+        index = int(wrong.argmax())
+        sequence = _sequence_of(rows, index)
+        raise call.violation(
+            "return advantages that are 0 where response_mask is false",
+            f"returned {advantages[index]} at token {index - rows.ends[sequence]} of sequence {sequence}",
+        )
 
 
 def first_nonfinite(array: NDArray[Any]) -> int | None:
-    """Return the index of the first NaN or infinity of a flattened array; ``None`` without one."""
+    """Return the index of the first NaN or infinity of an array [n]; ``None`` without one."""
     if not array.size or (np.isfinite(array.min()) and np.isfinite(array.max())):
         return None
     return int((~np.isfinite(array)).argmax())
 
 
-def _row(array: NDArray[Any], index: int) -> int:
-    return index if array.ndim == 1 else index // array.shape[1]
-
-
-def _real(batch: StepBatch, padded: NDArray[Any]) -> NDArray[np.bool_]:
-    real: NDArray[np.bool_] = np.arange(padded.shape[1]) < batch.lengths[:, None]
-    return real
+def _sequence_of(rows: StepBatch, index: int) -> int:
+    return int(np.searchsorted(rows.ends, index, side="right")) - 1
 
 
 # ---- the rows of a step -------------------------------------------------------------------------------------------
@@ -145,8 +132,7 @@ def check_rows(call: PluginCall, edited: Any, batch: StepBatch) -> StepBatch:
     for name in ("input_ids", "group_index"):
         if not _is_same(after[name], before[name]):
             raise call.violation(f"leave {name!r} as it is", "changed it")
-    if (after["response_mask"] & ~before["response_mask"]).any():
-        raise call.violation("train on fewer tokens or as many", "set response_mask of tokens that must not")
+    _check_mask(call, edited, batch)
     return edited
 
 

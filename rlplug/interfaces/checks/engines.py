@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
@@ -19,6 +19,8 @@ from rlplug.types import Completion, FinishReason
 FINISH_REASONS: Final[tuple[FinishReason, ...]] = get_args(FinishReason)
 ROUNDING: Final = 1e-3
 """How far above 0 rounding may put a logprob."""
+PART_TOKENS: Final = 1 << 16
+"""Tokens that are looked at together, at least, unless there are fewer."""
 LOWEST: Final = -1e30
 """Lowest logprob; training reads them in float32."""
 
@@ -41,10 +43,29 @@ def are_sound(
 
     False says that some may not be: :func:`check_completion` and ``check_tokens`` name which, and why.
     """
-    if not completions:
-        return True
+    if not _are_arrays([each.token_ids for each in completions], np.int32):
+        return False
+    parts = _parts(completions)
+    return all(_are_sound(completions[part], limits[part], policy, version, has_logprobs) for part in parts)
+
+
+def _parts(completions: Sequence[Completion]) -> Iterator[slice]:
+    """Yield slices of completions with few enough tokens that what is computed of them stays in the cache."""
+    first = num_tokens = 0
+    for index, completion in enumerate(completions):
+        num_tokens += len(completion.token_ids)
+        if num_tokens > PART_TOKENS:
+            yield slice(first, index + 1)
+            first, num_tokens = index + 1, 0
+    if first < len(completions):
+        yield slice(first, len(completions))
+
+
+def _are_sound(
+    completions: Sequence[Completion], limits: Sequence[int], policy: PolicySpec, version: int, has_logprobs: bool
+) -> bool:
     ids, logprobs = [each.token_ids for each in completions], [each.logprobs for each in completions]
-    if not (_are_arrays(ids, np.int32) and _are_arrays(logprobs, np.float32)):
+    if not _are_arrays(logprobs, np.float32):
         return False
     lengths = np.array([len(each) for each in ids])
     reasons = [each.finish_reason for each in completions]
