@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, get_args
@@ -43,68 +44,63 @@ def are_sound(
 
     False says that some may not be: :func:`check_completion` and ``check_tokens`` name which, and why.
     """
-    if not _are_arrays([each.token_ids for each in completions], np.int32):
+    try:
+        ids, logprobs = [each.token_ids for each in completions], [each.logprobs for each in completions]
+        lengths = list(map(len, ids))
+        return (
+            list(map(len, logprobs)) == lengths
+            and all(map(operator.le, lengths, limits))
+            and [each.policy_version for each in completions] == [version] * len(completions)
+            and all(length or each.finish_reason == "abort" for length, each in zip(lengths, completions, strict=True))
+            and all(
+                _are_drawn(ids[part], logprobs[part], completions[part], policy, has_logprobs)
+                for part in _parts(lengths)
+            )
+        )
+    except (TypeError, ValueError):  # a field is no array
         return False
-    parts = _parts(completions)
-    return all(_are_sound(completions[part], limits[part], policy, version, has_logprobs) for part in parts)
 
 
-def _parts(completions: Sequence[Completion]) -> Iterator[slice]:
+def _parts(lengths: Sequence[int]) -> Iterator[slice]:
     """Yield slices of completions with few enough tokens that what is computed of them stays in the cache."""
     first = num_tokens = 0
-    for index, completion in enumerate(completions):
-        num_tokens += len(completion.token_ids)
+    for index, length in enumerate(lengths):
+        num_tokens += length
         if num_tokens > PART_TOKENS:
             yield slice(first, index + 1)
             first, num_tokens = index + 1, 0
-    if first < len(completions):
-        yield slice(first, len(completions))
+    if num_tokens:
+        yield slice(first, len(lengths))
 
 
-def _are_sound(
-    completions: Sequence[Completion], limits: Sequence[int], policy: PolicySpec, version: int, has_logprobs: bool
+def _are_drawn(
+    ids: Sequence[NDArray[Any]],
+    logprobs: Sequence[NDArray[Any]],
+    completions: Sequence[Completion],
+    policy: PolicySpec,
+    has_logprobs: bool,
 ) -> bool:
-    ids, logprobs = [each.token_ids for each in completions], [each.logprobs for each in completions]
-    if not _are_arrays(logprobs, np.float32):
-        return False
-    lengths = np.array([len(each) for each in ids])
-    reasons = [each.finish_reason for each in completions]
-    is_well_formed = (
-        all(len(values) == length for values, length in zip(logprobs, lengths, strict=True))
-        and all(each.policy_version == version for each in completions)
-        and all(reason in FINISH_REASONS for reason in reasons)
-        and bool((lengths <= np.array(limits)).all())
-        and all(length or reason == "abort" for length, reason in zip(lengths, reasons, strict=True))
-    )
-    if not is_well_formed:
-        return False
+    """Return whether tokens are in the vocabulary, logprobs finite and not positive, and finish reasons fit."""
     tokens, values = np.concatenate(ids), np.concatenate(logprobs)
-    if not len(tokens):
-        return True
+    if tokens.dtype != np.int32 or values.dtype != np.float32 or tokens.ndim != 1 or values.ndim != 1:
+        return False
     most = (1 << 31) - 1 if policy.vocab_size is None else policy.vocab_size - 1
     if tokens.min() < 0 or tokens.max() > most:
         return False
     if has_logprobs and not (values.min() >= LOWEST and values.max() <= ROUNDING):  # either is false for NaN
         return False
-    return _ends_fit(tokens, lengths, reasons, policy)
-
-
-def _are_arrays(arrays: Sequence[Any], dtype: type) -> bool:
-    return all(isinstance(each, np.ndarray) and each.ndim == 1 and each.dtype == dtype for each in arrays)
-
-
-def _ends_fit(tokens: NDArray[Any], lengths: NDArray[np.int64], reasons: Sequence[str], policy: PolicySpec) -> bool:
-    """Return whether end tokens are last, and exactly where the engine says ``stop``."""
+    reasons = [each.finish_reason for each in completions]
+    if not all(reason in FINISH_REASONS for reason in reasons):
+        return False
     if not policy.eos_token_ids:
         return True
     is_end = tokens == policy.eos_token_ids[0]
     for end in policy.eos_token_ids[1:]:
         is_end |= tokens == end
-    has_tokens = lengths > 0
-    at_last = is_end[lengths.cumsum()[has_tokens] - 1]
-    stops = np.array([reason == "stop" for reason in reasons])[has_tokens]
-    asked = np.array([reason != "abort" for reason in reasons])[has_tokens]
-    return bool(np.count_nonzero(is_end) == np.count_nonzero(at_last) and (at_last == stops)[asked].all())
+    lengths = np.array(list(map(len, ids)))
+    at_last = is_end[lengths.cumsum() - 1] & (lengths > 0)
+    stops, aborts = (np.array([reason == each for reason in reasons]) for each in ("stop", "abort"))
+    return np.count_nonzero(is_end) == np.count_nonzero(at_last) and bool(((at_last == stops) | aborts).all())
 
 
 def check_completion(source: SourceOfTokens, completion: Completion, policy: PolicySpec, version: int) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Final
@@ -14,20 +14,22 @@ import torch
 
 from rlplug.interfaces.checks.calls import PluginCall
 
-_SPOILS: Final = frozenset({"default_dtype", "default_device", "gradients"})
+_SPOILS: Final = frozenset({"default_dtype", "gradients"})
 """What later steps would compute otherwise with: a change is an error. Any other change is a warning."""
 _WORDS: Final = {
     "default_dtype": "torch's default dtype",
-    "default_device": "torch's default device",
     "gradients": "torch.is_grad_enabled()",
     "num_threads": "torch.get_num_threads()",
     "torch_seed": "the seed of torch's global generator",
     "interrupt": "the handler of SIGINT",
     "terminate": "the handler of SIGTERM",
-    "folder": "the working directory",
 }
 _SAID: set[tuple[str, str]] = set()
 """Calls and fields that were warned of."""
+
+
+_handler: Final[Callable[[int], Any]] = sys.modules["_signal"].getsignal
+"""``signal.getsignal`` itself: what surrounds it tries to make an enum of the handler, and takes most of the time."""
 
 
 @dataclass(frozen=True)
@@ -39,32 +41,28 @@ class ProcessState:
     """
 
     default_dtype: torch.dtype
-    default_device: torch.device
     gradients: bool
     num_threads: int
     torch_seed: int
     interrupt: Any
     terminate: Any
-    folder: str
 
     @staticmethod
     def now() -> ProcessState:
         return ProcessState(
             torch.get_default_dtype(),
-            torch.get_default_device(),
             torch.is_grad_enabled(),
             torch.get_num_threads(),
             torch.initial_seed(),
-            signal.getsignal(signal.SIGINT),
-            signal.getsignal(signal.SIGTERM),
-            _folder(),
+            _handler(signal.SIGINT),
+            _handler(signal.SIGTERM),
         )
 
     def require_unchanged(self, call: PluginCall) -> None:
         """Compare with the state of now, after ``call``.
 
         Raises:
-            RunError: The default dtype, the default device or the mode of gradients has changed. Anything else that
+            RunError: The default dtype or the mode of gradients has changed. Anything else that
                 changed is a warning, once for each call and field.
         """
         after = ProcessState.now()
@@ -80,13 +78,6 @@ class ProcessState:
             if (str(call), name) not in _SAID:
                 _SAID.add((str(call), name))
                 warnings.warn(f"{problem} Restore it there.", stacklevel=3)
-
-
-def _folder() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:  # somebody has removed it
-        return ""
 
 
 @contextmanager
