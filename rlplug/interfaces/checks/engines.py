@@ -44,16 +44,20 @@ def are_sound(
 
     False says that some may not be: :func:`check_completion` and ``check_tokens`` name which, and why.
     """
+    if not completions:
+        return True
     try:
-        ids, logprobs = [each.token_ids for each in completions], [each.logprobs for each in completions]
+        fields = [(each.token_ids, each.logprobs, each.finish_reason, each.policy_version) for each in completions]
+        ids, logprobs, reasons, versions = zip(*fields, strict=True)
         lengths = list(map(len, ids))
         return (
             list(map(len, logprobs)) == lengths
             and all(map(operator.le, lengths, limits))
-            and [each.policy_version for each in completions] == [version] * len(completions)
-            and all(length or each.finish_reason == "abort" for length, each in zip(lengths, completions, strict=True))
+            and versions.count(version) == len(versions)
+            and sum(map(reasons.count, FINISH_REASONS)) == len(reasons)
+            and all(length or reason == "abort" for length, reason in zip(lengths, reasons, strict=True))
             and all(
-                _are_drawn(ids[part], logprobs[part], completions[part], policy, has_logprobs)
+                _are_drawn(ids[part], logprobs[part], lengths[part], reasons[part], policy, has_logprobs)
                 for part in _parts(lengths)
             )
         )
@@ -76,11 +80,12 @@ def _parts(lengths: Sequence[int]) -> Iterator[slice]:
 def _are_drawn(
     ids: Sequence[NDArray[Any]],
     logprobs: Sequence[NDArray[Any]],
-    completions: Sequence[Completion],
+    lengths: Sequence[int],
+    reasons: Sequence[str],
     policy: PolicySpec,
     has_logprobs: bool,
 ) -> bool:
-    """Return whether tokens are in the vocabulary, logprobs finite and not positive, and finish reasons fit."""
+    """Return whether tokens are in the vocabulary, logprobs finite and not above 0, and end tokens in their place."""
     tokens, values = np.concatenate(ids), np.concatenate(logprobs)
     if tokens.dtype != np.int32 or values.dtype != np.float32 or tokens.ndim != 1 or values.ndim != 1:
         return False
@@ -89,16 +94,13 @@ def _are_drawn(
         return False
     if has_logprobs and not (values.min() >= LOWEST and values.max() <= ROUNDING):  # either is false for NaN
         return False
-    reasons = [each.finish_reason for each in completions]
-    if not all(reason in FINISH_REASONS for reason in reasons):
-        return False
     if not policy.eos_token_ids:
         return True
     is_end = tokens == policy.eos_token_ids[0]
     for end in policy.eos_token_ids[1:]:
         is_end |= tokens == end
-    lengths = np.array(list(map(len, ids)))
-    at_last = is_end[lengths.cumsum() - 1] & (lengths > 0)
+    sizes = np.array(lengths)
+    at_last = is_end[sizes.cumsum() - 1] & (sizes > 0)
     stops, aborts = (np.array([reason == each for reason in reasons]) for each in ("stop", "abort"))
     return np.count_nonzero(is_end) == np.count_nonzero(at_last) and bool(((at_last == stops) | aborts).all())
 
