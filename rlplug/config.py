@@ -17,6 +17,7 @@ from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import RolloutEngine
 from rlplug.interfaces.trainer import ModelConfig, ModelTrainer
 from rlplug.models.critic import CriticConfig
+from rlplug.models.lora import LoRAConfig
 from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.hf_engine import HFRollout
@@ -105,6 +106,7 @@ class RunConfig:
         limits: Limits beyond which a run clips, skips, restarts or stops.
         router_replay: In a mixture of experts, let the policy's routers take the experts that the engine chose for each
             token (R3, arXiv 2510.11370), which lowers the mismatch of engine and trainer.
+        lora: Train low-rank adapters and keep the policy's own weights as they are; by default all of it trains.
     """
 
     policy: ModelConfig
@@ -130,6 +132,7 @@ class RunConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     limits: Limits = field(default_factory=Limits)
     router_replay: bool = False
+    lora: LoRAConfig | None = None
 
     @cached_property
     def engine(self) -> RolloutEngine:
@@ -140,6 +143,11 @@ class RunConfig:
     def model_trainer(self) -> ModelTrainer:
         """The trainer of the models, transformers' when none is named."""
         return self.trainer or TransformersTrainer()
+
+    @property
+    def reference_is_policy(self) -> bool:
+        """Whether the reference policy is the policy without its adapters, so that there is no second copy."""
+        return self.lora is not None and self.reference is None and self.algorithm.needs.reference_policy
 
     @property
     def on_policy_pass(self) -> str | None:

@@ -206,6 +206,13 @@ def check_trainer(config: RunConfig, mesh: MeshSizes) -> None:
             )
     if config.router_replay and not claims.router_replay:
         raise ConfigError(f"model.router_replay is true, and {name} cannot replay experts: remove it, {instead}.")
+    if config.lora is not None and not claims.lora:
+        raise ConfigError(f"model.lora is set, and {name} has no adapters: remove it, {instead}.")
+    if config.lora is not None and mesh.tensor > 1:
+        raise ConfigError(
+            f"model.lora is set, and trainer.strategy.init_args.tensor is {mesh.tensor}: adapters are not split over "
+            "the tensor axis. Set it to 1; FSDP shards over the same ranks."
+        )
     if config.critic is not None and not claims.critic:
         raise ConfigError(f"model.critic is set, and {name} trains no critic: remove it, {instead}.")
     for optimization in (type(optimization).__name__ for optimization in config.optimizations):

@@ -18,6 +18,7 @@ from rlplug.interfaces.optimization import Network, Optimization
 from rlplug.interfaces.rollout import PolicySpec
 from rlplug.models.critic import empty_critic
 from rlplug.models.loading import empty_model
+from rlplug.models.lora import num_adapter_parameters
 from rlplug.models.shape import ModelShape
 from rlplug.training.batch_plan import BatchPlan
 from rlplug.training.memory_plan.decisions import Decisions, decide
@@ -60,13 +61,14 @@ class PlannedRun:
             critic_state = optimizer_state_bytes(config.critic.make_optimizer)
             states["critic"] = ADAM_BYTES if critic_state is None else critic_state
         engine = self._engine_memory(gpu, shapes["policy"])
+        adapters = None if config.lora is None else num_adapter_parameters(config.policy, config.lora)
 
         def inputs_with(optimizations: Sequence[Optimization]) -> MemoryInputs:
             models = {}
             for name, shape in shapes.items():
                 traits = traits_of(name, optimizations, config.model_trainer.plan_memory(ActivationTraits()))
                 split = shape.split(self.mesh.tensor, traits.sequence_parallel)
-                models[name] = ModelInputs(split, traits, states[name])
+                models[name] = ModelInputs(split, traits, states[name], adapters if name == "policy" else None)
             return MemoryInputs(
                 gpu=gpu,
                 policy=models["policy"],
@@ -96,7 +98,7 @@ class PlannedRun:
         """Return the shapes of the run's models; a critic that shares the policy's trunk is next to nothing."""
         config, critic = self.config, self.config.critic
         shapes: dict[Network, ModelShape] = {"policy": ModelShape.of(empty_model(config.policy))}
-        if config.algorithm.needs.reference_policy:
+        if config.algorithm.needs.reference_policy and not config.reference_is_policy:
             reference = config.reference or config.policy
             shapes["reference"] = ModelShape.of(empty_model(reference, "model.reference"))
         if critic is not None and not critic.share_trunk:

@@ -417,6 +417,7 @@ class RLModule(LightningModule):
             "rollout_step": self.rollout_step,
             "policy_version": self.policy_version,
             "trainer": type(self.config.model_trainer).__name__,
+            "adapters": self.models.adapters,
             "algorithm": self.config.algorithm.state_dict(),
             "partial_rollout": self._partial_rollout_state(),
             "stepped": [bool(optimizer.state) for optimizer in self.trainer.optimizers],

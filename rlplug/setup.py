@@ -31,6 +31,7 @@ from rlplug.memory_inputs import PlannedRun
 from rlplug.models.build import Models, build_critic, build_policy, build_reference
 from rlplug.models.config import load_spec, load_tokenizer
 from rlplug.models.hf_files import read_config
+from rlplug.models.lora import WithoutAdapters
 from rlplug.models.routers import router_shape
 from rlplug.models.shape import attention_cost
 from rlplug.plugin_manager import plugins
@@ -44,7 +45,7 @@ from rlplug.training.batch_plan import BatchPlan
 from rlplug.training.forward_backward import MicroBatchRunner
 from rlplug.training.memory_plan.decisions import Decisions, shortfall
 from rlplug.training.memory_plan.inputs import GPU, total_and_free
-from rlplug.training.trainer_record import check_trainer_record
+from rlplug.training.trainer_record import adapter_record, check_records
 from rlplug.training.update import PolicyUpdate
 from rlplug.types import MeshSizes
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights, describe
@@ -243,19 +244,25 @@ def build_models(
     A validation before the training has built the policy already.
     """
     trainer = config.model_trainer
-    strategy.accept_checkpoint = partial(check_trainer_record, trainer)
     if plan is None:
         check_trainer(config, strategy.mesh_sizes(strategy.world_size))
     optimizations = config.optimizations if plan is None else plan.optimizations
     if models.policy is None:
-        models.policy, effects = build_policy(config.policy, optimizations, strategy, trainer, config.router_replay)
+        models.policy, effects = build_policy(
+            config.policy, optimizations, strategy, trainer, config.router_replay, config.lora
+        )
         models.effects += effects
         models.effects += () if plan is None or plan.memory is None else plan.memory.left_out
         models.effects += () if inputs.spec.fp8 is None else (Effect(describe(inputs.spec.fp8)),)
+        models.adapters = adapter_record(models.policy, strategy.gather)
+    strategy.accept_checkpoint = partial(check_records, trainer, models.adapters)
     if plan is None:
         return
     notes = [*inputs.notes, *(note for reward in config.rewards for note in reward.notes())]
     models.effects += [Effect(note) for note in notes]
+    if config.reference_is_policy and models.reference is None:
+        models.set_reference(WithoutAdapters(models.policy))
+        models.effects += [Effect("reference: the policy without its adapters")]
     if config.algorithm.needs.reference_policy and models.reference is None:
         reference, effects = build_reference(config.reference, config.policy, optimizations, strategy, trainer)
         models.set_reference(reference)
@@ -283,7 +290,7 @@ def start_run(
         config.memory.offload,
         strategy.root_device,
         trained=[model for model in (models.policy, models.critic) if model is not None],
-        reference=[] if models.reference is None else [models.reference],
+        reference=[] if models.reference is None or config.reference_is_policy else [models.reference],
         optimizers=optimizers,
     )
     placement = Placement(strategy.root_device, strategy.global_rank, strategy.world_size)
@@ -324,7 +331,8 @@ def start_run(
 def make_optimizers(config: RunConfig, models: Models) -> tuple[list[Any], list[Any]]:
     """Return the optimizers and their schedulers (``None`` for a constant rate): the policy's, then the critic's."""
     assert models.policy is not None
-    optimizers = [config.optimizer(models.policy.named_parameters())]
+    trained = [(name, weight) for name, weight in models.policy.named_parameters() if weight.requires_grad]
+    optimizers = [config.optimizer(trained)]
     make_schedulers = [config.lr_scheduler]
     if config.critic is not None and models.critic is not None:
         optimizers.append(config.critic.make_optimizer(models.critic.named_parameters()))

@@ -86,6 +86,9 @@ RANGES: Final[Mapping[str, Range]] = {
     "model.validation.top_p": Range(0, 1, is_open=True),
     "model.validation.top_k": Range(0, 10_000_000),
     "model.validation.pass_threshold": Range(-1e9, 1e9),
+    "model.lora.rank": Range(1, 100_000),
+    "model.lora.alpha": POSITIVE,
+    "model.lora.seed": SEED,
     "model.weight_sync.keep_first_layers": COUNT_OR_0,
     "model.weight_sync.keep_last_layers": COUNT_OR_0,
     "model.weight_sync.bucket_mib": COUNT,
@@ -146,8 +149,8 @@ FORBIDDEN_FLAGS: Final[Mapping[str, str]] = {
 """Options of optimizers that would undo the training, and why."""
 
 SEED_KEYS: Final = (
-    *("model.seed", "model.policy.seed", "model.reference.seed", "model.critic.seed", "model.critic.trunk.seed"),
-    "data.seed",
+    *("model.seed", "model.policy.seed", "model.lora.seed", "model.reference.seed", "model.critic.seed"),
+    *("model.critic.trunk.seed", "data.seed"),
 )
 """Seeds that follow ``seed_everything`` while they are 0."""
 

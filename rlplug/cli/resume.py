@@ -25,6 +25,8 @@ from rlplug.errors import ConfigError
 _REFUSED: Final = {
     "seed_everything": "the random generators go on from the checkpoint",
     "run.dir": "the run goes on in the folder of its checkpoint",
+    "model.lora.rank": "the checkpoint's adapters have it",
+    "model.lora.alpha": "it would scale what the adapters have learned",
     "model.optimizer.class_path": "the checkpoint has no state for it",
     "model.critic.optimizer.class_path": "the checkpoint has no state for it",
 }

@@ -34,6 +34,7 @@ from rlplug.distributed.durable_files import (
 from rlplug.errors import RunError
 from rlplug.launch.plan import RUN_FOLDER_VARIABLE
 from rlplug.models.export import export_policy
+from rlplug.models.lora import export_adapter
 from rlplug.observability.experiment_log import is_due, log_configuration, log_samples
 from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.observability.sample_records import first_of_ranks, is_trained, sample_record, spread_over_ranks
@@ -62,7 +63,8 @@ class RunFolder(Callback):
     Args:
         dir: Parent folder of the run's numbered folder.
         samples_per_step: Completions written to ``samples.jsonl`` per step: the best, the worst and some in between.
-        export_policy: Write the trained policy as a Hugging Face folder, ``policy/``, when the run ends.
+        export_policy: Write the trained policy as a Hugging Face folder, ``policy/``, when the run ends; with
+            ``model.lora`` the merged policy, and its adapter in ``adapter/`` as peft reads it.
         report: Write ``report.html`` when the run ends; needs the extra ``rlplug[report]``.
     """
 
@@ -246,18 +248,27 @@ class RunFolder(Callback):
                 print_interrupted(module, self.path)
             return
         if self.export_policy:
-            inputs = module.inputs
-            folder = self.path / "policy.partial"
-            if trainer.is_global_zero:
-                remove(folder)
-            rank, by = trainer.global_rank, module.config.model_trainer
-            export_policy(module.policy, inputs.tokenizer, inputs.spec.dtype, folder, rank, by)
-            if trainer.is_global_zero:
-                replace_folder(folder, self.path / "policy")
+            self._export(trainer, module)
         if trainer.is_global_zero:
             self._finish("finished")
             seconds = time.monotonic() - self._began
             print_summary(self.path, MetricsCSV(self.path / METRICS), seconds, self._results())
+
+    def _export(self, trainer: Trainer, module: Any) -> None:
+        """Write the policy and, where one was trained, its adapter. Collective."""
+        config, inputs, rank = module.config, module.inputs, trainer.global_rank
+        partial = {name: self.path / f"{name}.partial" for name in ("policy", "adapter")}
+        if trainer.is_global_zero:
+            for folder in partial.values():
+                remove(folder)
+        by = config.model_trainer
+        export_policy(module.policy, inputs.tokenizer, inputs.spec.dtype, partial["policy"], rank, by)
+        if config.lora is not None:
+            export_adapter(module.policy, config.lora, config.policy, partial["adapter"], rank)
+        if trainer.is_global_zero:
+            for name, folder in partial.items():
+                if folder.exists():
+                    replace_folder(folder, self.path / name)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._is_accepted:
@@ -284,6 +295,7 @@ class RunFolder(Callback):
     def _results(self) -> list[str]:
         """Write the report, and say where results are."""
         lines = [f"policy: {self.path / 'policy'}"] if self.export_policy else []
+        lines += [f"adapter: {self.path / 'adapter'}"] if (self.path / "adapter").exists() else []
         if self.report and importlib.util.find_spec("plotly"):
             from rlplug.observability.report import write_report
 

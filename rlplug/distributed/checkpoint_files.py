@@ -39,6 +39,8 @@ from torch.optim import Optimizer
 from rlplug.distributed.durable_files import explained, reason, sync
 from rlplug.errors import RLPlugError, RunError
 
+TRAINED: Final = StateDictOptions(ignore_frozen_params=True)
+"""What a checkpoint holds of a model: frozen weights, such as those under adapters, are in the model's folder."""
 OTHERS: Final = "meta.pt"
 """File of all but the tensors."""
 TENSORS: Final = ".metadata"
@@ -279,9 +281,9 @@ def read_checkpoint(
             raise ValueError(f"{OTHERS} is not of a run of rlplug")
         if accept is not None:
             accept(folder, others)
-        state: dict[str, Any] = {"state_dict": get_model_state_dict(model)}
+        state: dict[str, Any] = {"state_dict": get_model_state_dict(model, options=TRAINED)}
         _load(state, folder)
-        model.load_state_dict(state["state_dict"])
+        model.load_state_dict(state["state_dict"], strict=False)  # without what is frozen, which is there already
         for index, optimizer in enumerate(optimizers):
             state = {f"optimizer_{index}": get_optimizer_state_dict(model, optimizer)}
             _load(state, folder)

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
 
-from rlplug.distributed.checkpoint_files import find_damage, read_checkpoint, require_whole
+from rlplug.distributed.checkpoint_files import TRAINED, find_damage, read_checkpoint, require_whole
 from rlplug.distributed.checkpoint_writer import BackgroundWriter, ChecksumWriter, take_tensors, write_others
 from rlplug.distributed.clip_grad import scale_to_norm, total_norm
 from rlplug.distributed.exchange import exchange_arrays, gather_arrays
@@ -239,9 +239,12 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         return float(norm)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the shards without a copy; upstream copies them to the host, as the checkpoint's writer does again."""
+        """Return the shards of what trains, without a copy.
+
+        Upstream copies them to the host, as the checkpoint's writer does again.
+        """
         assert self.model is not None
-        return get_model_state_dict(self.model)
+        return get_model_state_dict(self.model, options=TRAINED)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         """Write a checkpoint, or begin to with the :class:`BackgroundWriter` that ``storage_options`` may be."""

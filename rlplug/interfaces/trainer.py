@@ -58,6 +58,8 @@ class TrainerClaims:
     """Class names of the optimizations that work on its networks; ``None`` for all."""
     conflicts: Mapping[str, str] = field(default_factory=dict)
     """Class names of optimizations that options of this trainer exclude, each with the reason."""
+    lora: bool = False
+    """Whether its networks take low-rank adapters: peft's layers in place of ``nn.Linear``, and frozen weights."""
     router_replay: bool = False
     """Whether its routers can take the experts that the engine chose: it has ``router_replay``."""
 

@@ -19,6 +19,7 @@ from rlplug.interfaces.router_replay import attach_router_replay
 from rlplug.interfaces.trainer import ModelConfig, ModelTrainer
 from rlplug.models.critic import Critic, CriticConfig, ValueHead, empty_critic
 from rlplug.models.loading import to_empty_on
+from rlplug.models.lora import LoRAConfig, add_adapters, load_adapters
 from rlplug.models.transformers_trainer import TRANSFORMERS
 
 
@@ -32,6 +33,8 @@ class Models(nn.Module):
         """A :class:`Critic`, or with a shared trunk a :class:`ValueHead`."""
         self.effects: list[Effect] = []
         """How weights came and what the optimizations changed."""
+        self.adapters: dict[str, float] | None = None
+        """What tells the policy's adapters and their base from others; ``None`` where all of it trains."""
         self._reference: list[nn.Module] = []  # in a list, so that it is not part of the checkpoint
 
     @property
@@ -49,6 +52,7 @@ def build_policy(
     strategy: RLFSDP2Strategy,
     trainer: ModelTrainer,
     router_replay: bool = False,
+    lora: LoRAConfig | None = None,
 ) -> tuple[nn.Module, list[Effect]]:
     """Return the sharded policy, and effects: how its weights were loaded and what the optimizations changed.
 
@@ -59,8 +63,10 @@ def build_policy(
     policy = empty_network(trainer, config, key)
     if router_replay:
         attach_router_replay(policy, trainer.router_replay(policy))
-    effects = _edit_and_shard("policy", policy, config, optimizations, strategy, trainer)
-    return policy, [trainer.load_weights(policy, config, key), *effects]
+    effects = [] if lora is None else [add_adapters(policy, lora, config.torch_dtype)]
+    effects += _edit_and_shard("policy", policy, config, optimizations, strategy, trainer)
+    effects = [trainer.load_weights(policy, config, key), *effects]
+    return policy, effects if lora is None else [*effects, load_adapters(policy, lora)]
 
 
 def build_reference(

@@ -25,6 +25,7 @@ from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models.hf_files import read, read_config, read_generation_config, weight_files
 from rlplug.models.packing_checks import check_attention, check_layers
 from rlplug.weight_sync.hf_names import hf_weights
+from rlplug.weight_sync.low_rank import adapters_of
 
 PLAIN_DTYPES: Final = ("F64", "F32", "F16", "BF16")
 """Dtypes of safetensors files that are read without dequantisation."""
@@ -80,7 +81,7 @@ def to_empty_on(model: nn.Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def load_weights(model: nn.Module, config: ModelConfig, key: str = "model.policy", prefix: str = "") -> Effect:
-    """Load every parameter and buffer, as float32; each rank loads its own shards.
+    """Load every parameter and buffer but low-rank adapters, as float32; each rank loads its own shards.
 
     Args:
         model: A model of :func:`empty_model` or a submodule of one, sharded or not, with memory.
@@ -97,7 +98,12 @@ def load_weights(model: nn.Module, config: ModelConfig, key: str = "model.policy
     template = empty_model(config, key)
     saved = model.state_dict(keep_vars=True)
     buffers = {prefix + name: buffer for name, buffer in model.named_buffers() if name not in saved}
-    weights: dict[str, Tensor] = {prefix + name: parameter for name, parameter in model.named_parameters()}
+    adapters = adapters_of(model)
+    weights: dict[str, Tensor] = {
+        prefix + (name if adapters is None else adapters.plain_names[name]): parameter
+        for name, parameter in model.named_parameters()
+        if adapters is None or name in adapters.plain_names
+    }
     weights |= {prefix + name: buffer for name, buffer in model.named_buffers() if name in saved}
     _copy_all(buffers, _rebuilt_buffers(template, buffers))
     if config.init == "random":

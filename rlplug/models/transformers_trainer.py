@@ -22,7 +22,9 @@ from rlplug.weight_sync.hf_names import hf_weights
 class TransformersTrainer(ModelTrainer):
     """Trains the models of Hugging Face's transformers, sharded by FSDP2. The default."""
 
-    claims = TrainerClaims(axes=frozenset({"replicate", "sequence", "tensor"}), critic=True, router_replay=True)
+    claims = TrainerClaims(
+        axes=frozenset({"replicate", "sequence", "tensor"}), critic=True, lora=True, router_replay=True
+    )
 
     def empty_network(self, config: ModelConfig, key: str) -> nn.Module:
         return empty_model(config, key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, WeightsOfParameters
 from rlplug.weight_sync.fp8_quantize import quantize_blocks
 from rlplug.weight_sync.hf_names import hf_weights
+from rlplug.weight_sync.low_rank import LowRankUpdate, adapters_of
 
 ALIGNMENT: Final = 16
 """Alignment of each tensor in an all-gather, in bytes, so that it can be viewed in its own dtype."""
@@ -30,8 +31,9 @@ def weight_buckets(
     """Yield every weight of ``model`` in ``dtype``, unsharded, under its name in Hugging Face checkpoints.
 
     Collective: every rank must exhaust the iterator, since sharded parameters are gathered when their turn comes. Tied
-    parameters are sent once, under the name that comes first. A bucket holds at most ``max_bytes``, unless it is a
-    single parameter; making it takes its bytes twice. It shares no memory with the model.
+    parameters are sent once, under the name that comes first. What low-rank adapters add is merged on the way. A bucket
+    holds at most ``max_bytes``, unless it is a single parameter; making it takes its bytes twice. It shares no memory
+    with the model.
 
     Args:
         model: The model, sharded in any way or not.
@@ -43,10 +45,14 @@ def weight_buckets(
     """
     in_fp8 = frozenset(fp8.quantized) if fp8 is not None else frozenset()
     of_parameters = hf_weights(model) if weights is None else weights
-    gatherer = _WeightGatherer(of_parameters, dtype, in_fp8, fp8 is not None and fp8.power_of_two_scales)
+    adapters = adapters_of(model)
+    updates = {} if adapters is None else adapters.updates
+    gatherer = _WeightGatherer(of_parameters, dtype, in_fp8, fp8 is not None and fp8.power_of_two_scales, updates)
     pending: list[tuple[str, Tensor]] = []
     size = 0
     for name, parameter in model.named_parameters():
+        if not of_parameters[name]:
+            continue
         num_bytes = gatherer.num_bytes(name)
         if pending and size + num_bytes > max_bytes:
             yield gatherer.gather(pending)
@@ -101,6 +107,8 @@ class _WeightGatherer:
     """Checkpoint names of the weights that are sent in FP8."""
     power_of_two_scales: bool
     """Whether scales are rounded up to powers of two."""
+    updates: Mapping[str, LowRankUpdate]
+    """Low-rank updates, by the parameter to which each is added."""
 
     def num_bytes(self, name: str) -> int:
         """Return the bytes of a parameter as it is sent."""
@@ -112,28 +120,28 @@ class _WeightGatherer:
         )
 
     def gather(self, named: Sequence[tuple[str, Tensor]]) -> Bucket:
-        """Return full tensors; the shards of all are gathered in one collective for each process group."""
-        full: dict[str, Tensor] = {}
-        together: dict[dist.ProcessGroup, dict[str, _Part]] = {}
+        """Return full tensors, merged with their low-rank updates; none shares memory with the policy.
+
+        An engine may keep or change what it gets.
+        """
+        full = _gather_full(self._merged(named), self.dtype, self._parts)
         own = {_storage_of(tensor) for _, tensor in named}
-        for name, tensor in named:
-            if not isinstance(tensor, DTensor):
-                full[name] = tensor
-            elif tensor.device_mesh.size() == 1:
-                full[name] = tensor.to_local()
-            elif (axis := _axis_of_rows(tensor)) is not None:
-                group = tensor.device_mesh.get_group(axis)
-                together.setdefault(group, {}).update(self._parts(name, tensor, dist.get_world_size(group)))
-            else:
-                narrow: Any = tensor.to(self.dtype)  # cast before the gather: half the bytes are sent
-                full[name] = narrow.full_tensor()
-        for group, parts in together.items():
-            full |= _gather_rows(parts, group)
-        # an engine may keep or change what it gets: the policy's own memory is no part of a bucket
         return [
             (weight_name, _apart(tensor, own))
             for name, _ in named
             for weight_name, tensor in self._checkpoint_weights(name, full)
+        ]
+
+    def _merged(self, named: Sequence[tuple[str, Tensor]]) -> Sequence[tuple[str, Tensor]]:
+        """Add the low-rank updates: each rank computes its own rows of B A, so A alone is gathered."""
+        downs = [(name, self.updates[name].down.weight.detach()) for name, _ in named if name in self.updates]
+        if not downs:
+            return named
+        whole = _gather_full(downs, torch.float32, _float32_part)
+        dtype = torch.float32 if self.in_fp8 else self.dtype
+        return [
+            (name, self.updates[name].added_to(tensor, whole[name], dtype) if name in whole else tensor)
+            for name, tensor in named
         ]
 
     def _parts(self, name: str, tensor: DTensor, num_ranks: int) -> dict[str, _Part]:
@@ -192,6 +200,40 @@ def _axis_of_rows(tensor: DTensor) -> int | None:
     (axis,) = sharded
     placement = tensor.placements[axis]
     return axis if type(placement) is Shard and placement.dim == 0 else None
+
+
+def _float32_part(name: str, tensor: DTensor, num_ranks: int) -> dict[str, _Part]:
+    return {name: _Part(tensor.to_local(), tensor.shape, -(-tensor.shape[0] // num_ranks), torch.float32)}
+
+
+def _gather_full(
+    named: Sequence[tuple[str, Tensor]],
+    dtype: torch.dtype,
+    parts_of: Callable[[str, DTensor, int], Mapping[str, _Part]],
+) -> dict[str, Tensor]:
+    """Return full tensors; the shards of all are gathered in one collective for each process group.
+
+    Args:
+        named: Tensors by name, sharded or not.
+        dtype: Dtype in which tensors whose rows are not sharded are gathered.
+        parts_of: Returns what this rank sends of a tensor whose rows are sharded over so many ranks.
+    """
+    full: dict[str, Tensor] = {}
+    together: dict[dist.ProcessGroup, dict[str, _Part]] = {}
+    for name, tensor in named:
+        if not isinstance(tensor, DTensor):
+            full[name] = tensor
+        elif tensor.device_mesh.size() == 1:
+            full[name] = tensor.to_local()
+        elif (axis := _axis_of_rows(tensor)) is not None:
+            group = tensor.device_mesh.get_group(axis)
+            together.setdefault(group, {}).update(parts_of(name, tensor, dist.get_world_size(group)))
+        else:
+            narrow: Any = tensor.to(dtype)  # cast before the gather: half the bytes are sent
+            full[name] = narrow.full_tensor()
+    for group, parts in together.items():
+        full |= _gather_rows(parts, group)
+    return full
 
 
 def _gather_rows(parts: Mapping[str, _Part], group: dist.ProcessGroup) -> dict[str, Tensor]:

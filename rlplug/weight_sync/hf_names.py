@@ -15,6 +15,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.weight_sync import HFWeight
+from rlplug.weight_sync.low_rank import adapters_of
 
 _known: WeakKeyDictionary[nn.Module, dict[str, tuple[HFWeight, ...]]] = WeakKeyDictionary()
 """Weights of each model, kept because every sync asks for them."""
@@ -24,7 +25,8 @@ def hf_weights(model: nn.Module) -> Mapping[str, tuple[HFWeight, ...]]:
     """Return the weights that each parameter of ``model`` becomes in a Hugging Face checkpoint, by parameter name.
 
     Engines load these: ``experts.gate_up_proj`` [E, 2 O, I] of Qwen3-MoE becomes ``experts.0.gate_proj.weight``
-    [O, I] and 2 E - 1 more. transformers converts the names of a checkpoint, and knows the way back.
+    [O, I] and 2 E - 1 more. transformers converts the names of a checkpoint, and knows the way back. A low-rank adapter
+    becomes none: what it adds is merged into its matrix.
 
     Args:
         model: A transformers model, or any module, whose names are then kept; sharded or not, or on the meta device.
@@ -49,11 +51,16 @@ def hf_views(model: nn.Module) -> dict[str, Tensor]:
 
 def _found(model: nn.Module) -> Iterator[tuple[str, tuple[HFWeight, ...]]]:
     seen: set[str] = set()
+    adapters = adapters_of(model)
     plain: Any = _unsharded(model)
     is_converted = isinstance(model, PreTrainedModel) and bool(get_model_conversion_mapping(plain, add_legacy=False))
     for name, parameter in model.named_parameters():
         shape = parameter.shape
-        found = tuple(_of_parameter(plain, name, shape)) if is_converted else (HFWeight(name, shape),)
+        if adapters is not None and name not in adapters.plain_names:
+            yield name, ()
+            continue
+        plain_name = name if adapters is None else adapters.plain_names[name]
+        found = tuple(_of_parameter(plain, plain_name, shape)) if is_converted else (HFWeight(plain_name, shape),)
         names = {weight.name for weight in found}
         if names & seen or sum(weight.shape.numel() for weight in found) != shape.numel():
             raise _unknown(name, shape)

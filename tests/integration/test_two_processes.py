@@ -40,7 +40,16 @@ PARTIAL = [
     *("--model.algorithm.kl_coefficient", "0.05"),
 ]
 """Of nine groups, each rank's engine works on some, and how long one takes depends on its guesses."""
-PAIRS = {"plain": RUN, "critic": ACTOR_CRITIC, "shared": SHARED_TRUNK, "dynamic": DYNAMIC, "partial": PARTIAL}
+ADAPTERS = [*RUN, "--model.lora", "{rank: 4, alpha: 64}", "--model.optimizer.lr", "0.01"]
+"""The reference is the policy without its adapters."""
+PAIRS = {
+    "plain": RUN,
+    "adapters": ADAPTERS,
+    "critic": ACTOR_CRITIC,
+    "shared": SHARED_TRUNK,
+    "dynamic": DYNAMIC,
+    "partial": PARTIAL,
+}
 """What runs on one process, and on two that torchrun's variables make ranks; the plainest is started in every way."""
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "rlplug"]
 WAYS = [(name, f"{name}-two") for name in PAIRS] + [("plain", "lightning"), ("plain", "torchrun")]

@@ -50,7 +50,14 @@ class ModelInputs:
     shape: ModelShape
     traits: ActivationTraits = ActivationTraits()
     state_bytes: float = 0.0
-    """Bytes of optimizer state per parameter; 0 for a network that does not learn."""
+    """Bytes of optimizer state per parameter that trains; 0 for a network that does not learn."""
+    adapters: int | None = None
+    """Parameters of low-rank adapters, which alone train; ``None`` where all parameters do."""
+
+    @property
+    def trained(self) -> int:
+        """Parameters that train."""
+        return self.shape.parameters if self.adapters is None else self.adapters
 
 
 @dataclass(frozen=True)

@@ -93,12 +93,15 @@ class MemoryPlan:
     def _weights(self, phase: PlanPhase, network: ModelInputs) -> Item:
         if phase == "rollout" and self.facts.offload == "optimizer_and_weights":
             return Item(0, "offloaded")
-        return Item(self._shard(FLOAT32, network))
+        if network.adapters is None:
+            return Item(self._shard(FLOAT32 * network.shape.parameters))
+        frozen = self._shard(self.facts.itemsize * network.shape.parameters)
+        return Item(frozen + self._shard(FLOAT32 * network.adapters), "frozen, with adapters")
 
     def _reference(self, phase: PlanPhase, network: ModelInputs) -> Item:
         if phase != "logprobs" and self.facts.offload == "optimizer_and_weights":
             return Item(0, "offloaded")
-        return Item(self._shard(FLOAT32, network))
+        return Item(self._shard(FLOAT32 * network.shape.parameters))
 
     def _state(self, phase: PlanPhase) -> Item:
         """Return that of all networks that learn; before its first step an optimizer has none."""
@@ -107,10 +110,10 @@ class MemoryPlan:
         if phase == "logprobs" and not self.facts.logprobs_every_step:
             return Item(0, "first step")
         learning = [network for network in (self.facts.policy, self.facts.critic) if network is not None]
-        return Item(sum(self._shard(network.state_bytes, network) for network in learning))
+        return Item(sum(self._shard(network.state_bytes * network.trained) for network in learning))
 
-    def _shard(self, bytes_per_parameter: float, network: ModelInputs) -> int:
-        return int(bytes_per_parameter * network.shape.parameters / self.facts.shards)
+    def _shard(self, num_bytes: float) -> int:
+        return int(num_bytes / self.facts.shards)
 
     def _pass_items(self, phase: PlanPhase) -> Items:
         names = ("gradients", "gathered weights", "activations", "output layer, temporaries")
@@ -134,7 +137,7 @@ class MemoryPlan:
         if facts.reshard_after_forward:  # a block, the one that is fetched ahead, and embeddings or output layer
             gathered = min(gathered, 2 * shape.block_parameters + shape.end_parameters)
         keeps_whole = facts.sizes.num_passes("update") > 1 and not facts.sync_every_micro_batch
-        gradients = FLOAT32 * shape.parameters // (1 if keeps_whole else facts.shards)
+        gradients = FLOAT32 * network.trained // (1 if keeps_whole else facts.shards)
         scored = 0 if is_critic else facts.sizes.scored(phase)
         kept = kept_elements(shape, traits) if is_update else 0
         return Pass(
