@@ -41,6 +41,7 @@ def table(by_name: Mapping[str, TrainerClaims]) -> str:
     rows["[`router_replay`](the-step.md#router-replay)"] = [
         "yes" if c.router_replay else "no" for c in by_name.values()
     ]
+    rows["[`lora`](lora.md)"] = ["yes" if c.lora else "no" for c in by_name.values()]
     rows["`attn_implementation`"] = [names(c.attention) for c in by_name.values()]
     rows["optimizations"] = [names(c.optimizations) for c in by_name.values()]
     head = f"| | {' | '.join(f'`{name}`' for name in by_name)} |\n|---|{'---|' * len(by_name)}"
