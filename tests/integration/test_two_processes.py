@@ -40,7 +40,7 @@ PARTIAL = [
     *("--model.algorithm.kl_coefficient", "0.05"),
 ]
 """Of nine groups, each rank's engine works on some, and how long one takes depends on its guesses."""
-ADAPTERS = [*RUN, "--model.lora", "{rank: 4, alpha: 64}", "--model.optimizer.lr", "0.01"]
+ADAPTERS = [*RUN, "--model.lora", "{rank: 4, alpha: 8}"]
 """The reference is the policy without its adapters."""
 PAIRS = {
     "plain": RUN,
