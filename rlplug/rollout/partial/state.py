@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,7 @@ class PartialRolloutState:
         """Those of this rank's engine, by the number of their group, oldest first; of all engines after a load."""
         self._staleness: list[int] = []
         """Of the groups that were released since the last metrics."""
-        self._num_resumed = self._tokens_read_again = 0
+        self._num_resumed = self._tokens_read_again = self._num_late = 0
 
     def num_wanted(self, num_missing: int) -> int:
         """Return the number of new prompts that may start now, where the step lacks ``num_missing`` groups."""
@@ -111,12 +112,25 @@ class PartialRolloutState:
             ranks: The ranks of this rank's engine.
             gather: Returns the concatenation of all ranks' lists; collective.
         """
-        self.ledger.complete(gather(self.complete() if ranks.is_first else []))
+        own = [(number, self._count_late(number)) for number in self.complete()]
+        num_late: dict[int, int] = dict(gather(own if ranks.is_first else []))
+        self.ledger.complete(num_late)
         chosen = self.ledger.choose(wanted, version)
         if chosen is None:
             return None
         self._staleness += [version - group.version for group in self.ledger.close(chosen)]
+        if late := sum(num_late.get(number, 0) for number in chosen):
+            self._num_late += late
+            warnings.warn(
+                f"{late} trajectories took longer than model.partial_rollout.trajectory_deadline_s "
+                f"({self.options.trajectory_deadline_s:g} s), and do not train.",
+                stacklevel=2,
+            )
         return [self.trajectories.pop(number) for number in chosen if number in self.trajectories]
+
+    def _count_late(self, number: int) -> int:
+        """Return how many trajectories of a complete group were given up, because their time was over."""
+        return sum(trajectory.is_late and bool(trajectory.error) for trajectory in self.trajectories[number])
 
     def metrics(self, batch: StepBatch, version: int) -> dict[str, float]:
         """Return ``partial/...`` since the last call: groups, what was resumed, and ages in policy versions.
@@ -128,9 +142,11 @@ class PartialRolloutState:
         groups = self.ledger.open.values()
         num_resumed, self._num_resumed = self._num_resumed, 0
         num_read, self._tokens_read_again = self._tokens_read_again, 0
+        num_late, self._num_late = self._num_late, 0
         return {
             "partial/resumed": float(num_resumed),
             "partial/tokens_read_again": float(num_read),
+            "partial/late": float(num_late),
             "partial/groups_in_flight": float(len(groups)),
             "partial/groups_complete": float(sum(group.is_complete for group in groups)),
             "partial/age_mean": of_tokens.mean,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.rollout.partial.background import BackgroundGeneration
 from rlplug.rollout.partial.state import PartialRolloutState
-from rlplug.types import Prompt, SamplingParams, StepBatch
+from rlplug.types import Completion, Prompt, SamplingParams, StepBatch
 
 PROMPTS = [Prompt(uid=str(number), token_ids=(3, 4 + number % 6), text="") for number in range(30)]
 TURNS = TurnOptions(max_turns=8, max_tokens_per_turn=3, step_deadline_s=20)
@@ -52,7 +53,7 @@ class Run:
         request = RolloutRequest(prompts, 2, SamplingParams(max_new_tokens), f"0/{self.step}", self.step)
         samples = self.generator.resume(self.state, request, num_wanted=2)
         assert len({sample.prompt.uid for sample in samples}) == 2
-        assert all(self.step - sample.policy_version <= 1 for sample in samples)
+        assert all(self.step - sample.policy_version <= 1 for sample in samples if not sample.errors)
         self.samples += samples
         return samples
 
@@ -169,6 +170,75 @@ def test_an_engine_that_dies_while_the_policy_trains_is_restarted(make_generator
     for _ in range(3):
         run.take()
     assert run.generator._driver.pop_metrics()["rollout/restarts"] == 1
+    run.generator.close()
+
+
+class Stuck(ServerLike):
+    """Never generates for group 1, and returns its requests when they are aborted, unless it ``keeps`` them.
+
+    Time passes for deadlines while nothing else runs, ``jump_s`` each time that nothing comes.
+    """
+
+    keeps = False
+    jump_s = 200.0
+    now = 0.0
+
+    def start(self, policy, placement):
+        super().start(policy, placement)
+        self.held = set()
+
+    def submit(self, requests, sampling):
+        held = [request for request in requests if request.request_id.split("/")[2] == "1"]
+        self.held |= {request.request_id for request in held}
+        super().submit([request for request in requests if request not in held], sampling)
+
+    def collect(self, timeout_s):
+        found = super().collect(timeout_s)
+        if self.held and not found and not self._unfinished:
+            self.now += self.jump_s
+        return found
+
+    def abort(self, request_ids):
+        for name in self.held & set(request_ids):
+            if not self.keeps:
+                self.held.remove(name)
+                self._finished.put(Completion(name, [], [], "abort", self._version))
+        super().abort([name for name in request_ids if name not in self.held])
+
+
+@pytest.mark.filterwarnings("ignore:.*trajectories took longer", "ignore:.*restarts")
+@pytest.mark.parametrize(("environment", "keeps"), [(None, False), (Counting, False), (None, True)])
+def test_a_straggler_costs_its_own_trajectory(environment, keeps, make_generator, monkeypatch):
+    """It catches a request that never ends and wedges the run, trains, or costs more than one restart."""
+    engine, options = Stuck(), PartialRollout(asynchronous=True, max_staleness=1, trajectory_deadline_s=100.0)
+    engine.keeps, engine.jump_s = keeps, 200.0 if environment is None else 2.0  # an environment may be stepping
+    monkeypatch.setattr("rlplug.rollout.partial.deadlines.time", SimpleNamespace(monotonic=lambda: engine.now))
+    run = Run(make_generator(engine, environment, TURNS), PartialRolloutState(options, 2))
+    for _ in range(3):
+        run.take()
+    run.generator.close()
+    failed = [sample for sample in run.samples if sample.errors]
+    assert [sample.prompt.uid for sample in failed] == ["1", "1"]
+    (error,) = failed[0].errors.values()
+    assert error.message == "took longer than model.partial_rollout.trajectory_deadline_s (100 s)"
+    batch = StepBatch.from_samples(run.samples, pad_token_id=0)
+    assert run.state.metrics(batch, version=4)["partial/late"] == 2
+    assert run.generator._driver.pop_metrics()["rollout/restarts"] == keeps
+
+
+def test_an_engine_that_hangs_in_a_call_ends_the_run(make_generator, monkeypatch):
+    monkeypatch.setattr("rlplug.rollout.partial.asynchronous.HUNG_S", 0.5)
+    is_free = threading.Event()
+
+    class Hung(ServerLike):
+        def collect(self, timeout_s):
+            is_free.wait(20)
+            return super().collect(timeout_s)
+
+    run = Run(make_generator(Hung()))
+    with pytest.raises(RunError, match="Hung has not returned from submit, collect or abort"):
+        run.take()
+    is_free.set()
     run.generator.close()
 
 
