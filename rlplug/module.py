@@ -35,6 +35,7 @@ from rlplug.training.advantages import compute_advantages, require_rows
 from rlplug.training.host_tuning import freeze_gc, limit_host_threads
 from rlplug.training.logprobs import compute_logprobs
 from rlplug.training.mismatch_gate import MismatchGate
+from rlplug.training.samples.importance_weights import weights_by_age
 from rlplug.training.samples.metrics import mean_over_ranks, rollout_metrics
 from rlplug.training.samples.selection import GroupSelection
 from rlplug.training.samples.table import sample_table
@@ -265,6 +266,8 @@ class RLModule(LightningModule):
             self.step_metrics |= self.mismatch_gate.compare(
                 batch, tokens.sampled_logprobs, self.policy_version, self.step, self._is_first_step
             )
+            if self.config.partial_rollout is not None and (bound := self.config.partial_rollout.bound) is not None:
+                self.step_metrics |= weights_by_age(batch, tokens.sampled_logprobs, self.policy_version, bound)
 
     def _validate(self) -> dict[str, float]:
         config, run = self.config, self.run
