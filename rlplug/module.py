@@ -126,6 +126,7 @@ class RLModule(LightningModule):
         request = RolloutRequest(prompts, config.batch.group_size, config.sampling, key, self.policy_version)
         if self.partial_rollout is None:
             return self.run.generator.generate(request, first_group=rollout.num_drawn)
+        self.partial_rollout.schedule.begin(self.step)
         return self.run.generator.resume(self.partial_rollout, request, self.groups.num_missing(rollout))
 
     def score(self, samples: list[Sample]) -> list[Sample]:
@@ -310,6 +311,9 @@ class RLModule(LightningModule):
             run_setup.check_rollout(self.config, self.inputs)
             return
         self._plan = run_setup.plan_fit(self.config, self.inputs, self.data, self.strategy, self.trainer.world_size)
+        if self.partial_rollout is not None:
+            data, group_size = self.data.train_stream.state_dict()["fingerprint"], self.config.batch.group_size
+            self.partial_rollout.identify(self.config.seed, data, group_size, self._plan.total_steps)
 
     def configure_model(self) -> None:
         plan = self._plan if self.trainer.state.fn == "fit" else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from types import SimpleNamespace
@@ -43,7 +44,7 @@ class Run:
     def __init__(self, generator, state=None, num_drawn=0, step=0):
         self.generator, self.num_drawn, self.step = generator, num_drawn, step
         self.state = state or PartialRolloutState(OPTIONS, 2)
-        self.samples = []
+        self.samples, self.bound = [], 1
 
     def take(self, max_new_tokens=12):
         self.step += 1
@@ -53,7 +54,7 @@ class Run:
         request = RolloutRequest(prompts, 2, SamplingParams(max_new_tokens), f"0/{self.step}", self.step)
         samples = self.generator.resume(self.state, request, num_wanted=2)
         assert len({sample.prompt.uid for sample in samples}) == 2
-        assert all(self.step - sample.policy_version <= 1 for sample in samples if not sample.errors)
+        assert all(self.step - sample.policy_version <= self.bound for sample in samples if not sample.errors)
         self.samples += samples
         return samples
 
@@ -78,6 +79,46 @@ def test_groups_that_train_late_have_every_token_once(environment, make_generato
     assert metrics["partial/wait_s"] > 0
     assert metrics["partial/engine_idle_s"] > 0
     run.generator.close()
+
+
+def test_a_run_is_repeated_group_by_group(make_generator, tmp_path):
+    """It catches a repetition that trains on what is complete first, where an engine ends groups in another order."""
+
+    class LateAtFirst(ServerLike):
+        def submit(self, requests, sampling):
+            is_first = [request.request_id.split("/")[2] in ("0", "1") for request in requests]
+            late = [request for request, its_first in zip(requests, is_first, strict=True) if its_first]
+            threading.Timer(0.5, super().submit, (late, sampling)).start()
+            super().submit([request for request in requests if request not in late], sampling)
+
+    def trained(engine, replay=None, num_steps=4):
+        options = PartialRollout(asynchronous=True, max_staleness=3, replay=replay)
+        run = Run(make_generator(engine), PartialRolloutState(options, 2))
+        run.bound = 3
+        run.state.identify(0, {"uids": "abc"}, group_size=2, num_steps=num_steps)
+        lines = []
+        for step in range(1, num_steps + 1):
+            run.state.schedule.begin(step)
+            run.take(max_new_tokens=4)
+            lines.append(run.state.schedule.line())
+        run.generator.close()
+        return lines
+
+    lines, path = trained(LateAtFirst()), tmp_path / "groups.jsonl"
+    path.write_text("".join(lines))
+    assert json.loads(lines[0])["groups"] != [[0, 1]], "the engine did not change the order"
+    assert trained(ServerLike(), str(path)) == lines
+    for text, message in (
+        ("".join(lines)[:-2], "line 4 of .* is torn"),
+        ("".join(lines[:1] + lines[2:]), "lacks step 2"),
+        ("".join([lines[0], *lines]), "has step 1 twice"),
+        ("".join(lines).replace('"seed": 0', '"seed": 1'), "other values of the seed: it has 1, and this run 0"),
+        ("".join(lines).replace('"data": "', '"data": "x'), "other values of the training prompts or their order"),
+        ('{"step": 1, "groups": [0]}\n', "line 1 of .* is not a step and its groups"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=f"model.partial_rollout.replay: .*{message}"):
+            trained(ServerLike(), str(path))
 
 
 def test_engines_generate_while_the_policy_trains(make_generator):
