@@ -1,8 +1,10 @@
-"""Times whole GRPO steps of rlplug and of TRL on the same GPU, in turns, beside the bare parts and the physical floor.
+r"""Times whole GRPO steps of rlplug and of TRL on the same GPU, in turns, beside the bare parts and the physical floor.
 
     python benchmarks/step.py --workload fixed --out OUT
     python benchmarks/step.py --workload heavy-tailed --trl liger --rounds 2 --out OUT
     python benchmarks/step.py --workload fixed --sides rlplug --out OUT -- --model.memory.sleep_between_rollouts true
+    python benchmarks/step.py --workload heavy-tailed --sides rlplug --out OUT -- --model.algorithm.correction {} \
+        --model.partial_rollout "{over_provisioning: 1.5, max_staleness: 2}"
 
 Needs a GPU, vLLM, rlplug with its plugins, and for ``--sides trl`` TRL and datasets. Weights, prompts and rewards are
 random; completions end at lengths that both sides share. Each side runs in a process of its own, and they alternate.

@@ -11,7 +11,17 @@ from typing import Any
 import torch
 import yaml
 from lightning.pytorch import Callback
-from step_work import GROUP, WORKLOADS, MemoryWatch, Workload, prepare, say, share_stop_rule, write_prompts
+from step_work import (
+    GROUP,
+    WORKLOADS,
+    MemoryWatch,
+    Workload,
+    end_trajectories_at,
+    lengths_of_this_rank,
+    prepare,
+    say,
+    write_prompts,
+)
 
 from rlplug.cli.main import main
 
@@ -38,8 +48,8 @@ class StepClock(Callback):
             return
         now, metrics = time.perf_counter(), module.newest_metrics
         phases = {name.removeprefix("time/"): value for name, value in metrics.items() if name.startswith("time/")}
-        phases["generate"] = metrics["rollout/num_tokens"] / metrics["rollout/tokens_per_s"]
-        phases["sync"] = metrics["sync/seconds"]
+        phases["generate"] = metrics["rollout/num_tokens"] / max(metrics["rollout/tokens_per_s"], 1e-9)
+        phases["sync"] = metrics.get("sync/seconds", 0.0)
         for name in ("wake", "sleep"):
             phases[name] = metrics.get(f"rollout/{name}_seconds", 0.0)
         phases["offload"] = metrics.get("offload/seconds", 0.0)
@@ -52,6 +62,7 @@ class StepClock(Callback):
             peaks=self.watch.drain(),
             memory={n.removeprefix("memory/"): round(v, 2) for n, v in metrics.items() if n.startswith("memory/")},
             mismatch=metrics.get("mismatch/mean", 0.0),
+            partial={n.removeprefix("partial/"): round(v, 4) for n, v in metrics.items() if n.startswith("partial/")},
         )
         self.ended = time.perf_counter()
 
@@ -116,5 +127,5 @@ if __name__ == "__main__":
         name, work, num_steps, *extra = sys.argv[1:]
         os.environ["STEP_WORKLOAD"] = name
         arguments = [*prepared(name, Path(work), int(num_steps)), *extra]
-    share_stop_rule(WORKLOADS[os.environ["STEP_WORKLOAD"]])
+    end_trajectories_at(lengths_of_this_rank(WORKLOADS[os.environ["STEP_WORKLOAD"]]))
     sys.exit(main(arguments))

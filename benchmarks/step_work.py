@@ -94,7 +94,7 @@ def random_reward(completion: Any) -> float:
 
 
 def share_stop_rule(workload: Workload) -> None:
-    """Let vLLM's engine, in whatever trainer, stop the i-th request of a step at the i-th length, and never before."""
+    """Let vLLM's engine, in TRL's trainer, stop the i-th request of a step at the i-th length, and never before."""
     from vllm.v1.engine.llm_engine import LLMEngine
 
     add_request, lengths = LLMEngine.add_request, lengths_of_this_rank(workload)
@@ -105,6 +105,32 @@ def share_stop_rule(workload: Workload) -> None:
         return add_request(self, request_id, prompt, params, *others, **named)
 
     LLMEngine.add_request = with_length  # type: ignore[method-assign]
+
+
+def end_trajectories_at(lengths: Iterator[int]) -> None:
+    """Let each of rlplug's trajectories end at the next length, in however many requests, and never before.
+
+    What a partial rollout breaks off goes on later, in vLLM's engine or on its servers, and ends where it would have.
+    """
+    from rlplug_rollout_vllm import engine_requests, server
+
+    from rlplug.rollout.trajectory import Trajectory
+
+    request, length_of = Trajectory.request, dict[str, int]()
+    arguments = engine_requests.sampling_arguments
+
+    def with_length(self: Trajectory, max_new_tokens: int | None) -> Any:
+        if self.key not in length_of:
+            length_of[self.key] = next(lengths)
+        left = max(1, length_of[self.key] - self.num_after_prompt)
+        return request(self, left if max_new_tokens is None else min(left, max_new_tokens))
+
+    def without_end_tokens(*all_arguments: Any) -> dict[str, Any]:
+        return {**arguments(*all_arguments), "stop_token_ids": []}
+
+    Trajectory.request = with_length  # type: ignore[method-assign]
+    for module in (engine_requests, server):
+        module.sampling_arguments = without_end_tokens
 
 
 def lengths_of_this_rank(workload: Workload) -> Iterator[int]:

@@ -148,7 +148,7 @@ def check_partial_rollout(
             f"model.partial_rollout trains on tokens of former policies, and {type(algorithm).__name__} does not "
             "correct for that: set its init_args.correction, or remove model.partial_rollout."
         )
-    for option in ("asynchronous", "over_provisioning", "max_seconds_per_step"):
+    for option in ("asynchronous", "over_provisioning", "max_seconds_per_step", "trajectory_deadline_s"):
         if getattr(options, option):
             require_capability(engine, "streaming", f"model.partial_rollout.{option}", engines)
     if options.asynchronous:

@@ -39,6 +39,7 @@ from rlplug.training.advantages import compute_advantages
 from rlplug.training.host_tuning import freeze_gc, limit_host_threads
 from rlplug.training.logprobs import compute_logprobs
 from rlplug.training.mismatch_gate import MismatchGate, limit_of
+from rlplug.training.samples.importance_weights import weights_by_age
 from rlplug.training.samples.metrics import mean_over_ranks, rollout_metrics
 from rlplug.training.samples.selection import GroupSelection
 from rlplug.training.samples.table import sample_table
@@ -125,6 +126,7 @@ class RLModule(LightningModule):
         request = RolloutRequest(prompts, config.batch.group_size, config.sampling, key, self.policy_version)
         if self.partial_rollout is None:
             return self.run.generator.generate(request, first_group=rollout.num_drawn)
+        self.partial_rollout.schedule.begin(self.step)
         return self.run.generator.resume(self.partial_rollout, request, self.groups.num_missing(rollout))
 
     def score(self, samples: list[Sample]) -> list[Sample]:
@@ -274,6 +276,8 @@ class RLModule(LightningModule):
             self.step_metrics |= self.mismatch_gate.compare(
                 batch, tokens.sampled_logprobs, self.policy_version, self.step, self._is_first_step
             )
+            if self.config.partial_rollout is not None and (bound := self.config.partial_rollout.bound) is not None:
+                self.step_metrics |= weights_by_age(batch, tokens.sampled_logprobs, self.policy_version, bound)
 
     def _validate(self) -> dict[str, float]:
         config, run = self.config, self.run
@@ -325,6 +329,9 @@ class RLModule(LightningModule):
             run_setup.check_rollout(self.config, self.inputs)
             return
         self._plan = run_setup.plan_fit(self.config, self.inputs, self.data, self.strategy, self.trainer.world_size)
+        if self.partial_rollout is not None:
+            data, group_size = self.data.train_stream.state_dict()["fingerprint"], self.config.batch.group_size
+            self.partial_rollout.identify(self.config.seed, data, group_size, self._plan.total_steps)
 
     def configure_model(self) -> None:
         plan = self._plan if self.trainer.state.fn == "fit" else None

@@ -17,12 +17,16 @@ def metrics_of(folder: Path) -> list[dict[str, float]]:
 
 
 def check_bound(folder: Path, num_steps: int, bound: int, prompts_per_step: int) -> None:
-    """Each step has its groups, none too old, and no prompt of the first epoch trains in two steps."""
+    """Each step has its groups, none too old, none twice, and no prompt of the first epoch trains in two steps."""
     rows = metrics_of(folder)
     assert [row["step"] for row in rows] == list(range(1, num_steps + 1))
     assert max(row["partial/staleness_max"] for row in rows) == bound
     assert all(row["filter/missing_groups"] == 0 for row in rows)
     assert all(row["partial/groups_in_flight"] == bound * prompts_per_step for row in rows)
+    steps = [json.loads(line) for line in (folder / "groups.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == list(range(1, num_steps + 1))
+    groups = [group for step in steps for take in step["groups"] for group in take]
+    assert len(set(groups)) == len(groups) == num_steps * prompts_per_step
     with (folder / "samples.jsonl").open() as file:
         trained = {(line["step"], line["prompt_uid"]) for line in map(json.loads, file) if line["phase"] == "train"}
     assert len({uid for _, uid in trained}) == len(trained)

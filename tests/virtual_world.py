@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import random
 import threading
+import warnings
 from types import SimpleNamespace
 from unittest import mock
 
@@ -22,7 +24,7 @@ from rlplug.rollout import agent_loop
 from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engines.ranks import EngineRanks
-from rlplug.rollout.partial import asynchronous, enough_groups
+from rlplug.rollout.partial import asynchronous, deadlines, enough_groups
 from rlplug.rollout.partial.asynchronous import AsynchronousRollout
 from rlplug.rollout.partial.enough_groups import CompleteGroups
 from rlplug.rollout.partial.state import PartialRolloutState
@@ -140,8 +142,9 @@ class VirtualEngine(RolloutEngine):
 
     capabilities = EngineCapabilities(streaming=True, disaggregated=True)
 
-    def __init__(self, clock: VirtualClock, rng: random.Random, rate: float, fault_share: float, spread: float) -> None:
-        self.clock, self.rng, self.rate, self.fault_share, self.spread = clock, rng, rate, fault_share, spread
+    def __init__(self, clock: VirtualClock, world: World) -> None:
+        self.clock, self.rng, self.rate = clock, world.rng, world.rate
+        self.fault_share, self.spread, self.stuck_share = world.fault_share, world.spread, world.stuck_share
         self.version = -1
         self.running = {}
         self.most_running = 0
@@ -150,6 +153,11 @@ class VirtualEngine(RolloutEngine):
     def length_of(self, key: str) -> int:
         """Return a trajectory's length: heavy-tailed, the same whenever it is asked for."""
         return min(MOST_TOKENS, 1 + int(random.Random(key).expovariate(1 / self.spread)))
+
+    def end_of(self, key: str, left: int, began: float) -> float:
+        """Return when a request ends: never, for trajectories that are stuck after their first tokens."""
+        is_stuck = random.Random(f"{key}/stuck").random() < self.stuck_share
+        return math.inf if is_stuck else began + left / self.rate
 
     def start(self, policy, placement) -> None:
         self.running = {}
@@ -176,11 +184,11 @@ class VirtualEngine(RolloutEngine):
             self.num_faults += 1
             self.running = {}
             raise EngineFault("it died.")
-        ends = [began + left / self.rate for _, _, left, began, _ in self.running.values()]
+        ends = [self.end_of(key, left, began) for key, _, left, began, _ in self.running.values()]
         self.clock.sleep(max(0.0, min([timeout_s, *(end - self.clock.now for end in ends)])))
         found = []
-        for name, (_, _, left, began, _) in list(self.running.items()):
-            if began + left / self.rate <= self.clock.now + 1e-9:
+        for name, (key, _, left, began, _) in list(self.running.items()):
+            if self.end_of(key, left, began) <= self.clock.now + 1e-9:
                 found.append(self._completion(name, left, "stop"))
         return found + self._aborted()
 
@@ -241,14 +249,18 @@ class World:
         self.per_step, self.num_samples = rng.randint(1, 3), rng.randint(1, 2)
         self.bound = rng.randint(1, 4)
         ratio = rng.choice([None, rng.uniform(1.01, self.bound + 1)])
-        self.options = PartialRollout(asynchronous=True, over_provisioning=ratio, max_staleness=self.bound)
+        self.stuck_share = rng.choice([0.0, 0.0, 0.1, 1.0])
+        deadline_s = rng.choice([1.0, 5.0]) if self.stuck_share else rng.choice([None, None, 0.5])
+        self.options = PartialRollout(
+            asynchronous=True, over_provisioning=ratio, max_staleness=self.bound, trajectory_deadline_s=deadline_s
+        )
         self.rate, self.spread = rng.choice([3.0, 10.0, 100.0]), rng.choice([1.0, 3.0, 8.0])
         self.update_s, self.fault_share = rng.choice([0.0, 0.1, 1.0, 3.0]), rng.choice([0.0, 0.0, 0.02, 0.2])
         self.poll_s = rng.choice([0.05, 0.4])
         self.save_every, self.reject_share = rng.randint(1, 3), rng.choice([0.0, 0.0, 0.3])
         self.num_steps = rng.randint(1, 6)
         self.num_kills = rng.choice([0, 0, 1, 3])
-        self.stats = {"kills": 0, "faults": 0, "staleness": 0, "groups": 0, "cut": 0}
+        self.stats = {"kills": 0, "faults": 0, "staleness": 0, "groups": 0, "cut": 0, "late": 0}
         self.checkpoint = {"step": 0, "drawn": 0, "trained": [], "state": None}
 
     def run(self) -> dict[str, int]:
@@ -258,8 +270,9 @@ class World:
 
     def run_until_killed(self) -> bool:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings(action="ignore"))  # of late trajectories
             clock = self.new_clock()
-            for module in (agent_loop, asynchronous, enough_groups):
+            for module in (agent_loop, asynchronous, deadlines, enough_groups):
                 stack.enter_context(mock.patch.object(module, "time", clock))
             stack.enter_context(mock.patch.object(asynchronous, "BackgroundGeneration", VirtualGeneration))
             stack.enter_context(mock.patch.object(agent_loop, "COLLECT_BRIEFLY_S", self.poll_s))
@@ -275,7 +288,7 @@ class World:
 
     def run_on(self, clock: VirtualClock) -> bool:
         VirtualGeneration.clock = clock
-        engine = VirtualEngine(clock, self.rng, self.rate, self.fault_share, self.spread)
+        engine = VirtualEngine(clock, self)
         ranks = EngineRanks(Placement(torch.device("cpu"), 0, 1), 1)
         producer = AsynchronousRollout(VirtualDriver(engine), ranks, CompleteGroups(None, 0, 1), list)
         try:
@@ -345,6 +358,11 @@ class World:
         for trajectory in group:
             tokens = trajectory.token_ids[1:].tolist()
             assert tokens == [token_of(trajectory.key, index) for index in range(len(tokens))]
+            if trajectory.error:
+                assert trajectory.is_late
+                assert self.options.trajectory_deadline_s < trajectory.seconds
+                self.stats["late"] += 1
+                continue
             assert trajectory.finish_reason == "stop"
             versions = [segment.policy_version for segment in trajectory.segments]
             assert versions == sorted(versions)

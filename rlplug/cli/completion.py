@@ -13,8 +13,9 @@ import shtab
 
 from rlplug.cli.lightning_cli import RLCLI, read_command
 
-FILES: Final = {"-c", "--config", "--ckpt_path", "--resume", "--run.dir", "--status", "--stop", "--folder"}
+FILES: Final = {"-c", "--config", "--ckpt_path", "--resume", "--run.dir", "--status", "--stop", "--folder", "--rates"}
 """Options whose value is a file or a folder."""
+SPLIT_OPTIONS: Final = ("--split-gpus", "--rates", "--engine-tokens-s", "--trainer-tokens-s")
 LAUNCH: Final = ("--launcher", "--dry-run", "--status", "--stop")
 OTHERS: Final = {
     "plugins": ("--check", "--verbose", "--run", "--json", "--block"),
@@ -61,7 +62,7 @@ def command_parser() -> argparse.ArgumentParser:
     """Return a parser of every command with its options, to complete and not to parse."""
     options = options_of_commands()
     options |= {
-        "plan": [*options["fit"], "--gpu-gib", "--network-gbit-s"],
+        "plan": [*options["fit"], "--gpu-gib", "--network-gbit-s", *SPLIT_OPTIONS],
         "launch": [*options["fit"], *LAUNCH],
         **OTHERS,
     }

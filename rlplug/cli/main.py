@@ -41,6 +41,9 @@ PLAN_DESCRIPTION: Final = """what will live on each GPU in each phase of a step,
   -c, --config CONFIG    and all other options of rlplug fit: see rlplug fit --help
   --gpu-gib GIB          memory of each GPU; by default that of this machine's first
   --network-gbit-s GBIT  speed of each host's network, to estimate the seconds of a weight sync between hosts
+  --split-gpus N         how to divide N GPUs between engines and trainer of an asynchronous run, by measured rates:
+  --rates RUN            those of a run's folder; or
+  --engine-tokens-s R --trainer-tokens-s R   completion tokens a second of one GPU
 
 Exit status 1: it does not fit, and the smallest change that makes it fit is printed.
 """
@@ -188,10 +191,13 @@ def _doctor_command(arguments: list[str]) -> int:
 def _plan_command(arguments: list[str]) -> int:
     gpu_gib = _take_values(arguments, "--gpu-gib", "a number of GiB, such as 80")
     network = _take_values(arguments, "--network-gbit-s", "a number of Gbit/s, such as 400")
+    what = {"split-gpus": "a number of GPUs", "rates": "the folder of a run"}
+    what |= {f"{side}-tokens-s": "tokens per second of one GPU" for side in ("engine", "trainer")}
+    split = {name: values[-1] for name in what if (values := _take_values(arguments, f"--{name}", what[name]))}
     from rlplug.cli.plan_command import plan_command
 
-    given = (values[-1] if values else None for values in (gpu_gib, network))
-    return 0 if plan_command(arguments, *given) else EXIT_ERROR
+    gib, gbit_s = (values[-1] if values else None for values in (gpu_gib, network))
+    return 0 if plan_command(arguments, gib, gbit_s, split) else EXIT_ERROR
 
 
 def _report_command(arguments: list[str]) -> int:

@@ -79,6 +79,7 @@ RANGES: Final[Mapping[str, Range]] = {
     "model.partial_rollout.max_staleness": Range(1, 1000),
     "model.partial_rollout.max_tokens_per_step": TOKENS,
     "model.partial_rollout.max_seconds_per_step": SECONDS,
+    "model.partial_rollout.trajectory_deadline_s": SECONDS,
     "model.partial_rollout.groups_in_flight": COUNT,
     "model.validation.every_n_steps": Range(1, 10_000_000),
     "model.validation.num_samples": Range(1, 100_000),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 
@@ -12,6 +15,7 @@ from rlplug.cli.run_output import print_batch_plan, print_memory_plan
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.observability.terminal import say
+from rlplug.rollout.partial.gpu_split import GPURates, rates_of_run
 from rlplug.setup import plan_run
 from rlplug.training.memory_plan.decisions import shortfall
 from rlplug.training.memory_plan.inputs import GPU, total_and_free
@@ -19,14 +23,19 @@ from rlplug.types import GIB
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug.weight_sync.sync_time import SyncTime
 
+NO_SPLIT: Final[Mapping[str, str]] = MappingProxyType({})
 
-def plan_command(arguments: list[str], gpu_gib: str | None, network: str | None = None) -> bool:
+
+def plan_command(
+    arguments: list[str], gpu_gib: str | None, network: str | None = None, split: Mapping[str, str] = NO_SPLIT
+) -> bool:
     """Print the plans of a run; return whether it fits.
 
     Args:
         arguments: Those of ``rlplug fit``, without the command.
         gpu_gib: Memory of each GPU; by default that of this machine's first.
         network: Speed of each host's network in Gbit/s, for the time of a weight sync between hosts.
+        split: Values of ``split-gpus``, ``rates``, ``engine-tokens-s`` and ``trainer-tokens-s``, where they are given.
 
     Raises:
         ConfigError: The configuration is wrong, or there is neither ``gpu_gib`` nor a GPU.
@@ -34,6 +43,7 @@ def plan_command(arguments: list[str], gpu_gib: str | None, network: str | None 
     cli = read_command(ConfiguredCLI, ["fit", *arguments])
     gpu = _gpu(gpu_gib)
     gbit_s = None if network is None else _number("--network-gbit-s", network, "how fast it is, such as 400")
+    recommended = _split(split) if split else None
     options, module, data = cli.trainer_options, cli.model, cli.datamodule
     strategy = options.strategy
     if not isinstance(strategy, RLFSDP2Strategy):
@@ -54,10 +64,34 @@ def plan_command(arguments: list[str], gpu_gib: str | None, network: str | None 
     if gbit_s is not None:
         num_shards = max(1, options.num_nodes // plan.mesh.replicate)
         say(SyncTime.of(policy_weights(module.inputs.spec).values(), num_shards, gbit_s).describe(gbit_s))
+    if recommended is not None:
+        say(recommended)
     problem = shortfall(memory.plan)
     if problem is not None:
         say(str(problem))
     return problem is None
+
+
+def _split(given: Mapping[str, str]) -> str:
+    """Return lines on how to divide GPUs between engines and trainer."""
+    by_hand = {name: given[name] for name in ("engine-tokens-s", "trainer-tokens-s") if name in given}
+    if "split-gpus" not in given:
+        raise ConfigError(f"--{min(given)} needs --split-gpus: say how many GPUs to divide, such as 8.")
+    if ("rates" in given) == bool(by_hand) or len(by_hand) == 1:
+        raise ConfigError(
+            "--split-gpus needs measured rates: --rates with the folder of a run, or both --engine-tokens-s and "
+            "--trainer-tokens-s, the completion tokens per second of one GPU."
+        )
+    num_gpus = _number("--split-gpus", given["split-gpus"], "how many GPUs to divide, such as 8")
+    if num_gpus < 2 or num_gpus != int(num_gpus):
+        raise ConfigError(f"--split-gpus is {given['split-gpus']}: give a whole number, at least 2, one for each side.")
+    if by_hand:
+        rates = GPURates(
+            *(_number(f"--{name}", text, "tokens per second of one GPU") for name, text in by_hand.items())
+        )
+    else:
+        rates = rates_of_run(Path(given["rates"]))
+    return rates.describe(int(num_gpus))
 
 
 def num_devices(devices: Any) -> int:

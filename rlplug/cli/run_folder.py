@@ -41,6 +41,7 @@ from rlplug.observability.sample_records import first_of_ranks, is_trained, samp
 from rlplug.observability.tensorboard import RunTensorBoard
 from rlplug.observability.terminal import say
 from rlplug.plugin_manager import describe, plugins
+from rlplug.rollout.partial.replay import FILE as GROUPS
 from rlplug.setup import take_optimizer_options
 from rlplug.training.memory_plan.table import memory_notes, memory_rows
 from rlplug.types import Sample
@@ -102,7 +103,7 @@ class RunFolder(Callback):
             raise RunError(problem)
         module.run_dir = self.path
         self._metrics = MetricsCSV(self.path / METRICS, waits=self._is_resumed(trainer))
-        self._rows = {name: RowFile(self.path / name) for name in (SAMPLES, REWARD_ERRORS)}
+        self._rows = {name: RowFile(self.path / name) for name in (SAMPLES, REWARD_ERRORS, GROUPS)}
         trainer.loggers = [self._metrics, *trainer.loggers]
         if importlib.util.find_spec("tensorboard"):
             trainer.loggers = [*trainer.loggers, RunTensorBoard(self.path, name="", version="tensorboard")]
@@ -137,7 +138,7 @@ class RunFolder(Callback):
             launched = os.environ.get(RUN_FOLDER_VARIABLE)
             folder = resumed or (Path(launched) if launched else new_numbered_folder(Path(self.dir)))
             self._lock = FolderLock(folder)
-            require_readable(folder / name for name in (CONFIG, RECORD, METRICS, SAMPLES, REWARD_ERRORS))
+            require_readable(folder / name for name in (CONFIG, RECORD, METRICS, SAMPLES, REWARD_ERRORS, GROUPS))
         except RunError as error:
             return Path(), str(error)
         return folder, None
@@ -158,10 +159,11 @@ class RunFolder(Callback):
         """Remove what the run wrote after ``step`` and will write again; return lines that say what is lost."""
         assert self._metrics is not None
         said = []
-        if aside := set_aside_after(self.path, step, [METRICS, SAMPLES, REWARD_ERRORS]):
+        if aside := set_aside_after(self.path, step, [METRICS, SAMPLES, REWARD_ERRORS, GROUPS]):
             said.append(f"the checkpoints after step {step} are now in {aside}, with copies of their rows")
         last = step or -1  # the validation before the first step is repeated
         said += self._metrics.cut_back(last)
+        said += cut_back_lines(self.path / GROUPS, last)
         said += cut_back_lines(self.path / SAMPLES, last, is_trained if self.samples_per_step else None)
         return said + cut_back_lines(self.path / REWARD_ERRORS, last)
 
@@ -200,6 +202,10 @@ class RunFolder(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._log_samples(trainer, pl_module)
+        module: Any = pl_module
+        schedule = None if module.partial_rollout is None else module.partial_rollout.schedule
+        if trainer.is_global_zero and schedule is not None and schedule.taken and schedule.step == module.rollout_step:
+            self._rows[GROUPS].append(schedule.line())
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._log_samples(trainer, pl_module)

@@ -18,7 +18,7 @@ from rlplug.interfaces.plain_values import MAX_REWARD
 from rlplug.interfaces.reward import SUMMARY_NAMES, Reward
 from rlplug.rewards.scores import own_copy, read_scores, weighted_sum
 from rlplug.timeouts import TimeoutExecutor
-from rlplug.types import ENVIRONMENT, RewardError, Sample
+from rlplug.types import ENVIRONMENT, TRAJECTORY, RewardError, Sample
 
 
 class RewardRunner:
@@ -131,6 +131,8 @@ def _score(reward: Reward, samples: Sequence[Sample]) -> Any:
 def _remedy(name: str) -> str:
     if name == ENVIRONMENT:
         return "Correct model.environment or its data, raise model.turns.step_deadline_s if it needs longer"
+    if name == TRAJECTORY:
+        return "Raise model.partial_rollout.trajectory_deadline_s if trajectories need longer"
     return "Correct that reward in model.rewards or its data, raise model.limits.reward_deadline_s if it needs longer"
 
 
@@ -146,7 +148,7 @@ def _check_rewards(rewards: Sequence[Reward], has_environment: bool) -> None:
             "since it is their key in the metrics."
         )
     for reward in rewards:
-        if reward.name in (*SUMMARY_NAMES, ENVIRONMENT):
+        if reward.name in (*SUMMARY_NAMES, ENVIRONMENT, TRAJECTORY):
             raise ConfigError(
                 f"model.rewards has a reward named {reward.name!r}, and reward/{reward.name} is a metric of all "
                 "rewards together: give it another init_args.name."

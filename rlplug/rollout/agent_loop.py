@@ -17,6 +17,7 @@ from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.environment_calls import EnvironmentCalls, Failure
 from rlplug.rollout.observation_tokens import ObservationTokens
+from rlplug.rollout.partial.deadlines import ABORT_S, TrajectoryDeadlines
 from rlplug.rollout.step_answer import StepAnswer
 from rlplug.rollout.trajectory import Trajectory
 from rlplug.types import Completion, Request, SamplingParams
@@ -73,6 +74,7 @@ class AgentLoop:
         self._step_budget = {trajectory.key: budget or sampling.max_new_tokens for trajectory in trajectories}
         """Tokens that this step may still generate for each trajectory."""
         self._max_seconds = None if partial is None else partial.max_seconds_per_step
+        self._deadline_s = None if partial is None else partial.trajectory_deadline_s
         self._is_enough = is_enough
         self._progress = progress
         self._ends_at = float("inf")
@@ -123,7 +125,7 @@ class AgentLoop:
         """
         if self._max_seconds is not None and self._ends_at == float("inf"):
             self._ends_at = time.monotonic() + self._max_seconds
-        breaks_off = self._max_seconds is not None or self._is_enough is not None
+        breaks_off = any(limit is not None for limit in (self._max_seconds, self._is_enough, self._deadline_s))
         if (breaks_off or self._environments is not None) and engine.capabilities.streaming:
             self.stream(engine)
         else:
@@ -149,6 +151,7 @@ class AgentLoop:
             fault = fault or disorder or refusal
             if fault is None and self._is_stopped(engine, [completion for _, completion in accepted]):
                 return
+            fault = fault or _unasked_abort(call, [completion for _, completion in accepted])
             ended = [trajectory for trajectory, completion in accepted if self._receive(trajectory, completion)]
             if self._environments is not None:
                 self._step_environments(ended, self._environments)
@@ -183,14 +186,21 @@ class AgentLoop:
         Raises:
             EngineFault: The engine failed; what it had completed is in the trajectories.
         """
+        deadlines = TrajectoryDeadlines(self._trajectories, self._deadline_s)
+        try:
+            self._stream(engine, deadlines)
+        finally:
+            deadlines.note(is_last=True)
+
+    def _stream(self, engine: RolloutEngine, deadlines: TrajectoryDeadlines) -> None:
         running: dict[str, Trajectory] = {}
         is_aborted, call = False, PluginCall(engine, "collect")
         self._end_if_enough()
         ready = self._ready_at_first()
         while True:
+            deadlines.note()
             is_over = self._seconds_left <= 0 or engine.is_stopping()
-            if is_over:
-                ready = []
+            ready = [] if is_over else self._in_time(ready)
             if not (running or ready or (self._num_stepping and not is_over)):
                 return
             running |= {trajectory.request_id: trajectory for trajectory in ready}
@@ -202,6 +212,8 @@ class AgentLoop:
                 if running and is_over and not is_aborted:
                     engine.abort(list(running))
                     is_aborted = True
+                elif late := deadlines.to_abort(running):
+                    engine.abort(late)
                 if running:
                     completions = check_list(call, engine.collect(self._wait_s(self._num_stepping > 0)))
             except EngineFault as problem:
@@ -211,12 +223,23 @@ class AgentLoop:
             if self._environments is not None:
                 self._environments.submit(ended, self.sampling.max_new_tokens)
             if not (is_aborted or engine.is_stopping()):
-                refusal = refusal or _unasked_abort(call, [completion for _, completion in accepted])
-            if fault := fault or refusal:
+                refusal = refusal or _unasked_abort(call, [each for owner, each in accepted if not owner.is_late])
+            if fault := fault or refusal or _kept_aborted(engine, deadlines.overdue(running)):
                 raise fault
+            self._in_time([trajectory for trajectory, _ in accepted if not trajectory.awaits_answer])
             stepped = self._collect_steps(0.0 if running else self._wait_s(False))
             self._end_if_enough()
             ready = [trajectory for trajectory in stepped if self._wants_more(trajectory)]
+
+    def _in_time(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """Give up the unfinished ones of some trajectories that are late, and return the others."""
+        for trajectory in trajectories:
+            if trajectory.is_late and trajectory.finish_reason is None:
+                trajectory.give_up(
+                    f"took longer than model.partial_rollout.trajectory_deadline_s ({self._deadline_s:g} s)"
+                )
+                self._end(trajectory)
+        return [trajectory for trajectory in trajectories if trajectory.finish_reason is None]
 
     def _ready_at_first(self) -> list[Trajectory]:
         """Return the trajectories that want tokens; have environments answer that were not asked in this process."""
@@ -306,8 +329,12 @@ class AgentLoop:
                 trajectory.finish_reason = "length" if trajectory.turn_was_cut else "stop"
             else:
                 self._observe(trajectory, answer.text)
-        if trajectory.finish_reason is not None and self._environments is not None:
-            self._progress.advance(1)
+        if trajectory.finish_reason is not None:
+            self._end(trajectory)
+
+    def _end(self, trajectory: Trajectory) -> None:
+        self._progress.advance(1)
+        if self._environments is not None:
             self._environments.release(trajectory)
 
     def _observe(self, trajectory: Trajectory, text: str | None) -> None:
@@ -329,3 +356,10 @@ def _unasked_abort(call: PluginCall, completions: Sequence[Completion]) -> Engin
         if completion.finish_reason == "abort":
             return EngineFault(f"{call} aborted request {completion.request_id}, on its own.")
     return None
+
+
+def _kept_aborted(engine: RolloutEngine, request_id: str | None) -> EngineFault | None:
+    """Return the fault of an engine that keeps a request whose trajectory is late; ``None`` without such a request."""
+    if request_id is None:
+        return None
+    return EngineFault(f"{type(engine).__name__} did not return aborted request {request_id} within {ABORT_S:g} s.")

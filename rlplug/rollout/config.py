@@ -60,6 +60,11 @@ class PartialRollout:
         max_tokens_per_step: Most tokens that one trajectory gets in one step.
         max_seconds_per_step: Time after which a step stops to generate, in seconds; needs an engine that streams. The
             tokens of a step then depend on the machine's speed, so a resumed run is no exact repetition.
+        trajectory_deadline_s: Longest time that engine and environment have for one trajectory, in seconds, its waiting
+            in the engine included, and pauses of the generation not; by default there is no limit. One that takes
+            longer is given up: it counts as a failed reward, and does not train. Needs an engine that streams.
+        replay: File ``groups.jsonl`` of a former run with ``asynchronous`` or ``over_provisioning``: each step trains
+            on the groups on which that run's step did, and waits for them.
         groups_in_flight: Groups that are generated at once, those that wait to train included; by default
             ``batch.prompts_per_step``.
     """
@@ -70,10 +75,12 @@ class PartialRollout:
     max_tokens_per_step: int | None = None
     max_seconds_per_step: float | None = None
     groups_in_flight: int | None = None
+    trajectory_deadline_s: float | None = None
+    replay: str | None = None
 
     def __post_init__(self) -> None:
         others = ("max_tokens_per_step", "max_seconds_per_step", "groups_in_flight")
-        for name in ("over_provisioning", "max_staleness", *others):
+        for name in ("over_provisioning", "max_staleness", "trajectory_deadline_s", *others):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"model.partial_rollout.{name} is {value}: give a positive number, or remove it.")
@@ -99,11 +106,12 @@ class PartialRollout:
                 "model.partial_rollout has no limit: set asynchronous, over_provisioning, max_tokens_per_step or "
                 "max_seconds_per_step, or remove it."
             )
-        if self.max_staleness is not None:
-            raise ConfigError(
-                "model.partial_rollout.max_staleness is for asynchronous and over_provisioning: set one of them, or "
-                "remove it."
-            )
+        for name in ("max_staleness", "replay"):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"model.partial_rollout.{name} is for asynchronous and over_provisioning: set one of them, or "
+                    "remove it."
+                )
 
     @property
     def bound(self) -> int | None:

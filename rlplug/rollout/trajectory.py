@@ -15,7 +15,18 @@ from transformers import PreTrainedTokenizerBase
 
 from rlplug.interfaces.router_replay import NOT_RECORDED
 from rlplug.token_arrays import TokenFloats, TokenIds, TokenMask, TokenRecord, as_tokens, joined, read_only
-from rlplug.types import ENVIRONMENT, Completion, FinishReason, Prompt, Request, RewardError, Sample, Segment
+from rlplug.types import (
+    ENVIRONMENT,
+    NO_VERSION,
+    TRAJECTORY,
+    Completion,
+    FinishReason,
+    Prompt,
+    Request,
+    RewardError,
+    Sample,
+    Segment,
+)
 
 DECODED_AT_ONCE: Final = 64
 """Trajectories that the tokenizer decodes at a time."""
@@ -54,6 +65,10 @@ class Trajectory(TokenRecord):
     """Whether the newest turn has ended, and its environment has not answered yet."""
     finish_reason: FinishReason | None = None
     """``None`` while the trajectory is unfinished."""
+    seconds: float = 0.0
+    """Time that engine and environment had for it, where trajectories have a deadline."""
+    is_late: bool = False
+    """Whether that was more than the deadline."""
 
     @property
     def request_id(self) -> str:
@@ -99,6 +114,12 @@ class Trajectory(TokenRecord):
             self.routed_experts = merged
         self._append(completion.token_ids, True, completion.logprobs)
         self.segments.append(Segment(start, len(self.token_ids), completion.policy_version, ends_turn))
+
+    def give_up(self, error: str) -> None:
+        """End an unfinished trajectory that is not to train, with the tokens so far."""
+        self.error, self.finish_reason = error, "abort"
+        if self.segments and not self.segments[-1].ends_turn:
+            self.segments[-1] = dataclasses.replace(self.segments[-1], ends_turn=True)
 
     def add_observation(self, token_ids: Sequence[int]) -> None:
         """Append tokens that the policy did not produce."""
@@ -172,9 +193,11 @@ def to_samples(
 ) -> list[Sample]:
     """Return finished trajectories as samples, with decoded text for rewards and logs."""
     texts = _texts([t.token_ids[len(t.prompt.token_ids) :] for t in trajectories], tokenizer)
-    last_turns = _texts([t.turns()[-1] for t in trajectories], tokenizer) if has_environment else texts
+    # one that was given up before its first token has no turn
+    last_turns = [turns[-1] if (turns := t.turns()) else t.token_ids[:0] for t in trajectories]
+    last_texts = _texts(last_turns, tokenizer) if has_environment else texts
     samples = []
-    for trajectory, text, last_turn in zip(trajectories, texts, last_turns, strict=True):
+    for trajectory, text, last_turn in zip(trajectories, texts, last_texts, strict=True):
         assert trajectory.finish_reason is not None
         sample = Sample(
             prompt=trajectory.prompt,
@@ -184,12 +207,16 @@ def to_samples(
             rollout_logprobs=trajectory.logprobs,
             completion=text,
             finish_reason=trajectory.finish_reason,
-            policy_version=min(segment.policy_version for segment in trajectory.segments),
+            policy_version=min((segment.policy_version for segment in trajectory.segments), default=NO_VERSION),
             segments=tuple(trajectory.segments),
             last_turn=last_turn,
             routed_experts=trajectory.experts_of_all_tokens(),
         )
-        samples.append(_with_reward(sample, trajectory) if has_environment else sample)
+        if has_environment:
+            sample = _with_reward(sample, trajectory)
+        elif trajectory.error:
+            sample = dataclasses.replace(sample, rewards={TRAJECTORY: RewardError(trajectory.error)}, reward=math.nan)
+        samples.append(sample)
     return samples
 
 

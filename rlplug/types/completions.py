@@ -21,6 +21,9 @@ NO_VERSION: Final = -1
 ENVIRONMENT: Final = "environment"
 """Name of the environment's own reward among a sample's rewards."""
 
+TRAJECTORY: Final = "trajectory"
+"""Name, among a sample's rewards, of the error of a trajectory without environment that was given up."""
+
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 """Reason why a completion ended: an end token (``stop``), ``max_new_tokens`` (``length``) or ``abort``."""
 

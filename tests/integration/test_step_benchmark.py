@@ -12,6 +12,10 @@ from types import ModuleType
 
 import pytest
 from forked import run_forked
+from rlplug_rollout_vllm import engine_requests, server
+
+from rlplug.rollout.trajectory import Trajectory, new_trajectories
+from rlplug.types import Completion, Prompt
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ELSEWHERE = {"step_trl"}
@@ -42,6 +46,19 @@ def test_rollout_takes_the_arguments_of_each_workload(
     requests = rollout.make_requests(arguments, vocab_size=100)
 
     assert [request.max_new_tokens for request in requests] == workload.lengths()
+
+
+def test_a_trajectory_keeps_its_length_over_its_requests(step: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It catches a resumed request that gets a length of its own, so that partial rollouts do other work."""
+    for module in (engine_requests, server):
+        monkeypatch.setattr(module, "sampling_arguments", module.sampling_arguments)
+    monkeypatch.setattr(Trajectory, "request", Trajectory.request)
+    importlib.import_module("step_work").end_trajectories_at(iter([5, 9, 2]))
+    first, second, third = new_trajectories([Prompt("a", (1, 2), "")], [0], 3, "key")
+
+    assert [each.request(None).max_new_tokens for each in (first, second)] == [5, 9]
+    first.add_completion(Completion(first.request_id, [3, 4], [-1.0, -1.0], "abort", 0), ends_turn=False)
+    assert [each.request(12).max_new_tokens for each in (first, second, third)] == [3, 9, 2]
 
 
 def test_a_longest_completion_that_is_the_mean_is_refused(

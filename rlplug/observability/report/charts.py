@@ -116,6 +116,27 @@ OPTIONAL_CHARTS: Final = (
         (("mean", "partial/age_mean", "blue"), ("oldest", "partial/age_max", "orange")),
         axis=FROM_ZERO,
     ),
+    LineChart(
+        "Stability",
+        "Staleness of the groups that train",
+        "in versions of the policy, with a bound",
+        (("mean", "partial/staleness_mean", "blue"), ("largest", "partial/staleness_max", "orange")),
+        axis=FROM_ZERO,
+    ),
+    LineChart(
+        "Speed and memory",
+        "Which side waits",
+        "seconds per step, in an asynchronous run",
+        (("trainer, for groups", "partial/wait_s", "blue"), ("engine, idle", "partial/engine_idle_s", "orange")),
+        axis=FROM_ZERO,
+    ),
+    LineChart(
+        "Speed and memory",
+        "Groups that go on in the next step",
+        "",
+        (("open", "partial/groups_in_flight", "blue"), ("complete", "partial/groups_complete", "green")),
+        axis=FROM_ZERO,
+    ),
     LineChart("Stability", "Loss of the critic", "", (("loss", "critic/loss", "green"),), may_be_log=True),
 )
 """Line charts of the runs that recorded them; they are not named as absent in others."""

@@ -25,6 +25,8 @@ POLL_S: Final = 0.01
 """How often the main thread looks for complete groups, in seconds."""
 NUM_MEASURED: Final = 10
 """Takes after the first one over which waits are measured, to say which side waits."""
+HUNG_S: Final = 300.0
+"""Longest time for one call of the engine in the thread, in seconds."""
 WAITS: Final = 0.25
 """Share of the time that is worth saying."""
 ADVICE: Final = {
@@ -63,6 +65,8 @@ class AsynchronousRollout:
         self._version = NO_VERSION
         self._fault: EngineFault | None = None
         """What stopped the engine before the last pause."""
+        self._seen_at = 0.0
+        """When the thread last looked whether it is paused, which it does between the engine's calls."""
         self._idle_since: float | None = None
         self._num_waits = self._num_takes = 0
         self._metrics: dict[str, float] = {}
@@ -82,7 +86,7 @@ class AsynchronousRollout:
             has_new_groups: Whether groups were started since the last call.
 
         Raises:
-            RunError: An engine failed and cannot restart, or has used up its restarts.
+            RunError: An engine failed and cannot restart, has used up its restarts, or hangs in a call.
             StopRequested: The run is told to stop.
         """
         fault, self._fault = self._fault, None
@@ -146,9 +150,15 @@ class AsynchronousRollout:
             return fault
         state.note_resumed()
         is_paused = threading.Event()
-        loop = make_loop(is_paused.is_set)
+
+        def looks_at_pause() -> bool:
+            self._seen_at = time.monotonic()
+            return is_paused.is_set()
+
+        loop = make_loop(looks_at_pause)
         try:
             with self._driver.ready_engine(version) as engine:
+                self._seen_at = time.monotonic()
                 self._background = BackgroundGeneration(loop.stream, engine, is_paused)
         except EngineFault as problem:
             return problem
@@ -163,6 +173,11 @@ class AsynchronousRollout:
         assert background is not None
         while background.is_running and not is_enough() and not self._driver.engine.is_stopping():
             time.sleep(POLL_S)
+            if time.monotonic() - self._seen_at > HUNG_S and background.is_running:
+                raise RunError(
+                    f"{type(self._driver.engine).__name__} has not returned from submit, collect or abort for "
+                    f"{HUNG_S:g} s. Resume from the newest checkpoint with rlplug fit --resume."
+                )
         is_enough()  # tells the other engines what came last
         self._add("wait_s", time.monotonic() - began)
         return background.fault

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from rlplug.errors import ConfigError
 from rlplug.rollout.config import PartialRollout
 from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.partial.ledger import GroupLedger
+from rlplug.rollout.partial.replay import GroupSchedule, fingerprint, read_schedule
 from rlplug.rollout.trajectory import Trajectory, new_trajectories
 from rlplug.types import Prompt, StepBatch
 
@@ -41,9 +44,29 @@ class PartialRolloutState:
         self.ledger = GroupLedger(prompts_per_step, options.num_in_flight(prompts_per_step), options.bound)
         self.trajectories: dict[int, list[Trajectory]] = {}
         """Those of this rank's engine, by the number of their group, oldest first; of all engines after a load."""
+        self.schedule = GroupSchedule({})
         self._staleness: list[int] = []
         """Of the groups that were released since the last metrics."""
-        self._num_resumed = self._tokens_read_again = 0
+        self._num_resumed = self._tokens_read_again = self._num_late = 0
+
+    def identify(self, seed: int | None, data: Mapping[str, Any], group_size: int, num_steps: int) -> None:
+        """Say whose groups these are, and read those that ``replay`` repeats.
+
+        Args:
+            seed: Seed of the run.
+            data: What the stream of training prompts says of its prompts and their order.
+            group_size: Samples of a group.
+            num_steps: Steps of the run.
+
+        Raises:
+            ConfigError: ``replay`` does not fit; the message names the key.
+        """
+        ledger = self.ledger
+        run = {"seed": seed, "data": fingerprint(data), "prompts_per_step": ledger.groups_per_step}
+        run |= {"group_size": group_size, "max_open": ledger.max_open, "max_staleness": ledger.max_staleness}
+        self.schedule = GroupSchedule(run)
+        if self.options.replay is not None:
+            self.schedule = read_schedule(Path(self.options.replay), run, num_steps)
 
     def num_wanted(self, num_missing: int) -> int:
         """Return the number of new prompts that may start now, where the step lacks ``num_missing`` groups."""
@@ -95,7 +118,15 @@ class PartialRolloutState:
             wanted: Groups that the step lacks.
             version: Version of the policy that trains on them.
         """
-        return self.ledger.choose(wanted, version, complete) is not None
+        return self._choose(wanted, version, complete) is not None
+
+    def _choose(self, wanted: int, version: int, complete: Collection[int] = ()) -> list[int] | None:
+        """Return what the ledger chooses, or what trained in the run that is repeated."""
+        repeated = self.schedule.next_groups()
+        if repeated is None:
+            return self.ledger.choose(wanted, version, complete)
+        is_complete = (self.ledger.open[number].is_complete or number in complete for number in repeated)
+        return repeated if all(is_complete) else None
 
     def release(
         self, wanted: int, version: int, ranks: EngineRanks, gather: Callable[[Any], Any]
@@ -111,12 +142,26 @@ class PartialRolloutState:
             ranks: The ranks of this rank's engine.
             gather: Returns the concatenation of all ranks' lists; collective.
         """
-        self.ledger.complete(gather(self.complete() if ranks.is_first else []))
-        chosen = self.ledger.choose(wanted, version)
+        own = [(number, self._count_late(number)) for number in self.complete()]
+        num_late: dict[int, int] = dict(gather(own if ranks.is_first else []))
+        self.ledger.complete(num_late)
+        chosen = self._choose(wanted, version)
         if chosen is None:
             return None
+        self.schedule.taken.append(chosen)
         self._staleness += [version - group.version for group in self.ledger.close(chosen)]
+        if late := sum(num_late.get(number, 0) for number in chosen):
+            self._num_late += late
+            warnings.warn(
+                f"{late} trajectories took longer than model.partial_rollout.trajectory_deadline_s "
+                f"({self.options.trajectory_deadline_s:g} s), and do not train.",
+                stacklevel=2,
+            )
         return [self.trajectories.pop(number) for number in chosen if number in self.trajectories]
+
+    def _count_late(self, number: int) -> int:
+        """Return how many trajectories of a complete group were given up, because their time was over."""
+        return sum(trajectory.is_late and bool(trajectory.error) for trajectory in self.trajectories[number])
 
     def metrics(self, batch: StepBatch, version: int) -> dict[str, float]:
         """Return ``partial/...`` since the last call: groups, what was resumed, and ages in policy versions.
@@ -128,9 +173,11 @@ class PartialRolloutState:
         groups = self.ledger.open.values()
         num_resumed, self._num_resumed = self._num_resumed, 0
         num_read, self._tokens_read_again = self._tokens_read_again, 0
+        num_late, self._num_late = self._num_late, 0
         return {
             "partial/resumed": float(num_resumed),
             "partial/tokens_read_again": float(num_read),
+            "partial/late": float(num_late),
             "partial/groups_in_flight": float(len(groups)),
             "partial/groups_complete": float(sum(group.is_complete for group in groups)),
             "partial/age_mean": of_tokens.mean,
@@ -164,6 +211,7 @@ class PartialRolloutState:
         self.ledger.load_state_dict(snapshot.ledger)
         self.trajectories = snapshot.trajectories
         self._staleness = []
+        self.schedule.discard()
 
     # ---- in a checkpoint ------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 
@@ -10,6 +11,7 @@ import torch
 from capable_engines import CapableRollout
 from conversations import AsyncCounting, Counting, Hanging, Raising, Wrong
 
+from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
 from rlplug.models.forward import policy_forward
 from rlplug.models.packing import pack_batch
@@ -46,6 +48,26 @@ class DiesAtSubmit(CapableRollout):
         if self.num_submits == 3:
             raise EngineFault("it died.")
         super().submit(requests, sampling)
+
+
+class AbortsAlone(CapableRollout):
+    """Aborts what nobody told it to abort, in a call that returns all completions."""
+
+    capabilities = dataclasses.replace(CapableRollout.capabilities, streaming=False)
+
+    def generate(self, requests, sampling):
+        completions = super().generate(requests, sampling)
+        nothing = {"token_ids": [], "logprobs": [], "finish_reason": "abort"}
+        return [dataclasses.replace(each, **nothing) for each in completions]
+
+
+@pytest.mark.filterwarnings("ignore:.*restarts")
+def test_requests_that_an_engine_aborts_alone_are_a_fault(make_generator):
+    """It catches a loop that asks for the rest of them for ever."""
+    generator = make_generator(AbortsAlone())
+    with pytest.raises(RunError, match=r"AbortsAlone failed again after 2 restarts.*aborted request .*, on its own"):
+        generate(generator, max_new_tokens=3)
+    generator.close()
 
 
 def generate(generator, max_new_tokens=20, prompts=PROMPTS, num_samples=2):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,7 +25,7 @@ from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.rollout.partial.background import BackgroundGeneration
 from rlplug.rollout.partial.state import PartialRolloutState
-from rlplug.types import Prompt, SamplingParams, StepBatch
+from rlplug.types import Completion, Prompt, SamplingParams, StepBatch
 
 PROMPTS = [Prompt(uid=str(number), token_ids=(3, 4 + number % 6), text="") for number in range(30)]
 TURNS = TurnOptions(max_turns=8, max_tokens_per_turn=3, step_deadline_s=20)
@@ -42,7 +44,7 @@ class Run:
     def __init__(self, generator, state=None, num_drawn=0, step=0):
         self.generator, self.num_drawn, self.step = generator, num_drawn, step
         self.state = state or PartialRolloutState(OPTIONS, 2)
-        self.samples = []
+        self.samples, self.bound = [], 1
 
     def take(self, max_new_tokens=12):
         self.step += 1
@@ -52,7 +54,7 @@ class Run:
         request = RolloutRequest(prompts, 2, SamplingParams(max_new_tokens), f"0/{self.step}", self.step)
         samples = self.generator.resume(self.state, request, num_wanted=2)
         assert len({sample.prompt.uid for sample in samples}) == 2
-        assert all(self.step - sample.policy_version <= 1 for sample in samples)
+        assert all(self.step - sample.policy_version <= self.bound for sample in samples if not sample.errors)
         self.samples += samples
         return samples
 
@@ -77,6 +79,46 @@ def test_groups_that_train_late_have_every_token_once(environment, make_generato
     assert metrics["partial/wait_s"] > 0
     assert metrics["partial/engine_idle_s"] > 0
     run.generator.close()
+
+
+def test_a_run_is_repeated_group_by_group(make_generator, tmp_path):
+    """It catches a repetition that trains on what is complete first, where an engine ends groups in another order."""
+
+    class LateAtFirst(ServerLike):
+        def submit(self, requests, sampling):
+            is_first = [request.request_id.split("/")[2] in ("0", "1") for request in requests]
+            late = [request for request, its_first in zip(requests, is_first, strict=True) if its_first]
+            threading.Timer(0.5, super().submit, (late, sampling)).start()
+            super().submit([request for request in requests if request not in late], sampling)
+
+    def trained(engine, replay=None, num_steps=4):
+        options = PartialRollout(asynchronous=True, max_staleness=3, replay=replay)
+        run = Run(make_generator(engine), PartialRolloutState(options, 2))
+        run.bound = 3
+        run.state.identify(0, {"uids": "abc"}, group_size=2, num_steps=num_steps)
+        lines = []
+        for step in range(1, num_steps + 1):
+            run.state.schedule.begin(step)
+            run.take(max_new_tokens=4)
+            lines.append(run.state.schedule.line())
+        run.generator.close()
+        return lines
+
+    lines, path = trained(LateAtFirst()), tmp_path / "groups.jsonl"
+    path.write_text("".join(lines))
+    assert json.loads(lines[0])["groups"] != [[0, 1]], "the engine did not change the order"
+    assert trained(ServerLike(), str(path)) == lines
+    for text, message in (
+        ("".join(lines)[:-2], "line 4 of .* is torn"),
+        ("".join(lines[:1] + lines[2:]), "lacks step 2"),
+        ("".join([lines[0], *lines]), "has step 1 twice"),
+        ("".join(lines).replace('"seed": 0', '"seed": 1'), "other values of the seed: it has 1, and this run 0"),
+        ("".join(lines).replace('"data": "', '"data": "x'), "other values of the training prompts or their order"),
+        ('{"step": 1, "groups": [0]}\n', "line 1 of .* is not a step and its groups"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=f"model.partial_rollout.replay: .*{message}"):
+            trained(ServerLike(), str(path))
 
 
 def test_engines_generate_while_the_policy_trains(make_generator):
@@ -169,6 +211,75 @@ def test_an_engine_that_dies_while_the_policy_trains_is_restarted(make_generator
     for _ in range(3):
         run.take()
     assert run.generator._driver.pop_metrics()["rollout/restarts"] == 1
+    run.generator.close()
+
+
+class Stuck(ServerLike):
+    """Never generates for group 1, and returns its requests when they are aborted, unless it ``keeps`` them.
+
+    Time passes for deadlines while nothing else runs, ``jump_s`` each time that nothing comes.
+    """
+
+    keeps = False
+    jump_s = 200.0
+    now = 0.0
+
+    def start(self, policy, placement):
+        super().start(policy, placement)
+        self.held = set()
+
+    def submit(self, requests, sampling):
+        held = [request for request in requests if request.request_id.split("/")[2] == "1"]
+        self.held |= {request.request_id for request in held}
+        super().submit([request for request in requests if request not in held], sampling)
+
+    def collect(self, timeout_s):
+        found = super().collect(timeout_s)
+        if self.held and not found and not self._unfinished:
+            self.now += self.jump_s
+        return found
+
+    def abort(self, request_ids):
+        for name in self.held & set(request_ids):
+            if not self.keeps:
+                self.held.remove(name)
+                self._finished.put(Completion(name, [], [], "abort", self._version))
+        super().abort([name for name in request_ids if name not in self.held])
+
+
+@pytest.mark.filterwarnings("ignore:.*trajectories took longer", "ignore:.*restarts")
+@pytest.mark.parametrize(("environment", "keeps"), [(None, False), (Counting, False), (None, True)])
+def test_a_straggler_costs_its_own_trajectory(environment, keeps, make_generator, monkeypatch):
+    """It catches a request that never ends and wedges the run, trains, or costs more than one restart."""
+    engine, options = Stuck(), PartialRollout(asynchronous=True, max_staleness=1, trajectory_deadline_s=100.0)
+    engine.keeps, engine.jump_s = keeps, 200.0 if environment is None else 2.0  # an environment may be stepping
+    monkeypatch.setattr("rlplug.rollout.partial.deadlines.time", SimpleNamespace(monotonic=lambda: engine.now))
+    run = Run(make_generator(engine, environment, TURNS), PartialRolloutState(options, 2))
+    for _ in range(3):
+        run.take()
+    run.generator.close()
+    failed = [sample for sample in run.samples if sample.errors]
+    assert [sample.prompt.uid for sample in failed] == ["1", "1"]
+    (error,) = failed[0].errors.values()
+    assert error.message == "took longer than model.partial_rollout.trajectory_deadline_s (100 s)"
+    batch = StepBatch.from_samples(run.samples, pad_token_id=0)
+    assert run.state.metrics(batch, version=4)["partial/late"] == 2
+    assert run.generator._driver.pop_metrics()["rollout/restarts"] == keeps
+
+
+def test_an_engine_that_hangs_in_a_call_ends_the_run(make_generator, monkeypatch):
+    monkeypatch.setattr("rlplug.rollout.partial.asynchronous.HUNG_S", 0.5)
+    is_free = threading.Event()
+
+    class Hung(ServerLike):
+        def collect(self, timeout_s):
+            is_free.wait(20)
+            return super().collect(timeout_s)
+
+    run = Run(make_generator(Hung()))
+    with pytest.raises(RunError, match="Hung has not returned from submit, collect or abort"):
+        run.take()
+    is_free.set()
     run.generator.close()
 
 

@@ -1,0 +1,57 @@
+"""The split of GPUs between engines and trainer, from the files of a run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rlplug.errors import ConfigError
+from rlplug.rollout.partial.gpu_split import GPURates, rates_of_run
+
+SYNCHRONOUS = "step,completion/num_tokens,time/step,time/rollout,time/validate\n"
+ASYNCHRONOUS = "step,completion/num_tokens,time/step,time/rollout,partial/engine_idle_s\n"
+
+
+def write_run(folder, header, rows, rollout):
+    (folder / "metrics.csv").write_text(header + "".join(f"{row}\n" for row in rows))
+    (folder / "run.json").write_text(json.dumps({"world_size": 2}))
+    (folder / "config.yaml").write_text(f"model:\n  rollout: {json.dumps(rollout)}\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "rollout", "rates"),
+    [  # 1,200 tokens: 4 s of rollout on 2 GPUs, 6 s of training on 2
+        (SYNCHRONOUS, "1200,13,4,3", {"class_path": "VLLMRollout"}, GPURates(150.0, 100.0)),
+        # 10 s, in which engines on 3 GPUs generate 8, and the trainer on 2 waits or syncs for 4
+        (
+            ASYNCHRONOUS,
+            "1200,10,4,2",
+            {"class_path": "VLLMServerRollout", "init_args": {"gpus": [2, 3, 4]}},
+            GPURates(50.0, 100.0),
+        ),
+    ],
+)
+def test_rates_follow_from_the_steps_of_a_run(header, row, rollout, rates, tmp_path):
+    rows = ["1,9999,1,1,0", "2,9999,1,1,0", *(f"{step},{row}" for step in range(3, 6))]
+    assert rates_of_run(write_run(tmp_path, header, rows, rollout)) == rates
+
+
+@pytest.mark.parametrize(
+    ("rows", "rollout", "message"),
+    [
+        (["1,9,1,1,0", "2,9,1,1,0"], {"class_path": "VLLMRollout"}, "no steps after the first 2"),
+        (["1,9,1,1,0"] * 3, {"class_path": "VLLMServerRollout"}, "on how many GPUs the engines were"),
+    ],
+)
+def test_rates_are_never_invented(rows, rollout, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        rates_of_run(write_run(tmp_path, SYNCHRONOUS, rows, rollout))
+
+
+def test_the_best_split_is_the_fastest_of_all():
+    for engine, trainer, num_gpus in ((1.0, 3.0, 8), (5.0, 1.0, 2), (1.0, 1.0, 7)):
+        rates = GPURates(engine, trainer)
+        speeds = [min(count * engine, (num_gpus - count) * trainer) for count in range(1, num_gpus)]
+        assert rates.speed(rates.best(num_gpus), num_gpus) == max(speeds)
