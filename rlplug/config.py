@@ -17,7 +17,7 @@ from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import RolloutEngine
 from rlplug.interfaces.trainer import ModelConfig, ModelTrainer
 from rlplug.models.critic import CriticConfig
-from rlplug.models.lora import LoRAConfig
+from rlplug.models.lora.config import LoRAConfig
 from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.hf_engine import HFRollout

@@ -18,7 +18,7 @@ from rlplug.interfaces.optimization import Network, Optimization
 from rlplug.interfaces.rollout import PolicySpec
 from rlplug.models.critic import empty_critic
 from rlplug.models.loading import empty_model
-from rlplug.models.lora import num_adapter_parameters
+from rlplug.models.lora.adapters import num_adapter_parameters
 from rlplug.models.shape import ModelShape
 from rlplug.training.batch_plan import BatchPlan
 from rlplug.training.memory_plan.decisions import Decisions, decide

@@ -31,7 +31,7 @@ from rlplug.memory_inputs import PlannedRun
 from rlplug.models.build import Models, build_critic, build_policy, build_reference
 from rlplug.models.config import load_spec, load_tokenizer
 from rlplug.models.hf_files import read_config
-from rlplug.models.lora import WithoutAdapters
+from rlplug.models.lora.adapters import WithoutAdapters
 from rlplug.models.routers import router_shape
 from rlplug.models.shape import attention_cost
 from rlplug.plugin_manager import plugins

@@ -34,7 +34,7 @@ from rlplug.distributed.durable_files import (
 from rlplug.errors import RunError
 from rlplug.launch.plan import RUN_FOLDER_VARIABLE
 from rlplug.models.export import export_policy
-from rlplug.models.lora import export_adapter
+from rlplug.models.lora.files import export_adapter
 from rlplug.observability.experiment_log import is_due, log_configuration, log_samples
 from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.observability.sample_records import first_of_ranks, is_trained, sample_record, spread_over_ranks

@@ -19,7 +19,8 @@ from rlplug.interfaces.router_replay import attach_router_replay
 from rlplug.interfaces.trainer import ModelConfig, ModelTrainer
 from rlplug.models.critic import Critic, CriticConfig, ValueHead, empty_critic
 from rlplug.models.loading import to_empty_on
-from rlplug.models.lora import LoRAConfig, add_adapters, load_adapters
+from rlplug.models.lora.adapters import add_adapters, load_adapters
+from rlplug.models.lora.config import LoRAConfig
 from rlplug.models.transformers_trainer import TRANSFORMERS
 
 

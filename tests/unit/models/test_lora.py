@@ -17,14 +17,9 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces import FP8Weights
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models.loading import empty_model, load_weights, to_empty_on
-from rlplug.models.lora import (
-    LoRAConfig,
-    WithoutAdapters,
-    add_adapters,
-    export_adapter,
-    load_adapters,
-    num_adapter_parameters,
-)
+from rlplug.models.lora.adapters import WithoutAdapters, add_adapters, load_adapters, num_adapter_parameters
+from rlplug.models.lora.config import LoRAConfig
+from rlplug.models.lora.files import export_adapter
 from rlplug.training.trainer_record import adapter_record, check_records
 from rlplug.weight_sync.buckets import weight_buckets
 from rlplug.weight_sync.low_rank import adapters_of

@@ -1,0 +1,148 @@
+"""Adapters in a network: what trains, its first values, and the network without them.
+
+Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv:2106.09685.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from rlplug.distributed.mesh import local_part
+from rlplug.errors import ConfigError
+from rlplug.interfaces.optimization import Effect
+from rlplug.interfaces.trainer import ModelConfig
+from rlplug.models.loading import copy_part, empty_model
+from rlplug.models.lora.config import LoRAConfig, import_peft
+from rlplug.models.lora.files import load_folder, module_of
+from rlplug.weight_sync.low_rank import Adapters, LowRankUpdate, adapters_of, attach_adapters
+
+ADAPTER: Final = "default"
+"""peft's name of the only adapter."""
+
+
+def add_adapters(network: nn.Module, config: LoRAConfig, dtype: torch.dtype) -> Effect:
+    """Put adapters into a network on the meta device, freeze all else, and keep what is frozen in ``dtype``.
+
+    Raises:
+        ConfigError: peft is missing, no layer has such a name, or a layer is none that can be adapted here.
+    """
+    peft = import_peft()
+    total = sum(parameter.numel() for parameter in network.parameters())
+    options = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=config.targets)
+    output: Any = network
+    output_layer = output.get_output_embeddings()
+    try:
+        peft.inject_adapter_in_model(options, network, adapter_name=ADAPTER, low_cpu_mem_usage=True)
+    except ValueError as error:
+        raise ConfigError(f"model.lora.targets is {config.targets}: {' '.join(str(error).split())}") from error
+    if output.get_output_embeddings() is not output_layer:
+        raise ConfigError("model.lora.targets names the output layer, whose logprobs are computed from its own weight.")
+    attach_adapters(network, _record(network, config))
+    for parameter in network.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+    trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+    adapters = adapters_of(network)
+    assert adapters is not None
+    return Effect(
+        f"LoRA of rank {config.rank} on {len(adapters.updates)} modules: {_count(trained)} parameters train, "
+        f"{_count(total)} are frozen in {str(dtype).removeprefix('torch.')}"
+    )
+
+
+def num_adapter_parameters(policy: ModelConfig, config: LoRAConfig) -> int:
+    """Return the number of parameters that train, without loading a weight."""
+    network = empty_model(policy)
+    add_adapters(network, config, policy.torch_dtype)
+    return sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+
+
+@torch.no_grad()
+def load_adapters(network: nn.Module, config: LoRAConfig) -> Effect:
+    """Give the adapters of a sharded network their first values: drawn, or those of ``config.path``.
+
+    Every rank draws all of A on the host, so that values depend neither on the ranks nor on the device.
+
+    Raises:
+        ConfigError: The folder holds no such adapter.
+    """
+    adapters = adapters_of(network)
+    assert adapters is not None
+    if config.path is not None:
+        return load_folder(adapters, config)
+    generator = torch.Generator().manual_seed(config.seed)
+    for update in adapters.updates.values():
+        down = update.down.weight
+        bound = 1 / math.sqrt(down.shape[1])  # of kaiming_uniform_ with a = sqrt(5), which peft takes
+        copy_part(down, torch.empty(down.shape).uniform_(-bound, bound, generator=generator))
+        local_part(update.up.weight).zero_()
+    return Effect(f"adapters drawn with seed {config.seed}: the policy starts as the frozen model")
+
+
+class WithoutAdapters(nn.Module):
+    """A network with its adapters switched off while it runs: the reference policy, without a second copy."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self._network = [network]  # in a list: its parameters belong to the policy
+        self._layers = list(_layers(network))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._network[0], name)
+
+    def forward(self, **inputs: Any) -> Any:
+        with self._switched_off():
+            return self._network[0](**inputs)
+
+    @contextmanager
+    def _switched_off(self) -> Iterator[None]:
+        """Switch adapters off by the flag that peft's layers read; its own method also edits ``requires_grad``."""
+        for layer in self._layers:
+            layer._disable_adapters = True
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer._disable_adapters = False
+
+
+def _layers(network: nn.Module) -> Iterator[Any]:
+    """Yield peft's layers."""
+    adapters = adapters_of(network)
+    assert adapters is not None
+    for name in adapters.updates:
+        yield network.get_submodule(module_of(name))
+
+
+def _record(network: nn.Module, config: LoRAConfig) -> Adapters:
+    updates, plain_names = {}, {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad:
+            continue
+        plain_names[name] = name.replace(".base_layer.", ".")
+        if name.endswith(".base_layer.weight"):
+            layer: Any = network.get_submodule(module_of(name))
+            if not isinstance(layer.base_layer, nn.Linear):
+                raise ConfigError(
+                    f"model.lora.targets names {module_of(name)}, which is "
+                    f"{type(layer.base_layer).__name__}: rlplug adapts linear layers."
+                )
+            updates[name] = LowRankUpdate(layer.lora_A[ADAPTER], layer.lora_B[ADAPTER], config.scale)
+    return Adapters(updates, plain_names)
+
+
+def _count(number: int) -> str:
+    """Return a number of parameters as people write it, such as ``4.9M``."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
