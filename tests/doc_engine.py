@@ -1,19 +1,20 @@
-"""The engine with servers of docs/writing-an-engine.md, as one whose servers a launcher starts."""
+"""The engine of ``rlplug new-plugin --kind engine``, with the servers of a launcher."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Final
 
 from transformers import AutoConfig
 
+from rlplug.cli.new_plugin.rendering import names_of, rendered_files
+
 ROOT: Final = Path(__file__).parents[1]
-PAGE: Final = ROOT / "docs" / "writing-an-engine.md"
+PACKAGE: Final = "src/rlplug_my_engine/"
 ENGINE: Final = """
-from my_engine import MyBackend, MyOptions
+from my_engine import Backend, Options
 from rlplug.interfaces import EngineCapabilities
 from rlplug.rollout.servers import ServerEngine
 
@@ -21,10 +22,11 @@ class LaunchedRollout(ServerEngine):
     '''Generates in servers at URLs.'''
 
     capabilities = EngineCapabilities(colocated=False, disaggregated=True)
-    backend_class = MyBackend
+    backend_class = Backend
 
-    def __init__(self, urls: list[str] | None = None, api_key_env: str = "MY_KEY", start_deadline_s: float = 120.0):
-        super().__init__(MyOptions(), None, urls, api_key_env, start_deadline_s, 120.0, 60.0)
+    def __init__(self, urls: list[str] | None = None, api_key_env: str = "MY_ENGINE_KEY",
+                 start_deadline_s: float = 120.0):
+        super().__init__(Options(), None, urls, api_key_env, start_deadline_s, 120.0, 60.0)
 """
 SERVER: Final = """
 import json, sys
@@ -44,14 +46,15 @@ my_server.main()
 def write_engine(folder: Path, model: Path) -> str:
     """Write the engine's files into a folder, which must be on ``PYTHONPATH``; return the command of a server.
 
-    The engine is ``launched_engine.LaunchedRollout``, and ``MY_KEY`` has its key.
+    The engine is ``launched_engine.LaunchedRollout``, and ``MY_ENGINE_KEY`` has its key.
 
     Args:
         model: Folder of the policy, which has float32 weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in re.findall(r"^```python\n# my-engine/(my_\w+\.py)\n(.*?)^```$", PAGE.read_text(), re.M | re.S):
-        (folder / name).write_text(text)
+    files = rendered_files(names_of("my-engine"), "engine")
+    for name in ("engine", "server"):
+        (folder / f"my_{name}.py").write_text(files[f"{PACKAGE}{name}.py"])
     (folder / "launched_engine.py").write_text(ENGINE)
     (folder / "launched_server.py").write_text(SERVER)
     config = AutoConfig.from_pretrained(model)

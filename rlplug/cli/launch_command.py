@@ -18,10 +18,11 @@ from rlplug.distributed.durable_files import new_numbered_folder
 from rlplug.errors import ConfigError
 from rlplug.interfaces.launcher import Launcher, TaskNeeds
 from rlplug.launch.config import LaunchConfig, ServersConfig
-from rlplug.launch.driver import Driver, gpus_text
+from rlplug.launch.driver import Driver
 from rlplug.launch.local import Local
 from rlplug.launch.plan import LaunchPlan, make_plan
 from rlplug.launch.state import COLUMNS, FOLDER
+from rlplug.launch.tasks import gpus_text
 from rlplug.observability.terminal import make_table, say, show
 from rlplug.plugin_manager import plugins
 

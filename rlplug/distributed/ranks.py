@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
@@ -31,6 +31,18 @@ GRACE_S: Final = 5.0
 LOST_PEER: Final = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
 """Parts of gloo's messages for a collective whose other side has ended."""
 RESUME: Final = "Its own message, if it had one, says why. Go on from the newest checkpoint with rlplug fit --resume."
+
+
+Shared = TypeVar("Shared")
+
+
+def from_rank_zero(value: Shared | None) -> Any:
+    """Return the value that the trainer's first rank gives. Collective."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
 
 
 class RankLauncher(_SubprocessScriptLauncher):

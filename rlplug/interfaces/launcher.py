@@ -61,7 +61,8 @@ class Launcher(ABC):
     """Base class of launchers. It only places and starts: order, health, faults and logs are the driver's.
 
     The driver calls :meth:`batch_script`, and where that is ``None``: :meth:`place`, :meth:`call`, :meth:`start`, and
-    at last :meth:`close`. After a fault it calls :meth:`place` again, when all tasks have ended.
+    at last :meth:`close`. After a fault it calls :meth:`place` again, when all tasks have ended, and :meth:`replace`
+    when only the node of an engine server is lost.
     """
 
     def batch_script(self, tasks: Sequence[TaskNeeds], command: Sequence[str], grace_s: float) -> str | None:
@@ -107,6 +108,22 @@ class Launcher(ABC):
             log: File to append stdout and stderr to; it is in the run folder, which all nodes share.
             grace_s: Time between SIGTERM and SIGKILL.
         """
+
+    def replace(self, index: int) -> Place | None:
+        """Return another place for an engine server whose node is lost, while the other tasks run.
+
+        The driver asks every few seconds, and goes on without the server until then. It must not wait.
+
+        Args:
+            index: Of the task.
+
+        Returns:
+            The place, which :meth:`call` and :meth:`start` use from then on; ``None`` while there is none.
+
+        Raises:
+            RunError: There will be none.
+        """
+        return None
 
     def close(self) -> None:  # noqa: B027 - overriding is optional
         """Release all places; all tasks have ended."""

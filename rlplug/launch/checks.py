@@ -58,6 +58,19 @@ def check_nodes(
     return [port or next(free[place.node]) for port, place in zip(ports, places, strict=True)]
 
 
+def check_node(launcher: Launcher, index: int, need: TaskNeeds, place: Place, paths: Sequence[str], port: int) -> int:
+    """Ask the node of one task, as :func:`check_nodes` does, while others run; return a free port, or ``port``.
+
+    Raises:
+        ConfigError: Something is missing or differs.
+    """
+    question = NodeQuestion(index, place, need.gpus, 1, [port] if port else [])
+    found, problems = _ask(launcher, question, paths)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return port or int(found["free_ports"][0])
+
+
 def questions_of(tasks: Sequence[TaskNeeds], places: Sequence[Place], ports: Sequence[int]) -> list[NodeQuestion]:
     """Return one question for each node."""
     questions = []

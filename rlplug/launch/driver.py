@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -15,59 +14,26 @@ from typing import Any, Final
 from rlplug.distributed.checkpoint_files import list_checkpoints
 from rlplug.distributed.durable_files import remove
 from rlplug.errors import RunError
-from rlplug.interfaces.launcher import LOST, Launcher, Place, RunningTask
-from rlplug.launch.checks import check_nodes
-from rlplug.launch.logs import LogReader, tail
+from rlplug.interfaces.launcher import Launcher
+from rlplug.launch.checks import check_node, check_nodes
+from rlplug.launch.logs import LogReader
 from rlplug.launch.plan import LaunchPlan
+from rlplug.launch.servers import SERVER_GRACE_S, Fault, Servers
 from rlplug.launch.state import ALIVE_S, FOLDER, STOP, LaunchState, TaskState
+from rlplug.launch.tasks import Task, gpus_text
 from rlplug.observability.terminal import say
 
 POLL_S: Final = 0.25
-HEALTH_S: Final = 2.0
-"""Time in seconds for the answer to a health check."""
-HEALTH_EVERY_S: Final = 0.5
 FAULT_GRACE_S: Final = 10.0
 """Time in seconds for tasks to end by themselves after a fault: ranks that wait for a dead one cannot save."""
-SERVER_GRACE_S: Final = 5.0
 KILL_S: Final = 10.0
 """Time in seconds in which a killed task is gone."""
 USAGE: Final = 2
 """Exit status of ``rlplug fit`` for a configuration that is wrong, which no restart mends."""
 
 
-class Fault(Exception):
-    """A task failed; the message names its role, its node, and its last log lines."""
-
-    def __init__(self, message: str, is_final: bool = False) -> None:
-        super().__init__(message)
-        self.is_final = is_final
-        """Whether starting again cannot help."""
-
-
 class Stopped(Exception):
     """The run was told to stop."""
-
-
-@dataclass
-class Task:
-    """A task of one attempt."""
-
-    index: int
-    row: TaskState
-    place: Place
-    port: int
-    log: Path
-    reader: LogReader
-    running: RunningTask | None = None
-    status: int | None = None
-    """Exit status, once it has ended."""
-    deadline: float | None = None
-    """When a server that starts must be healthy, by ``time.monotonic()``."""
-    next_health: float = 0.0
-
-    @property
-    def is_running(self) -> bool:
-        return self.running is not None and self.status is None
 
 
 @dataclass
@@ -95,6 +61,8 @@ class Driver:
         self.state = LaunchState(self.name)
         self._signals: list[int] = []
         self._next_sign = 0.0
+        self._servers: Servers | None = None
+        self._list_file = self.run_folder.absolute() / FOLDER / "servers.json"
 
     # ---- the whole run --------------------------------------------------------------------------------------------
 
@@ -154,15 +122,20 @@ class Driver:
         """
         self.state.attempt, self.state.status = attempt, "starting"
         self._prepare(attempt)
-        servers, trainers = self.tasks[self.plan.num_nodes :], self.tasks[: self.plan.num_nodes]
-        for task in servers:
-            self._start_server(task)
-        while not all(task.row.state == "healthy" for task in servers):
-            self._watch()
+        trainers, servers = self.tasks[: self.plan.num_nodes], self.tasks[self.plan.num_nodes :]
+        self._servers = None
+        if self.plan.config.servers is not None:
+            self._servers = Servers(
+                self.plan, self.plan.config.servers, self.launcher, servers, self._list_file, self._checked_port
+            )
+            for task in servers:
+                self._servers.start(task)
+            while not self._servers.are_healthy:
+                self._watch()
         address, port = trainers[0].place.address, trainers[0].port
         start = self._how_to_start()
         for task in trainers:
-            environment = self.plan.trainer_environment(task.index, address, port, self.run_folder)
+            environment = self.plan.trainer_environment(task.index, address, port, self.run_folder, self._list_file)
             urls = [self.plan.server_url(server.place, server.port) for server in servers]
             self._start(task, self.plan.trainer_command(start, urls), environment, self.plan.config.grace_s)
             task.row.state = "running"
@@ -175,13 +148,8 @@ class Driver:
         """Place all tasks and check their nodes."""
         needs = self.plan.tasks()
         places = self.launcher.place(needs)
-        token = self.run_folder / FOLDER / f"shared-{time.time_ns()}"
-        token.touch()  # new, so that no node has it from a copy of the folder
-        try:
-            paths = [str(token), str(self.config_file), *self.plan.paths]
+        with self._needed_paths() as paths:
             ports = check_nodes(self.launcher, needs, places, paths, self.plan.wanted_ports(places))
-        finally:
-            token.unlink()
         self.tasks = []
         for index, (need, place, port) in enumerate(zip(needs, places, ports, strict=True)):
             log = self.run_folder / FOLDER / f"{need.name.replace(' ', '-')}.log"
@@ -191,6 +159,23 @@ class Driver:
             row = TaskState(need.name, place.node, gpus_text(need.gpus, place), address)
             self.tasks.append(Task(index, row, place, port, log, LogReader(log)))
         self.state.tasks = [task.row for task in self.tasks]
+
+    @contextmanager
+    def _needed_paths(self) -> Iterator[list[str]]:
+        """Yield what each node must have: also a file that is new, so that none has it from a copy of the folder."""
+        token = self.run_folder / FOLDER / f"shared-{time.time_ns()}"
+        token.touch()
+        try:
+            yield [str(token), str(self.config_file), *self.plan.paths]
+        finally:
+            token.unlink()
+
+    def _checked_port(self, task: Task) -> int:
+        """Check the node of a server that starts again, and return the port that it gets."""
+        assert self.plan.config.servers is not None
+        need, wanted = self.plan.tasks()[task.index], task.port if self.plan.config.servers.port else 0
+        with self._needed_paths() as paths:
+            return check_node(self.launcher, task.index, need, task.place, paths, wanted)
 
     def _how_to_start(self) -> list[str]:
         """Return how the trainer's command begins; set aside the rows of an attempt that saved nothing."""
@@ -215,13 +200,6 @@ class Driver:
         task.status = None
         task.running = self.launcher.start(task.index, command, environment, task.log, grace_s)
 
-    def _start_server(self, task: Task) -> None:
-        assert self.plan.config.servers is not None
-        command = self.plan.server_command(task.place, task.port)
-        self._start(task, command, self.plan.server_environment(), SERVER_GRACE_S)
-        task.row.state = "starting"
-        task.deadline = time.monotonic() + self.plan.config.servers.start_deadline_s
-
     def _watch(self) -> None:
         """Wait a moment, then look at every task.
 
@@ -233,35 +211,12 @@ class Driver:
         if self._signals or (self.run_folder / FOLDER / STOP).exists():
             raise Stopped
         for task in self.tasks:
-            self._poll(task)
-            if task.row.name.startswith("server"):
-                self._watch_server(task)
+            task.poll()
+            if task.index >= self.plan.num_nodes:
+                assert self._servers is not None
+                self._servers.watch(task)
             elif task.status:
-                raise Fault(describe(task), is_final=task.status == USAGE)
-
-    def _watch_server(self, task: Task) -> None:
-        assert self.plan.config.servers is not None
-        if task.status is not None:
-            if task.status == LOST or task.row.restarts == self.plan.config.max_restarts:
-                raise Fault(describe(task))
-            say(describe(task))
-            task.row.restarts += 1
-            say(f"{task.row.name} starts again; the trainer sends it the weights and the requests that are missing")
-            self._start_server(task)
-        elif task.deadline is not None and time.monotonic() >= task.next_health:
-            task.next_health = time.monotonic() + HEALTH_EVERY_S
-            if is_healthy(self.plan.server_url(task.place, task.port) + self.plan.config.servers.health):
-                task.deadline, task.row.state = None, "healthy"
-            elif time.monotonic() > task.deadline:
-                limit = f"launch.servers.start_deadline_s {self.plan.config.servers.start_deadline_s:g} s"
-                raise Fault(f"{task.row.name} on {task.place.node} was not healthy after {limit}.\n{tail(task.log)}")
-
-    def _poll(self, task: Task) -> None:
-        if task.is_running:
-            assert task.running is not None
-            task.status = task.running.poll()
-            if task.status is not None:
-                task.row.state = "finished" if task.status == 0 else ending(task.status)
+                raise Fault(task.describe(), is_final=task.status == USAGE)
 
     def _rest(self, seconds: float) -> None:
         """Show what the logs got, give a sign of life, and wait."""
@@ -294,7 +249,7 @@ class Driver:
             while any(task.is_running for task in tasks) and time.monotonic() < deadline:
                 self._rest(POLL_S)
                 for task in tasks:
-                    self._poll(task)
+                    task.poll()
                 if request == "terminate" and is_hurried():
                     break
         if left := [task for task in tasks if task.is_running]:
@@ -309,35 +264,3 @@ class Driver:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> Any:
         self._signals.append(number)
-
-
-def is_healthy(url: str) -> bool:
-    """Return whether a GET of ``url`` answers with 200."""
-    try:
-        with urllib.request.urlopen(url, timeout=HEALTH_S) as answer:
-            return bool(answer.status == 200)
-    except (OSError, urllib.error.URLError, ValueError):
-        return False
-
-
-def ending(status: int) -> str:
-    """Return how a task ended, from its exit status."""
-    if status == LOST:
-        return "was lost with its node"
-    number = status - 128
-    if number in set(signal.Signals):
-        return f"was ended by {signal.Signals(number).name}"
-    return f"ended with status {status}"
-
-
-def describe(task: Task) -> str:
-    """Return how a task ended, where, and its last log lines."""
-    assert task.status is not None
-    return f"{task.row.name} on {task.place.node} {ending(task.status)}; the end of {task.log}:\n{tail(task.log)}"
-
-
-def gpus_text(num_gpus: int, place: Place) -> str:
-    """Return the GPUs of a task for the table."""
-    if num_gpus == 0:
-        return "none"
-    return f"{num_gpus} of the node" if place.gpus is None else ",".join(map(str, place.gpus))

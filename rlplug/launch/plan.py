@@ -14,6 +14,7 @@ from typing import Any, Final
 from rlplug.errors import ConfigError
 from rlplug.interfaces.launcher import Place, TaskNeeds
 from rlplug.launch.config import LaunchConfig, ServersConfig
+from rlplug.rollout.servers.server_list import FILE_VARIABLE
 
 RUN_FOLDER_VARIABLE: Final = "RLPLUG_RUN_FOLDER"
 """Environment variable with the run folder that a launcher has made for ``rlplug fit``."""
@@ -81,14 +82,20 @@ class LaunchPlan:
         command += ["--trainer.num_nodes", str(self.num_nodes), "--trainer.devices", str(self.num_ranks)]
         return command + (["--model.rollout.init_args.urls", json.dumps(list(urls))] if urls else [])
 
-    def trainer_environment(self, index: int, address: str, port: int, run_folder: Path) -> dict[str, str]:
-        """Return what the trainer of a node finds the others by, in torchrun's and Lightning's variables."""
+    def trainer_environment(
+        self, index: int, address: str, port: int, run_folder: Path, list_file: Path
+    ) -> dict[str, str]:
+        """Return what the trainer of a node finds the others by, in torchrun's and Lightning's variables.
+
+        Args:
+            list_file: List of the servers that are ready.
+        """
         return {
             "NODE_RANK": str(index),
             "MASTER_ADDR": address,
             "MASTER_PORT": str(port),
             RUN_FOLDER_VARIABLE: str(run_folder),
-            **(self.server_environment() if self.num_servers else {}),
+            **(self.server_environment() | {FILE_VARIABLE: str(list_file)} if self.num_servers else {}),
         }
 
     @property

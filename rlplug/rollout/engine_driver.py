@@ -81,6 +81,7 @@ class EngineDriver:
         self._states = EngineStateMachine(type(engine).__name__, placement.device)
         self._version = NO_VERSION
         self._num_restarts = 0
+        self._failed_start: EngineFault | None = None
         self._metrics: dict[str, float] = {}
         self._advised: set[str] = set()
         self._start()
@@ -101,6 +102,8 @@ class EngineDriver:
         needs_sync = self._version != version  # the same on all ranks
         buckets = self._buckets() if needs_sync else iter(())
         try:
+            if self._failed_start is not None:
+                raise self._failed_start
             self._prepare(buckets, version)
             with self._states.calls("generate"):
                 yield self.engine
@@ -134,7 +137,9 @@ class EngineDriver:
         raise StopRequested
 
     def restart(self, fault: EngineFault | None, num_faults: int, num_missing: int) -> None:
-        """Restart the engines of all ranks: some engines start together, and each needs the next weight sync.
+        """Restart the engines of all ranks, as some start together and each needs the next weight sync. Collective.
+
+        A start that fails with ``EngineFault`` on any rank is the fault of the next :meth:`ready_engine` on all ranks.
 
         Args:
             fault: What this rank's engine raised; ``None`` when the engine of another rank failed.
@@ -160,7 +165,13 @@ class EngineDriver:
         self._num_restarts += 1
         self._version = NO_VERSION
         self.close()
-        self._start()
+        try:
+            self._start()
+            failed = None
+        except EngineFault as again:
+            failed = again
+        has_failed = self.failed_on_any_rank(failed)
+        self._failed_start = (failed or EngineFault(f"{name} of another rank did not start.")) if has_failed else None
 
     def finish(self) -> None:
         """End a rollout: note the engine's metrics, let it sleep, and bring the trainer's weights back."""

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def environment(folder: Path) -> dict[str, str]:
     path = os.pathsep.join([str(folder / "engine"), str(ROOT)])
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MY_KEY": "a-key"}
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MY_ENGINE_KEY": "a-key"}
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -28,16 +31,19 @@ from rlplug.interfaces import TaskNeeds
 CLUSTER = """
     import sys
     from ray.cluster_utils import Cluster
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    cluster.add_node(num_cpus=2)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(4)]
     print(cluster.address, flush=True)
-    sys.stdin.read()
+    for line in sys.stdin:
+        (node,) = [node for node in nodes if node.node_id.startswith(line.strip())]
+        node.kill_raylet()
+        print("killed", flush=True)
     cluster.shutdown()
 """
 OPTIONS = [
     *("-c", "configs/quickstart.yaml", "--model.policy.path", "tests/model", "--model.rollout"),
-    *("launched_engine.LaunchedRollout", "--trainer.num_nodes", "2", "--model.batch.prompts_per_step", "4"),
-    *("--model.batch.group_size", "4", "--model.num_steps", "4", "--model.validation.at_start", "false"),
+    *("launched_engine.LaunchedRollout", "--model.batch.prompts_per_step", "4"),
+    *("--model.batch.group_size", "4", "--model.validation.at_start", "false"),
     *("--model.validation.every_n_steps", "null", "--run.report", "false", "--checkpoint.every_n_steps", "1"),
 ]
 
@@ -62,6 +68,21 @@ def test_agent_runs_a_task_in_the_drivers_folder(tmp_path: Path, monkeypatch: py
         agent.call([sys.executable, "-c", "import sys; print('because', file=sys.stderr); sys.exit(3)"], 60.0)
 
 
+@dataclass
+class Cluster:
+    """A Ray cluster on this machine."""
+
+    address: str
+    process: subprocess.Popen[str]
+
+    def lose(self, node: str) -> None:
+        """Kill the raylet of a node that the launcher named."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(node.partition("/")[2], file=self.process.stdin, flush=True)
+        assert self.process.stdout.readline().strip() == "killed"
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("ray")
@@ -75,28 +96,24 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def cluster(environment: dict[str, str]) -> Iterator[str]:
+def cluster(environment: dict[str, str]) -> Iterator[Cluster]:
+    """One with a node for each task, the driver's aside."""
     pytest.importorskip("ray", reason="`make test-all` installs Ray")
     command, pipe = [sys.executable, "-c", textwrap.dedent(CLUSTER)], subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        yield process.stdout.readline().strip()
+        yield Cluster(process.stdout.readline().strip(), process)
         process.stdin.close()
 
 
 @pytest.mark.nightly
 def test_a_run_on_two_nodes_survives_the_loss_of_a_trainer(
-    folder: Path, cluster: str, environment: dict[str, str]
+    folder: Path, cluster: Cluster, environment: dict[str, str]
 ) -> None:
-    server = write_engine(folder / "engine", ROOT / "tests/model")
-    launch = {"launch": {"servers": {"command": server, "count": 2, "gpus": 0}, "grace_s": 30}}
-    (folder / "launch.yaml").write_text(yaml.safe_dump(launch))
     runs = folder / "runs"
-    line = [sys.executable, "-m", "rlplug", "launch", "--launcher", "ray", "-c", str(folder / "launch.yaml"), *OPTIONS]
-    line += ["--run.dir", str(runs)]
-    own = environment | {"RAY_ADDRESS": cluster}
-    with subprocess.Popen(line, cwd=ROOT, env=own, stdout=subprocess.PIPE, text=True) as driver:
+    options = ["--trainer.num_nodes", "2", "--model.num_steps", "4"]
+    with launched(folder, cluster, environment, runs, options) as driver:
         assert driver.stdout is not None
         output = read_until(driver.stdout, "step 2/4")
         run_folder = runs / "001"
@@ -113,16 +130,66 @@ def test_a_run_on_two_nodes_survives_the_loss_of_a_trainer(
     assert "fault: trainer " in output
     with (run_folder / "metrics.csv").open(newline="") as file:
         assert [row["step"] for row in csv.DictReader(file)] == ["1", "2", "3", "4"]
+    nothing_is_left(runs)
+
+
+@pytest.mark.nightly
+def test_a_run_goes_on_without_the_node_of_a_server_which_starts_elsewhere(
+    folder: Path, cluster: Cluster, environment: dict[str, str]
+) -> None:
+    runs = folder / "server-runs"
+    options = ["--trainer.num_nodes", "1", "--model.num_steps", "100000"]
+    with launched(folder, cluster, environment, runs, options) as driver:
+        assert driver.stdout is not None
+        output = read_until(driver.stdout, r"step \d+/")
+        tasks = json.loads((runs / "001/launch/state.json").read_text())["tasks"]
+        nodes = [task["node"] for task in tasks]
+        assert len(set(nodes)) == 3
+        cluster.lose(nodes[1])
+        output += read_until(driver.stdout, f"server 0 on {nodes[1]} was lost with its node")
+        output += read_until(driver.stdout, "step ")
+        output += read_until(driver.stdout, "server 0 starts again on ")
+        (moved,) = re.findall(r"server 0 starts again on (\S+),", output)
+        assert moved not in nodes
+        output += read_until(driver.stdout, r"now runs on http\S+, http")
+        output += read_until(driver.stdout, "step ")
+        driver.send_signal(signal.SIGTERM)
+        output += driver.stdout.read()
+    assert driver.returncode == 143, output
+    assert "fault:" not in output
+    with (runs / "001/metrics.csv").open(newline="") as file:
+        steps = [int(row["step"]) for row in csv.DictReader(file)]
+    assert steps == list(range(1, len(steps) + 1))
+    nothing_is_left(runs)
+
+
+@contextmanager
+def launched(
+    folder: Path, cluster: Cluster, environment: dict[str, str], runs: Path, options: list[str]
+) -> Iterator[subprocess.Popen[str]]:
+    """Yield the driver of a run with two servers."""
+    server = write_engine(folder / "engine", ROOT / "tests/model")
+    launch = {"launch": {"servers": {"command": server, "count": 2, "gpus": 0}, "grace_s": 30}}
+    (folder / "launch.yaml").write_text(yaml.safe_dump(launch))
+    line = [sys.executable, "-m", "rlplug", "launch", "--launcher", "ray", "-c", str(folder / "launch.yaml"), *OPTIONS]
+    line += [*options, "--run.dir", str(runs)]
+    own = environment | {"RAY_ADDRESS": cluster.address}
+    with subprocess.Popen(line, cwd=ROOT, env=own, stdout=subprocess.PIPE, text=True) as driver:
+        yield driver
+
+
+def nothing_is_left(runs: Path) -> None:
+    """Wait until the processes of a run are gone."""
     for process in psutil.process_iter(["cmdline"]):
-        if str(runs.parent) in " ".join(process.info["cmdline"] or []):
+        if str(runs) in " ".join(process.info["cmdline"] or []):
             wait_until_gone(process.pid)
 
 
-def read_until(stream: IO[str], text: str) -> str:
+def read_until(stream: IO[str], pattern: str) -> str:
     output = ""
     for line in stream:
         output += line
-        if text in line:
+        if re.search(pattern, line):
             return output
     raise AssertionError(output)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+import socket
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -28,6 +29,10 @@ PROBE_S: Final = 30.0
 HEALTH_S: Final = 5.0
 
 METHOD_NOT_ALLOWED: Final = 405
+
+SILENT_S: Final = 30
+"""Time in seconds after which a connection whose other host answers nothing at all counts as broken: a lost host closes
+no connection, and a request may run for much longer."""
 
 MAX_ANSWER_BYTES: Final = 256 << 20
 """Largest answer, or event of a stream; a completion of a million tokens takes a quarter of it."""
@@ -57,7 +62,7 @@ class HTTPClient:
     async def _open(key: str) -> aiohttp.ClientSession:
         # A connection for each call: a busy server closes one that was idle for some seconds also when a request is on
         # its way, since libuv looks at timers first (docs.libuv.org/en/v1.x/design.html).
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_socket_with_keepalive)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         return aiohttp.ClientSession(connector=connector, headers=headers)
 
@@ -211,6 +216,18 @@ class Server:
     async def takes_post(self, route: str) -> bool:
         """Return whether the server has a route that takes POST alone."""
         return await self.client.status(f"{self.url}/{route}") == METHOD_NOT_ALLOWED
+
+
+def _socket_with_keepalive(address: aiohttp.AddrInfoType) -> socket.socket:
+    """Return a socket for an address, which notices a host that is gone (tcp(7))."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        for name, value in (("KEEPIDLE", SILENT_S // 3), ("KEEPINTVL", SILENT_S // 6), ("KEEPCNT", 4)):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"), value)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_S * 1000)
+    return made
 
 
 def _allow_files() -> None:

@@ -47,8 +47,8 @@ class ServerRequests:
     ) -> None:
         self._backend = backend
         self._client = client
-        start = first % len(urls)
-        self._servers = itertools.cycle([Server(client, url) for url in [*urls[start:], *urls[:start]]])
+        self._first = first
+        self.use(urls)
         self._deadline_s = deadline_s
         self._stats = stats
         self.is_stopping: Callable[[], bool] = lambda: False
@@ -56,6 +56,11 @@ class ServerRequests:
         self._running: dict[str, PendingRequest] = {}
         self._busy_since = 0.0
         self._done: queue.SimpleQueue[Completion | BaseException] = queue.SimpleQueue()
+
+    def use(self, urls: Sequence[str]) -> None:
+        """Send later requests to these servers; those that run stay where they are."""
+        start = self._first % len(urls)
+        self._servers = itertools.cycle([Server(self._client, url) for url in [*urls[start:], *urls[:start]]])
 
     @property
     def is_busy(self) -> bool:

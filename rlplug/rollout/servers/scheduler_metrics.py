@@ -31,6 +31,10 @@ class SchedulerMetrics:
         self._is_busy = is_busy
         self._before: dict[str, SchedulerState] = {}
 
+    def use(self, servers: Sequence[Server]) -> None:
+        """Ask these servers from now on."""
+        self._servers = servers
+
     async def run(self) -> None:
         """Sample until it is cancelled, and once at first: counters are of the time since then."""
         await self.sample()
@@ -41,10 +45,11 @@ class SchedulerMetrics:
 
     async def sample(self) -> None:
         """Note the state of all servers; one that does not answer is left to the requests, which fail."""
-        calls = (server.get(self._backend.metrics_route) for server in self._servers)
+        servers = self._servers
+        calls = (server.get(self._backend.metrics_route) for server in servers)
         answers = await asyncio.gather(*calls, return_exceptions=True)
         now: dict[str, SchedulerState] = {}
-        for server, answer in zip(self._servers, answers, strict=True):
+        for server, answer in zip(servers, answers, strict=True):
             if isinstance(answer, BaseException):
                 if not isinstance(answer, RunError):
                     raise answer

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final
 
-import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 
-from rlplug.errors import ConfigError
+from rlplug.distributed.ranks import from_rank_zero
+from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import Bucket, EngineFault, Placement, PolicySpec, RolloutEngine, SyncReport
 from rlplug.rollout.engines.context_limit import max_completion_tokens
 from rlplug.rollout.engines.stats import EngineStats
@@ -20,14 +20,13 @@ from rlplug.rollout.servers.processes import ServerProcesses, wait_until_healthy
 from rlplug.rollout.servers.requests import ServerRequests
 from rlplug.rollout.servers.scheduler_metrics import SchedulerMetrics
 from rlplug.rollout.servers.server_checks import changed_options, check_urls, devices_of_servers, reading
+from rlplug.rollout.servers.server_list import ListedServer, ServerList
 from rlplug.rollout.servers.server_weights import ServerWeightSender
 from rlplug.types import NO_VERSION, Completion, Request, SamplingParams
 from rlplug.weight_sync.buckets import drain
 from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug.weight_sync.receive_checks import WeightSyncValidator
-
-Shared = TypeVar("Shared")
 
 DIAGNOSIS_S: Final = 3.0
 """Time that a fault waits for a server's end, whose log explains it."""
@@ -37,6 +36,10 @@ class ServerEngine(RolloutEngine):
     """Generates in server processes, on GPUs of their own.
 
     A subclass names its ``backend_class``, and makes the backend's options of what a user sets.
+
+    Under a launcher, which lists the servers that run, those at URLs may change
+    (:class:`~rlplug.rollout.servers.server_list.ServerList`). A server that is lost is a fault, and the engine starts
+    again with those that are listed then. A server that is added takes part from the next weight sync on.
 
     Args:
         options: Of servers that are started here.
@@ -79,6 +82,7 @@ class ServerEngine(RolloutEngine):
         self._sender: ServerWeightSender | None = None
         self._metrics: SchedulerMetrics | None = None
         self._version = NO_VERSION
+        self._list = None if urls is None else ServerList.of_launcher(self._labels.engine)
         if self.urls is not None:
             beside = {"gpus": gpus is not None, "data_parallel_size": data_parallel_size != 1}
             also_set = changed_options(options) | {name for name, is_set in beside.items() if is_set}
@@ -110,23 +114,88 @@ class ServerEngine(RolloutEngine):
     def _connect(self) -> None:
         urls, key, key_name = self._where()
         client = self._client = HTTPClient(key, key_name, self._labels.server_key)
-        wait_until_healthy(self._labels.engine, client, urls, self.start_deadline_s, self._processes)
+        if self._list is None:
+            wait_until_healthy(self._labels.engine, client, urls, self.start_deadline_s, self._processes)
+        else:
+            self._list.wait_until_healthy(client, self.start_deadline_s)
+            urls = self._list.urls
         backend, servers, rank = self._backend, [Server(client, url) for url in urls], self._placement.rank
         settings = client.run_all(map(self._settings, servers))
-        self._max_model_len = min(self._policy.max_context, *(each.max_model_len for each in settings))
-        self._stats = EngineStats(
-            max_num_seqs=sum(each.max_num_seqs for each in settings),
-            kv_cache_tokens=sum(each.kv_cache_tokens for each in settings),
-            max_num_seqs_key=self._labels.max_num_seqs_key,
-            memory_key=self._labels.memory_key,
-        )
+        self._stats = EngineStats(0, 0, self._labels.max_num_seqs_key, self._labels.memory_key)
+        self._use_settings(settings)
         requests = self._requests = ServerRequests(backend, client, urls, rank, self.request_deadline_s, self._stats)
         if rank == 0:
             self._metrics = SchedulerMetrics(backend, servers, self._stats, lambda: requests.is_busy)
             client.spawn(self._metrics.run())
-            num_workers = {url: each.num_workers for url, each in zip(urls, settings, strict=True)}
-            self._sender = ServerWeightSender(backend, client, num_workers, self.sync_deadline_s)
-            self._sender.connect()
+            self._sender = self._connected_sender(urls, settings)
+
+    def _use_settings(self, settings: Sequence[ServerSettings]) -> None:
+        self._max_model_len = min(self._policy.max_context, *(each.max_model_len for each in settings))
+        self._stats.max_num_seqs = sum(each.max_num_seqs for each in settings)
+        self._stats.kv_cache_tokens = sum(each.kv_cache_tokens for each in settings)
+
+    def _connected_sender(self, urls: Sequence[str], settings: Sequence[ServerSettings]) -> ServerWeightSender:
+        """Form the group of this process and the workers of all servers.
+
+        Raises:
+            EngineFault: A server of a launcher went away meanwhile.
+            RunError: A server cannot join.
+        """
+        assert self._client is not None
+        num_workers = {url: each.num_workers for url, each in zip(urls, settings, strict=True)}
+        sender = ServerWeightSender(self._backend, self._client, num_workers, self.sync_deadline_s)
+        try:
+            sender.connect()
+        except RunError as problem:
+            sender.close()
+            if self._list is not None and not all(map(self._client.is_healthy, urls)):
+                raise EngineFault(str(problem)) from problem
+            raise
+        return sender
+
+    def _follow_list(self) -> None:
+        """Form the group anew when a launcher lists other servers than before. Collective.
+
+        Raises:
+            EngineFault: A server of the new list did not join.
+        """
+        if self._list is None:
+            return
+        found = from_rank_zero(self._join_listed() if self._placement.rank == 0 else None)
+        if isinstance(found, str):
+            raise EngineFault(found)
+        if found is not None:
+            self._list.servers, settings = found
+            self._use_settings(settings)
+            self._requests.use(self._list.urls)
+
+    def _join_listed(self) -> tuple[list[ListedServer], list[ServerSettings]] | str | None:
+        """Return the new servers and their settings, ``None`` when they are the same, or what failed."""
+        assert self._list is not None
+        assert self._client is not None
+        assert self._metrics is not None
+        try:
+            listed = self._list.read()
+            if listed == self._list.servers:
+                return None
+            if not listed:
+                return "The launcher lists no server: all of them start again."
+            urls = [server.url for server in listed]
+            rank_zero_info(f"{self._labels.engine} now runs on {', '.join(urls)}")
+            self._leave()
+            servers = [Server(self._client, url) for url in urls]
+            settings = self._client.run_all(map(self._settings, servers))
+            self._sender = self._connected_sender(urls, settings)
+        except RunError as problem:
+            return str(problem)
+        self._metrics.use(servers)
+        return listed, settings
+
+    def _leave(self) -> None:
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.leave()
+            sender.close()
 
     async def _settings(self, server: Server) -> ServerSettings:
         with reading(server.url):
@@ -164,12 +233,14 @@ class ServerEngine(RolloutEngine):
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         pending = self._pending(requests, sampling, is_streamed=False)
         try:
+            self._check_listed()
             self._requests.is_stopping = self.is_stopping
             return self._requests.generate(pending)
         except EngineFault as fault:
             raise self._explained(fault) from fault
 
     def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
+        self._check_listed()
         self._streaming().submit(self._pending(requests, sampling, is_streamed=True))
 
     def collect(self, timeout_s: float) -> list[Completion]:
@@ -196,6 +267,10 @@ class ServerEngine(RolloutEngine):
 
         return [one(request) for request in requests]
 
+    def _check_listed(self) -> None:
+        if self._list is not None:
+            self._list.check_unchanged()
+
     def _explained(self, fault: EngineFault) -> EngineFault:
         """Return a fault with the log of a server that ended."""
         problem = self._processes.problem(DIAGNOSIS_S) if self._processes is not None else ""
@@ -204,6 +279,7 @@ class ServerEngine(RolloutEngine):
     # ---- weights --------------------------------------------------------------------------------------------------
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
+        self._follow_list()
         validator = WeightSyncValidator(type(self).__name__, self._weights)
         fault = self._send(validator.count(buckets), version)
         # no rank may generate before all weights are there
@@ -240,12 +316,3 @@ class ServerEngine(RolloutEngine):
 
     def advice(self) -> list[str]:
         return self._stats.advice()
-
-
-def from_rank_zero(value: Shared | None) -> Any:
-    """Return the value that the trainer's first rank gives."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]

@@ -23,6 +23,7 @@ from processes import runs, wait_until_gone
 from rlplug.interfaces import TaskNeeds
 from rlplug.launch.slurm import Slurm
 from rlplug.launch.state import LaunchState, ask_to_stop
+from rlplug.rollout.servers.server_list import FILE_VARIABLE, read_server_list
 
 SCRIPT = Path(__file__).with_name("driver_case.py")
 CHECKPOINT = "checkpoints/step-00000001"
@@ -45,10 +46,10 @@ class Case:
             time.sleep(0.05)
         return found
 
-    def trainer(self, attempt: int = 0) -> dict[str, Any]:
-        """Return what the trainer of an attempt has written, waiting for it."""
-        file = self.folder / f"trainer-{attempt}.json"
-        self.wait_for(f"trainer {attempt}", file.exists)
+    def trainer(self, attempt: int = 0, name: str = "trainer") -> dict[str, Any]:
+        """Return what the trainer of an attempt has written, waiting for it; that of another node is a ``peer``."""
+        file = self.folder / f"{name}-{attempt}.json"
+        self.wait_for(f"{name} {attempt}", file.exists)
         return dict(json.loads(file.read_text()))
 
     def servers(self) -> dict[int, int]:
@@ -77,6 +78,8 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Case]]
         "finishes": {},
         "trainer killed": {"make": [CHECKPOINT]},
         "server killed": {},
+        "node lost": {"losing": True},
+        "last node lost": {"losing": True, "servers": 1},
         "driver killed": {},
         "terminated": {},
         "stopped": {"servers": 1, "make": [CHECKPOINT]},
@@ -144,19 +147,58 @@ def test_attempt_that_saved_nothing_leaves_its_rows_aside(tmp_path: Path) -> Non
     assert case.end() == 0
 
 
-def test_killed_server_starts_again_at_its_address_beside_the_same_trainer(cases: dict[str, Case]) -> None:
+def test_killed_server_starts_again_at_another_port_beside_the_same_trainer(cases: dict[str, Case]) -> None:
+    """At its own port, requests of before would reach a server without the weights."""
     case = cases["server killed"]
     seen, before = case.trainer(), case.servers()
+    file = Path(seen["environment"][FILE_VARIABLE])
+    listed = [server.url for server in read_server_list(file)]
+    assert sorted(listed) == sorted(f"http://127.0.0.1:{port}" for port in before)
     port = min(before)
     os.kill(before[port], signal.SIGKILL)
-    case.wait_for("the server", lambda: case.servers().get(port) not in (None, before[port]))
+    case.wait_for(
+        "the rest", lambda: [server.url for server in read_server_list(file)] == [f"http://127.0.0.1:{max(before)}"]
+    )
+    case.wait_for("both", lambda: len(read_server_list(file)) == 2)
     assert runs(seen["pid"])
-    assert case.servers().keys() == before.keys()
+    new = {int(server.url.rpartition(":")[2]) for server in read_server_list(file)}
+    assert port not in new
+    assert max(before) in new
     case.wait_for("health", lambda: [t.state for t in LaunchState.read(case.run_folder).tasks][1:] == ["healthy"] * 2)
     (case.folder / "finish").touch()
 
     assert case.end() == 0
     assert not (case.folder / "trainer-1.json").exists()
+
+
+def test_server_of_a_lost_node_starts_elsewhere_beside_the_same_trainer(cases: dict[str, Case]) -> None:
+    case = cases["node lost"]
+    file = Path(case.trainer()["environment"][FILE_VARIABLE])
+    before = read_server_list(file)
+    (case.folder / "lost").touch()
+    case.wait_for("the rest", lambda: len(read_server_list(file)) == 1)
+    (rest,) = read_server_list(file)
+    assert rest in before
+    case.wait_for("the state", lambda: LaunchState.read(case.run_folder).tasks[1].state == "lost")
+    (case.folder / "room").touch()
+    case.wait_for("another", lambda: len(read_server_list(file)) == 2)
+    assert set(read_server_list(file)) - {rest} != set(before) - {rest}
+    (case.folder / "finish").touch()
+
+    assert case.end() == 0
+    assert "server 0 starts again on elsewhere" in case.driver.stdout
+    assert not (case.folder / "trainer-1.json").exists()
+
+
+def test_loss_of_the_last_server_restarts_the_run(cases: dict[str, Case]) -> None:
+    case = cases["last node lost"]
+    case.trainer()
+    (case.folder / "lost").touch()
+    case.wait_for("a fault", lambda: "was lost with its node" in case.driver.stdout)
+    (case.folder / "lost").unlink()
+    case.trainer(1)
+    (case.folder / "finish").touch()
+    assert case.end() == 0
 
 
 def test_nothing_is_left_when_the_driver_is_killed(cases: dict[str, Case]) -> None:
@@ -233,14 +275,16 @@ def test_a_kill_at_any_time_ends_as_promised(tmp_path: Path, victim: str) -> Non
             assert (case.folder / "trainer-1.json").exists() == (victim == "trainer")
 
 
-@pytest.fixture(scope="module")
-def allocation() -> Iterator[dict[str, str]]:
+@pytest.fixture(scope="module", params=[1])
+def allocation(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
     """A job of SLURM without a process, which outlives drivers: what is left of them would be left in it."""
     if shutil.which("salloc") is None or subprocess.run(["sinfo"], capture_output=True, check=False).returncode:
         pytest.skip("needs a SLURM that runs here: Debian's slurmctld, slurmd and munge")
-    done = subprocess.run(
-        ["salloc", "--no-shell", "--nodes=1", "--exclusive"], capture_output=True, text=True, timeout=60, check=True
-    )
+    command = ["salloc", "--no-shell", f"--nodes={request.param}", "--exclusive"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if "Node count specification invalid" in done.stderr or "More processors" in done.stderr:
+        pytest.skip(f"this SLURM has less than {request.param} nodes")
+    assert done.returncode == 0, done.stderr
     job = re.findall(r"allocation (\d+)", done.stderr)[0]
     listed = ["squeue", "--noheader", "--jobs", job, "--format=%N"]
     nodes = subprocess.run(listed, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
@@ -268,7 +312,39 @@ def test_faults_inside_an_allocation_of_slurm(tmp_path: Path, allocation: dict[s
     if victim == "trainer":
         assert "--resume" in case.trainer(1)["arguments"]
     if victim == "server":
-        case.wait_for("the server", lambda: case.servers().get(port) not in (None, server))
+        case.wait_for("the server", lambda: len(case.servers()) == 2)  # the killed one has left its file
+    (case.folder / "finish").touch()
+    assert case.end() == 0, case.driver.stdout
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("allocation", [3], indirect=True)
+@pytest.mark.parametrize("victim", ["none", "peer", "server", "driver", "terminated"])
+def test_faults_on_several_nodes_of_slurm(tmp_path: Path, allocation: dict[str, str], victim: str) -> None:
+    """Two nodes of the trainer, and a third one in the job; both servers are on the first node."""
+    case = Case(tmp_path / "case", allocation, slurm=True, make=[CHECKPOINT], nodes=2)
+    seen, peer, servers = case.trainer(), case.trainer(name="peer"), case.servers()
+    assert seen["host"] != peer["host"]
+    assert (seen["environment"]["NODE_RANK"], peer["environment"]["NODE_RANK"]) == ("0", "1")
+    for name in ("MASTER_ADDR", "MASTER_PORT", FILE_VARIABLE):
+        assert seen["environment"][name] == peer["environment"][name]
+    assert not seen["environment"]["MASTER_ADDR"].startswith("127.")
+    if victim == "driver":
+        os.kill(case.driver.pid, signal.SIGKILL)
+        case.nothing_is_left()
+        return
+    if victim == "terminated":
+        os.kill(case.driver.pid, signal.SIGTERM)
+        assert case.end() == 143
+        assert len((case.folder / "saved").read_text().split()) == 2
+        return
+    if victim == "peer":
+        os.kill(peer["pid"], signal.SIGKILL)
+        assert "--resume" in case.trainer(1)["arguments"]
+        assert "--resume" in case.trainer(1, "peer")["arguments"]
+    if victim == "server":
+        os.kill(servers[min(servers)], signal.SIGKILL)
+        case.wait_for("the server", lambda: len(case.servers()) == 3)  # the killed one has left its file
     (case.folder / "finish").touch()
     assert case.end() == 0, case.driver.stdout
 

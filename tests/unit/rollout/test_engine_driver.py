@@ -162,11 +162,23 @@ def test_buckets_are_taken_though_the_engine_failed(make_driver, monkeypatch):
 
 
 def test_fault_of_another_rank_restarts_this_one_too(make_driver):
-    flags = iter([True, False])
+    flags = iter([True, False, False])  # a rollout's fault, the start after it, and the next rollout
     engine = FaultyRollout()
     with warnings.catch_warnings(action="error"):  # the other rank says what happened
         generate(make_driver(engine, any_rank=lambda mine: mine or next(flags)))
     assert engine.calls == ["start", "sync", "generate", "close", "start", "sync"]  # it had them all
+
+
+@pytest.mark.filterwarnings("ignore:FaultyRollout restarts")
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_restart_that_fails_is_tried_again(make_driver, is_own):
+    """As when another server is lost while the engine joins those that are left; on this rank, or on another one."""
+    flags = iter([False, not is_own, False, False, False])  # rollout, start, rollout, start, rollout
+    engine = FaultyRollout({("generate", 1), ("start", 2)} if is_own else {("generate", 1)})
+    driver = make_driver(engine, any_rank=lambda mine: next(flags) or mine)
+    generate(driver)
+    assert engine.calls.count("start") == 3
+    assert driver.pop_metrics()["rollout/restarts"] == 2
 
 
 @pytest.mark.filterwarnings("ignore:FaultyRollout restarts")

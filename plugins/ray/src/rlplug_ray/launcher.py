@@ -61,8 +61,12 @@ class Ray(Launcher):
         self.cpus_per_task = cpus_per_task
         self.wait_s = wait_s
         self._groups: list[Any] = []
+        self._bundles: list[tuple[Any, int, TaskNeeds]] = []
+        """Group, index in it, and task of each agent."""
         self._agents: list[Any] = []
         self._places: list[Place] = []
+        self._entering: dict[int, tuple[Any, Any]] = {}
+        """New agents of lost tasks, by the task's index, with what says that they have started."""
 
     def place(self, tasks: Sequence[TaskNeeds]) -> list[Place]:
         ray = self._connected()
@@ -90,7 +94,6 @@ class Ray(Launcher):
     def _reserve(self, tasks: Sequence[TaskNeeds], strategy: str) -> None:
         import ray
         from ray.util.placement_group import placement_group
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         bundles = [{"CPU": self.cpus_per_task} | ({"GPU": task.gpus} if task.gpus else {}) for task in tasks]
         group = placement_group(bundles, strategy=strategy)
@@ -101,14 +104,43 @@ class Ray(Launcher):
                 f"launch.launcher.wait_s {self.wait_s:g} s. Its nodes have {_nodes(ray)}."
             )
         for index, task in enumerate(tasks):
-            options = {
-                "num_cpus": self.cpus_per_task,
-                "num_gpus": task.gpus,
-                "max_concurrency": CONCURRENCY,
-                "scheduling_strategy": PlacementGroupSchedulingStrategy(group, index),
-            }
-            agent = ray.remote(Agent).options(**options)
-            self._agents.append(agent.remote(os.getcwd(), os.environ.get("OMP_NUM_THREADS")))
+            self._bundles.append((group, index, task))
+            self._agents.append(self._new_agent(len(self._agents)))
+
+    def _new_agent(self, index: int) -> Any:
+        """Have an actor started in the bundle of a task."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        group, bundle, task = self._bundles[index]
+        options = {
+            "num_cpus": self.cpus_per_task,
+            "num_gpus": task.gpus,
+            "max_concurrency": CONCURRENCY,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle),
+        }
+        return ray.remote(Agent).options(**options).remote(os.getcwd(), os.environ.get("OMP_NUM_THREADS"))
+
+    def replace(self, index: int) -> Place | None:
+        """Return another place, once Ray has moved the bundle of a lost node to one that has room."""
+        import ray
+
+        if index not in self._entering:
+            agent = self._new_agent(index)
+            self._entering[index] = agent, agent.enter.remote()
+        agent, entered = self._entering[index]
+        if not ray.wait([entered], timeout=0)[0]:
+            return None
+        del self._entering[index]
+        try:
+            host = ray.get(entered)
+            node, address = ray.get(agent.__ray_call__.remote(_where), timeout=REPLY_S)
+        except ray.exceptions.RayError as error:
+            ray.kill(agent)
+            raise RunError(f"Ray cannot start it: {_first_line(error)}") from error
+        self._agents[index] = agent
+        self._places[index] = Place(f"{host}/{node[:6]}", address)
+        return self._places[index]
 
     def call(self, index: int, command: Sequence[str], timeout_s: float) -> str:
         import ray
@@ -139,7 +171,8 @@ class Ray(Launcher):
         import ray
         from ray.util.placement_group import remove_placement_group
 
-        agents, self._agents = self._agents, []
+        agents = [*self._agents, *(agent for agent, _ in self._entering.values())]
+        self._agents, self._bundles, self._entering = [], [], {}
         for agent in agents:
             ray.kill(agent)
         groups, self._groups = self._groups, []

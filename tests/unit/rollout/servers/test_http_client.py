@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
 from rlplug.rollout.servers.addresses import free_ports
-from rlplug.rollout.servers.http_client import HTTPClient, Server, ServerError
+from rlplug.rollout.servers.http_client import SILENT_S, HTTPClient, Server, ServerError, _socket_with_keepalive
 
 
 def test_json_goes_in_and_out_with_the_key(client: HTTPClient, url: str) -> None:
@@ -87,3 +88,15 @@ def test_late_post_names_the_servers_timeout(client: HTTPClient, url: str) -> No
     server = Server(client, url, 0.2, "sync_deadline_s")
     with pytest.raises(EngineFault, match=r"did not answer within rollout\.sync_deadline_s 0\.2 s"):
         client.run_all([server.post("slow")])
+
+
+def test_connections_break_when_the_other_host_is_silent() -> None:
+    """A network namespace whose interface went down was noticed after 29 s; it takes rights that tests do not have."""
+    with _socket_with_keepalive((socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 9))) as made:
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        idle, between, count = (
+            made.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"))
+            for name in ("KEEPIDLE", "KEEPINTVL", "KEEPCNT")
+        )
+        assert idle + between * count == SILENT_S
+        assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == SILENT_S * 1000
