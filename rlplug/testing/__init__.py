@@ -1,5 +1,6 @@
 """Conformance kits for the tests of plugin authors, and a tiny run to try a plugin in; ``rlplug[testing]``."""
 
+from rlplug.testing.algorithms.conformance import AlgorithmConformance
 from rlplug.testing.engine import EngineConformance
 from rlplug.testing.reference import BFLOAT16, FLOAT32, FP8, Tolerances
 from rlplug.testing.tasks.data_sources import DataSourceConformance
@@ -14,6 +15,7 @@ __all__ = [
     "FLOAT32",
     "FP8",
     "TINY_MODELS",
+    "AlgorithmConformance",
     "DataSourceConformance",
     "EngineConformance",
     "EnvironmentConformance",

@@ -20,14 +20,21 @@ class Outcomes:
     messages: dict[tuple[str, str], str] = field(default_factory=dict)
     """Reports of those that failed."""
     output: str = ""
+    order: list[tuple[str, str]] = field(default_factory=list)
+    """Those that failed, in the order in which they ran."""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         tests, _, check = report.nodeid.partition("::")[2].partition("::")
         if report.failed:
             self.failed.add((tests, check))
+            self.order.append((tests, check))
             self.messages[tests, check] = report.longreprtext
         elif report.when == "call" and report.passed:
             self.passed.add((tests, check))
+
+    def failed_in_order(self, tests: str) -> list[str]:
+        """Return the checks of a class that failed, the first one first."""
+        return [check for of, check in self.order if of == tests]
 
 
 def run_checks(files: Iterable[Path | str]) -> Outcomes:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from rlplug.interfaces import Advantages
 from rlplug.types import StepBatch
 from rlplug_algos.advantages import discounted_returns, group_relative, normalise, token_rewards, whiten
@@ -71,4 +73,5 @@ class ReinforcePPBaseline(ClippedPolicyGradient):
     def advantages(self, batch: StepBatch) -> Advantages:
         centred = group_relative(batch.rewards, batch.reward_valid, batch.group_index, normalize_std=False)
         of_tokens = batch.step.moments(centred.repeat_interleave(batch.num_tokens))
-        return self.sequence_advantages(batch, normalise(centred, of_tokens))
+        advantages = torch.where(batch.reward_valid, normalise(centred, of_tokens), 0.0)
+        return self.sequence_advantages(batch, advantages)

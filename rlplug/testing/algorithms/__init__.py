@@ -1,0 +1,1 @@
+"""Checks of algorithms, on steps of made-up completions."""

@@ -1,0 +1,184 @@
+"""Steps that the checks of algorithms compute: completions with rewards and logprobs, and ranks that share a step."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlplug.interfaces.algorithm import Needs
+from rlplug.types import ONE_RANK, Prompt, RewardError, Sample, StepBatch, StepStatistics
+
+NUM_GROUPS: Final = 6
+MEETING_TIMEOUT_S: Final = 10.0
+KINDS: Final = ("binary", "real", "equal", "binary", "one failed", "all failed")
+"""Rewards of each group."""
+Floats = NDArray[np.float32]
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A completion, and what the models say of its tokens: float32 [n], of which those that do not train are 0."""
+
+    sample: Sample
+    logprobs: Floats
+    """Of the policy that learns."""
+    old_logprobs: Floats
+    ref_logprobs: Floats
+    values: Floats
+    entropy: Floats
+
+    def with_reward(self, reward: float) -> Row:
+        """Return the completion with another reward; one whose reward failed keeps its error."""
+        return dataclasses.replace(self, sample=dataclasses.replace(self.sample, reward=reward))
+
+
+def make_rows(seed: int, group_size: int, max_new_tokens: int) -> list[Row]:
+    """Return the completions of a step, by ascending group.
+
+    Rewards are those of ``KINDS``. Completions have 1 to ``max_new_tokens`` tokens; one has none at all, and some have
+    tokens of an environment within. The policy has moved by some 0.2 nats a token since the rollout.
+    """
+    random = np.random.default_rng(seed)
+    rows = []
+    for group, kind in enumerate(KINDS):
+        rewards = random.normal(size=group_size) if kind == "real" else np.arange(group_size) % 2
+        if kind == "equal":
+            rewards = np.full(group_size, 0.1)
+        for index, reward in enumerate(rewards):
+            is_failed = kind == "all failed" or (kind == "one failed" and index == 1)
+            num_new = 0 if (group, index) == (0, 2) else int(random.integers(1, max_new_tokens + 1))
+            rows.append(make_row(random, group, num_new, float(reward), is_failed))
+    return rows
+
+
+def make_row(
+    random: np.random.Generator, group: int, num_new: int, reward: float, is_failed: bool = False, noise: float = 0.2
+) -> Row:
+    """Return a completion of ``num_new`` tokens; the policy has moved by ``noise`` nats a token since the rollout."""
+    num_prompt = int(random.integers(1, 4))
+    size = num_prompt + num_new
+    tokens = random.integers(1, 9, size).astype(np.int32)
+    mask = np.arange(size) >= num_prompt
+    if num_new > 4 and random.random() < 0.5:
+        mask[num_prompt + 2 : num_prompt + 4] = False  # an environment's
+
+    def drawn(values: NDArray[Any]) -> Floats:
+        return np.where(mask, values, 0.0).astype(np.float32)
+
+    old = -random.exponential(size=size)
+    rewards: dict[str, float | RewardError] = {"made": RewardError("it failed") if is_failed else reward}
+    sample = Sample(
+        prompt=Prompt(f"prompt-{group}", tuple(tokens[:num_prompt].tolist()), "?", "4"),
+        group=group,
+        token_ids=tokens,
+        response_mask=mask,
+        rollout_logprobs=drawn(old + random.normal(size=size) * 0.01),
+        completion="x" * num_new,
+        finish_reason="length" if random.random() < 0.2 else "stop",
+        policy_version=0,
+        rewards=rewards,
+        reward=reward,
+    )
+    return Row(
+        sample,
+        logprobs=drawn(old + random.normal(size=size) * noise),
+        old_logprobs=drawn(old),
+        ref_logprobs=drawn(old + random.normal(size=size) * noise),
+        values=drawn(random.normal(size=size) if noise else np.zeros(size)),
+        entropy=drawn(random.exponential(size=size)),
+    )
+
+
+def batch_of(rows: Sequence[Row], needs: Needs | None = None, step: StepStatistics = ONE_RANK) -> StepBatch:
+    """Return completions as an algorithm's ``advantages`` gets them.
+
+    Args:
+        rows: Completions by ascending group, possibly none.
+        needs: What the algorithm declares: nothing else is there. ``None`` for everything.
+        step: Sums over ranks.
+    """
+    batch = StepBatch.from_samples([row.sample for row in rows], pad_token_id=0, step=step)
+    named = {
+        "old_logprobs": needs is None or needs.old_logprobs,
+        "ref_logprobs": needs is None or needs.reference_policy,
+        "values": needs is None or needs.critic,
+    }
+    batch = batch.with_tokens(**{name: end_to_end(rows, name) for name, is_there in named.items() if is_there})
+    if needs is not None and not needs.rollout_logprobs:  # an engine need not return them
+        batch = batch.with_tokens(rollout_logprobs=torch.full_like(end_to_end(rows, "logprobs"), torch.nan))
+    return batch
+
+
+def end_to_end(rows: Sequence[Row], name: str) -> Tensor:
+    """Return a field of all rows joined, float32 [N]."""
+    return torch.from_numpy(np.concatenate([np.empty(0, np.float32), *(getattr(row, name) for row in rows)]))
+
+
+# ---- ranks --------------------------------------------------------------------------------------------------------
+
+
+class Meeting:
+    """Where the threads of ``size`` ranks bring tensors; none goes on before all are there."""
+
+    def __init__(self, size: int) -> None:
+        self._brought: list[Tensor] = [torch.empty(0)] * size
+        self.barrier = threading.Barrier(size, timeout=MEETING_TIMEOUT_S)
+
+    def exchange(self, rank: int, tensor: Tensor) -> Tensor:
+        """Return the tensors of all ranks, [size, ...]."""
+        self._brought[rank] = tensor
+        self.barrier.wait()
+        found = list(self._brought)
+        self.barrier.wait()
+        return torch.stack(found)
+
+
+@dataclass(frozen=True)
+class ThreadStatistics(StepStatistics):
+    """Statistics of a step whose ranks are threads of this process."""
+
+    meeting: Meeting = dataclasses.field(default_factory=lambda: Meeting(1))
+    rank: int = 0
+
+    def gather(self, values: Tensor) -> Tensor:
+        return self.meeting.exchange(self.rank, values.detach().to(torch.float64))
+
+
+def on_ranks(call: Callable[[int, StepStatistics], Result], size: int) -> list[Result]:
+    """Call a function on each of ``size`` ranks at once, given the rank and its statistics, and return the results.
+
+    Raises:
+        threading.BrokenBarrierError: Ranks called different methods of the statistics.
+    """
+    meeting = Meeting(size)
+
+    def rank_call(rank: int) -> Result:
+        try:
+            result = call(rank, ThreadStatistics(size, "cpu", meeting, rank))
+        except BaseException:
+            meeting.barrier.abort()
+            raise
+        return result
+
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(rank_call, rank) for rank in range(size)]
+        errors = [error for future in futures if (error := future.exception())]
+        own = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+        if errors:
+            raise (own or errors)[0]
+        return [future.result() for future in futures]
+
+
+def shares_of(rows: Sequence[Row], size: int) -> list[list[Row]]:
+    """Return the rows of each of ``size`` ranks: whole groups, and none for the last rank."""
+    return [[row for row in rows if row.sample.group % (size - 1) == rank] for rank in range(size - 1)] + [[]]
