@@ -2,6 +2,7 @@
 
 from rlplug.testing.algorithms.conformance import AlgorithmConformance
 from rlplug.testing.engine import EngineConformance
+from rlplug.testing.hooks.conformance import HooksConformance
 from rlplug.testing.reference import BFLOAT16, FLOAT32, FP8, Tolerances
 from rlplug.testing.tasks.data_sources import DataSourceConformance
 from rlplug.testing.tasks.environments import EnvironmentConformance, make_prompt
@@ -19,6 +20,7 @@ __all__ = [
     "DataSourceConformance",
     "EngineConformance",
     "EnvironmentConformance",
+    "HooksConformance",
     "RewardConformance",
     "TinyRun",
     "Tolerances",

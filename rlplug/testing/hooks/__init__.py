@@ -1,0 +1,1 @@
+"""Checks of a plugin's hooks, called as a run calls them."""
