@@ -3,6 +3,7 @@
 from rlplug.testing.algorithms.conformance import AlgorithmConformance
 from rlplug.testing.engine import EngineConformance
 from rlplug.testing.hooks.conformance import HooksConformance
+from rlplug.testing.optimizations.conformance import OptimizationConformance
 from rlplug.testing.reference import BFLOAT16, FLOAT32, FP8, Tolerances
 from rlplug.testing.tasks.data_sources import DataSourceConformance
 from rlplug.testing.tasks.environments import EnvironmentConformance, make_prompt
@@ -21,6 +22,7 @@ __all__ = [
     "EngineConformance",
     "EnvironmentConformance",
     "HooksConformance",
+    "OptimizationConformance",
     "RewardConformance",
     "TinyRun",
     "Tolerances",

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import os
+
 import broken_hooks
+import torch
 from test_hook_sabotage import CAUGHT_BY, MISSED
 
 from rlplug.testing import HooksConformance
 
+
+class HookTests(HooksConformance):
+    @classmethod
+    def teardown_class(cls) -> None:
+        """Undo what mistakes left in the process, which is that of all tests."""
+        torch.set_grad_enabled(True)
+        os.environ.pop("MADE_STEP", None)
+
+
 for name in ("Fine", *CAUGHT_BY, *MISSED):
     made = broken_hooks.plugins[name]
-    globals()[f"Test{name}"] = type(f"Test{name}", (HooksConformance,), {"make_plugin": lambda _, made=made: made})
+    globals()[f"Test{name}"] = type(f"Test{name}", (HookTests,), {"make_plugin": lambda _, made=made: made})

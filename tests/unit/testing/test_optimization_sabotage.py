@@ -1,0 +1,56 @@
+"""The first check of optimizations that fails on a sabotaged one is the check that was written for its mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from nested_pytest import Outcomes, run_checks
+
+pytestmark = pytest.mark.nightly
+CHECKS = Path(__file__).with_name("broken_optimization_checks.py")
+
+CAUGHT_BY = {
+    "HoldsALock": "test_it_can_be_copied",
+    "AlwaysClaims": "test_without_a_model_it_claims_no_effect",
+    "RefusesEverything": "test_it_takes_effect",
+    "ClaimsNothing": "test_it_takes_effect",
+    "SaysNothing": "test_it_takes_effect",
+    "SetsDeterministicAlgorithms": "test_building_changes_nothing_else",
+    "DrawsGlobally": "test_building_changes_nothing_else",
+    "RenamesParameters": "test_it_takes_effect",
+    "TiesTwoWeights": "test_a_sync_sends_the_same_weights",
+    "ScalesHiddenStates": "test_values_equal_the_plain_path",
+    "LeaksBetweenRows": "test_values_equal_the_plain_path",
+    "DetachesABlock": "test_gradients_equal_the_plain_path",
+    "KeepsTheFirstBatch": "test_micro_batches_add_up",
+    "WritesIntoAWeight": "test_a_step_changes_the_weights_alike",
+    "ForgetsItsPasses": "test_a_resume_repeats_the_next_step",
+    "ChecksOnlyPlainBlocks": "test_it_works_with_another_optimization",
+    "PatchesTheLibrary": "test_the_plain_path_is_left_as_it_was",
+}
+"""Each mistake, and the check that was written for it."""
+MISSED = ("SavesNothing", "DiffersInBFloat16")
+"""Mistakes that pass; ``docs/conformance.md`` says why."""
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Outcomes:
+    return run_checks([CHECKS])
+
+
+@pytest.mark.parametrize("mistake", CAUGHT_BY)
+def test_the_first_check_that_fails_is_the_one_for_the_mistake(outcomes: Outcomes, mistake: str) -> None:
+    failed = [check.partition("[")[0] for check in outcomes.failed_in_order(f"Test{mistake}")]
+    assert failed[:1] == [CAUGHT_BY[mistake]], failed
+
+
+@pytest.mark.parametrize("optimization", ["Fine", *MISSED])
+def test_what_has_no_mistake_that_the_kit_knows_passes(outcomes: Outcomes, optimization: str) -> None:
+    assert outcomes.failed_in_order(f"Test{optimization}") == []
+    assert [check for of, check in outcomes.passed if of == f"Test{optimization}"]
+
+
+def test_every_check_is_the_first_to_catch_some_mistake(outcomes: Outcomes) -> None:
+    checks = {check.partition("[")[0] for of, check in outcomes.passed if of == "TestFine"}
+    assert checks == set(CAUGHT_BY.values())
