@@ -52,7 +52,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "hooks": Kind(
         "hooks",
-        "Counts solved prompts, and limits the advantages that train",
-        '"<< name >>/solved_groups" in run.metrics[1]',
+        "Counts finished completions, and limits the advantages that train",
+        '"<< name >>/finished_share" in run.metrics[1]',
     ),
 }
