@@ -7,7 +7,9 @@ import sys
 import warnings
 
 import pytest
+import write_compatibility
 from command_line import ROOT
+from distributions import Distribution
 from forked import run_forked
 
 from rlplug import hookspecs
@@ -116,6 +118,13 @@ def test_a_deprecated_hook_still_works_and_warns(install_plugin, monkeypatch) ->
     assert manager.hook.rlplug_after_update(metrics={}, step=3) == [{"x": 3}]
 
 
-def test_the_page_is_what_the_code_says() -> None:
-    done = run_forked([sys.executable, "scripts/write_hook_reference.py", "--check"], cwd=ROOT, timeout=120)
+def test_a_plugin_of_another_api_is_not_in_the_table_of_versions(monkeypatch) -> None:
+    monkeypatch.setattr(write_compatibility, "API_VERSION", "3.0")
+    with pytest.raises(SystemExit, match=r"rlplug-algos .* is for rlplug .* and this is rlplug .* with hook API 3\.0"):
+        write_compatibility.table(Distribution(ROOT))
+
+
+@pytest.mark.parametrize("script", ["write_hook_reference", "write_compatibility"])
+def test_the_page_is_what_the_code_says(script) -> None:
+    done = run_forked([sys.executable, f"scripts/{script}.py", "--check"], cwd=ROOT, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,69 @@
+"""Writes the table of versions in docs/writing-a-plugin.md: which plugin works with which rlplug and hook API.
+
+``python scripts/write_compatibility.py`` (or ``make docs``) writes it; ``--check`` writes nothing and exits with 1 when
+the table is not what the plugins' ``pyproject.toml`` and ``RLPLUG_API_VERSION`` say. Either exits with 1 where a plugin
+of this repository does not work with the core beside it.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from typing import Final
+
+from distributions import ROOT, Distribution, plugin_distributions
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from written_files import with_table, write_or_check
+
+from rlplug.hookspecs import API_VERSION
+
+PAGE: Final = ROOT / "docs" / "writing-a-plugin.md"
+BEGIN: Final = "<!-- Written by scripts/write_compatibility.py from the plugins: run `make docs`. -->"
+
+
+def api_range(distribution: Distribution) -> SpecifierSet:
+    """Return the range of hook APIs that a plugin's module declares, read without importing it."""
+    (package,) = distribution.packages
+    for node in ast.parse((distribution.folder / "src" / package / "plugin.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "RLPLUG_API_VERSION":
+            return SpecifierSet(ast.literal_eval(node.value))
+    raise SystemExit(f"{distribution.name} declares no RLPLUG_API_VERSION")
+
+
+def core_range(distribution: Distribution) -> SpecifierSet:
+    """Return the range of rlplug that a plugin's package requires."""
+    requirements = map(Requirement, distribution.project["dependencies"])
+    return next(requirement.specifier for requirement in requirements if requirement.name == "rlplug")
+
+
+def table(core: Distribution) -> str:
+    """Return a Markdown table with a row for each plugin of this repository.
+
+    Raises:
+        SystemExit: One does not work with ``core``.
+    """
+    rows = ["| plugin | version | works with rlplug | hook API | Python |", "|---|---|---|---|---|"]
+    rows.append(f"| `rlplug` itself | {core.version} | | {API_VERSION} | {core.project['requires-python']} |")
+    for plugin in plugin_distributions():
+        of_core, of_api = core_range(plugin), api_range(plugin)
+        if core.version not in of_core or API_VERSION not in of_api:
+            raise SystemExit(
+                f"{plugin.name} {plugin.version} is for rlplug {of_core} and hook API {of_api}, and this is rlplug "
+                f"{core.version} with hook API {API_VERSION}."
+            )
+        python = plugin.project["requires-python"]
+        rows.append(f"| `{plugin.name}` | {plugin.version} | {_text(of_core)} | {_text(of_api)} | {python} |")
+    return "\n".join(rows)
+
+
+def _text(versions: SpecifierSet) -> str:
+    return ",".join(sorted(map(str, versions), reverse=True))
+
+
+def main() -> int:
+    return write_or_check(__doc__, PAGE, lambda page: with_table(page, BEGIN, table(Distribution(ROOT))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
