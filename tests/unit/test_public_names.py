@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from rlplug.cli.new_plugin.kinds import KINDS
+from rlplug.cli.new_plugin.rendering import names_of, rendered_files
+
 ROOT = Path(__file__).parents[2]
 PUBLIC = {
     *("rlplug.errors", "rlplug.types", "rlplug.ops", "rlplug.interfaces", "rlplug.registry", "rlplug.plugin_manager"),
@@ -17,7 +20,7 @@ PUBLIC = {
     "rlplug.token_arrays",
     # rollout engines
     *("rlplug.rollout.engines", "rlplug.rollout.servers", "rlplug.rollout.servers.process_group"),
-    "rlplug.rollout.engine_host",
+    *("rlplug.rollout.engine_host", "rlplug.rollout.hf_engine"),
     *("rlplug.distributed.rng", "rlplug.weight_sync.manifest", "rlplug.weight_sync.receive_checks"),
     *("rlplug.weight_sync.flat_buckets", "rlplug.weight_sync.fp8_engine_checks"),
     # optimizations
@@ -65,15 +68,40 @@ def test_plugins_import_names_that_a_package_lists(face: str) -> None:
 
 
 def test_no_module_is_public_for_nobody() -> None:
-    """A plugin of this repository imports it, or the page for authors of engines tells them to."""
+    """A plugin of this repository imports it, or a page for authors tells them to."""
     guide = (ROOT / "docs/writing-an-engine.md").read_text()
-    unused = PUBLIC - {module for _, module, _ in imports()}
+    unused = PUBLIC - {module for _, module, _ in imports()} - {module for _, module in taught()}
     assert {module for module in unused if f"../{module.replace('.', '/')}.py" not in guide} == set()
 
 
-def test_contributors_can_read_which_modules_are_public() -> None:
+def contributed() -> set[str]:
+    """Return the words in code of CONTRIBUTING's list of public modules."""
     guide = (ROOT / "CONTRIBUTING.md").read_text()
     start = guide.index("- The core imports no plugin")
-    words = set(re.findall(r"`([\w.]+)`", guide[start : guide.index("\n\n", start)]))
+    return set(re.findall(r"`([\w.]+)`", guide[start : guide.index("\n\n", start)]))
+
+
+def test_contributors_can_read_which_modules_are_public() -> None:
+    words = contributed()
     missing = [name for name in sorted(PUBLIC) if name not in words and name.rpartition(".")[2] not in words]
     assert missing == []
+
+
+def test_contributing_lists_no_module_that_is_not_public() -> None:
+    listed = {word for word in contributed() if word.startswith("rlplug.")}
+    packages = {name.rpartition(".")[0] for name in PUBLIC}  # "of `rlplug.models` the modules ..."
+    assert listed - PUBLIC - packages == set()
+
+
+def taught() -> list[tuple[str, str]]:
+    """Return place and module of each import of the core in code of the pages and in files of ``rlplug new-plugin``."""
+    texts = {f"new-plugin's {kind}": "\n".join(rendered_files(names_of("my-part"), kind).values()) for kind in KINDS}
+    for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]:
+        texts[page.name] = "\n".join(re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S))
+    pattern = re.compile(r"^\s*(?:from|import) (rlplug(?:\.\w+)*)(?: import|$)", re.M)
+    return [(where, module) for where, text in texts.items() for module in pattern.findall(text)]
+
+
+def test_pages_tell_authors_to_import_public_modules_alone() -> None:
+    assert len(taught()) > 50
+    assert {f"{where} imports {module}" for where, module in taught() if module not in PUBLIC} == set()
