@@ -51,7 +51,7 @@ def make_rows(seed: int, group_size: int, max_new_tokens: int) -> list[Row]:
     random = np.random.default_rng(seed)
     rows = []
     for group, kind in enumerate(KINDS):
-        rewards = random.normal(size=group_size) if kind == "real" else np.arange(group_size) % 2
+        rewards: NDArray[Any] = random.normal(size=group_size) if kind == "real" else np.arange(group_size) % 2
         if kind == "equal":
             rewards = np.full(group_size, 0.1)
         for index, reward in enumerate(rewards):

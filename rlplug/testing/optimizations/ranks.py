@@ -75,7 +75,7 @@ def run_variants(job: VariantJob) -> None:
         strategy = make_strategy(case.mesh)
         case.out.mkdir(parents=True, exist_ok=True)
         outcomes: dict[str, dict[str, dict[str, Any]]] = {}
-        variants = {PLAIN: (), **job.variants, PLAIN_AGAIN: ()}
+        variants: dict[str, Sequence[Optimization]] = {PLAIN: (), **job.variants, PLAIN_AGAIN: ()}
         for number, (name, optimizations) in enumerate(variants.items()):
             own_folder = dataclasses.replace(case, out=case.out / str(number))
             outcomes[name] = _outcomes(Optimized(own_folder, strategy, optimizations))
