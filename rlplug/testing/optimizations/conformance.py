@@ -196,9 +196,12 @@ class OptimizationConformance:
             assert_close(found, expected, 0.0, f"a model without optimizations, built later: {probe}", advice)
 
     def _assert_values(self, bench: OptimizationBench, model: str, mesh: str, variant: str, packing: str) -> None:
-        found, expected = (bench.value(model, mesh, name, "forward")[packing] for name in (variant, PLAIN))
-        named = [dict(zip(("logprobs", "entropies"), values, strict=True)) for values in (found, expected)]
-        assert_close(*named, self.tolerance, f"{packing}: {model} on {mesh} with {variant}", "Values must be the same.")
+        found, expected = (
+            dict(zip(("logprobs", "entropies"), bench.value(model, mesh, name, "forward")[packing], strict=True))
+            for name in (variant, PLAIN)
+        )
+        what = f"{packing}: {model} on {mesh} with {variant}"
+        assert_close(found, expected, self.tolerance, what, "Values must be the same.")
 
     def _assert_gradients(self, bench: OptimizationBench, model: str, mesh: str, variant: str, probe: str) -> None:
         found: dict[str, Tensor] = bench.value(model, mesh, variant, probe)
