@@ -1,6 +1,6 @@
 """Conformance kits for the tests of plugin authors, and a tiny run to try a plugin in; ``rlplug[testing]``."""
 
-from rlplug.testing.engine import EngineConformance
+from rlplug.testing.engines.conformance import EngineConformance
 from rlplug.testing.reference import BFLOAT16, FLOAT32, FP8, Tolerances
 from rlplug.testing.tasks.data_sources import DataSourceConformance
 from rlplug.testing.tasks.environments import EnvironmentConformance, make_prompt

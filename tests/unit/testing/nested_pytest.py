@@ -20,6 +20,14 @@ class Outcomes:
     messages: dict[tuple[str, str], str] = field(default_factory=dict)
     """Reports of those that failed."""
     output: str = ""
+    stops_at_first: bool = False
+    """Whether the checks of a class that come after one that failed are skipped."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        tests = item.nodeid.partition("::")[2].partition("::")[0]
+        if self.stops_at_first and any(of == tests for of, _ in self.failed):
+            pytest.skip("a check of this class failed before")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         tests, _, check = report.nodeid.partition("::")[2].partition("::")
@@ -30,9 +38,9 @@ class Outcomes:
             self.passed.add((tests, check))
 
 
-def run_checks(files: Iterable[Path | str]) -> Outcomes:
+def run_checks(files: Iterable[Path | str], stops_at_first: bool = False) -> Outcomes:
     """Run files, or classes as ``FILE::CLASS``, in a pytest whose signals and dumps leave the outer one alone."""
-    outcomes, output = Outcomes(), io.StringIO()
+    outcomes, output = Outcomes(stops_at_first=stops_at_first), io.StringIO()
     options = ["-p", "no:cacheprovider", "-p", "no:timeout", "-p", "no:faulthandler", "--capture=no"]
     options += ["-W", "ignore::pytest.PytestUnknownMarkWarning"]
     with contextlib.redirect_stdout(output):
