@@ -24,9 +24,9 @@ from rlplug.interfaces.memory import EngineMemory, EngineMemoryRequest
 from rlplug.interfaces.rollout import EngineCapabilities, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport
 from rlplug.observability.phase_progress import PHASE_PROGRESS
-from rlplug.ops import scaled_logits, token_logprobs, truncate_logits
 from rlplug.rollout.engines import max_completion_tokens
 from rlplug.rollout.routed_experts import RouterRecorder
+from rlplug.rollout.seeded_sampler import SeededSampler
 from rlplug.token_arrays import TokenFloats, TokenIds
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.fp8_quantize import dequantize_blocks
@@ -106,7 +106,7 @@ class HFRollout(RolloutEngine):
         self, requests: Sequence[Request], sampling: SamplingParams, num_new: int, counted: tuple[int, int]
     ) -> list[Completion]:
         prompt_ids, attention_mask = self._left_pad([request.prompt_ids for request in requests])
-        sampler = _SeededSampler([request.seed for request in requests], sampling, num_new, self._device)
+        sampler = _Sampler(SeededSampler([request.seed for request in requests], sampling, num_new, self._device))
         counter = _ProgressCounter(prompt_ids.shape[1], self._policy.eos_token_ids, *counted)
         generated: Any = self._model.generate(
             prompt_ids,
@@ -222,29 +222,19 @@ class _Stop(StoppingCriteria):
         return torch.full((len(input_ids),), self._engine.is_stopping(), device=input_ids.device)
 
 
-class _SeededSampler(LogitsProcessor):
+class _Sampler(LogitsProcessor):
     """Logits processor that samples each sequence's next token with its own seed, and masks all other tokens.
 
-    Sequence ``b`` at step ``i`` inverts the cumulative distribution at ``uniforms[b, i]``, drawn in advance from a
-    generator with the sequence's seed. ``logprobs[i]``, float32 [B], is under the distribution that was sampled.
+    ``logprobs[i]``, float32 [B], is that of step ``i`` under the distribution that was sampled.
     """
 
-    def __init__(self, seeds: Sequence[int], sampling: SamplingParams, num_steps: int, device: torch.device) -> None:
-        uniforms = [torch.rand(num_steps, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-        self._uniforms = torch.stack(uniforms).to(device)
-        self._sampling = sampling
+    def __init__(self, sample: SeededSampler) -> None:
+        self._sample = sample
         self.logprobs: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        logits = truncate_logits(scaled_logits(scores, self._sampling.temperature), self._sampling)
-        if self._sampling.is_greedy:
-            tokens = logits.argmax(dim=-1)
-        else:
-            cumulative = logits.softmax(dim=-1).cumsum(dim=-1)
-            targets = self._uniforms[:, len(self.logprobs), None] * cumulative[:, -1:]
-            tokens = torch.searchsorted(cumulative, targets, right=True).squeeze(-1)
-            tokens = tokens.clamp(max=logits.shape[-1] - 1)
-        self.logprobs.append(token_logprobs(logits, tokens))
+        tokens, logprobs = self._sample(scores)
+        self.logprobs.append(logprobs)
         return torch.full_like(scores, -torch.inf).scatter(-1, tokens.unsqueeze(-1), 0.0)
 
 

@@ -1,7 +1,7 @@
 """Conformance kits for the tests of plugin authors, and a tiny run to try a plugin in; ``rlplug[testing]``."""
 
 from rlplug.testing.algorithms.conformance import AlgorithmConformance
-from rlplug.testing.engine import EngineConformance
+from rlplug.testing.engines.conformance import EngineConformance
 from rlplug.testing.hooks.conformance import HooksConformance
 from rlplug.testing.optimizations.conformance import OptimizationConformance
 from rlplug.testing.reference import BFLOAT16, FLOAT32, FP8, Tolerances

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -62,6 +63,8 @@ class Tally:
     """Whether it claims each capability; ``None`` for what is asked of all."""
     outcomes: dict[str, Counter[str]] = field(default_factory=dict)
     """Number of checks that ``passed``, ``failed``, were ``skipped`` or ``not applied``, by capability."""
+    checks: dict[str, list[str]] = field(default_factory=dict)
+    """Names of the checks that passed, by capability, without their parameters."""
     reasons: dict[str, list[str]] = field(default_factory=dict)
     """Checks that were skipped although they apply, each with the reason, by capability."""
 
@@ -75,7 +78,9 @@ class Tally:
         counts = ", ".join(f"{outcomes[kind]} {kind}" for kind in kinds if outcomes[kind])
         claim = {None: "", True: "claimed", False: "not claimed"}[self.claims[name]]
         line = f"  {name:<16}  {claim:<11}  {counts or 'not checked by this kit'}".rstrip()
-        return [line, *(f"    skipped {reason}" for reason in self.reasons.get(name, []))]
+        tested_by = ", ".join(self.checks.get(name, []))
+        by = textwrap.wrap(f"by {tested_by}", 110, initial_indent="    ", subsequent_indent="       ")
+        return [line, *(by if tested_by else []), *(f"    skipped {reason}" for reason in self.reasons.get(name, []))]
 
 
 class ConformanceReport:
@@ -115,6 +120,10 @@ class ConformanceReport:
             else:
                 tally.reasons.setdefault(str(capability), []).append(f"{check}: {reason}")
         tally.outcomes.setdefault(str(capability), Counter())[outcome] += 1
+        if outcome == "passed":
+            words = check.partition("[")[0].removeprefix("test_").replace("_", " ")
+            passed = tally.checks.setdefault(str(capability), [])
+            passed += [] if words in passed else [words]
 
     @pytest.hookimpl
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

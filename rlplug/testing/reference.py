@@ -71,6 +71,24 @@ class ReferencePolicy:
             path, dtype=torch.float32, attn_implementation="eager"
         ).eval()
         self._round()
+        self.written: set[str] = set()
+        """Names of sent tensors that the engine has written to."""
+
+    @property
+    def bos(self) -> int:
+        """Token id that begins texts of this model."""
+        return int(self.model.config.bos_token_id or 0)
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Token ids of ``generation_config.json`` that end a completion."""
+        ends = self.model.generation_config.eos_token_id
+        return frozenset(ends if isinstance(ends, list) else [ends])
+
+    @property
+    def pad(self) -> int:
+        """Token id of padding."""
+        return int(self.model.config.pad_token_id or 0)
 
     def num_bytes(self) -> int:
         """Return the number of bytes of all weights, in the dtype in which they are sent."""
@@ -85,7 +103,9 @@ class ReferencePolicy:
         for bucket in weight_buckets(self.model, self.dtype, max_bytes, self.fp8):
             lent = [(name, tensor.to(device, copy=True)) for name, tensor in bucket]
             yield lent
-            for _, tensor in lent:
+            for (name, own), (_, tensor) in zip(bucket, lent, strict=True):
+                if not torch.equal(as_bytes(own), as_bytes(tensor.to(own.device))):
+                    self.written.add(name)
                 tensor.fill_(math.nan)
 
     @torch.no_grad()
@@ -95,6 +115,25 @@ class ReferencePolicy:
         generator = torch.Generator().manual_seed(1)
         for parameter in other.model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=size * float(parameter.std()))
+        other._round()
+        return other
+
+    def nudged(self, prompts: Sequence[Sequence[int]], size: float) -> ReferencePolicy:
+        """Return a reference after a step of ``size`` in each weight: the first step of Adam with that learning rate.
+
+        The step makes the likeliest next tokens of ``prompts`` likelier: all weights move in the direction that
+        changes logprobs most. A weight moves by one unit in the last place at least, so that it changes in any dtype.
+        """
+        other = copy.deepcopy(self)
+        with torch.enable_grad():
+            logprobs = [other.model(torch.tensor([list(ids)])).logits[0, -1].log_softmax(-1).max() for ids in prompts]
+            torch.stack(logprobs).sum().backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for parameter in other.model.parameters():
+                exact = parameter.to(self.dtype)
+                unit = (exact.abs().float() * torch.finfo(self.dtype).eps).clamp(min=size)
+                parameter.add_(unit * parameter.grad.sign())
+                parameter.grad = None
         other._round()
         return other
 
@@ -135,6 +174,11 @@ class ReferencePolicy:
             for name in self.fp8.quantized:
                 values, scales = quantize_blocks(weights[name], self.dtype, self.fp8.power_of_two_scales)
                 weights[name].copy_(dequantize_blocks(values, scales, torch.float32))
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor, uint8 [n]: NaN equals itself there."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def sampled_distribution(logits: Array, sampling: SamplingParams) -> Array:

@@ -13,7 +13,7 @@ if importlib.util.find_spec("sglang") is None or not torch.cuda.is_available():
 from rlplug_rollout_sglang import SGLangRollout
 
 from rlplug.testing import BFLOAT16
-from rlplug.testing.fp8 import FP8Checks
+from rlplug.testing.engines.fp8 import FP8Checks
 
 
 class TestSGLangRolloutWithCUDAGraphs(FP8Checks):

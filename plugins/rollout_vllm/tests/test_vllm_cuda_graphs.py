@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
 from rlplug_rollout_vllm import VLLMRollout
 
 from rlplug.testing import BFLOAT16
-from rlplug.testing.fp8 import FP8Checks
+from rlplug.testing.engines.fp8 import FP8Checks
 
 
 class TestVLLMRolloutWithCUDAGraphs(FP8Checks):

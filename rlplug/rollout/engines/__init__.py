@@ -15,6 +15,7 @@ from rlplug.rollout.engines.requests import EngineRequests, RunningRequest, arri
 from rlplug.rollout.engines.stats import EngineStats
 from rlplug.rollout.engines.versions import SupportedVersions
 from rlplug.rollout.routed_experts import experts_of_request
+from rlplug.rollout.seeded_sampler import SeededSampler
 
 __all__ = [
     "ColocatedEngine",
@@ -31,6 +32,7 @@ __all__ = [
     "MemoryBefore",
     "PassThrough",
     "RunningRequest",
+    "SeededSampler",
     "StartedEngine",
     "SupportedVersions",
     "TrackedEngine",

@@ -21,8 +21,8 @@ from rlplug.models.build import build_policy
 from rlplug.models.forward import policy_forward
 from rlplug.models.packing import pack_batch
 from rlplug.models.transformers_trainer import TransformersTrainer
-from rlplug.testing.bench import generator_states, moved
 from rlplug.testing.hooks.calls import process_state
+from rlplug.testing.process_state import generator_states, moved
 from rlplug.testing.trainers.cases import LEARNING_RATE, SAMPLING, Case, loss_weights, rows
 from rlplug.testing.trainers.ranks import Measured, make_strategy
 from rlplug.types import Batch

@@ -11,8 +11,8 @@ import numpy
 import pytest
 import torch
 
-from rlplug.testing.bench import generator_states, moved
 from rlplug.testing.claims import ConformanceReport
+from rlplug.testing.process_state import generator_states, moved
 from rlplug.timeouts import Call, TimeoutExecutor
 
 NUM_THREADS: Final = 8

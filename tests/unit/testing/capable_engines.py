@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import StoppingCriteria
 
 from rlplug.interfaces import EngineCapabilities, Placement, PolicySpec, SleepingPart
+from rlplug.rollout.engines import max_completion_tokens
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.types import Completion, Request, SamplingParams
 
@@ -70,6 +71,8 @@ class CapableRollout(HFRollout):
     # ---- streaming ------------------------------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
+        for request in requests:
+            max_completion_tokens(request, self._policy)  # refuses a prompt that does not fit
         with self._lock:
             self._unfinished |= {request.request_id for request in requests}
         for request in requests:

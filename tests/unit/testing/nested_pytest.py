@@ -22,6 +22,14 @@ class Outcomes:
     output: str = ""
     order: list[tuple[str, str]] = field(default_factory=list)
     """Those that failed, in the order in which they ran."""
+    stops_at_first: bool = False
+    """Whether the checks of a class that come after one that failed are skipped."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        tests = item.nodeid.partition("::")[2].partition("::")[0]
+        if self.stops_at_first and any(of == tests for of, _ in self.failed):
+            pytest.skip("a check of this class failed before")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         tests, _, check = report.nodeid.partition("::")[2].partition("::")
@@ -37,9 +45,9 @@ class Outcomes:
         return [check for of, check in self.order if of == tests]
 
 
-def run_checks(files: Iterable[Path | str]) -> Outcomes:
+def run_checks(files: Iterable[Path | str], stops_at_first: bool = False) -> Outcomes:
     """Run files, or classes as ``FILE::CLASS``, in a pytest whose signals and dumps leave the outer one alone."""
-    outcomes, output = Outcomes(), io.StringIO()
+    outcomes, output = Outcomes(stops_at_first=stops_at_first), io.StringIO()
     options = ["-p", "no:cacheprovider", "-p", "no:timeout", "-p", "no:faulthandler", "--capture=no"]
     options += ["-W", "ignore::pytest.PytestUnknownMarkWarning"]
     with contextlib.redirect_stdout(output):

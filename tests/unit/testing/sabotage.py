@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.testing.base import EngineChecks
+from rlplug.testing.engines.base import EngineChecks
 
 
 class Sabotaged(EngineChecks):

@@ -15,10 +15,10 @@ from sabotage import Sabotaged, mixed
 
 from rlplug.interfaces import EngineCapabilities, SleepingPart
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.testing.distribution import DistributionChecks
-from rlplug.testing.life import FirstChecks, LastChecks
-from rlplug.testing.memory import SleepChecks
-from rlplug.testing.streaming import StreamingChecks
+from rlplug.testing.engines.distribution import DistributionChecks
+from rlplug.testing.engines.life import FirstChecks, LastChecks
+from rlplug.testing.engines.memory import SleepChecks
+from rlplug.testing.engines.streaming import StreamingChecks
 from rlplug.types import Completion, Request, SamplingParams
 
 # ---- sleep --------------------------------------------------------------------------------------------------------

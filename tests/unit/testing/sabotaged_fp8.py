@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlplug.interfaces import Bucket, FP8Weights, SyncReport
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.testing.fp8 import FP8Checks
+from rlplug.testing.engines.fp8 import FP8Checks
 from rlplug.testing.models import NUM_EXPERTS
 from rlplug.weight_sync.fp8_quantize import quantize_blocks
 from rlplug.weight_sync.hf_names import hf_views

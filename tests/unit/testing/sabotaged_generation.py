@@ -16,9 +16,11 @@ from sabotage import Sabotaged, mixed
 from rlplug.interfaces import Placement, PolicySpec
 from rlplug.rollout.engines.context_limit import max_completion_tokens
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.testing.distribution import DistributionChecks
+from rlplug.testing.engines.distribution import DistributionChecks
+from rlplug.testing.engines.life import CounterChecks, FirstChecks
+from rlplug.testing.engines.prompts import PromptChecks
+from rlplug.testing.engines.tokens import FormChecks
 from rlplug.testing.models import BOS, PAD
-from rlplug.testing.tokens import TokenChecks
 from rlplug.types import Completion, Request, SamplingParams
 
 # ---- tokens -------------------------------------------------------------------------------------------------------
@@ -163,15 +165,15 @@ class DrawsUntempered(_SaysOtherLogprobs):
 # ---- the checks on each -------------------------------------------------------------------------------------------
 
 
-class TestBos(Sabotaged, TokenChecks):
+class TestBos(Sabotaged, PromptChecks):
     engine = AddsBos
 
 
-class TestOrder(Sabotaged, TokenChecks):
+class TestOrder(Sabotaged, FormChecks):
     engine = ReturnsShortPromptsFirst
 
 
-class TestTokens(Sabotaged, TokenChecks):
+class TestTokens(Sabotaged, PromptChecks, CounterChecks, FormChecks, FirstChecks):
     engine = mixed(
         StripsPadding,
         RefusesNoRequests,
@@ -186,7 +188,7 @@ class TestTokens(Sabotaged, TokenChecks):
     )
 
 
-class TestEndTokens(Sabotaged, TokenChecks):
+class TestEndTokens(Sabotaged, FormChecks):
     engine = CutsEndTokens
 
 

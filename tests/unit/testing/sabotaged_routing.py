@@ -8,7 +8,7 @@ import numpy as np
 from sabotage import Sabotaged
 
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.testing.routing import RoutingChecks
+from rlplug.testing.engines.routing import RoutingChecks
 
 
 class ChangesExperts(HFRollout):

@@ -15,8 +15,8 @@ from torch import Tensor
 from rlplug.errors import RunError
 from rlplug.interfaces import Bucket, Placement, PolicySpec, SyncReport
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.testing.life import LastChecks
-from rlplug.testing.weights import OtherModelChecks, WeightChecks
+from rlplug.testing.engines.life import LastChecks
+from rlplug.testing.engines.weights import OtherModelChecks, WeightChecks
 
 # ---- weights ------------------------------------------------------------------------------------------------------
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights
-from rlplug.testing.bench import Bench, Variant
 from rlplug.testing.claims import applies_to
-from rlplug.testing.weights import RefusalChecks
+from rlplug.testing.engines.bench import Bench, Variant
+from rlplug.testing.engines.weights import RefusalChecks
 
 NUM_SYNCS = 20
 TARGET = "model.layers.1.mlp.down_proj.weight"

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from rlplug.testing.distribution import DistributionChecks
-from rlplug.testing.fp8 import FP8Checks
-from rlplug.testing.life import FirstChecks, LastChecks
-from rlplug.testing.memory import SleepChecks
-from rlplug.testing.routing import RoutingChecks
-from rlplug.testing.streaming import StreamingChecks
-from rlplug.testing.tokens import TokenChecks
-from rlplug.testing.weights import OtherModelChecks, WeightChecks
+from rlplug.testing.engines.distribution import DistributionChecks
+from rlplug.testing.engines.fp8 import FP8Checks
+from rlplug.testing.engines.life import CounterChecks, FirstChecks, LastChecks
+from rlplug.testing.engines.memory import PlanChecks, RoundChecks, SleepChecks
+from rlplug.testing.engines.prompts import PromptChecks
+from rlplug.testing.engines.routing import RoutingChecks
+from rlplug.testing.engines.streaming import StreamingChecks
+from rlplug.testing.engines.tokens import FormChecks
+from rlplug.testing.engines.weights import OtherModelChecks, WeightChecks
 
 
-# pytest runs the checks of base classes from the last to the first: those that need another engine come first and last
+# pytest runs the checks of base classes from the last to the first: from general to special, so that the first that
+# fails names the cause; those that need another engine come first and last
 class EngineConformance(
     LastChecks,
     FP8Checks,
     RoutingChecks,
     OtherModelChecks,
+    RoundChecks,
     StreamingChecks,
     SleepChecks,
+    PromptChecks,
     WeightChecks,
     DistributionChecks,
-    TokenChecks,
+    CounterChecks,
+    FormChecks,
+    PlanChecks,
     FirstChecks,
 ):
     """All checks of a rollout engine, to subclass in a test module that returns the engine from ``make_engine``.

@@ -14,9 +14,9 @@ from rlplug.interfaces.rollout import EngineFault
 from rlplug.interfaces.router_replay import NOT_RECORDED
 from rlplug.models.routers import replay_routers
 from rlplug.rollout.routed_experts import RouterRecorder, check_routed_experts
-from rlplug.testing.base import EngineChecks
-from rlplug.testing.bench import Bench, Variant
 from rlplug.testing.claims import applies_to
+from rlplug.testing.engines.base import EngineChecks
+from rlplug.testing.engines.bench import Bench, Variant
 from rlplug.testing.reference import ReferencePolicy
 from rlplug.types import Completion, Request, SamplingParams
 

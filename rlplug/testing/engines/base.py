@@ -11,9 +11,10 @@ import torch
 
 from rlplug.interfaces.rollout import Placement, RolloutEngine
 from rlplug.rollout.engine_states import device_bytes_in_use
-from rlplug.testing.bench import Bench, BenchSettings
 from rlplug.testing.claims import DOES_NOT_APPLY, ConformanceReport, claim_of, engine_claims
+from rlplug.testing.engines.bench import Bench, BenchSettings
 from rlplug.testing.models import MAX_CONTEXT, Family, make_model_folder
+from rlplug.testing.process_state import holdings
 from rlplug.testing.reference import FLOAT32, FP8, Tolerances
 
 
@@ -45,7 +46,9 @@ class EngineChecks:
     deadline_s: ClassVar[float] = 60.0
     """Longest time in seconds for a completion of a streaming engine."""
     min_freed_bytes: ClassVar[int | None] = None
-    """Smallest number of bytes that sleep must free; the size of the weights by default."""
+    """Smallest number of bytes that sleep must free; the size of the weights by default, nine tenths on a CPU."""
+    changes_of_process: ClassVar[frozenset[str]] = frozenset()
+    """Settings of the trainer's process that the engine has to change, by the names that the check of them uses."""
 
     pytestmark = pytest.mark.timeout(600)  # of pytest-timeout: an engine may wait for ever
     _bench: ClassVar[Bench | None] = None
@@ -60,8 +63,13 @@ class EngineChecks:
         return Placement(device, rank=0, world_size=1)
 
     def device_bytes_in_use(self, engine: RolloutEngine) -> int | None:
-        """Return the bytes in use on the engine's device, by any process; ``None`` when that is unknown."""
+        """Return the bytes in use on the engine's device, by any process; ``None`` when that is unknown.
+
+        On a CPU they are those of this process and of all below it.
+        """
         device = self.placement().device
+        if device.type == "cpu":
+            return holdings().num_bytes
         return device_bytes_in_use(device) if device.type == "cuda" else None
 
     @classmethod

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy
+import psutil
 import pytest
 import torch
 
@@ -18,20 +20,25 @@ from rlplug.interfaces.weight_sync import Bucket, SyncReport
 from rlplug.models.config import load_spec, load_tokenizer
 from rlplug.models.routers import router_shape
 from rlplug.plugin_manager import plugins
-from rlplug.rollout.engine_states import EngineStateMachine
+from rlplug.rollout.engine_states import Call, EngineStateMachine
+from rlplug.testing.engines.diagnosis import cause_of_logprobs, cause_of_tokens
 from rlplug.testing.models import Family
-from rlplug.testing.reference import ReferencePolicy, Tolerances, compare, greedy_gap
+from rlplug.testing.process_state import changes_since, children, generator_states, moved, process_state
+from rlplug.testing.reference import Array, ReferencePolicy, Tolerances, compare, greedy_gap
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.config import WeightSyncConfig
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights
 from rlplug.weight_sync.manifest import meta_model
 
-Variant: TypeAlias = Literal["first", "changed", "endless", "ending"]
-"""Weights of the folder, changed weights, and weights that never or soon sample an end token."""
+Variant: TypeAlias = Literal["first", "changed", "nudged", "endless", "ending"]
+"""Weights of the folder, changed weights, weights after a small update, and weights that never or soon sample an end
+token."""
 
 IN_FP8 = WeightSyncConfig(dtype="fp8_block")
 FP8_FAMILIES = ("fp8", "fp8_experts")
 GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0)
+NUDGED_PROMPTS = 2
+"""Prompts whose next tokens the small update makes likelier."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +62,13 @@ class Bench:
         self.settings = settings
         self.version = 0
         self.moved_generators: set[str] = set()
-        """Names of the global random generators that a start or a sync has advanced."""
+        """Names of the global random generators that a call of the engine has advanced."""
+        self.process_changes: dict[str, str] = {}
+        """Settings of the process that a call has changed, each with the call."""
+        self.others_processes = frozenset(process.pid for process in children())
+        """Ids of processes below this one that are not the engine's."""
+        self.nudge = 1e-6
+        """Size of the small update, a learning rate's."""
         self._unstarted: RolloutEngine | None = settings.make_engine()
         self.engine_name = type(self._unstarted).__name__
         self.capabilities = self._unstarted.capabilities
@@ -66,7 +79,7 @@ class Bench:
         """Family of the engine's model."""
         self._held: Variant | None = None
         self._policies: dict[tuple[Family, Variant], ReferencePolicy] = {}
-        self.spec = self._load_spec(self.family)
+        self.spec = self.spec_of(self.family)
 
     # ---- which engine, with which weights -------------------------------------------------------------------------
 
@@ -103,64 +116,83 @@ class Bench:
             pytest.skip(f"{self.engine_name} starts once in a process: run this check alone, with pytest -k")
         self._was_started = True
         self.discard()
-        self.family, self.version, self.spec = family, 0, self._load_spec(family)
+        self.family, self.version, self.spec = family, 0, self.spec_of(family)
         self._engine, self._unstarted = self._unstarted or self.settings.make_engine(), None
         self._life = EngineStateMachine(self.engine_name, self.settings.placement.device)
         self.start()
 
     # ---- its calls, in the order that the core keeps --------------------------------------------------------------
 
+    @contextmanager
+    def _calls(self, call: Call) -> Iterator[None]:
+        """Surround a call: check its order, and note what it changes of the process."""
+        generators, state = generator_states(), process_state()
+        try:
+            with self._life.calls(call):
+                yield
+        finally:
+            self.moved_generators |= moved(generators)
+            for name, change in changes_since(state).items():
+                self.process_changes.setdefault(name, f"{call} changed {name}: {change}")
+
     def start(self) -> None:
         """Start the engine, also after it was closed."""
-        before = generator_states()
-        with self._life.calls("start"):
+        with self._calls("start"):
+            self.running().check(self.spec)
+            self.running().prepare(self.spec, self.settings.placement)
             self.running().start(self.spec, self.settings.placement)
-        self.moved_generators |= moved(before)
 
     def close(self) -> None:
         """Close the engine without discarding it."""
         self._held = None
-        with self._life.calls("close"):
+        with self._calls("close"):
             self.running().close()
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return completions of the running engine."""
-        with self._life.calls("generate"):
+        with self._calls("generate"):
             return self.running().generate(requests, sampling)
 
-    def update_weights(self, buckets: Iterable[Bucket]) -> SyncReport:
-        """Send any buckets under the next version, after which the engine's weights are not known."""
+    def update_weights(self, buckets: Iterable[Bucket], version: int | None = None) -> SyncReport:
+        """Send any buckets, under the next version by default, after which the engine's weights are not known."""
         self._held = None
-        self.version += 1
-        with self._life.calls("update_weights"):
+        self.version = self.version + 1 if version is None else version
+        with self._calls("update_weights"):
             return self.running().update_weights(buckets, self.version)
 
-    def sync(self, variant: Variant = "first", max_bytes: int = 1 << 30) -> SyncReport:
+    def sync(self, variant: Variant = "first", max_bytes: int = 1 << 30, version: int | None = None) -> SyncReport:
         """Send the weights of a variant to the running engine."""
         buckets = self.policy(variant).buckets(self.settings.placement.device, max_bytes)
-        before = generator_states()
-        report = self.update_weights(buckets)
-        self.moved_generators |= moved(before)
+        report = self.update_weights(buckets, version)
         self._held = variant
         return report
 
     def sleep(self) -> None:
         """Put the engine to sleep, which loses its weights."""
         self._held = None
-        with self._life.calls("sleep"):
+        with self._calls("sleep"):
             self.running().sleep()
 
     def wake_and_sync(self, variant: Variant = "changed") -> None:
         """Wake the engine as a step does: the KV cache last, so that it is never in memory with a sync's buckets."""
-        with self._life.calls("wake_weights"):
+        with self._calls("wake_weights"):
             self.running().wake("weights")
         self.sync(variant)
-        with self._life.calls("wake_kv_cache"):
+        with self._calls("wake_kv_cache"):
             self.running().wake("kv_cache")
+
+    def own_processes(self) -> list[psutil.Process]:
+        """Return the engine's processes."""
+        return [process for process in children() if process.pid not in self.others_processes]
 
     # ---- what it is asked, and what it should say -----------------------------------------------------------------
 
-    def _load_spec(self, family: Family) -> PolicySpec:
+    def meta_model(self, family: Family) -> Any:
+        """Return the model of a family without memory for its weights."""
+        return meta_model(str(self.settings.folders[family]))
+
+    def spec_of(self, family: Family) -> PolicySpec:
+        """Return what an engine is told of the model of a family."""
         config = ModelConfig(path=str(self.settings.folders[family]))
         spec = load_spec(config, load_tokenizer(config, make=plugins().hook.rlplug_make_tokenizer))
         max_context = min(spec.max_context, self.settings.max_context)
@@ -176,10 +208,30 @@ class Bench:
                 made = ReferencePolicy(str(self.settings.folders[self.family]), self.settings.dtype, self.spec.fp8)
             elif variant == "changed":
                 made = self.policy().changed(self.settings.weight_change)
+            elif variant == "nudged":
+                made = self._nudged()
             else:
                 made = self.policy().unigram(self.spec.eos_token_ids, 1e-30 if variant == "endless" else 0.2)
             self._policies[key] = made
         return self._policies[key]
+
+    def _nudged(self) -> ReferencePolicy:
+        """Return the weights after an update that is as small as possible and changes logprobs visibly."""
+        prompts = self.nudged_prompts()
+        before = [self.policy().logits(ids)[0] for ids in prompts]
+        while True:
+            made = self.policy().nudged(prompts, self.nudge)
+            changes = [
+                float(numpy.abs(log_softmax(made.logits(p)[0]) - log_softmax(b)).max())
+                for p, b in zip(prompts, before, strict=True)
+            ]
+            if min(changes) > 5 * self.tolerances.max or self.nudge > 1e-2:
+                return made
+            self.nudge *= 3
+
+    def nudged_prompts(self) -> list[tuple[int, ...]]:
+        """Return the prompts whose logprobs the small update changes visibly."""
+        return self.prompts("nudged", [12] * NUDGED_PROMPTS)
 
     @property
     def held_policy(self) -> ReferencePolicy:
@@ -197,6 +249,11 @@ class Bench:
         """Return requests for ``num_samples`` completions of each of :meth:`prompts`."""
         return requests_for(key, self.prompts(key, lengths), num_samples)
 
+    def limited(self, key: str, limits: Sequence[int | None]) -> list[Request]:
+        """Return requests with limits of their own."""
+        requests = self.requests(key, [3 + index for index in range(len(limits))])
+        return [dataclasses.replace(r, max_new_tokens=limit) for r, limit in zip(requests, limits, strict=True)]
+
     @property
     def tolerances(self) -> Tolerances:
         """Largest differences between the running engine's logprobs and the reference's."""
@@ -204,20 +261,28 @@ class Bench:
 
     def assert_greedy(self, requests: Sequence[Request], completions: Sequence[Completion], advice: str) -> None:
         """Fail unless each token of greedy completions is the reference's likeliest one, up to round-off."""
-        gap = greedy_gap(self.held_policy, requests, completions)
-        assert gap <= self.tolerances.max, (
-            f"greedy completions have a token that is {gap:.3g} nats less likely than the reference's best one "
-            f"(round-off is at most {self.tolerances.max:.3g}). {advice}"
-        )
+        held, limit = self.held_policy, self.tolerances.max
+        gap = greedy_gap(held, requests, completions)
+        if gap > limit:
+            known: tuple[Variant, ...] = ("first", "changed")  # of the others, every token is as likely
+            others = {str(v): self.policy(v) for v in known if v != self._held}
+            cause = cause_of_tokens(held, others, requests, completions, limit)
+            pytest.fail(
+                f"greedy completions have a token that is {gap:.3g} nats less likely than the reference's best one "
+                f"(round-off is at most {limit:.3g}). {cause or advice}"
+            )
 
     def assert_logprobs(
         self, requests: Sequence[Request], completions: Sequence[Completion], sampling: SamplingParams, advice: str
     ) -> None:
         """Fail unless the completions' logprobs are the reference's."""
         difference = compare(self.held_policy, requests, completions, sampling)
-        assert difference.within(self.tolerances), (
-            f"logprobs differ from the reference's: {difference}, but at most {self.tolerances} is allowed. {advice}"
-        )
+        if not difference.within(self.tolerances):
+            cause = cause_of_logprobs(self.held_policy, requests, completions, sampling, self.tolerances.mean)
+            pytest.fail(
+                f"logprobs differ from the reference's: {difference}, but at most {self.tolerances} is allowed. "
+                f"{cause or advice}"
+            )
 
     def assert_holds(self, variant: Variant, key: str, lengths: Sequence[int], advice: str) -> None:
         """Fail unless greedy completions and their logprobs are those of the weights that were just synced."""
@@ -238,19 +303,11 @@ def requests_for(key: str, prompts: Sequence[Sequence[int]], num_samples: int = 
     ]
 
 
-def generator_states() -> dict[str, Any]:
-    """Return the states of the global random generators, by name."""
-    return {
-        "random": random.getstate(),
-        "numpy.random": numpy.random.get_state()[1].tobytes(),  # type: ignore[index]
-        "torch": torch.get_rng_state().numpy().tobytes(),
-    }
-
-
-def moved(before: dict[str, Any]) -> set[str]:
-    """Return the names of the generators whose state differs from ``before``."""
-    after = generator_states()
-    return {name for name in before if before[name] != after[name]}
+def log_softmax(logits: Array) -> Array:
+    """Return logprobs [..., V] of logits."""
+    shifted: Array = logits - logits.max(axis=-1, keepdims=True)
+    logprobs: Array = shifted - numpy.log(numpy.exp(shifted).sum(axis=-1, keepdims=True))
+    return logprobs
 
 
 def num_equal(some: Sequence[Completion], other: Sequence[Completion], first: int | None = None) -> int:

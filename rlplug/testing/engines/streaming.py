@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from rlplug.errors import RunError
 from rlplug.interfaces.rollout import RolloutEngine
-from rlplug.testing.base import EngineChecks
-from rlplug.testing.bench import GREEDY, Bench, num_equal
 from rlplug.testing.claims import applies_to
+from rlplug.testing.engines.base import EngineChecks
+from rlplug.testing.engines.bench import GREEDY, Bench, num_equal
 from rlplug.types import Completion, Request, SamplingParams
 
 SLACK_S = 2.0
@@ -57,6 +58,55 @@ class StreamingChecks(EngineChecks):
         )
         if bench.capabilities.logprobs:
             bench.assert_logprobs(requests, completions, sampling, "Streamed logprobs are those of generate.")
+
+    @applies_to("streaming")
+    def test_streamed_requests_keep_their_own_limits(self, bench: Bench) -> None:
+        engine, limits = bench.holding("endless"), [5, None, 1, 30]
+        requests = bench.limited("streamed limits", limits)
+        engine.submit(requests, SamplingParams(9))
+        lengths = [len(c.token_ids) for c in self.collect(engine, requests)]
+        assert lengths == [5, 9, 1, 9], (
+            f"streamed requests with max_new_tokens={limits} gave {lengths} tokens for SamplingParams(9)."
+        )
+
+    @applies_to("streaming")
+    def test_streamed_requests_keep_their_own_sampling(self, bench: Bench) -> None:
+        """Validation and training sample otherwise, and a run may submit both."""
+        engine = bench.holding()
+        greedy = bench.requests("own greedy", [4, 9, 30], num_samples=2)
+        hot, sampling = bench.requests("own hot", [4, 9], num_samples=2), SamplingParams(8, temperature=2.0)
+        engine.submit(greedy, GREEDY)
+        engine.submit(hot, sampling)
+        completions = self.collect(engine, [*greedy, *hot])
+        advice = "A request is sampled with the SamplingParams of its own submit, whatever is submitted after it."
+        bench.assert_greedy(greedy, completions[: len(greedy)], advice)
+        if bench.capabilities.logprobs:
+            bench.assert_logprobs(hot, completions[len(greedy) :], sampling, advice)
+
+    @applies_to("streaming")
+    def test_prompt_beyond_the_context_is_refused_when_it_is_submitted(self, bench: Bench) -> None:
+        engine, requests = bench.holding(), bench.requests("too long", [3, bench.spec.max_context])
+        with pytest.raises(RunError) as refusal:  # noqa: PT012 - says what was expected
+            engine.submit(requests, GREEDY)
+            pytest.fail("submit accepted a prompt that fills max_context: it must raise RunError.")
+        assert requests[1].request_id in str(refusal.value), f"the error must name the request: {refusal.value}"
+        assert engine.collect(0.2) == [], "submit that is refused must start nothing."
+
+    @applies_to("in_flight_update")
+    def test_updates_while_requests_run(self, bench: Bench) -> None:
+        engine, sampling = bench.holding("endless"), SamplingParams(200)
+        requests = bench.requests("in flight", [3, 8])
+        engine.submit(requests, sampling)
+        early = engine.collect(0.05)
+        bench.sync("endless")
+        there = {completion.request_id for completion in early}
+        completions = [*early, *self.collect(engine, [r for r in requests if r.request_id not in there])]
+        lengths = {len(c.token_ids) for c in completions}
+        assert lengths == {200}, f"requests that ran during update_weights came back with {lengths} tokens of 200."
+        bench.sync("changed")
+        bench.assert_holds(
+            "changed", "after an update in flight", [3, 20], "All requests after it use the new weights."
+        )
 
     @applies_to("streaming")
     def test_collect_without_requests_returns_by_its_deadline(self, bench: Bench) -> None:

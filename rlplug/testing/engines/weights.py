@@ -10,14 +10,17 @@ import pytest
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault
 from rlplug.interfaces.weight_sync import Bucket
-from rlplug.testing.base import EngineChecks
-from rlplug.testing.bench import Bench
+from rlplug.testing.engines.base import EngineChecks
+from rlplug.testing.engines.bench import Bench, Variant, requests_for
 from rlplug.testing.models import Family
+from rlplug.types import SamplingParams
 
 ALL_ARRIVE = (
     "Copy every tensor of every bucket to where the model reads it, also inside fused or re-packed weights, and do so "
     "before taking the next bucket: a bucket is valid only until then."
 )
+
+VARIANTS: tuple[Variant, ...] = ("changed", "first", "changed", "first")
 
 
 class RefusalChecks(EngineChecks):
@@ -49,6 +52,53 @@ class WeightChecks(RefusalChecks):
         bench.assert_holds("changed", "new weights", [2, 30], ALL_ARRIVE)
         bench.sync("first")
         bench.assert_holds("first", "former weights", [2, 30], ALL_ARRIVE)
+
+    def test_a_small_update_arrives(self, bench: Bench) -> None:
+        """The update has a learning rate's size, and moves logprobs by more than round-off: see ``nudged``."""
+        bench.holding("first")
+        bench.sync("nudged")
+        requests = requests_for("nudged", bench.nudged_prompts())
+        sampling = SamplingParams(1, temperature=0.0)
+        advice = (
+            f"Each weight moved by about {bench.nudge:.0e}: take every weight of every sync, however little it changed."
+        )
+        completions = bench.generate(requests, sampling)
+        bench.assert_greedy(requests, completions, advice)
+        if bench.capabilities.logprobs:
+            bench.assert_logprobs(requests, completions, sampling, advice)
+
+    def test_former_versions_come_back(self, bench: Bench) -> None:
+        """A run that resumes, or goes back to its best checkpoint, sends weights that an engine may have seen."""
+        bench.holding("first")
+        for variant in VARIANTS:
+            bench.sync(variant)
+            bench.assert_holds(variant, f"comes back as {variant}", [2, 30], ALL_ARRIVE)
+
+    def test_sync_of_the_same_version_is_taken(self, bench: Bench) -> None:
+        """The core sends a version again after a restart, and its weights may differ after a resume."""
+        bench.holding("first")
+        bench.sync("changed", version=bench.version)
+        bench.assert_holds("changed", "same version", [2, 30], "A version says nothing of what the engine holds.")
+
+    def test_sync_is_complete_when_it_returns(self, bench: Bench) -> None:
+        bench.holding("first")
+        for variant in VARIANTS:
+            bench.sync(variant)
+            requests = bench.requests(f"at once {variant}", [2])
+            sampling = SamplingParams(1, temperature=0.0)
+            advice = "generate may come at once after update_weights: return when all weights are in their places."
+            bench.assert_greedy(requests, bench.generate(requests, sampling), advice)
+
+    def test_buckets_are_left_as_they_are(self, bench: Bench) -> None:
+        """Buckets may be the trainer's own weights: one rank sends them without a copy."""
+        bench.holding("first")
+        for max_bytes in (1 << 30, 1):
+            bench.sync("first", max_bytes)
+        written = bench.policy("first").written
+        assert not written, (
+            f"update_weights wrote to {len(written)} tensors of its buckets, such as {min(written)!r}: they may be the "
+            "trainer's own weights. Copy first."
+        )
 
     def test_prompt_seen_before_the_sync_is_computed_anew(self, bench: Bench) -> None:
         """The prompt is longer than a block of any engine's prefix cache."""

@@ -1,0 +1,170 @@
+"""What a plugin may not change of the process that it shares with the trainer, and what that process holds."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy
+import psutil
+import torch
+
+SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGALRM", "SIGPIPE")
+SHARED_HELPERS: Final = ("resource_tracker", "forkserver")
+"""Parts of the command lines of Python's own helper processes, which last as long as the process."""
+
+
+def generator_states() -> dict[str, Any]:
+    """Return the states of the global random generators, by name."""
+    return {
+        "random": random.getstate(),
+        "numpy.random": numpy.random.get_state()[1].tobytes(),  # type: ignore[index]
+        "torch": torch.get_rng_state().numpy().tobytes(),
+    }
+
+
+def moved(before: dict[str, Any]) -> set[str]:
+    """Return the names of the generators whose state differs from ``before``."""
+    after = generator_states()
+    return {name for name in before if before[name] != after[name]}
+
+
+def process_state() -> dict[str, Any]:
+    """Return settings of the whole process that code elsewhere reads, by name; values can be compared."""
+    root = logging.getLogger()
+    return {
+        "torch's default dtype": torch.get_default_dtype(),
+        "torch's default device": torch.get_default_device(),
+        "torch's threads": torch.get_num_threads(),
+        "torch's gradient mode": torch.is_grad_enabled(),
+        "torch's inference mode": torch.is_inference_mode_enabled(),
+        "torch's deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "torch's precision of float32 products": torch.get_float32_matmul_precision(),
+        "torch's anomaly detection": torch.is_anomaly_enabled(),
+        "torch.backends.cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
+        "numpy's error handling": tuple(sorted(numpy.geterr().items())),
+        "signal handlers": {name: signal.getsignal(getattr(signal, name)) for name in SIGNALS if hasattr(signal, name)},
+        "environment variables": dict(os.environ),
+        "working directory": os.getcwd(),
+        "sys.path": list(sys.path),
+        "sys.excepthook": sys.excepthook,
+        "the recursion limit": sys.getrecursionlimit(),
+        "the garbage collector": gc.isenabled(),
+        "the default timeout of sockets": socket.getdefaulttimeout(),
+        "the root logger": (root.level, root.disabled, logging.root.manager.disable),
+        "warnings": any(_ignores_all(entry) for entry in warnings.filters),
+        "the start method of multiprocessing": multiprocessing.get_start_method(allow_none=True),
+        "the CPU affinity": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
+    }
+
+
+def _ignores_all(entry: Any) -> bool:
+    action, message, category, module, line = entry
+    return bool(action == "ignore" and message is None and category is Warning and module is None and line == 0)
+
+
+def changes_since(before: dict[str, Any]) -> dict[str, str]:
+    """Return what of :func:`process_state` differs from ``before``, each with the former and the present value."""
+    after, changes = process_state(), {}
+    for name, former in before.items():
+        if after[name] != former:
+            changes[name] = _difference(former, after[name])
+    return changes
+
+
+def _difference(former: Any, present: Any) -> str:
+    if isinstance(former, dict):
+        names = sorted(n for n in former.keys() | present.keys() if former.get(n) != present.get(n))
+        return ", ".join(names)
+    if isinstance(former, list):
+        others = [repr(entry) for entry in [*former, *present] if (entry in former) != (entry in present)]
+        return ", ".join(others) or "another order, or entries twice"
+    return f"{former} became {present}"
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What this process and those below it hold."""
+
+    num_bytes: int
+    """Memory that would be free if they ended."""
+    threads: int
+    files: int
+    """Open files and sockets of this process."""
+    processes: frozenset[int]
+    """Ids of the processes below this one, without Python's own helpers."""
+
+
+def holdings() -> Holdings:
+    """Return what this process holds, after freeing what waits for the garbage collector or for malloc."""
+    gc.collect()
+    _return_free_memory()
+    own = psutil.Process()
+    below = children()
+    num_bytes = 0
+    for process in [own, *below]:
+        try:
+            num_bytes += process.memory_full_info().uss
+        except psutil.Error:  # it ended, or belongs to somebody else
+            continue
+    files = own.num_fds() if hasattr(own, "num_fds") else 0
+    return Holdings(num_bytes, threading.active_count(), files, frozenset(process.pid for process in below))
+
+
+def children() -> list[psutil.Process]:
+    """Return the processes below this one, those included that have ended and that nobody has waited for."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if not any(word in " ".join(process.cmdline()) for word in SHARED_HELPERS):
+                found.append(process)
+        except psutil.ZombieProcess:
+            found.append(process)
+        except psutil.Error:  # it ended meanwhile
+            continue
+    return found
+
+
+def still_there(processes: Sequence[psutil.Process], seconds: float) -> list[str]:
+    """Return the names of those processes that have not ended after ``seconds``, wherever their parents are.
+
+    One that has ended, and whose parent is this process, is still there until somebody waits for it.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        left = [name for name in map(_name_if_there, processes) if name is not None]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.1)
+
+
+def _name_if_there(process: psutil.Process) -> str | None:
+    try:
+        if not process.is_running():
+            return None
+        status = process.status()
+        if status == psutil.STATUS_ZOMBIE and process.ppid() != os.getpid():
+            return None
+        return f"{process.pid} ({process.name()}, {status})"
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _return_free_memory() -> None:
+    """Have glibc return freed memory to the system: else its amount depends on what was freed before."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
