@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlplug.registry import Registry
     from rlplug.types import Batch, Rollout, StepBatch
 
-API_VERSION: Final = "2.0"
+API_VERSION: Final = "2.1"
 """Version of the hook API. A new hook or argument raises its second number, a changed meaning its first."""
 
 SINCE: Final = MappingProxyType(

@@ -5,7 +5,6 @@ The phase ``update`` goes on in ``training/update.py``, ``training/forward_backw
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -43,6 +42,7 @@ from rlplug.training.samples.importance_weights import weights_by_age
 from rlplug.training.samples.metrics import mean_over_ranks, rollout_metrics
 from rlplug.training.samples.selection import GroupSelection
 from rlplug.training.samples.table import sample_table
+from rlplug.training.streaming.step import StreamedStep
 from rlplug.training.update import NonFiniteUpdate, PolicyUpdate, save_for_inspection
 from rlplug.training.validation import validation_metrics
 from rlplug.types import Prompt, Rollout, Sample, StepBatch
@@ -90,6 +90,8 @@ class RLModule(LightningModule):
         self._plan: run_setup.RunPlan | None = None
         self._run: run_setup.Run | None = None
         self._policy_update: PolicyUpdate | None = None
+        self.streamed: StreamedStep | None = None
+        """What trains on a step's groups as they complete, with ``partial_rollout.max_staleness: 0``."""
 
     # ---- the step -------------------------------------------------------------------------------------------------
 
@@ -98,7 +100,7 @@ class RLModule(LightningModule):
         self.step = self.rollout_step + 1
         with self.rollback_on_interrupt():
             rollout = Rollout()
-            for refill in itertools.count():
+            while self.groups.wants_more(rollout):
                 with self.phase("prompts"):
                     prompts = self.data.train_stream.take(self.groups.num_prompts_wanted(rollout))
                 with self.phase("rollout"):
@@ -106,9 +108,10 @@ class RLModule(LightningModule):
                 with self.phase("rewards"):
                     samples = self.score(samples)
                 with self.phase("filter"):
-                    rollout = self.filter_groups(rollout, samples, refill)
-                if not self.groups.wants_refill(rollout, refill):
-                    break
+                    rollout = self.filter_groups(rollout, samples)
+                if self.streamed is not None:
+                    with self.phase("update"):
+                        self.add_gradients(rollout, self.streamed)
             with self.phase("logprobs"):
                 batch = self.compute_logprobs(rollout)
             with self.phase("advantages"):
@@ -138,17 +141,21 @@ class RLModule(LightningModule):
         self.step_metrics |= self.rewards.stats()
         return samples
 
-    def filter_groups(self, rollout: Rollout, samples: list[Sample], refill: int) -> Rollout:
+    def filter_groups(self, rollout: Rollout, samples: list[Sample]) -> Rollout:
         """Add the groups that the algorithm wants to train on; stop when too many samples have no reward."""
         rollout = self.groups.add(rollout, samples)
-        if rollout.num_drawn:
+        if rollout.num_drawn and not self.groups.awaits_groups:
             # of all rounds: one error in a small refill is no large share of a step
             self.rewards.check(rollout.drawn, self.strategy)
-            self.step_metrics["filter/refills"] = float(refill)
+            self.step_metrics["filter/refills"] = max(rollout.num_rounds - 1.0, 0.0)
             self.step_metrics["filter/missing_groups"] = self.groups.num_missing(rollout) / self.groups.prompts_per_step
             table = sample_table(rollout, self.rewards.names, self.strategy.gather_arrays)
             self.step_metrics |= rollout_metrics(table, self.rewards.names)
         return rollout
+
+    def add_gradients(self, rollout: Rollout, streamed: StreamedStep) -> None:
+        """Run the passes over the newest groups while others are generated; ``update`` ends with the optimizer step."""
+        streamed.add(rollout, self.step, self._is_first_step, self.groups.awaits_groups)
 
     def compute_logprobs(self, rollout: Rollout) -> StepBatch:
         """Make the batch, with the logprobs that the update needs; at a run's first step, compare with the engine's."""
@@ -158,17 +165,18 @@ class RLModule(LightningModule):
                 f"step {self.step}: {type(algorithm).__name__} accepted none of the groups, after "
                 f"{algorithm.max_refills} refills: every prompt is solved or hopeless. Use other prompts."
             )
+        rollout = rollout.by_group()
         self.newest_samples.append(("train", self.step, rollout.samples))
         self._observe_rollout(rollout)
-        spec = self.inputs.spec
-        no_experts = None if spec.routers is None else spec.routers.empty(0)
-        batch = StepBatch.from_samples(rollout.samples, spec.pad_token_id, self.strategy.statistics, no_experts)
+        if self.streamed is not None:
+            batch, tokens = self.streamed.rows(), None
+        else:
+            update, offload = self.policy_update, self.run.offload
+            batch, tokens = compute_logprobs(
+                self._batch(rollout.samples), update.models, update.runner, offload, self.step, self._is_first_step
+            )
         if self.partial_rollout is not None:
             self.step_metrics |= self.partial_rollout.metrics(batch, self.policy_version)
-        update = self.policy_update
-        batch, tokens = compute_logprobs(
-            batch, update.models, update.runner, self.run.offload, self.step, always=self._is_first_step
-        )
         if tokens is not None:
             self._compare_with_engine(batch, tokens)
         return batch
@@ -178,6 +186,8 @@ class RLModule(LightningModule):
         algorithm = self.config.algorithm
         batch, metrics = compute_advantages(algorithm, batch, self.strategy.gather)
         self.step_metrics.add(PluginCall(algorithm, "advantages"), metrics)
+        if self.streamed is not None:
+            self.streamed.require_advantages(batch)
         edited: StepBatch = plugins().hook.rlplug_prepare_batch(batch=batch, step=self.step)
         return edited
 
@@ -187,7 +197,8 @@ class RLModule(LightningModule):
         name = f"step-{self.step:08d}-rank-{self.global_rank}.safetensors"
         inspection_file = (self.run_dir or Path(".")) / "nonfinite" / name
         try:
-            result = self.policy_update.run(batch, self.step)
+            streamed = self.streamed
+            result = self.policy_update.run(batch, self.step) if streamed is None else streamed.finish()
         except NonFiniteUpdate as problem:
             save_for_inspection(batch, inspection_file)
             raise RunError(
@@ -254,11 +265,18 @@ class RLModule(LightningModule):
         except StopRequested:
             self.data.load_state_dict(stream)
             set_rng_state(rng)
+            if self.streamed is not None:
+                self.streamed.discard()
             if self.partial_rollout is not None and groups is not None:
                 self.run.generator.pause()
                 self.partial_rollout.restore(groups)
             self.trainer.should_stop = True
         self.run.offload.after_step()
+
+    def _batch(self, samples: Sequence[Sample]) -> StepBatch:
+        spec = self.inputs.spec
+        no_experts = None if spec.routers is None else spec.routers.empty(0)
+        return StepBatch.from_samples(samples, spec.pad_token_id, self.strategy.statistics, no_experts)
 
     def _observe_rollout(self, rollout: Rollout) -> None:
         """Show plugins this rank's samples, and add their metrics of all ranks."""
@@ -349,6 +367,8 @@ class RLModule(LightningModule):
         self._policy_update = run_setup.make_update(
             self.config, self.plan, self.models, self.strategy, optimizers, self.schedulers, self.manual_backward
         )
+        if self.config.partial_rollout is not None and self.config.partial_rollout.streams:
+            self.streamed = StreamedStep(self._policy_update, self.run.offload, self._batch)
         limit_host_threads(self.strategy.root_device)
         freeze_gc()
         if self.rollout_step >= self.plan.total_steps:

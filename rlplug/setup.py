@@ -17,6 +17,7 @@ from rlplug.config_checks import (
     check_engine,
     check_optimizations,
     check_optimizers,
+    check_streaming,
     check_trainer,
     check_training,
 )
@@ -34,7 +35,7 @@ from rlplug.models.hf_files import read_config
 from rlplug.models.lora.adapters import WithoutAdapters
 from rlplug.models.routers import router_shape
 from rlplug.models.shape import attention_cost
-from rlplug.plugin_manager import plugins
+from rlplug.plugin_manager import CORE, plugins
 from rlplug.rewards import RewardRunner
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.environment_calls import ask_environment
@@ -192,6 +193,9 @@ def plan_run(
     check_training(config, batch, total_steps, longest, mesh.sequence, inputs.tokenizer, hook, bool(data.val_prompts))
     in_fp8 = inputs.spec.fp8 is not None
     algorithm = config.algorithm
+    if config.partial_rollout is not None and config.partial_rollout.streams:
+        callers = plugins().call_order()["prepare_batch"]
+        check_streaming(algorithm, batch, [caller.plugin for caller in callers if caller.plugin != CORE])
     max_new_tokens = config.sampling.max_new_tokens
     algorithm.setup(RunInfo(batch.num_completions, batch.group_size, max_new_tokens, in_fp8, config.seed))
     if in_fp8 and not algorithm.needs.rollout_logprobs:

@@ -236,6 +236,9 @@ class VirtualDriver:
     def finish(self) -> None:
         pass
 
+    def restore_trainer(self) -> None:
+        pass
+
 
 def prompt(number: int) -> Prompt:
     return Prompt(str(number), (1,), "")
@@ -247,8 +250,8 @@ class World:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.per_step, self.num_samples = rng.randint(1, 3), rng.randint(1, 2)
-        self.bound = rng.randint(1, 4)
-        ratio = rng.choice([None, rng.uniform(1.01, self.bound + 1)])
+        self.bound = rng.choice([0, 0, 1, 2, 3, 4])
+        ratio = rng.choice([None, rng.uniform(1.01, self.bound + 1)]) if self.bound else None
         self.stuck_share = rng.choice([0.0, 0.0, 0.1, 1.0])
         deadline_s = rng.choice([1.0, 5.0]) if self.stuck_share else rng.choice([None, None, 0.5])
         self.options = PartialRollout(
@@ -260,7 +263,7 @@ class World:
         self.save_every, self.reject_share = rng.randint(1, 3), rng.choice([0.0, 0.0, 0.3])
         self.num_steps = rng.randint(1, 6)
         self.num_kills = rng.choice([0, 0, 1, 3])
-        self.stats = {"kills": 0, "faults": 0, "staleness": 0, "groups": 0, "cut": 0, "late": 0}
+        self.stats = {"kills": 0, "faults": 0, "staleness": 0, "groups": 0, "cut": 0, "late": 0, "parts": 0}
         self.checkpoint = {"step": 0, "drawn": 0, "trained": [], "state": None}
 
     def run(self) -> dict[str, int]:
@@ -315,17 +318,18 @@ class World:
             producer.pause()
             num_missing = self.per_step
             while num_missing:
-                num_new = state.num_wanted(num_missing)
+                num_new = 0 if state.awaits_groups else state.num_wanted(num_missing)
                 prompts = [prompt(drawn + index) for index in range(num_new)]
                 drawn += num_new
                 state.start(prompts, self.num_samples, f"0/{step}", step, ranks)
                 assert len(state.ledger.open) <= (self.bound + 1) * self.per_step
-                births = {number: group.version for number, group in state.ledger.open.items()}
+                births = {state.trajectories[n][0].prompt.uid: group.version for n, group in state.ledger.open.items()}
                 make_loop = functools.partial(self.loop, state, ranks, step)
                 groups = producer.take(state, make_loop, num_missing, step, num_new > 0)
-                assert len(groups) == num_missing
+                assert len(groups) == num_missing or (self.bound == 0 and groups)
+                self.stats["parts"] += len(groups) < num_missing
                 for group in groups:
-                    self.check(group, births[group[0].group], step)
+                    self.check(group, births[group[0].prompt.uid], step)
                     trained.append(int(group[0].prompt.uid))
                 num_missing -= sum(self.rng.random() >= self.reject_share for _ in groups)
             assert sorted(trained + [int(t[0].prompt.uid) for t in state.trajectories.values()]) == list(range(drawn))

@@ -76,7 +76,7 @@ RANGES: Final[Mapping[str, Range]] = {
     "model.turns.step_deadline_s": SECONDS,
     "model.turns.max_concurrency": Range(1, 10_000),
     "model.partial_rollout.over_provisioning": Range(1, 100, is_open=True),
-    "model.partial_rollout.max_staleness": Range(1, 1000),
+    "model.partial_rollout.max_staleness": Range(0, 1000),
     "model.partial_rollout.max_tokens_per_step": TOKENS,
     "model.partial_rollout.max_seconds_per_step": SECONDS,
     "model.partial_rollout.trajectory_deadline_s": SECONDS,

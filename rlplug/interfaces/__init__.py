@@ -1,6 +1,6 @@
 """Interfaces that plugins implement, one small abstract base class per file; plugins import them from here."""
 
-from rlplug.interfaces.algorithm import Advantages, Algorithm, Denominators, LossOutput, Needs, RunInfo
+from rlplug.interfaces.algorithm import Advantages, Algorithm, Denominators, LossDivisor, LossOutput, Needs, RunInfo
 from rlplug.interfaces.environment import Environment, Message, StepResult
 from rlplug.interfaces.launcher import LOST, Launcher, Place, RunningTask, TaskNeeds
 from rlplug.interfaces.memory import ActivationTraits, EngineMemory, EngineMemoryRequest
@@ -35,6 +35,7 @@ __all__ = [
     "FP8Weights",
     "HFWeight",
     "Launcher",
+    "LossDivisor",
     "LossOutput",
     "Message",
     "ModelConfig",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
@@ -44,6 +44,10 @@ class RunInfo:
     """Whether the engine computes with FP8 weights while the trainer does not."""
     seed: int = 0
     """Seed of the run, for what an algorithm draws at random."""
+
+
+LossDivisor: TypeAlias = Literal["num_tokens", "num_sequences"]
+"""Field of :class:`Denominators` that divides a loss."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,23 @@ class Algorithm(ABC):
     def needs(self) -> Needs:
         """Inputs that the loop must prepare; none by default."""
         return Needs()
+
+    @property
+    def streamed_divisor(self) -> LossDivisor | None:
+        """Count that divides the loss, where a step can train on groups as they complete; ``None``, the default, else.
+
+        With ``model.partial_rollout.max_staleness: 0`` passes run over some groups while the others are generated, so
+        that nobody knows the step's denominators yet. Gradients are sums then, and the loop divides them by this count
+        when the last group is in. An algorithm that returns one says that
+
+        - :meth:`advantages` of a group depend on no other group, but for its metrics;
+        - :meth:`loss` is proportional to ``1 / max(denominators.<this count>, 1)``, and depends on no other count;
+        - the metrics of :meth:`loss` are means over tokens, divided by ``denominators.num_tokens``.
+
+        The loop checks the first in each step, and the others in the first step of a run. There is one optimizer step
+        a rollout, and no critic.
+        """
+        return None
 
     @property
     def max_refills(self) -> int:

@@ -56,7 +56,9 @@ class PartialRollout:
             then depend on the machine's speed, so a resumed run is no exact repetition. With ``asynchronous`` it is by
             default as much as ``max_staleness`` allows.
         max_staleness: With ``over_provisioning`` or ``asynchronous``: most policy versions between the start of a group
-            and the step that trains on it; by default 2. A step waits for groups that would grow too old.
+            and the step that trains on it; by default 2. A step waits for groups that would grow too old. With
+            ``asynchronous``, 0 is exactly on-policy: forward and backward passes run over the step's complete groups
+            while its others are generated.
         max_tokens_per_step: Most tokens that one trajectory gets in one step.
         max_seconds_per_step: Time after which a step stops to generate, in seconds; needs an engine that streams. The
             tokens of a step then depend on the machine's speed, so a resumed run is no exact repetition.
@@ -80,7 +82,11 @@ class PartialRollout:
 
     def __post_init__(self) -> None:
         others = ("max_tokens_per_step", "max_seconds_per_step", "groups_in_flight")
-        for name in ("over_provisioning", "max_staleness", "trajectory_deadline_s", *others):
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise ConfigError(
+                f"model.partial_rollout.max_staleness is {self.max_staleness}: give 0 or more, or remove it."
+            )
+        for name in ("over_provisioning", "trajectory_deadline_s", *others):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"model.partial_rollout.{name} is {value}: give a positive number, or remove it.")
@@ -94,6 +100,16 @@ class PartialRollout:
                     f"model.partial_rollout has {first} and {name}: with the first a step ends when enough "
                     "groups are complete. Remove one of them."
                 )
+        if self.streams and self.replay is not None:
+            raise ConfigError(
+                "model.partial_rollout.max_staleness is 0, so each step trains on its own groups: replay has nothing "
+                "to repeat: remove it."
+            )
+        if self.streams and self.over_provisioning is not None:
+            raise ConfigError(
+                "model.partial_rollout.max_staleness is 0, and over_provisioning has groups train in a later "
+                "step: remove over_provisioning, or set max_staleness to 1 or more."
+            )
         if self.over_provisioning is not None and not 1 < self.over_provisioning <= self.bound + 1:
             raise ConfigError(
                 f"model.partial_rollout.over_provisioning is {self.over_provisioning}: give a number above 1, and at "
@@ -119,6 +135,11 @@ class PartialRollout:
         if not self.asynchronous and self.over_provisioning is None:
             return None
         return 2 if self.max_staleness is None else self.max_staleness
+
+    @property
+    def streams(self) -> bool:
+        """Whether a step's passes run over its complete groups while its others are generated."""
+        return self.bound == 0
 
     def num_in_flight(self, prompts_per_step: int) -> int:
         """Return how many groups are worked on at once."""

@@ -177,6 +177,10 @@ class EngineDriver:
         """End a rollout: note the engine's metrics, let it sleep, and bring the trainer's weights back."""
         self._note_metrics()
         self._sleep()
+        self.restore_trainer()
+
+    def restore_trainer(self) -> None:
+        """Bring the trainer's weights back, for passes beside generation on other devices."""
         self._offload.after_generation()
 
     def pop_metrics(self) -> dict[str, float]:

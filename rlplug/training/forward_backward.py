@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlplug.distributed.strategy import RLFSDP2Strategy
+from rlplug.interfaces.algorithm import Denominators
 from rlplug.interfaces.checks.algorithms import check_same_names
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.models.lm_head import TokenLogprobs
@@ -65,10 +66,23 @@ class MicroBatchRunner:
         )
 
     def forward_backward(
-        self, rows: StepRows, row_indices: Sequence[int], loss: TrainingLoss, backward: Callable[[Tensor], None]
+        self,
+        rows: StepRows,
+        row_indices: Sequence[int],
+        loss: TrainingLoss,
+        backward: Callable[[Tensor], None],
+        denominators: Denominators | None = None,
     ) -> MiniBatchResult:
-        """Run one mini-batch's forward and backward passes; gradients are reduced over ranks in the last one."""
-        denominators = rows.denominators(row_indices)
+        """Run one mini-batch's forward and backward passes; gradients are reduced over ranks in the last one.
+
+        Args:
+            rows: The rows of the step.
+            row_indices: Rows of the mini-batch.
+            loss: What is minimised.
+            backward: Runs the backward pass of a loss.
+            denominators: What divides the loss; by default the counts of the mini-batch.
+        """
+        denominators = denominators or rows.denominators(row_indices)
         fetched = self.fetch(rows, row_indices, "update")
         PHASE_PROGRESS.expect(len(fetched.micro_batches), "passes")
         metrics, maxima, minima, tokens = [], [], [], []

@@ -70,12 +70,20 @@ class PolicyUpdate:
             for epoch in range(loss.num_epochs or plan.num_epochs):
                 for row_indices in plan.mini_batches(rows.num_sequences, epoch, self.seed + step):
                     result = self.runner.forward_backward(rows, row_indices, loss, self.backward)
-                    if self._optimizer_step(loss, result.metrics):
-                        taken.add(result)
-                    else:
-                        taken.num_skipped += 1
+                    self.take_step(loss, result, taken)
                     tokens = result.tokens or tokens
         return UpdateResult(taken.summary(), tokens)
+
+    def take_step(self, loss: TrainingLoss, result: MiniBatchResult, taken: StepMetrics) -> None:
+        """Take an optimizer step with the gradients that are there, and add its metrics to ``taken``.
+
+        Raises:
+            NonFiniteUpdate: The loss or a gradient is not finite, unless such optimizer steps are to be skipped.
+        """
+        if self._optimizer_step(loss, result.metrics):
+            taken.add(result)
+        else:
+            taken.num_skipped += 1
 
     def end_step(self, step: int) -> dict[str, float]:
         """Step the learning-rate schedulers of the models that ``step`` trained; return the rates that it used."""

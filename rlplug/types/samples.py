@@ -105,6 +105,8 @@ class Rollout:
     """Number of prompts with samples that train, over all ranks."""
     num_drawn: int = 0
     """Number of prompts with samples of any kind, over all ranks."""
+    num_rounds: int = 0
+    """Rounds of prompts whose groups are all here; those after the first are refills."""
 
     @property
     def drawn(self) -> tuple[Sample, ...]:
@@ -115,6 +117,10 @@ class Rollout:
         """Return the rollout with one more group, of which ``chosen`` train."""
         rejected = tuple(sample for sample in group if not any(sample is other for other in chosen))
         return dataclasses.replace(self, samples=self.samples + tuple(chosen), rejected=self.rejected + rejected)
+
+    def by_group(self) -> Rollout:
+        """Return the rollout with the samples that train by ascending group."""
+        return dataclasses.replace(self, samples=tuple(sorted(self.samples, key=lambda sample: sample.group)))
 
     def with_surplus(self, group: Sequence[Sample]) -> Rollout:
         """Return the rollout with one more surplus group."""

@@ -99,6 +99,33 @@ class StepBatch:
                 per_token[name] = tensor.numpy()[real]
         return StepBatch(real.sum(axis=1), per_sequence, per_token, pad_token_id=0, step=step)
 
+    @staticmethod
+    def join(parts: Sequence[StepBatch]) -> StepBatch:
+        """Return the rows of some parts of a step by ascending group.
+
+        Args:
+            parts: At least one; with the same fields, and no group in two of them.
+        """
+
+        def end_to_end(fields: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+            return {name: np.concatenate([part[name] for part in fields]) for name in fields[0]}
+
+        joined = dataclasses.replace(
+            parts[0],
+            lengths=np.concatenate([part.lengths for part in parts]),
+            per_sequence=end_to_end([part.per_sequence for part in parts]),
+            per_token=end_to_end([part.per_token for part in parts]),
+        )
+        order = np.argsort(joined.per_sequence["group_index"], kind="stable")
+        return dataclasses.replace(
+            joined,
+            lengths=joined.lengths[order],
+            per_sequence={name: values[order] for name, values in joined.per_sequence.items()},
+            per_token={
+                name: joined.rows_end_to_end(values, order.tolist()) for name, values in joined.per_token.items()
+            },
+        )
+
     # ---- what algorithms read ---------------------------------------------------------------------------------------
 
     @property

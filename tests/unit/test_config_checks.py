@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from rlplug.config import Limits, MemoryConfig, RunConfig
-from rlplug.config_checks import check_algorithm, check_engine, check_optimizations, check_trainer
+from rlplug.config_checks import (
+    check_algorithm,
+    check_engine,
+    check_optimizations,
+    check_streaming,
+    check_trainer,
+)
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Algorithm, Effect, EngineCapabilities, Needs, Optimization, TrainerClaims
 from rlplug.models.config import ModelConfig
@@ -88,6 +94,30 @@ def test_what_does_not_fit_names_key_and_fix(run, words):
     with pytest.raises(ConfigError) as error:
         check(**run)
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+class Streamable(Learner):
+    streamed_divisor = "num_tokens"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sizes", "editors", "words"),
+    [
+        (Streamable(critic=True), {}, [], ["Streamable trains a critic on the whole step", "max_staleness to 1"]),
+        (Learner(), {}, [], ["Learner does not say that its advantages need no other group", "whitening"]),
+        (Streamable(), {"num_epochs": 2}, [], ["model.batch.num_epochs asks for 2 a rollout: remove it"]),
+        (Streamable(), {"mini_batch_size": 2}, [], ["model.batch.mini_batch_size asks for 4 a rollout: remove it"]),
+        (Streamable(), {}, ["probe"], ["probe may edit the batch of a whole step", "--block probe"]),
+    ],
+)
+def test_what_needs_the_whole_step_is_not_streamed(algorithm, sizes, editors, words):
+    """It catches a run whose gradients would not be those of the configured update."""
+    plan = BatchPlan(BatchSizes(prompts_per_step=2, group_size=4, **sizes), world_size=1)
+    with pytest.raises(ConfigError) as error:
+        check_streaming(algorithm, plan, editors)
+    for word in ["model.partial_rollout.max_staleness is 0", *words]:
+        assert word in str(error.value)
+    check_streaming(Streamable(), BatchPlan(BatchSizes(prompts_per_step=2), world_size=1), [])
 
 
 def config_of(engine, needs, sleeps, gate, **options):

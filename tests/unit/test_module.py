@@ -50,8 +50,8 @@ def test_reward_errors_are_a_share_of_the_step_and_not_of_a_refill(monkeypatch: 
     )
     module._plan = SimpleNamespace(batch=BatchPlan(module.config.batch, world_size=1))
     first = [sample for number in range(3) for sample in group(number, 0.0, 0.0, 1.0, 1.0)] + group(3, 0, 0, 0, 0)
-    rollout = module.filter_groups(Rollout(), first, refill=0)
-    rollout = module.filter_groups(rollout, group(4, 0.0, 1.0, 1.0, math.nan), refill=1)
+    rollout = module.filter_groups(Rollout(), first)
+    rollout = module.filter_groups(rollout, group(4, 0.0, 1.0, 1.0, math.nan))
     assert rollout.num_groups == 4
     with pytest.raises(RunError, match="4 of 24 samples"):
-        module.filter_groups(rollout, group(5, 0.0, math.nan, math.nan, math.nan), refill=2)
+        module.filter_groups(rollout, group(5, 0.0, math.nan, math.nan, math.nan))

@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_batches import MAX_NEW_TOKENS, denominators_of, random_batch
 
+from rlplug.interfaces import Denominators
 from rlplug.types import StepBatch
 
 few = settings(max_examples=8, deadline=None, derandomize=True)
 seeds = st.integers(0, 999)
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
+STREAMED = [case for case in CASES if case.make().streamed_divisor is not None]
 
 
 def rows_of(batch, rows):
@@ -166,3 +168,32 @@ def test_a_critic_that_is_right_learns_nothing(case):
         output = algorithm.value_loss(batch.replace(values=batch.returns), values, denominators_of(batch))
         assert output.loss == 0
         assert not gradients(output.loss, [values])[0].any()
+
+
+@pytest.mark.parametrize("case", STREAMED, ids=str)
+@few
+@given(seed=seeds)
+def test_groups_train_alone_where_the_algorithm_says_so(case, seed):
+    """Advantages of a group alone are those among others; the loss has the named divisor, and metrics tokens."""
+    draw = random_batch(seed)
+    algorithm, batch = sampled(case, draw)
+    whole = advantages_of(algorithm, batch)
+    for group in batch.group_index.unique():
+        rows = (batch.group_index == group).nonzero().flatten()
+        alone = advantages_of(algorithm, rows_of(batch, rows))
+        torch.testing.assert_close(alone.advantages, whole.advantages[rows], **EXACT)
+
+    algorithm, batch = ready(case, draw)
+    leaves, divisor = [draw.logprobs, draw.entropy], {"num_tokens": 2, "num_sequences": 3}[algorithm.streamed_divisor]
+    total = algorithm.loss(batch, *leaves, Denominators(1, 1))
+    divided = algorithm.loss(batch, *leaves, Denominators(2, 3))
+    expected = [gradient * divisor for gradient in gradients(divided.loss, leaves)]
+    torch.testing.assert_close(gradients(total.loss, leaves), expected, **EXACT)
+    for name, value in total.metrics.items():
+        assert divided.metrics[name].item() * 2 == pytest.approx(value.item(), rel=1e-6, abs=1e-9), name
+
+
+def test_which_algorithms_train_on_groups_alone():
+    assert {case.algorithm.__name__ for case in STREAMED} == {"GRPO", "DrGRPO", "GSPO", "CISPO", "RLOO", "DAPO"}
+    whole = {case.algorithm.__name__ for case in CASES} - {case.algorithm.__name__ for case in STREAMED}
+    assert whole == {"ReinforcePP", "ReinforcePPBaseline", "PPO", "VAPO", "PFPPO"}

@@ -79,7 +79,7 @@ class AsynchronousRollout:
         """Return the next groups of this rank's engine, once those of all engines are enough. Collective.
 
         Args:
-            state: The groups; those that are returned leave.
+            state: The groups; those that are returned leave. A step that streams gets what is complete, and asks again.
             make_loop: Makes the agent loop that generates.
             num_wanted: Groups to take, over all engines.
             version: Version of the policy, whose weights the engine gets.
@@ -99,8 +99,11 @@ class AsynchronousRollout:
                 missing = [each for each in state.all_trajectories if each.finish_reason is None]
                 self._driver.restart(fault, num_faults, len(missing))
             elif is_started and (released := state.release(num_wanted, version, self._ranks, self._gather)) is not None:
-                self._driver.finish()
-                self._say_which_side_waits()
+                if state.awaits_groups:
+                    self._driver.restore_trainer()
+                else:
+                    self._driver.finish()
+                    self._say_which_side_waits()
                 return released
             is_enough = EnoughGroups(
                 own=state.complete,

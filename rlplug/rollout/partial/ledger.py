@@ -92,6 +92,15 @@ class GroupLedger:
                 return None
         return chosen
 
+    def choose_part(self, complete: Collection[int] = ()) -> list[int] | None:
+        """Return the complete groups, oldest first, where all open ones train in this step, or ``None`` to wait.
+
+        At least half of the open groups: so a step has no more parts than its groups have binary digits, and one more.
+        As in :meth:`choose`, more complete groups never turn an answer into ``None``.
+        """
+        chosen = [group.number for group in self.open.values() if group.is_complete or group.number in complete]
+        return chosen if 2 * len(chosen) >= len(self.open) else None
+
     def is_in_time(self, version: int) -> bool:
         """Return whether all open groups can train within the bound, from the step of ``version`` on.
 

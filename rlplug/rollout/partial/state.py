@@ -17,7 +17,7 @@ from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.partial.ledger import GroupLedger
 from rlplug.rollout.partial.replay import GroupSchedule, fingerprint, read_schedule
 from rlplug.rollout.trajectory import Trajectory, new_trajectories
-from rlplug.types import Prompt, StepBatch
+from rlplug.types import NO_VERSION, Prompt, StepBatch
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class PartialRolloutState:
         self._staleness: list[int] = []
         """Of the groups that were released since the last metrics."""
         self._num_resumed = self._tokens_read_again = self._num_late = 0
+        self._step_starts_at = (NO_VERSION, 0)
+        """Version of the newest groups, and the number of the first of them."""
 
     def identify(self, seed: int | None, data: Mapping[str, Any], group_size: int, num_steps: int) -> None:
         """Say whose groups these are, and read those that ``replay`` repeats.
@@ -82,14 +84,23 @@ class PartialRolloutState:
             version: Version of the policy.
             ranks: The ranks of this rank's engine.
         """
+        if self._step_starts_at[0] != version:
+            self._step_starts_at = version, self.ledger.num_started
+        # with the keys of a synchronous step, which counts its groups from 0, a streamed one draws the same samples
+        first = self._step_starts_at[1] if self.options.streams else 0
         for prompt in prompts:
             number = self.ledger.start(version, ranks.num_engines).number
-            self.trajectories[number] = new_trajectories([prompt], [number], num_samples, key)
+            self.trajectories[number] = new_trajectories([prompt], [number - first], num_samples, key)
         self.trajectories = {
             number: self.trajectories[number]
             for number, group in self.ledger.open.items()
             if group.engine % ranks.num_engines == ranks.engine
         }
+
+    @property
+    def awaits_groups(self) -> bool:
+        """Whether the step trains on groups that are still generated, besides those it has."""
+        return self.options.streams and bool(self.ledger.open)
 
     @property
     def all_trajectories(self) -> list[Trajectory]:
@@ -122,6 +133,8 @@ class PartialRolloutState:
 
     def _choose(self, wanted: int, version: int, complete: Collection[int] = ()) -> list[int] | None:
         """Return what the ledger chooses, or what trained in the run that is repeated."""
+        if self.options.streams:
+            return self.ledger.choose_part(complete)
         repeated = self.schedule.next_groups()
         if repeated is None:
             return self.ledger.choose(wanted, version, complete)

@@ -43,6 +43,8 @@ class GroupSelection:
 
     def num_prompts_wanted(self, rollout: Rollout) -> int:
         """Return how many prompts to draw: for the groups that ``rollout`` lacks, with over-sampling."""
+        if self.awaits_groups:
+            return 0
         if self.partial_rollout is not None:
             return self.partial_rollout.num_wanted(self.num_missing(rollout))
         return math.ceil(self.num_missing(rollout) * self.algorithm.over_sampling)
@@ -68,12 +70,20 @@ class GroupSelection:
             rollout,
             num_groups=rollout.num_groups + int((found["is_accepted"] & ~is_enough).sum()),
             num_drawn=rollout.num_drawn + len(found),
+            num_rounds=rollout.num_rounds + (not self.awaits_groups),
         )
 
-    def wants_refill(self, rollout: Rollout, refill: int) -> bool:
-        """Return whether to generate once more before the update; ``refill`` counts from 0."""
+    @property
+    def awaits_groups(self) -> bool:
+        """Whether some of the prompts that were drawn for this step are still generated, and train in it."""
+        return self.partial_rollout is not None and self.partial_rollout.awaits_groups
+
+    def wants_more(self, rollout: Rollout) -> bool:
+        """Return whether the step waits for groups, or generates a round of prompts, its first or a refill."""
+        if self.awaits_groups:
+            return True
         if self.num_missing(rollout) == 0:
             return False
         if self.partial_rollout is not None and not rollout.num_drawn:
             return True  # each round brings the groups under way nearer to their end
-        return refill < self.algorithm.max_refills
+        return rollout.num_rounds <= self.algorithm.max_refills

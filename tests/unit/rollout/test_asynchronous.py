@@ -310,7 +310,8 @@ def test_an_engine_that_keeps_aborted_requests_is_named(monkeypatch):
     [
         ({"max_tokens_per_step": 4}, "has asynchronous and max_tokens_per_step"),
         ({"over_provisioning": 2.5, "max_staleness": 1}, "at most 2, which is max_staleness and 1"),
-        ({"max_staleness": 0}, "max_staleness is 0: give a positive number, or remove it"),
+        ({"over_provisioning": 1.5, "max_staleness": 0}, "max_staleness is 0, and over_provisioning has groups train"),
+        ({"max_staleness": -1}, "max_staleness is -1: give 0 or more, or remove it"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, message):
@@ -323,6 +324,13 @@ def test_engines_that_cannot_are_refused_by_name(engine, capability):
     algorithm = GRPO(correction=Correction())
     with pytest.raises(ConfigError, match=rf"asynchronous needs.*'{capability}', which {engine.__name__} lacks"):
         check_partial_rollout(OPTIONS, SamplingParams(12), algorithm, engine(), [HFRollout, ServerLike])
+
+
+def test_tokens_of_former_policies_need_a_correction_and_a_streamed_step_has_none():
+    sampling, engines = SamplingParams(12), [HFRollout, ServerLike]
+    check_partial_rollout(PartialRollout(asynchronous=True, max_staleness=0), sampling, GRPO(), ServerLike(), engines)
+    with pytest.raises(ConfigError, match="GRPO does not correct for that"):
+        check_partial_rollout(OPTIONS, sampling, GRPO(), ServerLike(), engines)
 
 
 @pytest.mark.parametrize("first", [0, 100, 200, 300])

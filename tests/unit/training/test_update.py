@@ -81,6 +81,31 @@ def test_gradients_do_not_depend_on_the_split(kind, split, world_size, updated, 
 
 
 @ranks
+@pytest.mark.parametrize("split", ["3", "16 tokens"])
+@pytest.mark.parametrize("name", ["token", "sequence", "entropy", "gspo", "cispo", "dapo", "dr_grpo", "rloo"])
+def test_parts_of_a_step_give_the_gradients_of_the_whole(name, split, world_size, updated, update_batch, policy):
+    """Parts that run before the others are there, against plain torch where it has the loss, else one mini-batch."""
+    result, waited = updated(world_size)[1][f"{name}/streamed {split}"], updated(world_size)[1][f"waited/{name}"]
+    assert_equal_to_round_off(result["gradients"], waited["gradients"])
+    assert waited["metrics"] == pytest.approx({key: result["metrics"][key] for key in waited["metrics"]}, abs=1e-6)
+    assert result["is_same"]
+    assert_forward_equals(None, result["sampled"], update_batch, policy)
+    assert result["metrics"]["partial/parts"] == 3
+    if name in ("token", "sequence", "entropy"):
+        loss = loss_of(policy, update_batch, range(11), name)
+        assert_equal_to_round_off(result["gradients"], gradients_of(policy, loss))
+
+
+@ranks
+def test_an_algorithm_that_is_wrong_about_streaming_is_stopped(world_size, updated):
+    results = updated(world_size)[1]
+    message = results["divides by others/streamed 3"]
+    assert "DividesByOthers.streamed_divisor is 'num_sequences'" in message
+    assert "is not divided by num_sequences alone" in message
+    assert "those of the whole step differ from those of its parts" in results["centres/streamed 3"]
+
+
+@ranks
 @pytest.mark.parametrize("name", ["some", "one"])
 def test_a_mini_batch_is_normalised_by_its_own_rows(name, world_size, updated, update_batch, policy):
     """With one row, the other rank has nothing but a filler."""

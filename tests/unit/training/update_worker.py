@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule
 from ranks import fit_and_save
+from rlplug_algos.cispo import CISPO
+from rlplug_algos.dapo import DAPO
+from rlplug_algos.dr_grpo import DrGRPO
 from rlplug_algos.grpo import GRPO
+from rlplug_algos.gspo import GSPO
+from rlplug_algos.rloo import RLOO
 from safetensors.torch import load_file
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.debug import CommDebugMode
 
 from rlplug.distributed.fsdp_units import transformer_units
-from rlplug.interfaces import LossOutput, Needs
+from rlplug.errors import RunError
+from rlplug.interfaces import Advantages, LossOutput, Needs, RunInfo
 from rlplug.models.config import ModelConfig, load_tokenizer
 from rlplug.models.critic import CriticConfig, ValueHead, load_critic
 from rlplug.models.export import export_policy
@@ -28,12 +36,14 @@ from rlplug.models.loading import load_model
 from rlplug.models.transformers_trainer import TRANSFORMERS
 from rlplug.plugin_manager import plugins
 from rlplug.training.actor_critic import ActorCritic, TrainableModel
+from rlplug.training.advantages import compute_advantages
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
 from rlplug.training.forward_backward import MicroBatchRunner
 from rlplug.training.losses import PolicyLoss, step_losses
 from rlplug.training.step_rows import StepRows
+from rlplug.training.streaming.step import StreamedStep
 from rlplug.training.update import NonFiniteUpdate, PolicyUpdate
-from rlplug.types import Batch, SamplingParams, StepBatch
+from rlplug.types import Batch, Rollout, SamplingParams, StepBatch
 from rlplug.weight_sync.buckets import weight_buckets
 
 
@@ -48,12 +58,43 @@ class WithValues(GRPO):
         return LossOutput((squares * micro_batch.response_mask).sum() / denominators.num_tokens, metrics)
 
 
+class DividesByOthers(GRPO):
+    """GRPO that is wrong about what divides its loss."""
+
+    streamed_divisor = "num_sequences"
+
+
+def with_given_advantages(algorithm):
+    """Return the algorithm with the batch's own advantages, which a whole step and its parts have alike."""
+    algorithm.advantages = lambda batch: Advantages(batch.padded.advantages)
+    algorithm.setup(RunInfo(num_completions=12, group_size=3, max_new_tokens=16))
+    return algorithm
+
+
+def centred_over_the_step(batch):
+    return Advantages(
+        torch.where(batch.padded.response_mask, batch.padded.advantages - batch.step.mean(batch.rewards), 0)
+    )
+
+
 LOSSES = {
     "token": GRPO(),
     "sequence": GRPO(aggregation="sequence", kl_coefficient=0.1, clip_low=0.1, clip_high=0.1),
     "entropy": GRPO(entropy_coefficient=0.1),
     "value": WithValues(),
 }
+STREAMED = {
+    **{name: LOSSES[name] for name in ("token", "sequence", "entropy")},
+    "gspo": GSPO(),
+    "cispo": CISPO(),
+    "dapo": DAPO(),
+    "dr_grpo": DrGRPO(),
+    "rloo": RLOO(),
+    "divides by others": DividesByOthers(),
+    "centres": GRPO(),
+}
+PARTS = [[8, 3, 0], [10], [1, 2, 4, 5, 6, 7, 9]]
+"""Rows of each part of a streamed step; on two ranks one part is of a single rank."""
 SPLITS = {
     "1": {"micro_batch_size_per_gpu": 1},
     "3": {"micro_batch_size_per_gpu": 3},
@@ -138,6 +179,13 @@ class Worker(LightningModule):
         self.results["one home"] = self.one_home()
         models = self.models(LOSSES["value"])
         self.results["values"] = [self.whole(self.forward_only(SPLITS["3"], models.forward_critic).values)]
+        for name, algorithm in STREAMED.items():
+            with_given_advantages(algorithm)
+            if name == "centres":
+                algorithm.advantages = centred_over_the_step
+            self.results[f"waited/{name}"] = self.accumulate(self.policy_loss(algorithm), SPLITS["3"])
+            for split in ("3", "16 tokens"):
+                self.results[f"{name}/streamed {split}"] = self.streamed(algorithm, SPLITS[split])
         self.results["clip"] = {max_norm: self.clip(max_norm) for max_norm in (None, 1e-3, 1e6)}
         self.results["nonfinite"] = self.nonfinite()
         self.results["on_policy"] = self.run(BatchSizes(**self.sizes()), self.padded.replace(old_logprobs=None))
@@ -202,6 +250,33 @@ class Worker(LightningModule):
             "passes": self.trainer.strategy.gather([backward_passes]),
             "fillers": self.trainer.strategy.gather([sum(micro.is_filler for micro in micro_batches)]),
         }
+
+    def streamed(self, algorithm, limits):
+        """Run the passes in three parts; return the gradients with which the optimizer would step, or the error."""
+        found = {}
+        models = self.models(algorithm)
+        optimizer = SimpleNamespace(
+            state=True, step=lambda: found.update(gradients=self.gradients()), zero_grad=self.zero_grad
+        )
+        models = replace(models, policy=replace(models.policy, optimizer=optimizer, max_grad_norm=None))
+        update = PolicyUpdate(models, self.runner(limits), self.manual_backward, skip_nonfinite=False, seed=3)
+        step = StreamedStep(update, None, lambda rows: self.own_rows(self.padded, [row.group for row in rows]))
+        rows, rollout = [], Rollout()
+        step.discard()
+        try:
+            for number, part in enumerate(PARTS, start=1):
+                rows += [SimpleNamespace(group=row) for row in part if row in self.mine]
+                step.add(
+                    rollout := Rollout(tuple(rows), num_groups=rollout.num_groups + len(part)), 2, True, number < 3
+                )
+            batch = step.rows()
+            step.require_advantages(compute_advantages(algorithm, batch, self.trainer.strategy.gather)[0])
+            result = step.finish()
+        except RunError as problem:
+            return str(problem)
+        is_same = torch.equal(batch.padded.input_ids, self.batch.padded.input_ids)
+        sampled = self.whole(result.tokens.sampled_logprobs)
+        return found | {"metrics": result.metrics, "is_same": is_same, "sampled": sampled}
 
     def gradients(self, module=None):
         named = (module or self.policy).named_parameters()

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from rlplug.interfaces import Advantages, Algorithm, Denominators, LossOutput, Needs, RunInfo
+from rlplug.interfaces import Advantages, Algorithm, Denominators, LossDivisor, LossOutput, Needs, RunInfo
 from rlplug.ops import masked_sum
 from rlplug.types import Batch, StepBatch
 from rlplug_algos.advantages import degenerate_share, group_relative
@@ -48,6 +48,8 @@ class PolicyGradient(Algorithm):
 
     compares_groups: ClassVar[bool] = False
     """Whether advantages compare the completions of a prompt."""
+    streams: ClassVar[bool] = False
+    """Whether a group's advantages need that group alone, and no critic."""
 
     aggregation: Aggregation = "token"
     kl_coefficient: float = 0.0
@@ -94,6 +96,12 @@ class PolicyGradient(Algorithm):
             rollout_logprobs=self.current_correction is not None,
             entropy_gradient=self.entropy_coefficient != 0,
         )
+
+    @property
+    def streamed_divisor(self) -> LossDivisor | None:
+        if not self.streams:
+            return None
+        return "num_tokens" if self.aggregation == "token" else "num_sequences"
 
     def setup(self, run: RunInfo) -> None:
         self.run = run
@@ -199,6 +207,7 @@ class GroupNormalized(PolicyGradient):
     """
 
     compares_groups: ClassVar[bool] = True
+    streams: ClassVar[bool] = True
 
     epsilon: float = 1e-4
 

@@ -26,6 +26,7 @@ class DrGRPO(ClippedPolicyGradient):
     """
 
     compares_groups: ClassVar[bool] = True
+    streams: ClassVar[bool] = True
 
     aggregation: Aggregation = "constant"
 

@@ -36,6 +36,7 @@ class RLOO(ClippedPolicyGradient):
     """
 
     compares_groups: ClassVar[bool] = True
+    streams: ClassVar[bool] = True
 
     aggregation: Aggregation = "sequence"
     kl_estimator: KLEstimator = "k1"
