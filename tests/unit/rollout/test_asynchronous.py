@@ -235,7 +235,7 @@ class Stuck(ServerLike):
 
     def collect(self, timeout_s):
         found = super().collect(timeout_s)
-        if self.held and not found and not self._unfinished:
+        if self.held and not found and not self._unfinished and self._finished.empty():
             self.now += self.jump_s
         return found
 

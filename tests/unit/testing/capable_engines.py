@@ -87,7 +87,7 @@ class CapableRollout(HFRollout):
                 self._aborted.request_ids.remove(request.request_id)
                 if completion.finish_reason == "length" and len(completion.token_ids) < sampling.max_new_tokens:
                     completion = dataclasses.replace(completion, finish_reason="abort")
-        self._finished.put(completion)
+            self._finished.put(completion)
 
     def collect(self, timeout_s: float) -> list[Completion]:
         deadline = time.monotonic() + timeout_s
