@@ -35,8 +35,8 @@ BROKEN = {
     ),
     "other api version": (
         OBSERVE.replace(">=2,<3", ">=3,<4"),
-        "it supports hook API >=3,<4, and this rlplug has 2.0.",
-        "Install a version of acme-broken for API 2.0, or another rlplug.",
+        "it supports hook API >=3,<4, and this rlplug has 2.1.",
+        "Install a version of acme-broken for API 2.1, or another rlplug.",
     ),
     "misspelled hook": (
         hook("rlplug_after_updates(metrics)"),

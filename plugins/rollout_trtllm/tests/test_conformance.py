@@ -12,15 +12,27 @@ from on_double import RolloutOnDouble
 from ray_stand_in import Cluster
 from rlplug_rollout_trtllm.ray_rollout import TRTLLMRayRollout
 
+from rlplug.interfaces import RolloutEngine
 from rlplug.testing import EngineConformance
+
+CHANGES = frozenset({"environment variables"})
+"""TensorRT-LLM and Ray read theirs from the environment of the process that starts them."""
 
 
 class TestTRTLLMRollout(EngineConformance):
+    changes_of_process = CHANGES
+
     def make_engine(self) -> RolloutOnDouble:
         return RolloutOnDouble(max_batch_size=64)
 
+    def device_bytes_in_use(self, engine: RolloutEngine) -> None:
+        """Nothing to measure: the double is told to sleep, and keeps its weights in this process."""
+        return
+
 
 class TestTRTLLMRayRollout(EngineConformance):
+    changes_of_process = CHANGES
+
     @pytest.fixture(autouse=True, scope="class")
     def cluster(self) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:

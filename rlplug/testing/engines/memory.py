@@ -136,20 +136,23 @@ class SleepChecks(EngineChecks):
 
     @applies_to("sleep")
     def test_sleep_frees_memory(self, bench: Bench) -> None:
-        engine = bench.holding()
-        bench.generate(bench.requests("fills the cache", [100]), GREEDY)
-        awake = self.device_bytes_in_use(engine)
-        if awake is None:
-            pytest.skip(f"nothing measures memory on {self.placement().device}: override device_bytes_in_use")
-        bench.sleep()
-        asleep = self.device_bytes_in_use(engine)
-        bench.wake_and_sync()
-        assert asleep is not None
-        needed = self.min_freed_bytes
+        engine, needed = bench.holding(), self.min_freed_bytes
         if needed is None:  # malloc keeps some pages of what a process on a CPU frees
             share = 0.9 if self.placement().device.type == "cpu" else 1.0
             needed = int(share * bench.policy().num_bytes())
-        assert awake - asleep >= needed, (
-            f"sleep freed {awake - asleep} bytes of {awake} in use, and must free at least {needed}: release weights "
-            "and KV cache from the device, and torch's cached blocks too."
+        for _ in range(3):  # other threads of a process on a CPU take memory meanwhile
+            bench.generate(bench.requests("fills the cache", [100]), GREEDY)
+            awake = self.device_bytes_in_use(engine)
+            if awake is None:
+                pytest.skip(f"nothing measures memory on {self.placement().device}: override device_bytes_in_use")
+            bench.sleep()
+            asleep = self.device_bytes_in_use(engine)
+            bench.wake_and_sync()
+            assert asleep is not None
+            freed = awake - asleep
+            if freed >= needed:
+                return
+        raise AssertionError(
+            f"sleep freed {freed} bytes of {awake} in use, and must free at least {needed}: release weights and KV "
+            "cache from the device, and torch's cached blocks too."
         )
