@@ -49,7 +49,7 @@ IMPORTED = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen2.modeling_qwen2",
     "rlplug.cli.lightning_cli",
-    "rlplug.cli.plan_command",
+    "rlplug.cli.commands.plan",
     "rlplug.models.export",
 )
 """Modules that take time, beside those of the installed plugins."""

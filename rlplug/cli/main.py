@@ -111,7 +111,7 @@ def _failure(error: Exception) -> str:
 def _run(arguments: list[str], blocked: list[str]) -> int:
     command = arguments[0] if arguments else ""
     if command == "plugins":
-        from rlplug.cli.plugins_command import plugins_command
+        from rlplug.cli.commands.plugins import plugins_command
 
         return 0 if plugins_command(arguments[1:], blocked) else EXIT_ERROR
     if command == "new-plugin":
@@ -122,7 +122,7 @@ def _run(arguments: list[str], blocked: list[str]) -> int:
     if command == "report":
         return _report_command(arguments[1:])
     if command == "completion":
-        from rlplug.cli.completion import completion_command
+        from rlplug.cli.commands.completion import completion_command
 
         completion_command(arguments[1:])
         return 0
@@ -142,7 +142,7 @@ def _run(arguments: list[str], blocked: list[str]) -> int:
         return _plan_command(arguments[1:])
     if command == "launch":
         is_dry_run = _take_flag(arguments, "--dry-run")
-        from rlplug.cli.launch_command import launch_command
+        from rlplug.cli.commands.launch import launch_command
 
         return launch_command(arguments[1:], is_dry_run)
     from rlplug.cli.lightning_cli import run_lightning
@@ -194,7 +194,7 @@ def _plan_command(arguments: list[str]) -> int:
     what = {"split-gpus": "a number of GPUs", "rates": "the folder of a run"}
     what |= {f"{side}-tokens-s": "tokens per second of one GPU" for side in ("engine", "trainer")}
     split = {name: values[-1] for name in what if (values := _take_values(arguments, f"--{name}", what[name]))}
-    from rlplug.cli.plan_command import plan_command
+    from rlplug.cli.commands.plan import plan_command
 
     gib, gbit_s = (values[-1] if values else None for values in (gpu_gib, network))
     return 0 if plan_command(arguments, gib, gbit_s, split) else EXIT_ERROR
