@@ -140,7 +140,7 @@ class VLLMRequests(EngineRequests[Any]):
             arguments |= {"output_kind": RequestOutputKind.FINAL_ONLY, "flat_logprobs": True}
             try:
                 parameters = VLLMSamplingParams(**arguments)
-            except Exception as problem:  # noqa: BLE001 - its class depends on the release
+            except Exception as problem:
                 raise RunError(f"vLLM refuses what model.sampling asks for: {problem}") from problem
             self._engine.add_request(running.name, tokens_input(list(running.request.prompt_ids)), parameters)
             self._inside.add(running.name)
