@@ -11,7 +11,7 @@ import pytest
 
 from rlplug.testing.claims import applies_to
 from rlplug.testing.engines.base import EngineChecks
-from rlplug.testing.engines.bench import GREEDY, Bench, num_equal
+from rlplug.testing.engines.bench import GREEDY, Bench, Variant, num_equal
 from rlplug.testing.engines.deviations import deviations
 from rlplug.testing.reference import chi_square, sampled_distribution
 from rlplug.types import Completion, Request, SamplingParams
@@ -110,11 +110,12 @@ class DistributionChecks(EngineChecks):
             "defaults taken from generation_config.json, and at how seeds become random numbers."
         )
 
-    def test_tokens_follow_the_distribution_to_the_end(self, bench: Bench) -> None:
+    @pytest.mark.parametrize("weights", ["first", "endless"])
+    def test_tokens_follow_the_distribution_to_the_end(self, bench: Bench, weights: Variant) -> None:
         """Sums over all tokens of long completions, each with mean 0 and known variance under the reference."""
-        bench.holding()
+        bench.holding(weights)
         sampling = SamplingParams(NUM_LATE)
-        requests = bench.requests("to the end", [4, 7, 11, 30], num_samples=max(4, self.num_draws // 100))
+        requests = bench.requests(f"to the end/{weights}", [4, 7, 11, 30], num_samples=max(4, self.num_draws // 100))
         completions = bench.generate(requests, sampling)
         if bench.capabilities.logprobs:
             advice = "Earlier tokens have the right logprobs: look at caches, positions, and penalties."
