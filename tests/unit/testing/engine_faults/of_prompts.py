@@ -257,7 +257,7 @@ class CachesByWholeBlocks(Plain):
         return super().generate(changed, sampling)
 
 
-@fault(PROMPTS, "test_a_conversation_goes_on")
+@fault(PROMPTS, "test_prompts_are_used_as_they_are")
 class RetokenizesItsCompletions(Plain):
     """Reads its own former completions without their end tokens."""
 
