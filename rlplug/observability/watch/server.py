@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
-from rlplug.errors import ConfigError
-from rlplug.observability.watch import samples_api
+from rlplug.observability.report.page import plotly_js
+from rlplug.observability.watch import api, samples_api
 from rlplug.observability.watch.folders import Runs
 
 RUNS: Final = web.AppKey("runs", Runs)
@@ -32,7 +33,7 @@ TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".html": "text/htm
 OWN: Final = Path(__file__).parent / "static"
 SHARED: Final = Path(__file__).parent.parent / "report"
 """The report's folder, whose style sheet and charts the page uses."""
-SHARED_FILES: Final = ("report.css",)
+SHARED_FILES: Final = ("report.css", "charts.js")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -49,11 +50,12 @@ def make_app(runs_dir: Path, host: str = "127.0.0.1") -> web.Application:
     """
     app = web.Application(middlewares=[_guard(allowed_hosts(host))])
     app[RUNS] = Runs(runs_dir)
+    app[api.WATCHED] = api.WatchedRuns(app[RUNS])
     static = _static_files()
     app.add_routes([web.get("/", _file_handler(static.pop("index.html")))])
     app.add_routes([web.get(f"/static/{name}", _file_handler(path)) for name, path in static.items()])
-    app.add_routes([web.get("/static/plotly.js", _text_handler(_plotly_js(), TYPES[".js"]))])
-    app.add_routes(samples_api.routes())
+    app.add_routes([web.get("/static/plotly.js", _text_handler(plotly_js(), TYPES[".js"]))])
+    app.add_routes([*api.routes(), *samples_api.routes()])
     return app
 
 
@@ -73,7 +75,7 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def _guard(names: frozenset[str]) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+def _guard(names: frozenset[str]) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse names of hosts that are not this one's, as a page that rebinds DNS would send; add the headers."""
@@ -123,14 +125,3 @@ def _text_handler(text: str, content_type: str) -> Handler:
         return response
 
     return answer
-
-
-def _plotly_js() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"The page draws its figures with plotly, which is not installed ({error}): pip install 'rlplug[report]'."
-        ) from error
-    script: str = get_plotlyjs()
-    return script
