@@ -2,7 +2,7 @@
 import { chunks, get, poll } from "./api.js";
 import { draw, forget } from "./charts.js";
 import { LARGEST_SMOOTHING, specOf } from "./curves.js";
-import { address, el, number, table } from "./dom.js";
+import { address, el, number, scrollable, table } from "./dom.js";
 
 const FIRST = [
   "reward/mean", "validate/pass@1", "completion/length_mean", "completion/truncated_share", "throughput/tokens_per_s",
@@ -11,7 +11,7 @@ const FIRST = [
 ];
 const GROUPS = ["reward", "validate", "completion", "policy", "critic", "advantages", "filter", "mismatch", "partial"];
 const AXES = [["step", "steps"], ["samples", "samples"], ["tokens", "tokens"], ["seconds", "seconds in steps"]];
-const RUNS_AT_ONCE = 20;
+const RUNS_AT_ONCE = 8;
 
 export async function showCompare(container, params, signal) {
   const ids = (params.get("runs") ?? "").split(",").filter(Boolean).map(decodeURIComponent);
@@ -111,7 +111,7 @@ export async function showCompare(container, params, signal) {
     const changed = runs.filter((run) => ids.includes(run.id) && versions[run.id] !== run.version);
     for (const line of lines) {
       const run = runs.find((run) => run.id === line.id);
-      line.value.textContent = run ? number(run.latest.reward) : "gone";
+      line.value.textContent = run ? `reward ${number(run.latest.reward)}` : "gone";
     }
     if (!changed.length) return;
     const isFirst = !Object.keys(versions).length;
@@ -203,5 +203,5 @@ async function differences(ids) {
     return [el("code", {}, key), ...values.map((value) => el("span", { class: value === most ? "" : "differs" }, value ?? "–"))];
   });
   const sheet = table([["Key"], ...runs.map((id) => [id])], cells, "configs");
-  return el("section", {}, title, about, el("div", { class: "card scroll", tabindex: "0", role: "region", "aria-label": "Differences of the configurations" }, sheet));
+  return el("section", {}, title, about, scrollable("Differences of the configurations", "card", sheet));
 }
