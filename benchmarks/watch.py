@@ -81,6 +81,7 @@ async def measure(root: Path, num_runs: int) -> None:
     ids = [f"experiment-{index // 10}/{index % 10:03d}" for index in range(num_runs)]
     some = ["&".join(f"run={quote(run_id, safe='')}" for run_id in ids[at : at + 20]) for at in range(0, num_runs, 20)]
     sparklines = [f"/api/rewards?{runs}" for runs in some]
+    loss = [f"/api/curves?{runs}&metric=other%2Fmetric_0&buckets=120" for runs in some]
     entropy = [f"/api/curves?{runs}&metric=policy%2Fentropy&buckets=120" for runs in some]
     tokens = [f"/api/curves?{runs}&metric=policy%2Fentropy&axis=tokens&buckets=120" for runs in some]
     page = f"/api/runs/{quote(ids[0], safe='')}"
@@ -96,8 +97,9 @@ async def measure(root: Path, num_runs: int) -> None:
         await asking.ask("page of a run, again", page)
         await asking.ask(f"small curves of {num_runs} runs, first", *sparklines)
         await asking.ask(f"small curves of {num_runs} runs, again", *sparklines)
-        await asking.ask(f"a chart of {num_runs} runs, first", *entropy)
+        await asking.ask(f"a chart of {num_runs} runs, the first of the overview", *entropy)
         await asking.ask(f"a chart of {num_runs} runs, again", *entropy)
+        await asking.ask(f"a chart of {num_runs} runs, outside the overview", *loss)
         await asking.ask(f"a chart of {num_runs} runs over tokens", *tokens)
         with (root / ids[0] / "metrics.csv").open("a") as file:
             file.write("1000000" + ",0.5" * (len(file_header(root / ids[0])) - 1) + "\n")

@@ -14,7 +14,7 @@ from rlplug.observability.report.contents import build_contents
 from rlplug.observability.report.figure import HUES, Figure, layout
 from rlplug.observability.report.figures import phase_hues
 from rlplug.observability.report.run_data import Metrics
-from rlplug.observability.watch.curves import AXES, read_curve
+from rlplug.observability.watch.curves import AXES, OVERVIEW, read_curve
 from rlplug.observability.watch.folders import Runs
 from rlplug.observability.watch.run import WatchedRun
 
@@ -142,11 +142,9 @@ def _rewards(watched: WatchedRuns, request: web.Request) -> Any:
 def _metrics(watched: WatchedRuns, request: web.Request) -> Any:
     """Return the metrics of some runs, each once, in the order of the files, and the layout of a chart of them."""
     names = [name for run_id in _asked(request) for name in watched.get(run_id).metrics.names()]
-    return {
-        "metrics": [name for name in dict.fromkeys(names) if name != "step"],
-        "layout": layout({}, {}),
-        "hues": HUES,
-    }
+    metrics = [name for name in dict.fromkeys(names) if name != "step"]
+    first = [name for name in OVERVIEW if name in metrics]
+    return {"metrics": metrics, "overview": first, "layout": layout({}, {}), "hues": HUES}
 
 
 def _curves(watched: WatchedRuns, request: web.Request) -> Any:

@@ -4,11 +4,6 @@ import { draw, forget } from "./charts.js";
 import { LARGEST_SMOOTHING, specOf } from "./curves.js";
 import { address, el, number, scrollable, table } from "./dom.js";
 
-const FIRST = [
-  "reward/mean", "validate/pass@1", "completion/length_mean", "completion/truncated_share", "throughput/tokens_per_s",
-  "time/step", "policy/entropy", "policy/kl", "policy/grad_norm", "mismatch/mean", "advantages/degenerate_groups",
-  "partial/staleness_mean",
-];
 const GROUPS = ["reward", "validate", "completion", "policy", "critic", "advantages", "filter", "mismatch", "partial"];
 const AXES = [["step", "steps"], ["samples", "samples"], ["tokens", "tokens"], ["seconds", "seconds in steps"]];
 const RUNS_AT_ONCE = 8;
@@ -82,7 +77,7 @@ export async function showCompare(container, params, signal) {
   function arrange() {
     const words = options.filter.toLowerCase().split(/\s+/).filter(Boolean);
     const fits = (metric) => words.every((word) => metric.toLowerCase().includes(word));
-    const groups = new Map([["Overview", FIRST.filter((metric) => known.metrics.includes(metric))], ...GROUPS.map((name) => [name, []])]);
+    const groups = new Map([["Overview", known.overview], ...GROUPS.map((name) => [name, []])]);
     for (const metric of known.metrics) {
       const group = metric.includes("/") ? metric.slice(0, metric.indexOf("/")) : "other";
       if (!groups.has(group)) groups.set(group, []);
@@ -117,8 +112,8 @@ export async function showCompare(container, params, signal) {
     const isFirst = !Object.keys(versions).length;
     for (const run of changed) versions[run.id] = run.version;
     if (isFirst) return;
-    const { metrics } = await get("metrics", { run: ids.slice(0, 200) });
-    if (metrics.length !== known.metrics.length) { known.metrics = metrics; arrange(); }
+    const now = await get("metrics", { run: ids.slice(0, 200) });
+    if (now.metrics.length !== known.metrics.length) { Object.assign(known, now); arrange(); }
     for (const chart of charts.values()) chart.change(changed.map((run) => run.id));
   });
 }
