@@ -262,7 +262,7 @@ def read_info(path: Path, notes: list[str]) -> Mapping[str, Any]:
         return {}
     try:
         info = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         notes.append(f"{RUN_FILE} is not JSON ({error}): status, batch plan, versions and plugins are unknown.")
         return {}
     return info if isinstance(info, dict) else {}

@@ -159,6 +159,8 @@ def test_a_configuration_that_unfolds_without_end_is_cut(tmp_path: Path) -> None
     assert len(watched(tmp_path).config()) <= 5000
     (tmp_path / "config.yaml").write_text("loop: &loop {again: *loop}\n")
     assert len(watched(tmp_path).config()) == 1
+    (tmp_path / "config.yaml").write_text("[" * 200_000 + "]" * 200_000)  # on which libyaml's loader ends the process
+    assert watched(tmp_path).config() == {}
 
 
 # ---- the answers ----------------------------------------------------------------------------------------------------
@@ -226,8 +228,11 @@ def test_values_of_any_form_are_text(tmp_path: Path) -> None:
     (run / "run.json").write_text(json.dumps({**dict.fromkeys(keys, HOSTILE), **lists, "versions": {HOSTILE: deep}}))
     (run / "config.yaml").write_text(f"? [{'[' * 200}\n")
 
+    broken = make_run(tmp_path / "nested", num_steps=5)
+    (broken / "run.json").write_text("[" * 100_000)
+
     async def use(client: TestClient[Any, Any]) -> None:
-        (listed,) = (await (await client.get("/api/runs")).json())["runs"]
+        listed, _ = (await (await client.get("/api/runs")).json())["runs"]
         answer = await client.get(f"/api/runs/{quote(listed['id'], safe='')}")
         assert answer.content_type == "application/json"
         assert (await answer.json())["header"]["message"] == HOSTILE
