@@ -31,14 +31,15 @@ from rlplug.distributed.durable_files import (
     require_readable,
     write_file,
 )
-from rlplug.errors import RunError
+from rlplug.errors import ConfigError, RunError
 from rlplug.launch.plan import RUN_FOLDER_VARIABLE
 from rlplug.models.export import export_policy
 from rlplug.models.lora.files import export_adapter
-from rlplug.observability.experiment_log import is_due, log_configuration, log_samples
+from rlplug.observability.loggers import PrometheusLogger
+from rlplug.observability.loggers.experiment_log import is_due, log_configuration, log_histograms, log_samples
+from rlplug.observability.loggers.tensorboard import RunTensorBoard
 from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.observability.sample_records import first_of_ranks, is_trained, sample_record, spread_over_ranks
-from rlplug.observability.tensorboard import RunTensorBoard
 from rlplug.observability.terminal import say
 from rlplug.plugin_manager import describe, plugins
 from rlplug.rollout.partial.replay import FILE as GROUPS
@@ -89,6 +90,7 @@ class RunFolder(Callback):
         self._metrics: MetricsCSV | None = None
         self._rows: dict[str, RowFile] = {}
         """Files of samples, by name."""
+        self._prometheus: list[PrometheusLogger] = []
         self._lock: FolderLock | None = None
         self._is_accepted = False
         """Whether the run writes to its folder: a new one at once, a resumed one from its first step on."""
@@ -102,6 +104,9 @@ class RunFolder(Callback):
         if problem is not None:
             raise RunError(problem)
         module.run_dir = self.path
+        self._prometheus = [logger for logger in trainer.loggers if isinstance(logger, PrometheusLogger)]
+        if problem := trainer.strategy.broadcast(self._open_ports() if trainer.is_global_zero else None):
+            raise ConfigError(problem)
         self._metrics = MetricsCSV(self.path / METRICS, waits=self._is_resumed(trainer))
         self._rows = {name: RowFile(self.path / name) for name in (SAMPLES, REWARD_ERRORS, GROUPS)}
         trainer.loggers = [self._metrics, *trainer.loggers]
@@ -126,6 +131,15 @@ class RunFolder(Callback):
             }
             if not self._is_resumed(trainer):
                 self._accept(trainer, module)
+
+    def _open_ports(self) -> str | None:
+        """Let Prometheus's loggers listen; return what is wrong with one, which all ranks must hear."""
+        try:
+            for logger in self._prometheus:
+                logger.start_run(self.path)
+        except ConfigError as error:
+            return str(error)
+        return None
 
     def _is_resumed(self, trainer: Trainer) -> bool:
         """Return whether the run goes on in the folder of its checkpoint."""
@@ -193,6 +207,11 @@ class RunFolder(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._accept(trainer, pl_module)  # the engine has started too
+        self._follow_engines(pl_module)
+
+    def _follow_engines(self, module: Any) -> None:
+        for logger in self._prometheus:
+            logger.follow_engines(module.config.engine.scrape_targets())
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[CONFIG_KEY] = self.config_yaml
@@ -206,6 +225,9 @@ class RunFolder(Callback):
         schedule = None if module.partial_rollout is None else module.partial_rollout.schedule
         if trainer.is_global_zero and schedule is not None and schedule.taken and schedule.step == module.rollout_step:
             self._rows[GROUPS].append(schedule.line())
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._follow_engines(pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._log_samples(trainer, pl_module)
@@ -231,6 +253,8 @@ class RunFolder(Callback):
                 print_samples(chosen, step)
             if phase == "validate" or is_due(step, module.plan.total_steps):
                 log_samples(trainer.loggers, chosen, step, phase)
+                if phase == "train":
+                    log_histograms(trainer.loggers, module.newest_values, step)
 
     def _append_samples(self, name: str, samples: Sequence[Sample], step: int, phase: str) -> None:
         records = [sample_record(sample, step, phase) for sample in samples]
