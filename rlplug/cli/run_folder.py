@@ -15,6 +15,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from lightning.pytorch import Callback, Trainer
 
 from rlplug.cli.resume import Changes
@@ -35,17 +36,19 @@ from rlplug.errors import ConfigError, RunError
 from rlplug.launch.plan import RUN_FOLDER_VARIABLE
 from rlplug.models.export import export_policy
 from rlplug.models.lora.files import export_adapter
+from rlplug.observability.advice import advise
 from rlplug.observability.loggers import PrometheusLogger
 from rlplug.observability.loggers.experiment_log import is_due, log_configuration, log_histograms, log_samples
 from rlplug.observability.loggers.tensorboard import RunTensorBoard
 from rlplug.observability.metrics_csv import MetricsCSV
+from rlplug.observability.report.run_data import read_metrics
 from rlplug.observability.sample_records import first_of_ranks, is_trained, sample_record, spread_over_ranks
 from rlplug.observability.terminal import say
 from rlplug.plugin_manager import describe, plugins
 from rlplug.rollout.partial.replay import FILE as GROUPS
 from rlplug.setup import take_optimizer_options
 from rlplug.training.memory_plan.table import memory_notes, memory_rows
-from rlplug.types import Sample
+from rlplug.types import GIB, Sample
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
@@ -121,6 +124,7 @@ class RunFolder(Callback):
                 "versions": {"python": platform.python_version(), **installed_versions()},
                 "plugins": describe(plugins().records),
                 "device": str(trainer.strategy.root_device),
+                "gpu_gib": _gpu_gib(trainer.strategy.root_device),
                 "world_size": trainer.world_size,
                 "batch_plan": [],
                 "memory_plan": [],
@@ -282,7 +286,8 @@ class RunFolder(Callback):
         if trainer.is_global_zero:
             self._finish("finished")
             seconds = time.monotonic() - self._began
-            print_summary(self.path, MetricsCSV(self.path / METRICS), seconds, self._results())
+            advice = advise(read_metrics(self.path, []), self._record)
+            print_summary(self.path, MetricsCSV(self.path / METRICS), seconds, advice, self._results())
 
     def _export(self, trainer: Trainer, module: Any) -> None:
         """Write the policy and, where one was trained, its adapter. Collective."""
@@ -327,7 +332,7 @@ class RunFolder(Callback):
         lines = [f"policy: {self.path / 'policy'}"] if self.export_policy else []
         lines += [f"adapter: {self.path / 'adapter'}"] if (self.path / "adapter").exists() else []
         if self.report and importlib.util.find_spec("plotly"):
-            from rlplug.observability.report import write_report
+            from rlplug.observability.report.page import write_report
 
             lines.append(f"report: {write_report(self.path)}")
         elif self.report:
@@ -346,6 +351,11 @@ def installed_versions() -> dict[str, str]:
         head = HeaderParser().parsestr(text.partition("\n\n")[0])
         versions[head["Name"]] = head["Version"]
     return versions
+
+
+def _gpu_gib(device: torch.device) -> float | None:
+    """Return the memory of a GPU."""
+    return float(torch.cuda.get_device_properties(device).total_memory / GIB) if device.type == "cuda" else None
 
 
 def _now() -> str:

@@ -13,6 +13,8 @@ import jinja2
 from markupsafe import Markup
 
 from rlplug.errors import ConfigError
+from rlplug.observability.advice import advise
+from rlplug.observability.loggers.secrets import mask_yaml
 from rlplug.observability.report.figures import build_figures, by_section
 from rlplug.observability.report.run_data import RunData, read_run
 from rlplug.observability.report.summary import best_and_worst, build_tiles, hook_costs, metric_rows, number, parse_time
@@ -87,6 +89,8 @@ def _render(run: RunData, plotly_js: str) -> str:
     return environment.get_template(TEMPLATE).render(
         run=run,
         header=_header(run.info),
+        advice=advise(run.metrics, run.info),
+        config=mask_yaml(run.config),
         tiles=build_tiles(run.metrics, run.info),
         sections=by_section(figures),
         absent=absent if run.metrics.steps else [],
