@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import urllib.request
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -164,10 +165,13 @@ def test_a_counter_file_that_cannot_be_written_ends_no_run(tmp_path: Path) -> No
 
 def test_metrics_beyond_the_bound_are_left_out_with_one_warning(start: Start) -> None:
     logger = start(max_metrics=len(STEP) + 2)
-    with pytest.warns(UserWarning, match="max_metrics") as warned:
-        for step in range(3):
-            logger.log_metrics({**STEP, **{f"new/{step}/{index}": 0.0 for index in range(50)}}, step=step)
-    assert len(warned) == 1
+    steps = [{**STEP, **{f"new/{step}/{index}": 0.0 for index in range(50)}} for step in range(3)]
+    with pytest.warns(UserWarning, match="max_metrics"):
+        logger.log_metrics(steps[0], step=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in (2, 3):
+            logger.log_metrics(steps[step - 1], step=step)
     found = series(logger)
     assert sum(name.startswith("rlplug_new") for name, _ in found) == 2
     assert found["rlplug_metrics_left_out", ""] == len(STEP) + 2  # what is counted is bounded too
