@@ -45,9 +45,9 @@ def series_of(metric: str) -> tuple[str, str | None]:
     if phase and kind in ("time", "memory"):
         return (PHASE_SECONDS if kind == "time" else PHASE_MEMORY), phase
     name = PREFIX + re.sub(r"[^a-zA-Z0-9]+", "_", metric).strip("_")
-    return (
-        f"{PREFIX}metric_{name.removeprefix(PREFIX)}" if name == PREFIX or _RESERVED.fullmatch(name) else name
-    ), None
+    if name == PREFIX or _RESERVED.fullmatch(name):  # of text without a letter, or a name that something else has
+        name = f"{PREFIX}metric_{name.removeprefix(PREFIX)}".rstrip("_")
+    return name, None
 
 
 def query_of(metric: str, selector: str) -> str:

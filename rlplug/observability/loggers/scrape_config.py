@@ -53,7 +53,7 @@ def engines_json(engines: ScrapeTargets) -> str:
     found = []
     for url in engines.urls:
         parts = urlsplit(url)
-        labels = {"engine": engines.engine, "__scheme__": parts.scheme, "__metrics_path__": f"{parts.path}/metrics"}
+        labels = {"server": engines.engine, "__scheme__": parts.scheme, "__metrics_path__": f"{parts.path}/metrics"}
         address = parts.netloc.rpartition("@")[2]
         if parts.port is None:
             address = f"{address}:{443 if parts.scheme == 'https' else 80}"

@@ -222,7 +222,7 @@ def test_prometheus_is_configured_for_the_run_and_its_engine(start: Start, tmp_p
     logger.follow_engines(ScrapeTargets("vLLM", ("https://user:pw@host/path", "http://[::1]:9"), needs_key=False))
     (one, two) = json.loads((folder / "prometheus_engines.json").read_text())
     assert one["targets"] == ["host:443"]
-    assert one["labels"] == {"engine": "vLLM", "__scheme__": "https", "__metrics_path__": "/path/metrics"}
+    assert one["labels"] == {"server": "vLLM", "__scheme__": "https", "__metrics_path__": "/path/metrics"}
     assert two["targets"] == ["[::1]:9"]
     logger.finalize("success")
     assert not key.exists()
