@@ -53,8 +53,9 @@ class PhaseSpans(Callback):
         """Return OpenTelemetry's exporter of spans; a subclass may send them elsewhere."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-        # it logs each try that fails, every five seconds; the warning here says it once
-        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
+        for name in ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal"):
+            # they log each try that fails and each queue that is full; the warning here says it once
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         return OTLPSpanExporter(endpoint=self.endpoint, timeout=self.timeout_s)
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:

@@ -48,6 +48,7 @@ class PrometheusLogger(Logger):
         self._run_dir = Path()
         self._server: Any = None
         self._collector: Any = None
+        self._counters: Any = None
         self._engines: ScrapeTargets | None = None
         self._has_config = False
 
@@ -70,7 +71,8 @@ class PrometheusLogger(Logger):
         from rlplug.observability.loggers.prometheus_exposition import RunCollector, RunCounters
 
         self._run_dir = run_dir
-        self._collector = RunCollector(self.version, RunCounters(run_dir / COUNTERS), self.max_metrics)
+        self._counters = RunCounters(run_dir / COUNTERS)
+        self._collector = RunCollector(self.version, self._counters, self.max_metrics)
         registry = CollectorRegistry()
         registry.register(self._collector)
         try:
@@ -121,6 +123,7 @@ class PrometheusLogger(Logger):
         server.shutdown()
         server.server_close()
         thread.join()
+        self._counters.save()
         (self._run_dir / KEY).unlink(missing_ok=True)
 
 

@@ -25,16 +25,18 @@ COUNTS: Final = (*(name for name in names.COUNTERS if name != "errors"), *names.
 class RunCounters:
     """Counts of steps, tokens, samples and errors, which a file keeps for a run that is resumed.
 
-    The file is replaced before a count is served, so a count that Prometheus has seen is never taken back by a kill.
-    A power cut may lose the newest writes, which Prometheus takes as the restart of a counter.
+    The file is replaced before counts are served and when the run ends, not in each step, so no count that Prometheus
+    has seen is taken back. A kill loses those since the last scrape; a power cut may lose the newest writes, which
+    Prometheus takes as the restart of a counter.
 
     Args:
-        path: The file, or ``None`` to count from 0 and keep nothing.
+        path: The file; nothing is written before there is something to count.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self.values = _read(path)
+    def __init__(self, path: Path) -> None:
+        self._path: Path | None = path
+        self._lock = threading.Lock()
+        self.values = self._saved = _read(path)
 
     def add(self, metrics: Mapping[str, float]) -> None:
         """Count a step, given its metrics; values that are not finite count nothing."""
@@ -47,26 +49,36 @@ class RunCounters:
             "environment": _count(metrics, "environment/failures"),
             "skipped_update": _count(metrics, "policy/skipped_updates"),
         }
-        values = {name: self.values[name] + count for name, count in new.items()}
-        if self._path is not None:
-            try:
-                partial = self._path.with_name(self._path.name + ".partial")
-                partial.write_text(json.dumps(values))
-                partial.replace(self._path)
-            except OSError as error:
-                rank_zero_warn(
-                    f"{self._path} cannot be written ({error.strerror}): the counters of Prometheus start at 0 when "
-                    "the run is resumed."
-                )
-                with suppress(OSError):  # an old file would set the counters back without a sign
-                    self._path.unlink()
-                self._path = None
-        self.values = values
+        self.values = {name: self.values[name] + count for name, count in new.items()}
+
+    def save(self) -> dict[str, int]:
+        """Return the counts, once they are in the file."""
+        with self._lock:
+            values = self.values
+            if values is not self._saved and self._path is not None:
+                self._write(self._path, values)
+                self._saved = values
+        return values
+
+    def _write(self, path: Path, values: dict[str, int]) -> None:
+        partial = path.with_name(path.name + ".partial")
+        try:
+            partial.write_text(json.dumps(values))
+            partial.replace(path)
+        except OSError as error:
+            rank_zero_warn(
+                f"{path} cannot be written ({error.strerror}): the counters of Prometheus start at 0 when the run is "
+                "resumed."
+            )
+            self._path = None
+            for file in (partial, path):  # an old file would set the counters back without a sign
+                with suppress(OSError):
+                    file.unlink()
 
 
-def _read(path: Path | None) -> dict[str, int]:
+def _read(path: Path) -> dict[str, int]:
     zeros = dict.fromkeys(COUNTS, 0)
-    if path is None or not path.exists():
+    if not path.exists():
         return zeros
     try:
         found: Any = json.loads(path.read_text())
@@ -91,7 +103,7 @@ def _count(metrics: Mapping[str, float], name: str) -> int:
 class RunCollector(Collector):
     """Newest metrics of a run, as Prometheus's client library asks for them.
 
-    A step stores its numbers; text is made when Prometheus asks, in the server's thread.
+    A step stores its numbers; files and text are written when Prometheus asks, in the server's thread.
 
     Args:
         run: Value of the label ``run``.
@@ -133,8 +145,9 @@ class RunCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield each name with its series."""
+        counts = self._counters.save()
         with self._lock:
-            values, counts = dict(self._values), dict(self._counters.values)
+            values = dict(self._values)
             step, step_time, num_left_out = self._step, self._step_time, len(self._left_out)
         yield from self._counted(counts)
         if step is not None:
