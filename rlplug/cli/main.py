@@ -221,7 +221,7 @@ def _report_command(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("rlplug report", description="Write report.html from the folder of a run.")
     parser.add_argument("run_dir", type=Path, help="a run's folder, such as runs/quickstart/001")
     run_dir = parser.parse_args(arguments).run_dir
-    from rlplug.observability.report import write_report
+    from rlplug.observability.report.page import write_report
 
     print(write_report(run_dir))
     return 0

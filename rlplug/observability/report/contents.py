@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rlplug.interfaces.memory import PLAN_PHASES
+from rlplug.observability.advice import Advice, advise
 from rlplug.observability.report.figure import Figure, Section
 from rlplug.observability.report.figures import build_figures, by_section
 from rlplug.observability.report.run_data import Metrics, RunData
@@ -62,6 +63,7 @@ class Contents:
     """Everything of a run's page but its samples."""
 
     header: Header
+    advice: list[Advice]
     tiles: list[Tile]
     sections: list[tuple[Section, list[Figure]]]
     absent: list[str]
@@ -80,6 +82,7 @@ def build_contents(run: RunData) -> Contents:
     figures, absent = build_figures(run.metrics)
     return Contents(
         header=_header(run.info),
+        advice=advise(run.metrics, run.info),
         tiles=build_tiles(run.metrics, run.info),
         sections=by_section(figures),
         absent=absent if run.metrics.steps else [],

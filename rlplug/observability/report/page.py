@@ -12,6 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 from rlplug.errors import ConfigError
+from rlplug.observability.loggers.secrets import mask_yaml
 from rlplug.observability.report.contents import build_contents
 from rlplug.observability.report.run_data import RunData, read_run
 from rlplug.observability.report.summary import best_and_worst, number
@@ -75,6 +76,7 @@ def _render(run: RunData, script: str) -> str:
     return environment.get_template(TEMPLATE).render(
         run=run,
         contents=build_contents(run),
+        config=mask_yaml(run.config),
         written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         best=best,
         worst=worst,

@@ -117,7 +117,7 @@ def read_run(run_dir: Path) -> RunData:
         ConfigError: The folder has neither ``metrics.csv`` nor ``run.json``, or the former has no ``step`` column.
     """
     notes: list[str] = []
-    metrics = _read_metrics(run_dir, notes)
+    metrics = read_metrics(run_dir, notes)
     return RunData(
         name=run_name(run_dir.resolve()),
         metrics=metrics,
@@ -134,7 +134,12 @@ def run_name(run_dir: Path) -> str:
     return f"{run_dir.parent.name} / {run_dir.name}" if run_dir.name.isdigit() else run_dir.name
 
 
-def _read_metrics(run_dir: Path, notes: list[str]) -> Metrics:
+def read_metrics(run_dir: Path, notes: list[str]) -> Metrics:
+    """Return the metrics of a run folder, and add a sentence to ``notes`` for what could not be read.
+
+    Raises:
+        ConfigError: As for :func:`read_run`.
+    """
     path = run_dir / METRICS_FILE
     has_rows = path.is_file() and path.stat().st_size > 0
     if not has_rows and (run_dir / RUN_FILE).is_file():

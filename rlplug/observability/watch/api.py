@@ -105,7 +105,7 @@ def _run(watched: WatchedRuns, request: web.Request) -> Any:
         "version": version,
         "name": data.name,
         "folder": str(run.folder),
-        "advice": [],
+        "advice": [{"text": one.text, "key": one.key, "page": one.url} for one in contents.advice],
         "sections": [[section, [_figure(figure) for figure in figures]] for section, figures in contents.sections],
         "timeline": _timeline(data.metrics),
         "config": data.config,

@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 import yaml
 
+from rlplug.observability.loggers.secrets import mask_secrets, mask_text, mask_yaml
 from rlplug.observability.report.run_data import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -31,7 +32,7 @@ from rlplug.observability.watch.metrics_file import MetricsFile
 
 LOCK_FILE: Final = "run.lock"
 MAX_KEYS: Final = 5000
-"""Largest number of keys that are read of a configuration: aliases of YAML can make any number from a short file."""
+"""Largest number of keys that are read of a configuration."""
 MAX_CONFIG_DEPTH: Final = 30
 MAX_CONFIG_BYTES: Final = 1 << 20
 MAX_VALUE: Final = 300
@@ -82,6 +83,7 @@ class WatchedRun:
         self.metrics = MetricsFile(lambda: opener(METRICS_FILE))
         self._info = FileCache[Mapping[str, Any]](lambda path: read_info(path, []) if path else {})
         self._config = FileCache[Mapping[str, str]](_flat_config)
+        self._shown = FileCache[str](_masked_config)
         self._latest = FileCache[Mapping[str, float]](lambda path: self.metrics.latest())
 
     def version(self) -> str:
@@ -142,7 +144,7 @@ class WatchedRun:
             metrics=self._metrics(),
             samples=SampleLog(),
             info=self.info(),
-            config=read_config(config, notes) if config is not None else "",
+            config=self._shown.get(config),
             profile=read_profile(profile) if profile is not None else "",
             notes=tuple(notes),
         )
@@ -200,26 +202,35 @@ def is_locked(path: Path) -> bool | None:
     return kind != fcntl.F_UNLCK
 
 
+def _masked_config(path: Path | None) -> str:
+    """Return the text of a configuration without its secrets; nothing of one whose nesting or aliases have no end."""
+    text = "" if path is None or path.stat().st_size > MAX_CONFIG_BYTES else read_config(path, [])
+    try:
+        return mask_yaml(text) if _is_plain(text) else ""
+    except yaml.YAMLError:
+        return mask_text(text)
+
+
 def _flat_config(path: Path | None) -> Mapping[str, str]:
     try:
         if path is None or path.stat().st_size > MAX_CONFIG_BYTES:
             return {}
         text = path.read_text(encoding="utf-8", errors="replace")
-        tree = None if _is_deep(text) else yaml.load(text, LOADER)
+        tree = yaml.load(text, LOADER) if _is_plain(text) else None
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     leaves = _leaves(tree, "", MAX_CONFIG_DEPTH) if isinstance(tree, dict) else ()
     return dict(pair for pair, _ in zip(leaves, range(MAX_KEYS), strict=False))
 
 
-def _is_deep(text: str) -> bool:
-    """Return whether YAML is nested deeper than a configuration: its loader recurses until the process dies."""
+def _is_plain(text: str) -> bool:
+    """Return whether YAML is nested as a configuration is, without aliases: readers recurse until the process dies."""
     depth = 0
     for event in yaml.parse(text, Loader=LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_CONFIG_DEPTH:
-            return True
-    return False
+        if depth > MAX_CONFIG_DEPTH or isinstance(event, yaml.AliasEvent):
+            return False
+    return True
 
 
 def _leaves(value: Any, key: str, depth: int) -> Iterator[tuple[str, str]]:
@@ -232,7 +243,8 @@ def _leaves(value: Any, key: str, depth: int) -> Iterator[tuple[str, str]]:
         for index, item in enumerate(value):
             yield from _leaves(item, f"{key}[{index}]", depth - 1)
     else:
-        yield key, _text(value)
+        name = key.rpartition(".")[2]
+        yield key, _text(mask_secrets({name: value})[name])
 
 
 def _text(value: Any) -> str:
