@@ -82,9 +82,8 @@ export function showRuns(container, signal) {
       if (body.contains(focused)) focused.focus();
     }
     heads.forEach((cell, index) => {
-      const is = COLUMNS[index].key === order.key;
-      cell.toggleAttribute("aria-sort", is);
-      if (is) cell.setAttribute("aria-sort", order.sign > 0 ? "ascending" : "descending");
+      if (COLUMNS[index].key === order.key) cell.setAttribute("aria-sort", order.sign > 0 ? "ascending" : "descending");
+      else cell.removeAttribute("aria-sort");
     });
     for (const column of COLUMNS.filter((column) => column.optional)) {
       sheet.classList.toggle(`no-${column.key}`, !answer.runs.some((run) => column.of(run) !== null));
