@@ -174,7 +174,7 @@ function makeRow(run, changed) {
       cells.id.replaceChildren(el("a", { href: address("run", now.id) }, now.id));
       cells.status.replaceChildren(badge(now.status));
       cells.status.title = now.message;
-      steps.textContent = now.num_steps ? `${number(latest.step)} / ${number(now.num_steps)}` : number(latest.step);
+      steps.replaceChildren(number(latest.step), el("span", { class: "total" }, now.num_steps && ` / ${number(now.num_steps)}`));
       bar.hidden = !now.num_steps || now.status !== "running";
       bar.value = now.num_steps ? Math.min(1, (latest.step ?? 0) / now.num_steps) : 0;
       reward.textContent = number(latest.reward);
