@@ -82,9 +82,8 @@ export function showRuns(container, signal) {
       if (body.contains(focused)) focused.focus();
     }
     heads.forEach((cell, index) => {
-      const is = COLUMNS[index].key === order.key;
-      cell.toggleAttribute("aria-sort", is);
-      if (is) cell.setAttribute("aria-sort", order.sign > 0 ? "ascending" : "descending");
+      if (COLUMNS[index].key === order.key) cell.setAttribute("aria-sort", order.sign > 0 ? "ascending" : "descending");
+      else cell.removeAttribute("aria-sort");
     });
     for (const column of COLUMNS.filter((column) => column.optional)) {
       sheet.classList.toggle(`no-${column.key}`, !answer.runs.some((run) => column.of(run) !== null));
@@ -175,7 +174,7 @@ function makeRow(run, changed) {
       cells.id.replaceChildren(el("a", { href: address("run", now.id) }, now.id));
       cells.status.replaceChildren(badge(now.status));
       cells.status.title = now.message;
-      steps.textContent = now.num_steps ? `${number(latest.step)} / ${number(now.num_steps)}` : number(latest.step);
+      steps.replaceChildren(number(latest.step), el("span", { class: "total" }, now.num_steps && ` / ${number(now.num_steps)}`));
       bar.hidden = !now.num_steps || now.status !== "running";
       bar.value = now.num_steps ? Math.min(1, (latest.step ?? 0) / now.num_steps) : 0;
       reward.textContent = number(latest.reward);
