@@ -278,6 +278,10 @@ class CopiesItsWeightsToSleep(Capable):
         self._copies = [parameter.detach().clone() for parameter in self._model.parameters()]
         super().sleep()
 
+    def wake(self, part) -> None:
+        super().wake(part)
+        self._copies = []
+
 
 @fault(MEMORY, "test_stats_and_advice_while_asleep")
 class HasNoStatsAsleep(Capable):
