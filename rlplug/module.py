@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
+from numpy.typing import NDArray
 from torch import nn
 
 from rlplug import setup as run_setup
@@ -30,11 +31,12 @@ from rlplug.interfaces.checks.metrics import MetricsOfStep
 from rlplug.interfaces.checks.process_state import watched
 from rlplug.models.build import Models
 from rlplug.models.lm_head import TokenLogprobs
+from rlplug.observability.loggers.experiment_log import is_due
 from rlplug.observability.phase_timer import PHASES_BEFORE_UPDATE, PhaseTimer
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.partial.state import PartialRolloutState, load_partial_rollout
-from rlplug.training.advantages import compute_advantages
+from rlplug.training.advantages import advantage_values, compute_advantages
 from rlplug.training.host_tuning import freeze_gc, limit_host_threads
 from rlplug.training.logprobs import compute_logprobs
 from rlplug.training.mismatch_gate import MismatchGate, limit_of
@@ -84,6 +86,8 @@ class RLModule(LightningModule):
         """Metrics of the last step that was logged, for the progress bar."""
         self.newest_samples: list[tuple[str, int, Sequence[Sample]]] = []
         """Kind (``train``, ``validate``, ``reward_errors``), step and this rank's samples, for whoever logs them."""
+        self.newest_values: dict[str, NDArray[Any]] = {}
+        """Rewards and lengths of all ranks' samples, in steps whose samples are logged also this rank's advantages."""
         self.run_dir: Path | None = None
         self._is_first_step = True
         self.schedulers: list[Any] = []
@@ -151,6 +155,7 @@ class RLModule(LightningModule):
             self.step_metrics["filter/missing_groups"] = self.groups.num_missing(rollout) / self.groups.prompts_per_step
             table = sample_table(rollout, self.rewards.names, self.strategy.gather_arrays)
             self.step_metrics |= rollout_metrics(table, self.rewards.names)
+            self.newest_values = {"reward": table["reward"], "completion_length": table["num_tokens"]}
         return rollout
 
     def add_gradients(self, rollout: Rollout, streamed: StreamedStep) -> None:
@@ -189,6 +194,8 @@ class RLModule(LightningModule):
         if self.streamed is not None:
             self.streamed.require_advantages(batch)
         edited: StepBatch = plugins().hook.rlplug_prepare_batch(batch=batch, step=self.step)
+        if is_due(self.step, self.plan.total_steps):
+            self.newest_values["advantage"] = advantage_values(edited)
         return edited
 
     def update(self, batch: StepBatch) -> None:

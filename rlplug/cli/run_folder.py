@@ -15,6 +15,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from lightning.pytorch import Callback, Trainer
 
 from rlplug.cli.resume import Changes
@@ -31,20 +32,23 @@ from rlplug.distributed.durable_files import (
     require_readable,
     write_file,
 )
-from rlplug.errors import RunError
+from rlplug.errors import ConfigError, RunError
 from rlplug.launch.plan import RUN_FOLDER_VARIABLE
 from rlplug.models.export import export_policy
 from rlplug.models.lora.files import export_adapter
-from rlplug.observability.experiment_log import is_due, log_configuration, log_samples
+from rlplug.observability.advice import advise
+from rlplug.observability.loggers import PrometheusLogger
+from rlplug.observability.loggers.experiment_log import is_due, log_configuration, log_histograms, log_samples
+from rlplug.observability.loggers.tensorboard import RunTensorBoard
 from rlplug.observability.metrics_csv import MetricsCSV
+from rlplug.observability.report.run_data import read_metrics
 from rlplug.observability.sample_records import first_of_ranks, is_trained, sample_record, spread_over_ranks
-from rlplug.observability.tensorboard import RunTensorBoard
 from rlplug.observability.terminal import say
 from rlplug.plugin_manager import describe, plugins
 from rlplug.rollout.partial.replay import FILE as GROUPS
 from rlplug.setup import take_optimizer_options
 from rlplug.training.memory_plan.table import memory_notes, memory_rows
-from rlplug.types import Sample
+from rlplug.types import GIB, Sample
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
@@ -89,6 +93,7 @@ class RunFolder(Callback):
         self._metrics: MetricsCSV | None = None
         self._rows: dict[str, RowFile] = {}
         """Files of samples, by name."""
+        self._prometheus: list[PrometheusLogger] = []
         self._lock: FolderLock | None = None
         self._is_accepted = False
         """Whether the run writes to its folder: a new one at once, a resumed one from its first step on."""
@@ -102,6 +107,9 @@ class RunFolder(Callback):
         if problem is not None:
             raise RunError(problem)
         module.run_dir = self.path
+        self._prometheus = [logger for logger in trainer.loggers if isinstance(logger, PrometheusLogger)]
+        if problem := trainer.strategy.broadcast(self._open_ports() if trainer.is_global_zero else None):
+            raise ConfigError(problem)
         self._metrics = MetricsCSV(self.path / METRICS, waits=self._is_resumed(trainer))
         self._rows = {name: RowFile(self.path / name) for name in (SAMPLES, REWARD_ERRORS, GROUPS)}
         trainer.loggers = [self._metrics, *trainer.loggers]
@@ -116,6 +124,7 @@ class RunFolder(Callback):
                 "versions": {"python": platform.python_version(), **installed_versions()},
                 "plugins": describe(plugins().records),
                 "device": str(trainer.strategy.root_device),
+                "gpu_gib": _gpu_gib(trainer.strategy.root_device),
                 "world_size": trainer.world_size,
                 "batch_plan": [],
                 "memory_plan": [],
@@ -126,6 +135,15 @@ class RunFolder(Callback):
             }
             if not self._is_resumed(trainer):
                 self._accept(trainer, module)
+
+    def _open_ports(self) -> str | None:
+        """Let Prometheus's loggers listen; return what is wrong with one, which all ranks must hear."""
+        try:
+            for logger in self._prometheus:
+                logger.start_run(self.path)
+        except ConfigError as error:
+            return str(error)
+        return None
 
     def _is_resumed(self, trainer: Trainer) -> bool:
         """Return whether the run goes on in the folder of its checkpoint."""
@@ -193,6 +211,11 @@ class RunFolder(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._accept(trainer, pl_module)  # the engine has started too
+        self._follow_engines(pl_module)
+
+    def _follow_engines(self, module: Any) -> None:
+        for logger in self._prometheus:
+            logger.follow_engines(module.config.engine.scrape_targets())
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[CONFIG_KEY] = self.config_yaml
@@ -206,6 +229,9 @@ class RunFolder(Callback):
         schedule = None if module.partial_rollout is None else module.partial_rollout.schedule
         if trainer.is_global_zero and schedule is not None and schedule.taken and schedule.step == module.rollout_step:
             self._rows[GROUPS].append(schedule.line())
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._follow_engines(pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._log_samples(trainer, pl_module)
@@ -231,6 +257,8 @@ class RunFolder(Callback):
                 print_samples(chosen, step)
             if phase == "validate" or is_due(step, module.plan.total_steps):
                 log_samples(trainer.loggers, chosen, step, phase)
+                if phase == "train":
+                    log_histograms(trainer.loggers, module.newest_values, step)
 
     def _append_samples(self, name: str, samples: Sequence[Sample], step: int, phase: str) -> None:
         records = [sample_record(sample, step, phase) for sample in samples]
@@ -258,7 +286,8 @@ class RunFolder(Callback):
         if trainer.is_global_zero:
             self._finish("finished")
             seconds = time.monotonic() - self._began
-            print_summary(self.path, MetricsCSV(self.path / METRICS), seconds, self._results())
+            advice = advise(read_metrics(self.path, []), self._record)
+            print_summary(self.path, MetricsCSV(self.path / METRICS), seconds, advice, self._results())
 
     def _export(self, trainer: Trainer, module: Any) -> None:
         """Write the policy and, where one was trained, its adapter. Collective."""
@@ -303,7 +332,7 @@ class RunFolder(Callback):
         lines = [f"policy: {self.path / 'policy'}"] if self.export_policy else []
         lines += [f"adapter: {self.path / 'adapter'}"] if (self.path / "adapter").exists() else []
         if self.report and importlib.util.find_spec("plotly"):
-            from rlplug.observability.report import write_report
+            from rlplug.observability.report.page import write_report
 
             lines.append(f"report: {write_report(self.path)}")
         elif self.report:
@@ -322,6 +351,11 @@ def installed_versions() -> dict[str, str]:
         head = HeaderParser().parsestr(text.partition("\n\n")[0])
         versions[head["Name"]] = head["Version"]
     return versions
+
+
+def _gpu_gib(device: torch.device) -> float | None:
+    """Return the memory of a GPU."""
+    return float(torch.cuda.get_device_properties(device).total_memory / GIB) if device.type == "cuda" else None
 
 
 def _now() -> str:

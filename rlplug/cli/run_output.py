@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlplug.distributed.checkpoint import newest_checkpoint
+from rlplug.observability.advice import Advice
 from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.observability.terminal import invocation, make_table, say, show
 from rlplug.training.memory_plan.decisions import Decisions
@@ -71,13 +72,16 @@ def print_interrupted(module: Any, run_dir: Path) -> None:
     )
 
 
-def print_summary(run_dir: Path, metrics: MetricsCSV, seconds: float, results: Sequence[str]) -> None:
-    """Print the rewards, where the results are, and what to do next.
+def print_summary(
+    run_dir: Path, metrics: MetricsCSV, seconds: float, advice: Sequence[Advice], results: Sequence[str]
+) -> None:
+    """Print the rewards, advice, where the results are, and what to do next.
 
     Args:
         run_dir: Folder of the run.
         metrics: Of all steps.
         seconds: Duration of the run.
+        advice: What the metrics suggest.
         results: A line for each result that was written, or that was not.
     """
     rows = metrics.read()
@@ -85,6 +89,8 @@ def print_summary(run_dir: Path, metrics: MetricsCSV, seconds: float, results: S
     if rewards:
         last = statistics.fmean(rewards[-5:])
         say(f"\nmean reward {rewards[0]:.3f} -> {last:.3f} (last 5 of {len(rewards)} steps), {seconds:.0f} s")
+    for piece in advice:
+        say(f"advice: {piece.text} Key: {piece.key}; docs/{piece.page}", wraps=True)
     for line in results:
         say(line)
     more = 2 * max((int(row["step"]) for row in rows), default=1)

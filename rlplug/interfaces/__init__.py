@@ -12,6 +12,7 @@ from rlplug.interfaces.rollout import (
     Placement,
     PolicySpec,
     RolloutEngine,
+    ScrapeTargets,
     SleepingPart,
 )
 from rlplug.interfaces.router_replay import NOT_RECORDED, RouterReplay, RouterShape, replace_choice, replayed
@@ -51,6 +52,7 @@ __all__ = [
     "RouterShape",
     "RunInfo",
     "RunningTask",
+    "ScrapeTargets",
     "SleepingPart",
     "StepResult",
     "SyncReport",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias
 
 import torch
@@ -82,6 +82,19 @@ class Placement:
     device: torch.device
     rank: int
     world_size: int
+
+
+@dataclass(frozen=True)
+class ScrapeTargets:
+    """Servers of an engine that serve metrics to Prometheus at ``/metrics``."""
+
+    engine: str
+    """Name of the engine, such as ``vLLM``."""
+    urls: tuple[str, ...]
+    needs_key: bool = False
+    """Whether ``/metrics`` asks for a key, as ``Authorization: Bearer``."""
+    key: str = field(default="", repr=False)
+    """The key of servers that the run started; empty for those that run already, whose key is the user's."""
 
 
 class EngineFault(RunError):
@@ -188,6 +201,10 @@ class RolloutEngine(ABC):
     def advice(self) -> list[str]:
         """Return suggestions for settings that follow from the counters so far; the core prints each one once."""
         return []
+
+    def scrape_targets(self) -> ScrapeTargets | None:
+        """Return the servers that run now and serve metrics; ``None`` when the engine has no servers."""
+        return None
 
     def sleep(self) -> None:
         """Release the device memory of weights and KV cache, whose contents are lost."""

@@ -44,6 +44,8 @@ class PhaseTimer:
     def __init__(self, stall_s: float, device: torch.device = CPU, deadline_s: float | None = None) -> None:
         self.on_enter: Callable[[str], Any] = lambda name: None
         """Function that gets the name of each phase when it begins; the progress bar sets it."""
+        self.on_exit: Callable[[str, float], Any] = lambda name, seconds: None
+        """Function that gets the name and seconds of each phase when it ends; what exports spans sets it."""
         self.asleep_bytes: Callable[[float], int] = lambda since: 0
         """Function that returns the bytes that a sleeping engine released and PyTorch still counts.
 
@@ -74,8 +76,10 @@ class PhaseTimer:
             faulthandler.cancel_dump_traceback_later()
             if self._deadline is not None:
                 self._deadline.end()
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
+            seconds = time.perf_counter() - began
+            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
             self._memory[name] = max(self._memory.get(name, 0.0), self._memory_now(began))
+            self.on_exit(name, seconds)
 
     def _memory_now(self, began: float) -> float:
         if self.device.type == "cuda":

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.distributed.ranks import from_rank_zero
 from rlplug.errors import ConfigError, RunError
-from rlplug.interfaces import Bucket, EngineFault, Placement, PolicySpec, RolloutEngine, SyncReport
+from rlplug.interfaces import Bucket, EngineFault, Placement, PolicySpec, RolloutEngine, ScrapeTargets, SyncReport
 from rlplug.rollout.engines.context_limit import max_completion_tokens
 from rlplug.rollout.engines.stats import EngineStats
 from rlplug.rollout.servers.backend import BackendContext, PendingRequest, ServerBackend, ServerSettings
@@ -213,6 +213,13 @@ class ServerEngine(RolloutEngine):
                 f"{socket.gethostname()}: start servers yourself, and set rollout.urls."
             )
         return urls, key, "the servers' environment"
+
+    def scrape_targets(self) -> ScrapeTargets | None:
+        if self._processes is not None:
+            return ScrapeTargets(self._labels.engine, tuple(self._processes.urls), True, self._processes.key)
+        urls = self.urls if self._list is None else self._list.urls
+        needs_key = bool(os.environ.get(self.api_key_env))
+        return None if urls is None else ScrapeTargets(self._labels.engine, tuple(urls), needs_key)
 
     def close(self) -> None:
         client, self._client = self._client, None

@@ -29,6 +29,7 @@ def rollout_metrics(table: SampleTable, reward_names: Sequence[str]) -> dict[str
     metrics = {
         "reward/error_share": 1 - len(scored) / num_samples,
         "completion/num_tokens": float(sum(lengths)),
+        "completion/num_samples": float(num_samples),
         "completion/length_mean": statistics.fmean(lengths),
         "completion/length_max": float(max(lengths)),
         "completion/truncated_share": int(table["is_truncated"].sum()) / num_samples,

@@ -13,7 +13,7 @@ import pytest
 from unit.observability.report_runs import RUN, make_run, metric_rows, sample_rows, write_metrics, write_samples
 
 from rlplug.errors import ConfigError
-from rlplug.observability.report import write_report
+from rlplug.observability.report.page import write_report
 from rlplug.observability.report.run_data import read_run
 from rlplug.observability.report.series import Series
 from rlplug.observability.report.summary import hook_costs

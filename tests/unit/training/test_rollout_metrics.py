@@ -57,6 +57,7 @@ def test_metrics():
             "reward/right": numpy.mean([1.0, 1.0, 0.0]),
             "reward/short": numpy.mean([-0.5, 1.0, 0.25, -1.0]),
             "completion/num_tokens": 12.0,
+            "completion/num_samples": 4.0,
             "completion/length_mean": 3.0,
             "completion/length_max": 8.0,
             "completion/truncated_share": 0.5,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
-from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 from unit.observability.test_terminal import sample_of
 
-from rlplug.observability.experiment_log import COLUMNS, is_due, log_configuration, log_samples
+from rlplug.observability.loggers.experiment_log import COLUMNS, is_due, log_configuration, log_histograms, log_samples
 
 CONFIG = {"model": {"num_steps": 3, "policy": {"path": "tests/model"}, "critic": None}, "seed_everything": 0}
 HOSTILE = "**bold** <b>x</b> [/INST] \x1b[2J \ud800"
@@ -54,9 +56,12 @@ def test_tensorboard_shows_samples_as_they_are(tmp_path: Path) -> None:
     logger = TensorBoardLogger(tmp_path, name="", version="tensorboard")
     log_configuration([logger], yaml.safe_dump(CONFIG))
     log_samples([logger], [sample_of(HOSTILE)], step=2, phase="validate")
+    log_histograms([logger], VALUES, step=2)
     logger.save()
     logger.finalize("success")
     events = EventAccumulator(logger.log_dir, size_guidance={"tensors": 0}).Reload()
+    (histogram,) = events.Histograms("histogram/reward")
+    assert (histogram.histogram_value.num, events.Tags()["histograms"]) == (3, ["histogram/reward"])
     (event,) = events.Tensors("validate/samples/text_summary")
     text = event.tensor_proto.string_val[0].decode()
     assert all(line.startswith("    ") for line in text.split("\n"))  # a block of code
@@ -64,18 +69,56 @@ def test_tensorboard_shows_samples_as_they_are(tmp_path: Path) -> None:
     assert yaml.safe_load((Path(logger.log_dir) / "hparams.yaml").read_text())["model"]["num_steps"] == 3
 
 
-def test_wandb_takes_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+VALUES = {"reward": np.array([0.0, 1.0, 1.0, math.nan]), "advantage": np.empty(0, np.float32)}
+"""Values of a step: three finite rewards, and no advantage."""
+
+
+def log_everything(logger: Logger) -> None:
+    """Give a logger what a run gives it in a step."""
+    secret = {"trainer": {"logger": {"api_key": "s3cr3t", "tracking_uri": "http://me:s3cr3t@host"}}}
+    log_configuration([logger], yaml.safe_dump({**CONFIG, **secret}))
+    log_samples([logger], [sample_of("one"), sample_of(HOSTILE)], step=2, phase="train")
+    log_histograms([logger], VALUES, step=2)
+    logger.log_metrics({"reward/mean": 0.5, "validate/pass@1": 1.0}, step=2)
+
+
+def test_wandb_takes_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real W&B, without a network: the files that it would send."""
     pytest.importorskip("wandb")
-    for name in ("WANDB_MODE", "WANDB_SILENT"):
-        monkeypatch.setenv(name, {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}[name])
+    for name, value in (("WANDB_MODE", "offline"), ("WANDB_SILENT", "true")):
+        monkeypatch.setenv(name, value)
     logger = WandbLogger(save_dir=tmp_path, offline=True, project="test")
-    log_configuration([logger], yaml.safe_dump(CONFIG))
-    log_samples([logger], [sample_of(HOSTILE)], step=2, phase="validate")
-    assert logger.experiment.config["model"]["num_steps"] == 3
-    logger.experiment.finish()
+    log_everything(logger)
+    run = logger.experiment
+    assert run.config["model"]["num_steps"] == 3
+    summary, config = dict(run.summary), json.dumps(dict(run.config))
+    run.finish()
+    assert sum(summary["histogram/reward"]["values"]) == 3
     (table,) = tmp_path.rglob("*.table.json")
-    assert json.loads(table.read_text())["columns"] == list(COLUMNS)
+    written = json.loads(table.read_text())
+    assert (written["columns"], len(written["data"])) == (list(COLUMNS), 2)
+    assert (summary["reward/mean"], summary["validate/pass@1"]) == (0.5, 1.0)
+    assert "s3cr3t" not in config
+
+
+def test_mlflow_takes_all(tmp_path: Path) -> None:
+    """The real MLflow, on sqlite and a folder of artifacts."""
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    logger = MLFlowLogger("test", tracking_uri=uri, artifact_location=str(tmp_path / "artifacts"))
+    log_everything(logger)
+    logger.finalize("success")
+    run = mlflow.tracking.MlflowClient(uri).get_run(logger.run_id)
+    assert run.data.metrics["reward/mean"] == 0.5
+    assert run.data.params["model/num_steps"] == "3"
+    artifacts = tmp_path / "artifacts" / logger.run_id / "artifacts"
+    assert yaml.safe_load((artifacts / "config.yaml").read_text())["model"] == CONFIG["model"]
+    table = json.loads((artifacts / "train/samples/step-00000002.json").read_text())
+    assert (table["columns"], len(table["data"])) == (list(COLUMNS), 2)
+    bins = json.loads((artifacts / "histogram/reward/step-00000002.json").read_text())
+    assert sum(bins["counts"]) == 3
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"s3cr3t" in path.read_bytes()]
 
 
 def test_a_long_run_has_few_tables() -> None:

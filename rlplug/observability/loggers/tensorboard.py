@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
+from numpy.typing import NDArray
 
 from rlplug.distributed.durable_files import reason
 
@@ -26,6 +27,10 @@ class RunTensorBoard(TensorBoardLogger):
     def add_text(self, name: str, text: str, step: int) -> None:
         """Log a text of a step."""
         self._try(self.experiment.add_text, name, text, step)
+
+    def add_histogram(self, name: str, values: NDArray[Any], step: int) -> None:
+        """Log the distribution of a step's values."""
+        self._try(self.experiment.add_histogram, name, values, step)
 
     def save(self) -> None:
         self._try(super().save)

@@ -1,0 +1,104 @@
+"""What experiment loggers get besides metrics: the resolved configuration, samples and histograms."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import yaml
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from numpy.typing import NDArray
+
+from rlplug.observability.loggers.secrets import mask_secrets
+from rlplug.observability.loggers.tensorboard import RunTensorBoard
+from rlplug.observability.terminal import visible
+from rlplug.types import RewardError, Sample
+
+COLUMNS: Final = ("step", "reward", "prompt", "completion", "answer", "finish_reason", "tokens", "rewards")
+NUM_TABLES: Final = 20
+"""Tables of training samples, and histograms of each kind, in a run; every validation has a table too."""
+MAX_TEXT: Final = 20_000
+"""Longest text that is logged, in characters."""
+NUM_BINS: Final = 64
+"""Bins of a histogram."""
+
+
+def log_configuration(loggers: Iterable[Logger], config_yaml: str) -> None:
+    """Give each logger the resolved configuration, with its secrets masked, as hyper-parameters.
+
+    MLflow cuts each of its parameters at some length, so it gets the whole as the artifact ``config.yaml`` too.
+    """
+    config = mask_secrets(yaml.safe_load(config_yaml))
+    for logger in loggers:
+        logger.log_hyperparams(config)
+        if isinstance(logger, MLFlowLogger):
+            logger.experiment.log_text(logger.run_id, yaml.safe_dump(config, sort_keys=False), "config.yaml")
+
+
+def is_due(step: int, total_steps: int) -> bool:
+    """Return whether a step's samples are logged: those of every twentieth of a run, and of its first step."""
+    return step == 1 or step % max(1, total_steps // NUM_TABLES) == 0
+
+
+def log_samples(loggers: Iterable[Logger], samples: Sequence[Sample], step: int, phase: str) -> None:
+    """Log samples as a table to W&B and MLflow, and as text to TensorBoard, under ``<phase>/samples``.
+
+    What a model wrote is shown as it is: neither Markdown nor a control character in it is obeyed.
+    """
+    rows = [_row(sample, step) for sample in samples]
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.log_table(f"{phase}/samples", columns=list(COLUMNS), data=rows, step=step)
+        elif isinstance(logger, MLFlowLogger):
+            # the form of mlflow.log_table, which needs pandas and would download and upload all former rows
+            table = {"columns": list(COLUMNS), "data": rows}
+            logger.experiment.log_dict(logger.run_id, table, f"{phase}/samples/step-{step:08d}.json")
+        elif isinstance(logger, TensorBoardLogger):
+            cells = "\n\n".join(
+                "\n".join(f"{name}: {cell}" for name, cell in zip(COLUMNS, row, strict=True)) for row in rows
+            )
+            add_text = logger.add_text if isinstance(logger, RunTensorBoard) else logger.experiment.add_text
+            add_text(f"{phase}/samples", textwrap.indent(cells, "    ", lambda line: True), step)
+
+
+def log_histograms(loggers: Iterable[Logger], values: Mapping[str, NDArray[Any]], step: int) -> None:
+    """Log the distribution of a step's values, ``histogram/<name>``, to W&B, MLflow and TensorBoard.
+
+    MLflow has no histograms: it gets counts and edges of bins as JSON.
+
+    Args:
+        loggers: All loggers of the run.
+        values: Numbers of any shape by name; those that are not finite are left out.
+        step: Number of the step.
+    """
+    finite = {name: found[np.isfinite(found)].astype(np.float64) for name, found in values.items()}
+    for name, found in finite.items():
+        if len(found) == 0:
+            continue
+        counts, edges = np.histogram(found, bins=NUM_BINS)
+        for logger in loggers:
+            if isinstance(logger, WandbLogger):
+                import wandb
+
+                histogram: Any = wandb.Histogram(np_histogram=(counts, edges))
+                logger.log_metrics({f"histogram/{name}": histogram}, step=step)
+            elif isinstance(logger, MLFlowLogger):
+                bins = {"counts": counts.tolist(), "edges": edges.tolist()}
+                logger.experiment.log_dict(logger.run_id, bins, f"histogram/{name}/step-{step:08d}.json")
+            elif isinstance(logger, RunTensorBoard):
+                logger.add_histogram(f"histogram/{name}", found, step)
+            elif isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_histogram(f"histogram/{name}", found, step, bins=NUM_BINS)
+
+
+def _row(sample: Sample, step: int) -> list[Any]:
+    rewards = ", ".join(
+        f"{name} {'failed' if isinstance(value, RewardError) else format(value, 'g')}"
+        for name, value in sample.rewards.items()
+    )
+    texts = (sample.prompt.text, sample.completion, str(sample.prompt.answer))
+    prompt, completion, answer = (visible(text[:MAX_TEXT]) for text in texts)
+    reward = None if sample.errors else sample.reward
+    return [step, reward, prompt, completion, answer, sample.finish_reason, sample.num_response_tokens, rewards]
