@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from rlplug.distributed.durable_files import write_file
+from rlplug.evaluation.card import markdown_text
 from rlplug.evaluation.folder import EvalFolder, EvalRecord, Row
 from rlplug.evaluation.statistics import Estimate, mean_of, proportion
 from rlplug.training.validation import pass_at_k
@@ -129,13 +130,14 @@ def markdown(record: EvalRecord, results: Results) -> str:
     if record.status != "finished":
         lines += [f"This evaluation is {record.status}: the figures are of the completions so far.", ""]
     for policy in record.policies:
-        lines.append(f"- {_cell(policy['name'])}: {_cell(record.sources.get(policy['name'], policy['argument']))}")
+        source = record.sources.get(policy["name"], policy["argument"])
+        lines.append(f"- {markdown_text(policy['name'])}: {markdown_text(source)}")
     for data in record.data:
         mine = [result for result in results.results if result.data == data["name"]]
-        lines += ["", f"## {_cell(data['name'])}", "", *_markdown_table(*result_table(mine))]
+        lines += ["", f"## {markdown_text(data['name'])}", "", *_markdown_table(*result_table(mine))]
         differences = [each for each in results.differences if each.data == data["name"]]
         if differences:
-            lines += ["", f"Less {_cell(differences[0].baseline)}, on the same prompts:", ""]
+            lines += ["", f"Less {markdown_text(differences[0].baseline)}, on the same prompts:", ""]
             lines += _markdown_table(*difference_table(differences))
     return "\n".join([*lines, "", METHODS, ""])
 
@@ -181,8 +183,8 @@ def difference_table(differences: Sequence[Difference]) -> tuple[list[str], list
 
 def turned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[Sequence[str], list[Sequence[str]]]:
     """Return a table with a column for each policy: figures with intervals side by side are wider than terminals."""
-    first, *others = zip(columns, *rows, strict=True)
-    return first, others
+    first, *others = map(list, zip(columns, *rows, strict=True))
+    return first, [*others]
 
 
 def share(estimate: Estimate | None, signed: bool = False) -> str:
@@ -270,10 +272,4 @@ def _present(values: Sequence[float | None]) -> list[float]:
 
 def _markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
-    return ["| " + " | ".join(map(_cell, line)) + " |" for line in lines]
-
-
-def _cell(text: str) -> str:
-    """Return text of a run for a Markdown table: on one line, and without markup."""
-    plain = " ".join(text.split())
-    return "".join(f"\\{character}" if character in "\\`*_[]<>|#" else character for character in plain)
+    return ["| " + " | ".join(map(markdown_text, line)) + " |" for line in lines]
