@@ -20,6 +20,7 @@ COMMANDS: Final = (
     "fit",
     "validate",
     "eval",
+    "chat",
     "export",
     "launch",
     "plan",
@@ -36,6 +37,7 @@ DESCRIPTION: Final = """reinforcement-learning post-training of language models 
   rlplug fit --resume runs/quickstart/001        go on with a run that was stopped, from its newest checkpoint
   rlplug validate -c CONFIG --ckpt_path PATH     score held-out prompts
   rlplug eval runs/quickstart/001 --base         pass@k of finished policies, with intervals, and a page that compares
+  rlplug chat RUN                                talk to a policy, with the tools of its environment
   rlplug export RUN --push-to-hub NAME           a run's policy as a Hugging Face folder with a model card; upload it
   rlplug launch -c CONFIG --launcher slurm       train on one or many hosts, with engine servers; also: local
   rlplug plan -c CONFIG --gpu-gib 80             what will live on each GPU, without one; does it fit?
@@ -158,6 +160,10 @@ def _run(arguments: list[str], blocked: list[str]) -> int:
         from rlplug.cli.commands.evaluate import eval_command
 
         return eval_command(arguments[1:])
+    if command == "chat":
+        from rlplug.cli.commands.chat import chat_command
+
+        return chat_command(arguments[1:])
     if command == "export":
         from rlplug.cli.commands.export import export_command
 

@@ -11,7 +11,6 @@ import torch
 
 from rlplug.config import RunConfig
 from rlplug.distributed.offload import Offload
-from rlplug.distributed.stop_signal import StopSignal
 from rlplug.errors import ConfigError
 from rlplug.evaluation.policies import Policy, checkpoint_buckets, checkpoint_network, config_for, folder_buckets
 from rlplug.interfaces.rollout import Placement, PolicySpec
@@ -51,13 +50,20 @@ class PolicyEngine:
     Args:
         config: Options of the run: its engine, environment and limits.
         placement: The only rank, and its device.
-        stop: Tells engine and agent loop to stop.
+        is_stopping: Returns whether it is told to stop; quick.
+        agree_to_stop: Returns the same, and is asked between calls of the engine.
     """
 
-    def __init__(self, config: RunConfig, placement: Placement, stop: StopSignal) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        placement: Placement,
+        is_stopping: Callable[[], bool],
+        agree_to_stop: Callable[[], bool],
+    ) -> None:
         self.config = config
         self.placement = placement
-        self._stop = stop
+        self._is_stopping, self._agree_to_stop = is_stopping, agree_to_stop
         self._driver: EngineDriver | None = None
         self._buckets: Callable[[], Iterator[Bucket]] = lambda: iter(())
         self._started: tuple[PolicySpec, dict[str, Any]] | None = None
@@ -137,8 +143,8 @@ class PolicyEngine:
             offload=Offload("none", self.placement.device, [], [], []),
             any_rank=bool,
             max_restarts=self.config.limits.max_engine_restarts,
-            is_stopping=self._stop.poll,
-            agree_to_stop=lambda: self._stop.agree(list),
+            is_stopping=self._is_stopping,
+            agree_to_stop=self._agree_to_stop,
         )
 
     def close(self) -> None:

@@ -169,7 +169,7 @@ def _evaluate(cli: Any, folder: EvalFolder) -> int:
     if config.weight_sync.dtype is not None:
         say(f"weights go to the engine in {config.policy.dtype}: model.weight_sync.dtype is of training")
     sources = [EvalSource(each["name"], _data(cli, folder.path, each["argument"])) for each in record.data]
-    engine = PolicyEngine(config, placement_of(accelerator), stop)
+    engine = PolicyEngine(config, placement_of(accelerator), stop.poll, lambda: stop.agree(list))
     with shown(progress) as lines:
 
         def note(line: str) -> None:
