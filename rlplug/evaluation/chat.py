@@ -17,7 +17,7 @@ from rlplug.errors import RunError
 from rlplug.evaluation.engine import PolicyEngine
 from rlplug.observability.phase_progress import PhaseProgress
 from rlplug.rollout.agent_loop import AgentLoop
-from rlplug.rollout.config import PartialRollout
+from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.environment_calls import EnvironmentCalls
 from rlplug.rollout.observation_tokens import ObservationTokens
@@ -80,13 +80,14 @@ class Conversation:
     ) -> None:
         tokenizer, tools = inputs.tokenizer, inputs.tools
         self.sampling, self.system = sampling, system
-        self.is_chat = bool(tokenizer.chat_template) if is_chat is None else is_chat
-        self._engine, self._config, self._inputs = engine, config, inputs
+        self.is_chat = bool(tokenizer.chat_template) and is_chat is not False
+        self._engine, self._inputs = engine, inputs
         presents = bool(tools) and self.is_chat and takes_tools(tokenizer, tools)
         self._template_tools: Sequence[Any] = tools if presents else ()
         self._instructions = tool_instructions(tools) if tools and not presents else ""
         self._messages = ObservationTokens(tokenizer, self.is_chat, self._template_tools)
         self._observations = ObservationTokens(tokenizer, self.is_chat, self._template_tools, has_tools=bool(tools))
+        self._turns = TurnOptions() if config.environment is None else config.turns
         self._environments: EnvironmentCalls | None = None
         if config.environment is not None:
             self._environments = EnvironmentCalls(
@@ -162,7 +163,7 @@ class Conversation:
         return AgentLoop(
             trajectories=[trajectory],
             sampling=sampling,
-            options=self._config.turns,
+            options=self._turns,
             environments=self._environments,
             observations=self._observations,
             partial=PIECE,

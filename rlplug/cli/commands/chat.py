@@ -67,7 +67,7 @@ def chat_parser() -> argparse.ArgumentParser:
         default=[],
         help="configuration with environment and engine; default: the run's",
     )
-    add("--system", default="", metavar="TEXT", help="system message")
+    add("--system", metavar="TEXT", help="system message; default: the run's data.system_prompt")
     add("--raw", action="store_true", help="no chat template: each message is a prompt to continue")
     add("--no-tools", action="store_true", help="without the environment of the run")
     add("--temperature", type=float, help="default: model.sampling's, else 1")
@@ -97,9 +97,15 @@ def chat_command(arguments: list[str]) -> int:
     files = options.config or [str(Path(options.policy) / CONFIG)] * is_run(Path(options.policy))
     of_checkpoint: RunConfig | None = None
     if checkpoint is not None:
-        of_checkpoint = _config([str(checkpoint / CONFIG)], [])[0]
+        of_checkpoint = _read([str(checkpoint / CONFIG)], []).model.config
         files = files or [str(checkpoint / CONFIG)]
-    config, accelerator = _config(files, keys) if files else (_config_of_folder(place, keys), "auto")
+    accelerator, system, is_chat = "auto", options.system, None
+    if files:
+        cli = _read(files, keys)
+        config, data, accelerator = cli.model.config, cli.datamodule, str(cli.trainer_options.accelerator)
+        system, is_chat = data.system_prompt if system is None else system, data.chat
+    else:
+        config = _config_of_folder(place, keys)
     if options.no_tools:
         config = replace(config, environment=None)
     model = config.policy if of_checkpoint is None else of_checkpoint.policy
@@ -120,8 +126,8 @@ def chat_command(arguments: list[str]) -> int:
         inputs = engine.read(policy)
         engine.use(policy, inputs, of_checkpoint)
         seed = secrets.randbits(32) if options.seed is None else options.seed
-        is_chat = False if options.raw else None
-        conversation = Conversation(engine, config, inputs, sampling, options.system, is_chat, seed)
+        is_chat = False if options.raw else is_chat
+        conversation = Conversation(engine, config, inputs, sampling, system or "", is_chat, seed)
         _greet(conversation, policy, inputs.tools)
         _talk(conversation, interrupt)
     finally:
@@ -244,11 +250,8 @@ def _obey(conversation: Conversation, text: str) -> None:
 # ---- configuration ------------------------------------------------------------------------------------------------
 
 
-def _config(files: Sequence[str], keys: Sequence[str]) -> tuple[RunConfig, str]:
-    """Return the options of a run, and ``trainer.accelerator``."""
-    named = [part for file in files for part in ("--config", file)]
-    cli: Any = read_command(ConfiguredCLI, ["fit", *named, *keys])
-    return cli.model.config, str(cli.trainer_options.accelerator)
+def _read(files: Sequence[str], keys: Sequence[str]) -> Any:
+    return read_command(ConfiguredCLI, ["fit", *(part for file in files for part in ("--config", file)), *keys])
 
 
 def _config_of_folder(place: str, keys: Sequence[str]) -> RunConfig:

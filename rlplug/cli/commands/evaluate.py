@@ -109,7 +109,7 @@ def eval_command(arguments: list[str]) -> int:
         RLPlugError: The message names the option and the fix.
     """
     arguments, keys = split_keys(arguments)
-    options = eval_parser().parse_args(arguments)
+    options = eval_parser().parse_intermixed_args(arguments)
     if options.resume is not None:
         if len(arguments) > 2 or keys:
             raise ConfigError("--resume FOLDER stands alone: the evaluation goes on as it was asked for.")
