@@ -66,8 +66,8 @@ def is_run(folder: Path) -> bool:
 
 
 def split_name(argument: str) -> tuple[str | None, str]:
-    """Split ``NAME=PLACE``, where there is a name."""
-    found = _NAMED.fullmatch(argument)
+    """Split ``NAME=PLACE``, where there is a name and no such file or folder."""
+    found = None if Path(argument).exists() else _NAMED.fullmatch(argument)
     return (found[1], found[2]) if found else (None, argument)
 
 

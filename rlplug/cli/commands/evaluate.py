@@ -190,9 +190,11 @@ def _evaluate(cli: Any, folder: EvalFolder) -> int:
                 record.status = "interrupted"
         finally:
             stop.uninstall()
-            results = _write(folder)
-            evaluation.close()
-            folder.close()
+            try:
+                results = _write(folder)
+            finally:
+                evaluation.close()
+                folder.close()
     _print(folder, results)
     if record.status == "interrupted":
         say(f"Stopped by {stop.name}. Go on with: {invocation()} eval --resume {folder.path}")
