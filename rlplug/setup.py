@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
+from torch._C._distributed_c10d import Store
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.config import RunConfig
@@ -49,6 +50,7 @@ from rlplug.training.memory_plan.inputs import GPU, total_and_free
 from rlplug.training.trainer_record import adapter_record, check_records
 from rlplug.training.update import PolicyUpdate
 from rlplug.types import MeshSizes
+from rlplug.weight_sync.buckets import policy_buckets
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights, describe
 from rlplug.weight_sync.manifest import meta_model
 
@@ -298,22 +300,45 @@ def start_run(
         optimizers=optimizers,
     )
     placement = Placement(strategy.root_device, strategy.global_rank, strategy.world_size)
+    weights = config.model_trainer.hf_weights(models.policy)
     driver = EngineDriver(
         engine=config.engine,
-        policy=models.policy,
+        make_buckets=partial(policy_buckets, models.policy, inputs.spec, config.weight_sync.bucket_mib << 20, weights),
         spec=inputs.spec,
         placement=placement,
         hook=plugins().hook,
         sleeps=sleeps,
-        bucket_bytes=config.weight_sync.bucket_mib << 20,
         offload=offload,
         any_rank=strategy.any_rank,
         max_restarts=config.limits.max_engine_restarts,
         is_stopping=stop.poll,
         agree_to_stop=lambda: strategy.agree_to_stop(stop),
-        weights=config.model_trainer.hf_weights(models.policy),
     )
-    generator = RolloutGenerator(
+    generator = make_generator(config, inputs, driver, placement, data, strategy.gather, strategy.store)
+    return Run(offload, driver, generator)
+
+
+def make_generator(
+    config: RunConfig,
+    inputs: RunInputs,
+    driver: EngineDriver,
+    placement: Placement,
+    data: PromptDataModule,
+    gather: Callable[[Any], Any] = list,
+    store: Store | None = None,
+) -> RolloutGenerator:
+    """Return what generates with this rank's engine and the configured environment, for prompts as ``data`` has them.
+
+    Args:
+        config: Options of the run.
+        inputs: Facts about policy and environment.
+        driver: The driver of this rank's engine.
+        placement: This rank and its device.
+        data: Data module whose prompts are rendered by now.
+        gather: Returns the concatenation of all ranks' lists; by default there is one rank.
+        store: Store of all ranks; ``None`` for one.
+    """
+    return RolloutGenerator(
         driver=driver,
         spec=inputs.spec,
         placement=placement,
@@ -326,10 +351,9 @@ def start_run(
             tools=data.template_tools,
             has_tools=bool(inputs.tools),
         ),
-        gather=strategy.gather,
-        store=strategy.store,
+        gather=gather,
+        store=store,
     )
-    return Run(offload, driver, generator)
 
 
 def make_optimizers(config: RunConfig, models: Models) -> tuple[list[Any], list[Any]]:

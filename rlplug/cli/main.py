@@ -19,6 +19,9 @@ EXIT_USAGE: Final = 2
 COMMANDS: Final = (
     "fit",
     "validate",
+    "eval",
+    "chat",
+    "export",
     "launch",
     "plan",
     "plugins",
@@ -34,6 +37,9 @@ DESCRIPTION: Final = """reinforcement-learning post-training of language models 
   rlplug fit -c configs/quickstart.yaml          train; later -c files and --key value override earlier ones
   rlplug fit --resume runs/quickstart/001        go on with a run that was stopped, from its newest checkpoint
   rlplug validate -c CONFIG --ckpt_path PATH     score held-out prompts
+  rlplug eval runs/quickstart/001 --base         pass@k of finished policies, with intervals, and a page that compares
+  rlplug chat RUN                                talk to a policy, with the tools of its environment
+  rlplug export RUN --push-to-hub NAME           a run's policy as a Hugging Face folder with a model card; upload it
   rlplug launch -c CONFIG --launcher slurm       train on one or many hosts, with engine servers; also: local
   rlplug plan -c CONFIG --gpu-gib 80             what will live on each GPU, without one; does it fit?
   rlplug plugins                                 what is installed; --check shows what fails, --run RUN what hooks cost
@@ -157,6 +163,18 @@ def _run(arguments: list[str], blocked: list[str]) -> int:
     os.environ[BLOCK_VARIABLE] = ",".join(manager.blocked)  # for the ranks that Lightning starts
     if command == "plan":
         return _plan_command(arguments[1:])
+    if command == "eval":
+        from rlplug.cli.commands.evaluate import eval_command
+
+        return eval_command(arguments[1:])
+    if command == "chat":
+        from rlplug.cli.commands.chat import chat_command
+
+        return chat_command(arguments[1:])
+    if command == "export":
+        from rlplug.cli.commands.export import export_command
+
+        return export_command(arguments[1:])
     if command == "launch":
         is_dry_run = _take_flag(arguments, "--dry-run")
         from rlplug.cli.commands.launch import launch_command

@@ -33,6 +33,7 @@ from rlplug.distributed.durable_files import (
     write_file,
 )
 from rlplug.errors import ConfigError, RunError
+from rlplug.evaluation.card import write_card
 from rlplug.launch.plan import RUN_FOLDER_VARIABLE
 from rlplug.models.export import export_policy
 from rlplug.models.lora.files import export_adapter
@@ -304,6 +305,8 @@ class RunFolder(Callback):
             for name, folder in partial.items():
                 if folder.exists():
                     replace_folder(folder, self.path / name)
+                    if self.config_yaml is not None:
+                        write_card(self.path, self.path / name)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._is_accepted:

@@ -6,7 +6,8 @@ import sys
 import threading
 import time
 from collections import deque
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
@@ -82,7 +83,7 @@ class RLProgressBar(ProgressBar):
         self._enabled = True
         self._progress = RunProgress(0, 0)
         self._shown = ExitStack()
-        self._lines: _Lines | None = None
+        self._lines: ProgressLines | None = None
 
     def disable(self) -> None:
         self._enabled = False
@@ -121,13 +122,22 @@ class RLProgressBar(ProgressBar):
             return
         PHASE_PROGRESS.begin("starting")
         module.timer.on_enter = PHASE_PROGRESS.begin
-        self._shown.enter_context(guarded())
+        self._lines = self._shown.enter_context(shown(progress))
+
+
+@contextmanager
+def shown(progress: RunProgress) -> Iterator[ProgressLines | None]:
+    """Show progress while the body runs: a live display, or lines, which are yielded to write more of them."""
+    with ExitStack() as stack:
+        stack.enter_context(guarded())
         if is_interactive():
             start_live(Live(get_renderable=lambda: display(progress), console=console(), transient=True))
-            self._shown.callback(stop_live)
+            stack.callback(stop_live)
+            yield None
         else:
-            self._lines = _Lines(progress)
-            self._shown.callback(self._lines.close)
+            lines = ProgressLines(progress)
+            stack.callback(lines.close)
+            yield lines
 
 
 def display(progress: RunProgress) -> RenderableType:
@@ -185,7 +195,7 @@ def status_line(metrics: dict[str, float]) -> str:
     return " | ".join(parts)
 
 
-class _Lines:
+class ProgressLines:
     """Writes lines to stderr: what it is given, and where the run is when nothing was written for a while."""
 
     def __init__(self, progress: RunProgress) -> None:

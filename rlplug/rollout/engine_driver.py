@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from lightning.pytorch.utilities import rank_zero_info
-from torch import nn
 
 from rlplug.distributed.offload import Offload
 from rlplug.distributed.stop_signal import StopRequested
@@ -17,11 +16,10 @@ from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.engines import check_report, check_stats
 from rlplug.interfaces.checks.process_state import watched
 from rlplug.interfaces.rollout import EngineFault, Placement, PolicySpec, RolloutEngine
-from rlplug.interfaces.weight_sync import Bucket, WeightsOfParameters
+from rlplug.interfaces.weight_sync import Bucket
 from rlplug.rollout.engine_states import Call, EngineStateMachine
 from rlplug.types import GIB, NO_VERSION
-from rlplug.weight_sync.buckets import drain, weight_buckets
-from rlplug.weight_sync.fp8_finite_check import check_finite
+from rlplug.weight_sync.buckets import drain
 
 OWN_COUNTERS: Final = frozenset({"restarts", "freed_gib", "sleep_seconds", "wake_seconds"})
 """Names under ``rollout/`` of what the driver measures itself."""
@@ -35,49 +33,43 @@ class EngineDriver:
 
     Args:
         engine: A rollout engine that was not started yet; the constructor starts it.
-        policy: The sharded model whose weights the engine gets.
+        make_buckets: Returns the policy's weights for a sync, as an iterator of buckets; collective.
         spec: What the engine is told about the policy.
         placement: This rank and its device.
         hook: The plugins' hooks; ``rlplug_sync_weights`` runs the weight sync.
         sleeps: Whether the engine gives its device memory back between rollouts.
-        bucket_bytes: Largest size of a bucket of the weight sync, in bytes.
         offload: Moves the trainer's state off the device while the engine generates.
         any_rank: Returns whether its argument is true on some rank; collective.
         max_restarts: How many times one rollout may restart its engines after a fault.
         is_stopping: Returns whether the run is told to stop, as far as this rank knows; not collective.
         agree_to_stop: Returns the same for all ranks; collective.
-        weights: Checkpoint weights that each parameter of the policy becomes; by default those of a transformers model.
     """
 
     def __init__(
         self,
         engine: RolloutEngine,
-        policy: nn.Module,
+        make_buckets: Callable[[], Iterator[Bucket]],
         spec: PolicySpec,
         placement: Placement,
         hook: Any,
         sleeps: bool,
-        bucket_bytes: int,
         offload: Offload,
         any_rank: Callable[[bool], bool],
         max_restarts: int,
         is_stopping: Callable[[], bool] = lambda: False,
         agree_to_stop: Callable[[], bool] = lambda: False,
-        weights: WeightsOfParameters | None = None,
     ) -> None:
         self.engine = engine
         engine.is_stopping = is_stopping
         self._agree_to_stop = agree_to_stop
-        self._policy = policy
+        self._make_buckets = make_buckets
         self._spec = spec
         self._placement = placement
         self._hook = hook
         self._sleeps = sleeps
-        self._bucket_bytes = bucket_bytes
         self._offload = offload
         self._any_rank = any_rank
         self._max_restarts = max_restarts
-        self._weights = weights
         self._states = EngineStateMachine(type(engine).__name__, placement.device)
         self._version = NO_VERSION
         self._num_restarts = 0
@@ -100,7 +92,7 @@ class EngineDriver:
             RunError: A weight is NaN or infinite and FP8 cannot represent it; nothing was sent.
         """
         needs_sync = self._version != version  # the same on all ranks
-        buckets = self._buckets() if needs_sync else iter(())
+        buckets = self._make_buckets() if needs_sync else iter(())
         try:
             if self._failed_start is not None:
                 raise self._failed_start
@@ -208,12 +200,6 @@ class EngineDriver:
             yield
 
     # ---- one rollout ----------------------------------------------------------------------------------------------
-
-    def _buckets(self) -> Iterator[Bucket]:
-        spec = self._spec
-        if spec.fp8 is not None:
-            check_finite(self._policy, spec.dtype, spec.fp8, self._weights)
-        return weight_buckets(self._policy, spec.dtype, self._bucket_bytes, spec.fp8, self._weights)
 
     def _prepare(self, buckets: Iterator[Bucket], version: int) -> None:
         """Wake the engine's weights, sync them, and wake its KV cache, as far as it needs each.

@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from rlplug.interfaces.rollout import PolicySpec
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, WeightsOfParameters
+from rlplug.weight_sync.fp8_finite_check import check_finite
 from rlplug.weight_sync.fp8_quantize import quantize_blocks
 from rlplug.weight_sync.hf_names import hf_weights
 from rlplug.weight_sync.low_rank import LowRankUpdate, adapters_of
@@ -61,6 +63,19 @@ def weight_buckets(
         size += num_bytes
     if pending:
         yield gatherer.gather(pending)
+
+
+def policy_buckets(
+    policy: nn.Module, spec: PolicySpec, max_bytes: int, weights: WeightsOfParameters | None = None
+) -> Iterator[Bucket]:
+    """Return the weights of ``policy`` as an engine of ``spec`` gets them. Collective.
+
+    Raises:
+        RunError: A weight is NaN or infinite and FP8 cannot represent it.
+    """
+    if spec.fp8 is not None:
+        check_finite(policy, spec.dtype, spec.fp8, weights)
+    return weight_buckets(policy, spec.dtype, max_bytes, spec.fp8, weights)
 
 
 def drain(buckets: Iterator[Bucket]) -> None:

@@ -3,9 +3,11 @@
 - ``"signal": "SIGKILL", "phase": "update", "step": 4``: the process sends itself the signal on entering that phase
   (with ``"rank": 1``, only that rank does)
 - ``"max_file_bytes": 100000``: the kernel refuses to let a file of the process grow past that
+- ``"stdin": "hello\\n"``: what the process reads from its stdin
 - ``"hold_write": "step-00000004"``: the write of that checkpoint does not end before the process does
 """
 
+import io
 import json
 import os
 import resource
@@ -56,6 +58,8 @@ if __name__ == "__main__":
         resource.setrlimit(resource.RLIMIT_FSIZE, (disturbances["max_file_bytes"], disturbances["max_file_bytes"]))
     if "signal" in disturbances and disturbances.get("rank") in (None, int(os.environ.get("LOCAL_RANK", "0"))):
         send_signal_in(disturbances["phase"], disturbances["step"], signal.Signals[disturbances["signal"]])
+    if "stdin" in disturbances:
+        sys.stdin = io.StringIO(disturbances["stdin"])
     if "hold_write" in disturbances:
         hold_write(disturbances["hold_write"])
     sys.argv = [COMMAND, *sys.argv[2:]]

@@ -20,7 +20,7 @@ FLOORS = [
     {"plugin_manager", "config"},
     {"config_checks", "memory_inputs"},
     {"setup", "testing"},
-    {"module"},
+    {"module", "evaluation"},
     {"cli"},
     {"__main__"},
 ]
@@ -87,4 +87,4 @@ def test_no_room_is_crowded() -> None:
     counts = {folder: len(list(folder.glob("*.py"))) for folder in folders - {PACKAGE}}
     assert {str(folder): count for folder, count in counts.items() if count > 15} == {}
     assert len(list(PACKAGE.glob("*.py"))) <= 16
-    assert len([path for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()]) <= 14
+    assert len([path for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()]) <= 15

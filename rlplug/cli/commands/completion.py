@@ -11,9 +11,23 @@ from typing import Any, Final, NoReturn
 
 import shtab
 
+from rlplug.cli.commands.chat import chat_parser
+from rlplug.cli.commands.evaluate import eval_parser
 from rlplug.cli.lightning_cli import RLCLI, read_command
 
-FILES: Final = {"-c", "--config", "--ckpt_path", "--resume", "--run.dir", "--status", "--stop", "--folder", "--rates"}
+FILES: Final = {
+    "-c",
+    "--config",
+    "--ckpt_path",
+    "--resume",
+    "--run.dir",
+    "--status",
+    "--stop",
+    "--folder",
+    "--rates",
+    "--out",
+    "--to",
+}
 """Options whose value is a file or a folder."""
 SPLIT_OPTIONS: Final = ("--split-gpus", "--rates", "--engine-tokens-s", "--trainer-tokens-s")
 LAUNCH: Final = ("--launcher", "--dry-run", "--status", "--stop")
@@ -24,6 +38,7 @@ OTHERS: Final = {
     "report": (),
     "watch": ("--port", "--host", "--open"),
     "completion": (),
+    "export": ("--to", "--adapter", "--rewrite-card", "--push-to-hub", "--public"),
 }
 """Options of the commands that take no configuration."""
 
@@ -65,6 +80,8 @@ def command_parser() -> argparse.ArgumentParser:
     options |= {
         "plan": [*options["fit"], "--gpu-gib", "--network-gbit-s", *SPLIT_OPTIONS],
         "launch": [*options["fit"], *LAUNCH],
+        "eval": [*_own_options(eval_parser()), *_keys(options["fit"])],
+        "chat": [*_own_options(chat_parser()), *_keys(options["fit"])],
         **OTHERS,
     }
     parser = argparse.ArgumentParser("rlplug")
@@ -72,7 +89,7 @@ def command_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers()
     for name, its_options in options.items():
         command = commands.add_parser(name, help=name)  # shtab leaves out what has no help
-        if name in ("report", "watch"):
+        if name in ("report", "watch", "eval", "chat", "export"):
             _completes_files(command.add_argument("folder"))
         for option in dict.fromkeys(its_options):
             if option not in ("-h", "--help"):
@@ -89,6 +106,15 @@ def options_of_commands() -> dict[str, Iterable[str]]:
     except _Keys as found:
         return {name: [*options, "--resume", "--help-all"] for name, options in found.options.items()}
     raise AssertionError("the constructor parses")
+
+
+def _own_options(parser: argparse.ArgumentParser) -> list[str]:
+    return [option for action in parser._actions for option in action.option_strings]
+
+
+def _keys(options: Iterable[str]) -> list[str]:
+    """Return those options of ``fit`` that are keys of the configuration."""
+    return [option for option in options if "." in option]
 
 
 def _completes_files(action: Any) -> None:

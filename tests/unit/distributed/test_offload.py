@@ -22,6 +22,7 @@ from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.types import GIB, Prompt, SamplingParams
+from rlplug.weight_sync.buckets import policy_buckets
 
 CPU = torch.device("cpu")
 
@@ -251,14 +252,14 @@ def test_the_order_of_engine_and_trainer(make_sharded, model_folder, sleeps):
     tokenizer = load_tokenizer(config)
     engine = Sleeper(model, optimizer, reference)
     offload = Offload("optimizer_and_weights", CPU, [model], [reference], [optimizer])
+    spec = load_spec(config, tokenizer)
     driver = EngineDriver(
         engine=engine,
-        policy=model,
-        spec=load_spec(config, tokenizer),
+        make_buckets=lambda: policy_buckets(model, spec, 1 << 14),
+        spec=spec,
         placement=Placement(CPU, rank=0, world_size=1),
         hook=plugins().hook,
         sleeps=sleeps,
-        bucket_bytes=1 << 14,
         offload=offload,
         any_rank=bool,
         max_restarts=0,

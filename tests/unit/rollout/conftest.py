@@ -13,6 +13,7 @@ from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.config import TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
+from rlplug.weight_sync.buckets import policy_buckets
 
 CPU = torch.device("cpu")
 TURNS = TurnOptions(max_turns=8, max_tokens_per_turn=3, step_deadline_s=20)
@@ -26,14 +27,14 @@ def make_generator(model_folder):
     policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     def make(engine, environment=None, options=TURNS):
+        spec = load_spec(config, tokenizer)
         driver = EngineDriver(
             engine=engine,
-            policy=policy,
-            spec=load_spec(config, tokenizer),
+            make_buckets=lambda: policy_buckets(policy, spec, 1 << 14),
+            spec=spec,
             placement=Placement(CPU, 0, 1),
             hook=plugins().hook,
             sleeps=False,
-            bucket_bytes=1 << 14,
             offload=Offload("none", CPU, [policy], [], []),
             any_rank=bool,
             max_restarts=2,

@@ -21,6 +21,8 @@ from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.types import Prompt, SamplingParams
+from rlplug.weight_sync import buckets as buckets_module
+from rlplug.weight_sync.buckets import policy_buckets
 from rlplug.weight_sync.config import WeightSyncConfig
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights
 
@@ -83,14 +85,14 @@ def make_driver(model_folder):
     policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     def make(engine, sleeps=False, max_restarts=2, any_rank=bool, rank=0, world_size=1, fp8=None):
+        spec = replace(load_spec(config, tokenizer), fp8=fp8)
         return EngineDriver(
             engine=engine,
-            policy=policy,
-            spec=replace(load_spec(config, tokenizer), fp8=fp8),
+            make_buckets=lambda: policy_buckets(policy, spec, 1 << 14),
+            spec=spec,
             placement=Placement(CPU, rank, world_size),
             hook=plugins().hook,
             sleeps=sleeps,
-            bucket_bytes=1 << 14,
             offload=Offload("none", CPU, [policy], [], []),
             any_rank=any_rank,
             max_restarts=max_restarts,
@@ -154,8 +156,8 @@ def test_buckets_are_taken_though_the_engine_failed(make_driver, monkeypatch):
         yield from weight_buckets(*arguments)
         taken.append("end")
 
-    weight_buckets = driver_module.weight_buckets
-    monkeypatch.setattr(driver_module, "weight_buckets", watched)
+    weight_buckets = buckets_module.weight_buckets
+    monkeypatch.setattr(buckets_module, "weight_buckets", watched)
     with pytest.warns(UserWarning, match="restarts, and 8 requests are sent again: sync failed"):
         generate(make_driver(FaultyRollout({("sync", 1)})))
     assert taken == ["begin", "end"] * 2

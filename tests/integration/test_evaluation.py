@@ -1,0 +1,86 @@
+"""``rlplug eval``, ``chat`` and ``export`` from the command line, on a run of two steps."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+from command_line import SMALL, Job, Runs
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("evaluation")
+    run, evals = str(folder / "runs" / "001"), str(folder / "evals")
+    lines = {
+        "train": [
+            *(*SMALL, "--run.dir", str(folder / "runs"), "--model.num_steps", "2", "--checkpoint.every_n_steps", "1"),
+            *("--model.validation.every_n_steps", "2"),
+        ],
+        "greedy": ["eval", run, "--base", f"newest={run}/checkpoints/step-00000002", "--out", evals],
+        "whole": ["eval", run, f"first={run}/checkpoints/step-00000001", "-n", "2", "--out", str(folder / "whole")],
+        "resumed": ["eval", "--resume", str(folder / "cut" / "001")],
+        "chat": ["chat", run, "--seed", "1"],
+        "export": ["export", f"{run}/checkpoints/step-00000002", "--to", str(folder / "exported")],
+    }
+    jobs = {name: Job(line, after=None if name == "train" else "train") for name, line in lines.items()}
+    jobs["chat"].extra = {"stdin": "439>\n/temperature 0\n439>\n\n/quit\nnever read\n"}
+    cut = [*lines["whole"][:-1], str(folder / "cut"), "--batch-size", "16"]
+    jobs["cut"] = Job(cut, {"max_file_bytes": 40_000}, after="train")
+    return Runs(jobs, folder)
+
+
+def completions(folder):
+    return [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
+
+
+def test_a_run_its_checkpoint_and_its_base(runs):
+    """The trained policy scores as the run's own validation did, from the folder and from the checkpoint alike."""
+    output = runs.ended("greedy").output
+    assert "less base" in output
+    folder = runs.folder / "evals" / "001"
+    results = {each["policy"]: each for each in json.loads((folder / "results.json").read_text())["results"]}
+    with (runs.folder / "runs" / "001" / "metrics.csv").open(newline="") as file:
+        last = list(csv.DictReader(file))[-1]
+    base, run, newest = results.values()
+    assert run["reward"]["mean"] == pytest.approx(float(last["validate/reward_mean"]), abs=1e-9)
+    assert run["length"]["mean"] == pytest.approx(float(last["validate/length_mean"]), abs=1e-9)
+    assert run | {"policy": "newest"} == newest
+    texts = {name: [row["completion"] for row in completions(folder) if row["policy"] == name] for name in results}
+    assert texts["base"] != texts["newest"], "two steps change a greedy completion of some prompt"
+    assert base["num_errors"] == 0
+    assert "tables: " in output
+    assert (folder / "report.html").stat().st_size > 10_000
+
+
+def test_a_chat_through_a_pipe(runs):
+    output = runs.ended("chat").output
+    assert output.count("> 439>") == 2
+    assert "temperature 0" in output
+    assert output.count("tokens") >= 3
+    assert "never read" not in output
+
+
+def test_a_checkpoint_is_exported_as_the_run_exports_it(runs):
+    runs.ended("export")
+    policy, exported = runs.folder / "runs" / "001" / "policy", runs.folder / "exported"
+    assert (policy / "model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
+    assert "trained from scratch" in (policy / "README.md").read_text()
+    assert {path.name for path in policy.iterdir()} == {path.name for path in exported.iterdir()}
+
+
+@pytest.mark.nightly
+def test_an_evaluation_that_fails_goes_on_as_if_it_had_not(runs):
+    """A full disk ends it between two batches; the rest is generated with the same seeds."""
+    runs.ended("whole")
+    assert "completions.jsonl cannot be written" in runs.ended("cut", 1).message
+    before = len(completions(runs.folder / "cut" / "001"))
+    runs.ended("resumed")
+    after, whole = (completions(runs.folder / name / "001") for name in ("cut", "whole"))
+    assert 0 < before < len(whole)
+    assert after == whole
+    found, expected = (
+        json.loads((runs.folder / name / "001" / "results.json").read_text())["results"] for name in ("cut", "whole")
+    )
+    assert found == expected
