@@ -86,15 +86,19 @@ class Placement:
 
 @dataclass(frozen=True)
 class ScrapeTargets:
-    """Servers of an engine that serve metrics to Prometheus at ``/metrics``."""
+    """Servers of an engine that serve metrics to Prometheus at ``/metrics``.
+
+    Attributes:
+        engine: Name of the engine, such as ``vLLM``.
+        urls: Addresses of the servers.
+        needs_key: Whether ``/metrics`` asks for a key, as ``Authorization: Bearer``.
+        key: Key of servers that the run started; empty for those that run already, whose key is the user's.
+    """
 
     engine: str
-    """Name of the engine, such as ``vLLM``."""
     urls: tuple[str, ...]
     needs_key: bool = False
-    """Whether ``/metrics`` asks for a key, as ``Authorization: Bearer``."""
     key: str = field(default="", repr=False)
-    """The key of servers that the run started; empty for those that run already, whose key is the user's."""
 
 
 class EngineFault(RunError):

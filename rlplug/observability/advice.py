@@ -16,7 +16,8 @@ MOST: Final = 5
 DOCS: Final = "https://github.com/rlplug/rlplug/blob/main/docs/"
 
 LEAST_STEPS: Final = 20
-"""Fewest steps of a run that is judged by how it changed: a quarter of it is then five steps."""
+"""Fewest steps of a run that is judged by how it learns: a quarter of it is then five steps. In a shorter one, most
+completions of a policy may still be cut, and most groups be equal."""
 STANDARD_ERRORS: Final = 2.0
 """Means that are closer than this many standard errors of their difference are taken as equal: a test at 5%."""
 TRUNCATED: Final = 0.1
@@ -79,7 +80,8 @@ def advise(metrics: Metrics, info: Mapping[str, Any]) -> list[Advice]:
     Returns:
         At most ``MOST`` pieces.
     """
-    found = (advice for rule in RULES for advice in rule(metrics, info))
+    rules = RULES if metrics.num_trained >= LEAST_STEPS else RULES_OF_SHORT_RUNS
+    found = (advice for rule in rules for advice in rule(metrics, info))
     return [advice for _, advice in zip(range(MOST), found, strict=False)]
 
 
@@ -345,3 +347,5 @@ RULES: Final[tuple[Callable[[Metrics, Mapping[str, Any]], Iterator[Advice]], ...
     _memory_left,
 )
 """From what makes a run useless to what makes it slow."""
+RULES_OF_SHORT_RUNS: Final = RULES[:3]
+"""Rules of what is wrong in a run of any length."""

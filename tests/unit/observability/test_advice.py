@@ -89,7 +89,8 @@ def test_speed_and_memory_are_judged_on_gpus_alone() -> None:
 
 def test_nothing_is_said_without_measurements() -> None:
     assert advise(Metrics((), {}), {}) == []
-    assert advise(metrics_of(num_steps=3, reward__mean=0.3), {}) == []  # too short to judge how it changed
+    short = {"num_steps": 19, "reward__mean": 0.3, "completion__truncated_share": 0.9, "reward__error_share": 0.9}
+    assert keys(advise(metrics_of(**short), {})) == [REWARDS]  # too short to judge how it learns
     damaged = Metrics((1, 2), dict.fromkeys(metrics_of().columns, (None, None)))
     assert advise(damaged, {"device": 7, "gpu_gib": "x"}) == []
 
