@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+import importlib
 import os
 import sys
 import traceback
@@ -31,6 +31,20 @@ COMMANDS: Final = (
     "watch",
     "completion",
 )
+
+WITHOUT_PLUGINS: Final = {
+    "new-plugin": "rlplug.cli.new_plugin:new_plugin_command",
+    "report": "rlplug.cli.commands.report:report_command",
+    "watch": "rlplug.cli.commands.watch:watch_command",
+    "completion": "rlplug.cli.commands.completion:completion_command",
+}
+WITH_PLUGINS: Final = {
+    "eval": "rlplug.cli.commands.evaluate:eval_command",
+    "chat": "rlplug.cli.commands.chat:chat_command",
+    "export": "rlplug.cli.commands.export:export_command",
+    "launch": "rlplug.cli.commands.launch:launch_command",
+}
+"""Functions that carry out commands, imported when they are called; they return the exit status, or nothing for 0."""
 
 DESCRIPTION: Final = """reinforcement-learning post-training of language models as PyTorch Lightning plugins
 
@@ -127,34 +141,19 @@ def _failure(error: Exception) -> str:
 
 
 def _run(arguments: list[str], blocked: list[str]) -> int:
-    command = arguments[0] if arguments else ""
+    command, rest = (arguments[0] if arguments else ""), arguments[1:]
+    if command not in COMMANDS:
+        raise ConfigError(f"there is no command {command!r}: use {', '.join(COMMANDS[:-1])} or {COMMANDS[-1]}.")
     if command == "plugins":
         from rlplug.cli.commands.plugins import plugins_command
 
-        return 0 if plugins_command(arguments[1:], blocked) else EXIT_ERROR
-    if command == "new-plugin":
-        from rlplug.cli.new_plugin import new_plugin_command
-
-        new_plugin_command(arguments[1:])
-        return 0
-    if command == "report":
-        return _report_command(arguments[1:])
-    if command == "watch":
-        from rlplug.cli.commands.watch import watch_command
-
-        watch_command(arguments[1:])
-        return 0
-    if command == "completion":
-        from rlplug.cli.commands.completion import completion_command
-
-        completion_command(arguments[1:])
-        return 0
-    if command not in COMMANDS:
-        raise ConfigError(f"there is no command {command!r}: use {', '.join(COMMANDS[:-1])} or {COMMANDS[-1]}.")
+        return 0 if plugins_command(rest, blocked) else EXIT_ERROR
+    if command in WITHOUT_PLUGINS:
+        return _call(WITHOUT_PLUGINS[command], rest)
     if command == "plan" and {"-h", "--help"} & set(arguments):
         print(f"usage: rlplug plan [--gpu-gib GIB] [--network-gbit-s GBIT] -c CONFIG ...\n\n{PLAN_DESCRIPTION}")
         return 0
-    if command == "launch" and (done := _launch_without_torch(arguments[1:])) is not None:
+    if command == "launch" and (done := _launch_without_torch(rest)) is not None:
         return done
     from rlplug.plugin_manager import BLOCK_VARIABLE, PluginManager, use_plugins
 
@@ -162,27 +161,18 @@ def _run(arguments: list[str], blocked: list[str]) -> int:
     manager = use_plugins(PluginManager(blocked))
     os.environ[BLOCK_VARIABLE] = ",".join(manager.blocked)  # for the ranks that Lightning starts
     if command == "plan":
-        return _plan_command(arguments[1:])
-    if command == "eval":
-        from rlplug.cli.commands.evaluate import eval_command
-
-        return eval_command(arguments[1:])
-    if command == "chat":
-        from rlplug.cli.commands.chat import chat_command
-
-        return chat_command(arguments[1:])
-    if command == "export":
-        from rlplug.cli.commands.export import export_command
-
-        return export_command(arguments[1:])
-    if command == "launch":
-        is_dry_run = _take_flag(arguments, "--dry-run")
-        from rlplug.cli.commands.launch import launch_command
-
-        return launch_command(arguments[1:], is_dry_run)
+        return _plan_command(rest)
+    if command in WITH_PLUGINS:
+        return _call(WITH_PLUGINS[command], rest)
     from rlplug.cli.lightning_cli import run_lightning
 
     return run_lightning(arguments)
+
+
+def _call(place: str, arguments: list[str]) -> int:
+    module, _, function = place.partition(":")
+    status: int | None = getattr(importlib.import_module(module), function)(arguments)
+    return status or 0
 
 
 def _launch_without_torch(arguments: list[str]) -> int | None:
@@ -233,16 +223,6 @@ def _plan_command(arguments: list[str]) -> int:
 
     gib, gbit_s = (values[-1] if values else None for values in (gpu_gib, network))
     return 0 if plan_command(arguments, gib, gbit_s, split) else EXIT_ERROR
-
-
-def _report_command(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser("rlplug report", description="Write report.html from the folder of a run.")
-    parser.add_argument("run_dir", type=Path, help="a run's folder, such as runs/quickstart/001")
-    run_dir = parser.parse_args(arguments).run_dir
-    from rlplug.observability.report.page import write_report
-
-    print(write_report(run_dir))
-    return 0
 
 
 def _take_flag(arguments: list[str], flag: str) -> bool:

@@ -28,6 +28,7 @@ from rlplug.plugin_manager import plugins
 
 LAUNCH_CONFIG: Final = "launch.yaml"
 FIT_CONFIG: Final = "config.yaml"
+DRY_RUN: Final = "--dry-run"
 
 
 class LaunchCLI(RLCLI):
@@ -51,16 +52,17 @@ class LaunchCLI(RLCLI):
         pass
 
 
-def launch_command(arguments: list[str], is_dry_run: bool) -> int:
+def launch_command(arguments: list[str]) -> int:
     """Run ``rlplug launch`` and return its exit status.
 
     Args:
-        arguments: Those after the command's name, without ``--dry-run``.
-        is_dry_run: Print where everything would run, and start nothing.
+        arguments: Those after the command's name. With ``--dry-run`` it prints where all would run, and starts nothing.
 
     Raises:
         ConfigError: The configuration is wrong, or a node lacks something.
     """
+    is_dry_run = DRY_RUN in arguments
+    arguments = [argument for argument in arguments if argument != DRY_RUN]
     command = [sys.executable, "-m", "rlplug", "launch", *arguments]
     cli = read_command(LaunchCLI, ["fit", *_with_launcher(_with_saved_options(arguments))])
     launcher = cli.launcher
