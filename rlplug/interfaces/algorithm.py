@@ -84,7 +84,7 @@ class Advantages:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """Result of :meth:`Algorithm.loss` for one micro-batch. All tensors are float32 scalars."""
+    """Result of :meth:`Algorithm.loss` for one micro-batch. All tensors but ``per_token`` are float32 scalars."""
 
     loss: Tensor
     """Loss of this micro-batch, as a term of the mini-batch's loss."""
@@ -94,6 +94,10 @@ class LossOutput:
     """Metrics of which the loop keeps the largest value over micro-batches, ranks and optimizer steps."""
     minima: dict[str, Tensor] = field(default_factory=dict)
     """Metrics of which the loop keeps the smallest value over micro-batches, ranks and optimizer steps."""
+    per_token: Mapping[str, Tensor] = field(default_factory=dict)
+    """Numbers of each token for the token log, bool or float [B, T], which no gradient follows. ``ratio``,
+    ``clipped_low`` and ``clipped_high`` are shown as what the algorithm clipped; other names as they are. Values where
+    ``response_mask`` is false are ignored."""
 
 
 class Algorithm(ABC):

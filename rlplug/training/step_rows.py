@@ -60,6 +60,15 @@ class StepRows:
         lengths: list[int] = self.table["length"].tolist()
         return lengths
 
+    @cached_property
+    def _places(self) -> NDArray[np.int64]:
+        groups = self.table["group"]
+        return np.arange(len(groups)) - np.searchsorted(groups, groups)
+
+    def key(self, row: int) -> tuple[int, int]:
+        """Return the group of a row, and its place among the rows of that group, from 0."""
+        return int(self.table["group"][row]), int(self._places[row])
+
     def denominators(self, row_indices: Sequence[int]) -> Denominators:
         """Count what trains in a mini-batch."""
         rows = self.table[list(row_indices)]
