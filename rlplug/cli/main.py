@@ -16,7 +16,18 @@ from rlplug.errors import ConfigError, RLPlugError, causes_of, describe
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
 
-COMMANDS: Final = ("fit", "validate", "launch", "plan", "plugins", "new-plugin", "doctor", "report", "completion")
+COMMANDS: Final = (
+    "fit",
+    "validate",
+    "launch",
+    "plan",
+    "plugins",
+    "new-plugin",
+    "doctor",
+    "report",
+    "watch",
+    "completion",
+)
 
 DESCRIPTION: Final = """reinforcement-learning post-training of language models as PyTorch Lightning plugins
 
@@ -29,6 +40,7 @@ DESCRIPTION: Final = """reinforcement-learning post-training of language models 
   rlplug new-plugin NAME --kind reward           write a package with a plugin of your own; seven kinds
   rlplug doctor                                  what is wrong with this machine, packages and plugins, and what to do
   rlplug report runs/quickstart/001              write report.html from a run folder
+  rlplug watch runs                              follow runs as they go, and compare them, on a local page
   rlplug completion bash                         print a script that completes commands and keys; also for zsh
   rlplug --version                               print the version
 
@@ -121,6 +133,11 @@ def _run(arguments: list[str], blocked: list[str]) -> int:
         return 0
     if command == "report":
         return _report_command(arguments[1:])
+    if command == "watch":
+        from rlplug.cli.commands.watch import watch_command
+
+        watch_command(arguments[1:])
+        return 0
     if command == "completion":
         from rlplug.cli.commands.completion import completion_command
 

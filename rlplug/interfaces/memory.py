@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal, TypeAlias
+
+PlanPhase: TypeAlias = Literal["sync", "rollout", "logprobs", "update"]
+PLAN_PHASES: Final[tuple[PlanPhase, ...]] = ("sync", "rollout", "logprobs", "update")
+"""Phases of the memory plan, in the order of its columns."""
 
 
 @dataclass(frozen=True)

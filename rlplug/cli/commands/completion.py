@@ -22,6 +22,7 @@ OTHERS: Final = {
     "new-plugin": ("--kind", "--folder"),
     "doctor": ("--json", "--quick", "--block"),
     "report": (),
+    "watch": ("--port", "--host", "--open"),
     "completion": (),
 }
 """Options of the commands that take no configuration."""
@@ -71,8 +72,8 @@ def command_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers()
     for name, its_options in options.items():
         command = commands.add_parser(name, help=name)  # shtab leaves out what has no help
-        if name == "report":
-            _completes_files(command.add_argument("run_dir"))
+        if name in ("report", "watch"):
+            _completes_files(command.add_argument("folder"))
         for option in dict.fromkeys(its_options):
             if option not in ("-h", "--help"):
                 action = command.add_argument(option, help=option)

@@ -58,7 +58,7 @@ class Figure:
     @property
     def spec(self) -> dict[str, Any]:
         """Arguments of ``Plotly.newPlot``."""
-        return {"data": self.traces, "layout": _layout(_x_range(self.traces), self.y_axis)}
+        return {"data": self.traces, "layout": layout(_x_range(self.traces), self.y_axis)}
 
     def add(self, label: str, hue: str, traces: Iterable[dict[str, Any]], mark: Mark = "line") -> None:
         """Add ``traces`` under one entry of the legend."""
@@ -162,7 +162,8 @@ def _x_range(traces: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {"range": [min(steps) - margin, max(steps) + margin]} if margin else {"nticks": 1}
 
 
-def _layout(x_range: Mapping[str, Any], y_axis: Mapping[str, Any]) -> dict[str, Any]:
+def layout(x_axis: Mapping[str, Any], y_axis: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plotly's layout of a chart over steps, with further properties of its axes."""
     font = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12, "color": "var(--ink-2)"}
     axis = {"automargin": True, "zeroline": False, "gridcolor": "var(--grid)", "linecolor": "var(--line)"}
     return {
@@ -192,6 +193,6 @@ def _layout(x_range: Mapping[str, Any], y_axis: Mapping[str, Any]) -> dict[str, 
             "spikedash": "solid",
             "unifiedhovertitle": {"text": "step %{x}"},
         }
-        | dict(x_range),
+        | dict(x_axis),
         "yaxis": axis | {"nticks": 6, "exponentformat": "e", "minexponent": 4, "hoverformat": ".4~g"} | dict(y_axis),
     }

@@ -141,7 +141,7 @@ def _lines(metrics: Metrics, chart: LineChart) -> Figure | None:
     return figure
 
 
-def _phases(metrics: Metrics, prefix: str) -> dict[str, str]:
+def phase_hues(metrics: Metrics, prefix: str) -> dict[str, str]:
     """Return the hue of each phase that has a column under ``prefix``, in the order of a step."""
     found = [name.removeprefix(prefix) for name in metrics.starting_with(prefix)]
     added = [phase for phase in found if phase not in PHASE_HUES and phase != "step"]
@@ -151,7 +151,7 @@ def _phases(metrics: Metrics, prefix: str) -> dict[str, str]:
 
 
 def _phase_times(metrics: Metrics) -> Figure | None:
-    phases = _phases(metrics, "time/")
+    phases = phase_hues(metrics, "time/")
     if not phases:
         return None
     figure = Figure("Speed and memory", "Where the time goes", "seconds per step", wide=True, y_axis=FROM_ZERO)
@@ -172,7 +172,7 @@ def _phase_times(metrics: Metrics) -> Figure | None:
 
 
 def _phase_memory(metrics: Metrics) -> Figure | None:
-    phases = _phases(metrics, "memory/")
+    phases = phase_hues(metrics, "memory/")
     if not phases:
         return None
     columns = {phase: metrics.columns[f"memory/{phase}"] for phase in phases}

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,16 @@ class Metrics:
     columns: Mapping[str, tuple[float | None, ...]]
     num_not_finite: Mapping[str, int] = field(default_factory=dict)
     """Number of cells of a column with NaN, infinity or no number at all; columns without such cells are left out."""
+    _series: dict[str, Series] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def series(self, column: str) -> Series:
         """Return the steps of ``column`` that have a value; an empty series if the column does not exist."""
-        cells = self.columns.get(column, ())
-        points = [(step, value) for step, value in zip(self.steps, cells, strict=False) if value is not None]
-        return Series(tuple(step for step, _ in points), tuple(value for _, value in points))
+        if (series := self._series.get(column)) is None:
+            cells = self.columns.get(column, ())
+            known = [cell is not None for cell in cells]
+            steps, values = (tuple(compress(row, known)) for row in (self.steps, cells))
+            series = self._series[column] = Series(steps, values)
+        return series
 
     @property
     def num_trained(self) -> int:
@@ -114,18 +119,18 @@ def read_run(run_dir: Path) -> RunData:
     notes: list[str] = []
     metrics = _read_metrics(run_dir, notes)
     return RunData(
-        name=_name(run_dir.resolve()),
+        name=run_name(run_dir.resolve()),
         metrics=metrics,
         samples=_read_samples(run_dir / SAMPLES_FILE, metrics.steps, notes),
-        info=_read_info(run_dir / RUN_FILE, notes),
-        config=_read_config(run_dir / CONFIG_FILE, notes),
-        profile=_read_profile(run_dir / PROFILE_FILE),
+        info=read_info(run_dir / RUN_FILE, notes),
+        config=read_config(run_dir / CONFIG_FILE, notes),
+        profile=read_profile(run_dir / PROFILE_FILE),
         notes=tuple(notes),
     )
 
 
-def _name(run_dir: Path) -> str:
-    # The folders of repeated runs are numbers: the parent folder names the run.
+def run_name(run_dir: Path) -> str:
+    """Return the name of a run: of a number, as the folders of repeated runs are, with the folder above it."""
     return f"{run_dir.parent.name} / {run_dir.name}" if run_dir.name.isdigit() else run_dir.name
 
 
@@ -250,7 +255,8 @@ def _reward(value: Any) -> float | str:
     return _text(value.get("error") if isinstance(value, dict) else value)[:300] or "no value"
 
 
-def _read_info(path: Path, notes: list[str]) -> Mapping[str, Any]:
+def read_info(path: Path, notes: list[str]) -> Mapping[str, Any]:
+    """Return the contents of ``run.json``, or nothing and a note."""
     if not path.is_file():
         notes.append(f"No {RUN_FILE}: status, batch plan, versions and plugins are unknown.")
         return {}
@@ -262,14 +268,16 @@ def _read_info(path: Path, notes: list[str]) -> Mapping[str, Any]:
     return info if isinstance(info, dict) else {}
 
 
-def _read_config(path: Path, notes: list[str]) -> str:
+def read_config(path: Path, notes: list[str]) -> str:
+    """Return the text of ``config.yaml``, or nothing and a note."""
     if not path.is_file():
         notes.append(f"No {CONFIG_FILE}: the resolved configuration is unknown.")
         return ""
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def _read_profile(path: Path) -> str:
+def read_profile(path: Path) -> str:
+    """Return the summary of the profiled steps, or nothing."""
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 

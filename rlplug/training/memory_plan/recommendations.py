@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from rlplug.interfaces.memory import PlanPhase
 from rlplug.training.memory_plan.inputs import MemoryInputs
-from rlplug.training.memory_plan.plan import PHASES, MemoryPlan, PlanPhase
+from rlplug.training.memory_plan.plan import PHASES, MemoryPlan
 from rlplug.training.memory_plan.remedies import ENGINE_OPTIONS, OFFLOADS, with_budget, with_share
 from rlplug.types import GIB
 
