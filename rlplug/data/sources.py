@@ -23,14 +23,17 @@ DEFAULT_ANSWER_KEY: Final = "answer"
 
 @dataclass(frozen=True)
 class PromptRow:
-    """One task before tokenisation."""
+    """One task before tokenisation.
+
+    Attributes:
+        uid: Stable name within its source, such as ``train.jsonl:17``.
+        prompt: Plain text, or chat messages with ``role`` and ``content``.
+        answer: Reference answer for verifiers; ``None`` when the task has none.
+    """
 
     uid: str
-    """Stable name within its source, such as ``train.jsonl:17``."""
     prompt: str | list[dict[str, str]]
-    """Plain text, or chat messages with ``role`` and ``content``."""
     answer: Any
-    """Reference answer for verifiers; ``None`` when the task has none."""
     metadata: Mapping[str, Any]
 
 

@@ -51,20 +51,26 @@ DEEP: Final = re.compile(rf"(?:[-+~]\s*|not\s+|lambda\s*:\s*|await\s+){{{MAX_BRA
 
 @dataclass(frozen=True)
 class ToolCall:
-    """Call as the policy wrote it; neither name nor arguments are checked against a function."""
+    """Call as the policy wrote it; neither name nor arguments are checked against a function.
+
+    Attributes:
+        call_id: Id that the answer must repeat, in formats that have one (Mistral's); else empty.
+    """
 
     name: str
     arguments: Mapping[str, Any]
     call_id: str = ""
-    """Id that the answer must repeat, in formats that have one (Mistral's); else empty."""
 
 
 @dataclass(frozen=True)
 class MalformedCall:
-    """Attempt at a call that cannot be parsed."""
+    """Attempt at a call that cannot be parsed.
+
+    Attributes:
+        message: Error message for the policy.
+    """
 
     message: str
-    """Error message for the policy."""
     name: str = ""
     call_id: str = ""
 

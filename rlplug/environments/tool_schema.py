@@ -36,14 +36,17 @@ KINDS: Final[Mapping[str, tuple[type, ...]]] = {
 
 @dataclass(frozen=True)
 class ToolFunction:
-    """Function that the policy may call."""
+    """Function that the policy may call.
+
+    Attributes:
+        path: Import path.
+        name: Name in the policy's calls.
+        schema: JSON schema for chat templates: ``{"type": "function", "function": {...}}``.
+    """
 
     path: str
-    """Import path."""
     name: str
-    """Name in the policy's calls."""
     schema: Mapping[str, Any]
-    """JSON schema for chat templates: ``{"type": "function", "function": {...}}``."""
 
     def problem_with(self, arguments: Mapping[str, Any]) -> str | None:
         """Return an error message for the policy if the arguments of a call do not fit the schema, else ``None``."""

@@ -14,36 +14,43 @@ from rlplug.types import Batch, Sample, StepBatch
 
 @dataclass(frozen=True)
 class Needs:
-    """Inputs that the loop must prepare for an algorithm; anything else is not computed."""
+    """Inputs that the loop must prepare for an algorithm; anything else is not computed.
+
+    Attributes:
+        groups: Whether it compares several completions of a prompt: ``group_size`` must be at least 2.
+        old_logprobs: Whether :meth:`Algorithm.advantages` reads ``batch.padded.old_logprobs``, on-policy steps
+            included.
+        reference_policy: Whether it reads ``ref_logprobs``, which need a frozen copy of the initial policy.
+        rollout_logprobs: Whether it reads ``rollout_logprobs``, which the engine must return.
+        critic: Whether it reads ``values``, of a critic that :meth:`Algorithm.value_loss` trains.
+        entropy_gradient: Whether its loss needs the entropy's gradient; otherwise entropy is a metric only.
+    """
 
     groups: bool = False
-    """Whether it compares several completions of a prompt: ``group_size`` must be at least 2."""
     old_logprobs: bool = False
-    """Whether :meth:`Algorithm.advantages` reads ``batch.padded.old_logprobs``, on-policy steps included."""
     reference_policy: bool = False
-    """Whether it reads ``ref_logprobs``, which need a frozen copy of the initial policy."""
     rollout_logprobs: bool = False
-    """Whether it reads ``rollout_logprobs``, which the engine must return."""
     critic: bool = False
-    """Whether it reads ``values``, of a critic that :meth:`Algorithm.value_loss` trains."""
     entropy_gradient: bool = False
-    """Whether its loss needs the entropy's gradient; otherwise entropy is a metric only."""
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Properties of a run that an algorithm gets before the run starts."""
+    """Properties of a run that an algorithm gets before the run starts.
+
+    Attributes:
+        num_completions: Completions of one step, over all ranks.
+        group_size: Completions per prompt.
+        max_new_tokens: Longest completion, in tokens.
+        fp8_rollout: Whether the engine computes with FP8 weights while the trainer does not.
+        seed: Seed of the run, for what an algorithm draws at random.
+    """
 
     num_completions: int
-    """Completions of one step, over all ranks."""
     group_size: int
-    """Completions per prompt."""
     max_new_tokens: int
-    """Longest completion, in tokens."""
     fp8_rollout: bool = False
-    """Whether the engine computes with FP8 weights while the trainer does not."""
     seed: int = 0
-    """Seed of the run, for what an algorithm draws at random."""
 
 
 LossDivisor: TypeAlias = Literal["num_tokens", "num_sequences"]
@@ -56,48 +63,57 @@ class Denominators:
 
     A loss divides its sums by these, never by a count of its own micro-batch. The losses of all micro-batches on all
     ranks then add up to the same loss and gradients for every split.
+
+    Attributes:
+        num_tokens: Number of trainable tokens (``response_mask``).
+        num_sequences: Number of sequences with at least one trainable token.
+        num_routed: Number of (token, layer) pairs whose experts are replayed; 0 without router replay.
     """
 
     num_tokens: int
-    """Number of trainable tokens (``response_mask``)."""
     num_sequences: int
-    """Number of sequences with at least one trainable token."""
     num_routed: int = 0
-    """Number of (token, layer) pairs whose experts are replayed; 0 without router replay."""
 
 
 @dataclass(frozen=True)
 class Advantages:
-    """Result of :meth:`Algorithm.advantages`."""
+    """Result of :meth:`Algorithm.advantages`.
+
+    Attributes:
+        advantages: float32 [B], one number for all trainable tokens of a completion, or [B, T] as in ``batch.padded``,
+            0 where its ``response_mask`` is false
+        returns: float32 [B, T]: targets of the critic
+        response_mask: To train on fewer tokens: bool [B, T] replaces that of ``batch.padded``, and bool [B] keeps the
+            completions that are true; ``None`` changes nothing
+        metrics: Numbers over the whole step, the same on every rank: ``batch.step`` computes them.
+    """
 
     advantages: Tensor
-    """float32 [B], one number for all trainable tokens of a completion, or [B, T] as in ``batch.padded``, 0 where its
-    ``response_mask`` is false"""
     returns: Tensor | None = None
-    """float32 [B, T]: targets of the critic"""
     response_mask: Tensor | None = None
-    """To train on fewer tokens: bool [B, T] replaces that of ``batch.padded``, and bool [B] keeps the completions that
-    are true; ``None`` changes nothing"""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Numbers over the whole step, the same on every rank: ``batch.step`` computes them."""
 
 
 @dataclass(frozen=True)
 class LossOutput:
-    """Result of :meth:`Algorithm.loss` for one micro-batch. All tensors but ``per_token`` are float32 scalars."""
+    """Result of :meth:`Algorithm.loss` for one micro-batch. All tensors but ``per_token`` are float32 scalars.
+
+    Attributes:
+        loss: Loss of this micro-batch, as a term of the mini-batch's loss.
+        metrics: Terms of the mini-batch's metrics: the loop adds them up over micro-batches and ranks, as it does the
+            loss.
+        maxima: Metrics of which the loop keeps the largest value over micro-batches, ranks and optimizer steps.
+        minima: Metrics of which the loop keeps the smallest value over micro-batches, ranks and optimizer steps.
+        per_token: Numbers of each token for the token log, bool or float [B, T], which no gradient follows. ``ratio``,
+            ``clipped_low`` and ``clipped_high`` are shown as what the algorithm clipped; other names as they are. Values
+            where ``response_mask`` is false are ignored.
+    """
 
     loss: Tensor
-    """Loss of this micro-batch, as a term of the mini-batch's loss."""
     metrics: dict[str, Tensor] = field(default_factory=dict)
-    """Terms of the mini-batch's metrics: the loop adds them up over micro-batches and ranks, as it does the loss."""
     maxima: dict[str, Tensor] = field(default_factory=dict)
-    """Metrics of which the loop keeps the largest value over micro-batches, ranks and optimizer steps."""
     minima: dict[str, Tensor] = field(default_factory=dict)
-    """Metrics of which the loop keeps the smallest value over micro-batches, ranks and optimizer steps."""
     per_token: Mapping[str, Tensor] = field(default_factory=dict)
-    """Numbers of each token for the token log, bool or float [B, T], which no gradient follows. ``ratio``,
-    ``clipped_low`` and ``clipped_high`` are shown as what the algorithm clipped; other names as they are. Values where
-    ``response_mask`` is false are ignored."""
 
 
 class Algorithm(ABC):

@@ -15,17 +15,20 @@ Message: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class StepResult:
-    """Answer of an environment to one turn of the policy."""
+    """Answer of an environment to one turn of the policy.
+
+    Attributes:
+        observation: Text or messages that the policy sees next, such as a tool's results; a chat policy gets text as a
+            user message. Ignored when ``done``.
+        reward: Reward of this turn, of size 1e15 at most; a trajectory's reward is the sum over its turns.
+        done: Whether the trajectory ends with this turn.
+        metrics: Metrics by name, logged as ``environment/<name>``: the mean over the step's answers that have it.
+    """
 
     observation: str | Sequence[Message] = ""
-    """Text or messages that the policy sees next, such as a tool's results; a chat policy gets text as a user message.
-    Ignored when ``done``."""
     reward: float = 0.0
-    """Reward of this turn, of size 1e15 at most; a trajectory's reward is the sum over its turns."""
     done: bool = False
-    """Whether the trajectory ends with this turn."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Metrics by name, logged as ``environment/<name>``: the mean over the step's answers that have it."""
 
 
 class Environment(ABC):

@@ -14,13 +14,16 @@ LOST: Final = -1
 
 @dataclass(frozen=True)
 class TaskNeeds:
-    """What one task of a run needs: the trainer's ranks of one node together, or one engine server."""
+    """What one task of a run needs: the trainer's ranks of one node together, or one engine server.
+
+    Attributes:
+        name: Role and number, such as ``trainer 0``.
+        own_node: Whether no other task of the same role may be on its node.
+    """
 
     name: str
-    """Role and number, such as ``trainer 0``."""
     gpus: int
     own_node: bool = False
-    """Whether no other task of the same role may be on its node."""
 
     @property
     def role(self) -> str:
@@ -30,15 +33,19 @@ class TaskNeeds:
 
 @dataclass(frozen=True)
 class Place:
-    """The node that a task gets."""
+    """The node that a task gets.
+
+    Attributes:
+        node: Its name, for people.
+        address: IPv4 address under which the other nodes reach it; of the loopback interface where all tasks share one
+            host.
+        gpus: Indices among the GPUs that processes of the run see there; ``None`` where the launcher's own start shows
+            a process its GPUs alone.
+    """
 
     node: str
-    """Its name, for people."""
     address: str
-    """IPv4 address under which the other nodes reach it; of the loopback interface where all tasks share one host."""
     gpus: tuple[int, ...] | None = None
-    """Indices among the GPUs that processes of the run see there; ``None`` where the launcher's own start shows a
-    process its GPUs alone."""
 
 
 class RunningTask(ABC):

@@ -16,42 +16,51 @@ class ActivationTraits:
 
     Trainers and then optimizations change them, with :meth:`ModelTrainer.plan_memory` and
     :meth:`Optimization.plan_memory`.
+
+    Attributes:
+        fused_pointwise: Whether norms, activations and rotary embeddings are fused kernels, which save fewer tensors
+            for the backward.
+        fused_norms: Whether norms alone are such kernels, as ``torch.nn.RMSNorm`` is.
+        recompute: Part of a block that the backward pass recomputes: nothing, all but matrix products and attention,
+            all but every second product and attention, or all.
+        recompute_every: Number n when ``recompute`` is ``all``: every n-th block is recomputed, and the others keep
+            their activations.
+        activations_on_host: Whether the saved activations of blocks are in host memory, except for those of about two
+            blocks.
+        logits_chunk: Number of tokens whose logits exist at a time; ``None`` for all tokens of a forward pass.
+        sequence_parallel: Whether ranks of the tensor axis also split embeddings, output layer, and the tokens between
+            blocks.
     """
 
     fused_pointwise: bool = False
-    """Whether norms, activations and rotary embeddings are fused kernels, which save fewer tensors for the backward."""
     fused_norms: bool = False
-    """Whether norms alone are such kernels, as ``torch.nn.RMSNorm`` is."""
     recompute: Literal["nothing", "all_but_products", "all_but_half_of_products", "all"] = "nothing"
-    """Part of a block that the backward pass recomputes: nothing, all but matrix products and attention, all but every
-    second product and attention, or all."""
     recompute_every: int = 1
-    """Number n when ``recompute`` is ``all``: every n-th block is recomputed, and the others keep their activations."""
     activations_on_host: bool = False
-    """Whether the saved activations of blocks are in host memory, except for those of about two blocks."""
     logits_chunk: int | None = None
-    """Number of tokens whose logits exist at a time; ``None`` for all tokens of a forward pass."""
     sequence_parallel: bool = False
-    """Whether ranks of the tensor axis also split embeddings, output layer, and the tokens between blocks."""
 
 
 @dataclass(frozen=True)
 class EngineMemoryRequest:
-    """Inputs from which :meth:`RolloutEngine.plan_memory` computes an engine's memory."""
+    """Inputs from which :meth:`RolloutEngine.plan_memory` computes an engine's memory.
+
+    Attributes:
+        device_bytes: Memory of one GPU, in bytes.
+        parameters: Number of the policy's parameters.
+        kv_bytes_per_token: Bytes of a token's keys and values in all layers, in the policy's dtype.
+        completions: Number of completions of one rank in a step.
+        longest: Length of the longest possible prompt and completion together, in tokens.
+        fp8_parameters: Number of ``parameters`` that are sent in FP8.
+    """
 
     device_bytes: int
-    """Memory of one GPU, in bytes."""
     parameters: int
-    """Number of the policy's parameters."""
     kv_bytes_per_token: int
-    """Bytes of a token's keys and values in all layers, in the policy's dtype."""
     completions: int
-    """Number of completions of one rank in a step."""
     longest: int
-    """Length of the longest possible prompt and completion together, in tokens."""
     vocab_size: int
     fp8_parameters: int = 0
-    """Number of ``parameters`` that are sent in FP8."""
 
     def weight_bytes(self, itemsize: int) -> int:
         """Return the bytes of the weights in an engine that keeps the dtypes of the sync, without FP8 scales.
@@ -64,29 +73,32 @@ class EngineMemoryRequest:
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Memory that an engine takes on one of the trainer's GPUs, in bytes."""
+    """Memory that an engine takes on one of the trainer's GPUs, in bytes.
+
+    Attributes:
+        other: Activations of its forward passes, and CUDA graphs.
+        asleep: Memory that it keeps while it sleeps; if it cannot sleep, all that it keeps between rollouts.
+        kv_bytes_per_token: Bytes of a token's keys and values on one GPU.
+        least_kv_cache: Smallest cache with which it starts, where ``share_key`` sets the size; ``None`` elsewhere.
+        share_key: Name of the engine's option for its fraction of the GPU's memory.
+        share_has_passes: Whether that fraction includes ``other``, besides weights and cache.
+        rows: Completions that it generates at once, where ``rows_key`` sets their number; ``kv_cache`` and ``other``
+            grow with it. 0 elsewhere.
+        rows_key: Name of the engine's option for the most completions at once.
+        keeps_cache: Whether the cache stays between rollouts while the engine is awake.
+    """
 
     weights: int
     kv_cache: int
     other: int
-    """Activations of its forward passes, and CUDA graphs."""
     asleep: int
-    """Memory that it keeps while it sleeps; if it cannot sleep, all that it keeps between rollouts."""
     kv_bytes_per_token: int
-    """Bytes of a token's keys and values on one GPU."""
     least_kv_cache: int | None = None
-    """Smallest cache with which it starts, where ``share_key`` sets the size; ``None`` elsewhere."""
     share_key: str = "gpu_memory_utilization"
-    """Name of the engine's option for its fraction of the GPU's memory."""
     share_has_passes: bool = True
-    """Whether that fraction includes ``other``, besides weights and cache."""
     rows: int = 0
-    """Completions that it generates at once, where ``rows_key`` sets their number; ``kv_cache`` and ``other`` grow with
-    it. 0 elsewhere."""
     rows_key: str = "max_batch_size"
-    """Name of the engine's option for the most completions at once."""
     keeps_cache: bool = True
-    """Whether the cache stays between rollouts while the engine is awake."""
 
     @property
     def share_base(self) -> int:

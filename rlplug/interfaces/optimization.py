@@ -28,14 +28,17 @@ class Optimization(ABC):
 
     Each model of ``applies_to`` that the run has gets a copy of its own. Before sharding, parameters are on the meta
     device: modules can be replaced and methods wrapped, but values can be neither read nor set.
+
+    Attributes:
+        applies_to: Models that it can change. A reference policy runs forward only.
+        conflicts: Class names of optimisations that this one excludes, each with the reason; one of the two must name
+            the other.
+        only_if_needed: Whether a GPU run leaves it out when the memory plan fits without it.
     """
 
     applies_to: ClassVar[tuple[Network, ...]] = ("policy", "reference", "critic")
-    """Models that it can change. A reference policy runs forward only."""
     conflicts: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Class names of optimisations that this one excludes, each with the reason; one of the two must name the other."""
     only_if_needed: bool = False
-    """Whether a GPU run leaves it out when the memory plan fits without it."""
 
     def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:
         """Return the properties of the training step with this optimisation; unchanged by default."""

@@ -18,11 +18,13 @@ class Reward(ABC):
     Args:
         weight: Factor of this reward in the sum that trains.
         name: Key in metrics (``reward/<name>``); the class name in lower case by default.
+
+    Attributes:
+        batch_size: Number of samples in one :meth:`score` call. A failed or late call fails for all of them, so 1
+            confines a failure to its sample; a reward model that gains from batches sets more.
     """
 
     batch_size: int = 1
-    """Number of samples in one :meth:`score` call. A failed or late call fails for all of them, so 1 confines a failure
-    to its sample; a reward model that gains from batches sets more."""
 
     def __init__(self, weight: float = 1.0, name: str | None = None) -> None:
         self.weight = weight

@@ -20,50 +20,59 @@ SleepingPart: TypeAlias = Literal["weights", "kv_cache"]
 
 @dataclass(frozen=True)
 class EngineCapabilities:
-    """Capabilities of an engine. A run that needs others stops at start and names the engines that have them."""
+    """Capabilities of an engine. A run that needs others stops at start and names the engines that have them.
+
+    Attributes:
+        colocated: Whether it runs on the trainer's devices.
+        disaggregated: Whether it runs on devices of its own.
+        logprobs: Whether it returns the logprobs of the tokens that it sampled; otherwise they are NaN.
+        sleep: Whether it can release device memory between rollouts.
+        restart: Whether it can start again after ``close`` in the same process; otherwise a fault ends the run.
+        streaming: Whether it has ``submit``, ``collect`` and ``abort``.
+        in_flight_update: Whether it takes weights while requests run.
+        fp8_refit: Whether it takes FP8 weights with block scales.
+        multi_turn: Whether it keeps a conversation's KV cache between turns.
+        tensor_parallel: Whether it can split one model over several devices.
+        routed_experts: Whether it returns the experts that its routers chose, when ``PolicySpec.routers`` asks for
+            them.
+    """
 
     colocated: bool = True
-    """Whether it runs on the trainer's devices."""
     disaggregated: bool = False
-    """Whether it runs on devices of its own."""
     logprobs: bool = True
-    """Whether it returns the logprobs of the tokens that it sampled; otherwise they are NaN."""
     sleep: bool = False
-    """Whether it can release device memory between rollouts."""
     restart: bool = True
-    """Whether it can start again after ``close`` in the same process; otherwise a fault ends the run."""
     streaming: bool = False
-    """Whether it has ``submit``, ``collect`` and ``abort``."""
     in_flight_update: bool = False
-    """Whether it takes weights while requests run."""
     fp8_refit: bool = False
-    """Whether it takes FP8 weights with block scales."""
     multi_turn: bool = False
-    """Whether it keeps a conversation's KV cache between turns."""
     tensor_parallel: bool = False
-    """Whether it can split one model over several devices."""
     routed_experts: bool = False
-    """Whether it returns the experts that its routers chose, when ``PolicySpec.routers`` asks for them."""
 
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """Description from which an engine builds the policy. Weights follow with the first ``update_weights``."""
+    """Description from which an engine builds the policy. Weights follow with the first ``update_weights``.
+
+    Attributes:
+        path: Folder, or model name on the Hugging Face Hub, with configuration and tokenizer.
+        dtype: Dtype of the weights that ``update_weights`` gets.
+        max_context: Longest prompt and completion together, in tokens.
+        fp8: Weights that are sent in FP8; ``None`` when all are sent in ``dtype``.
+        vocab_size: Tokens that the policy embeds, which an engine's token ids must stay below; ``None`` where it is not
+            known.
+        routers: Routers whose choices the engine must return in ``Completion.routed_experts``; ``None`` when it need
+            not.
+    """
 
     path: str
-    """Folder, or model name on the Hugging Face Hub, with configuration and tokenizer."""
     dtype: torch.dtype
-    """Dtype of the weights that ``update_weights`` gets."""
     eos_token_ids: tuple[int, ...]
     pad_token_id: int
     max_context: int
-    """Longest prompt and completion together, in tokens."""
     fp8: FP8Weights | None = None
-    """Weights that are sent in FP8; ``None`` when all are sent in ``dtype``."""
     vocab_size: int | None = None
-    """Tokens that the policy embeds, which an engine's token ids must stay below; ``None`` where it is not known."""
     routers: RouterShape | None = None
-    """Routers whose choices the engine must return in ``Completion.routed_experts``; ``None`` when it need not."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +109,17 @@ class RolloutEngine(ABC):
 
     In an asynchronous rollout, for which an engine must be ``disaggregated`` and ``streaming``, a thread calls
     ``submit``, ``collect`` and ``abort``, and meanwhile the main thread may call ``stats``, and nothing else.
+
+    Attributes:
+        capabilities: Capabilities of the class; an object may have fewer where an option disables one.
+        is_stopping: Function that returns whether the run is told to stop, which the core sets; it is quick, and not
+            collective. Then ``generate`` may end early: what is not complete has the tokens so far and the finish
+            reason ``abort``.
     """
 
     capabilities: EngineCapabilities = EngineCapabilities()
-    """Capabilities of the class; an object may have fewer where an option disables one."""
 
     is_stopping: Callable[[], bool] = staticmethod(lambda: False)
-    """Function that returns whether the run is told to stop, which the core sets; it is quick, and not collective. Then
-    ``generate`` may end early: what is not complete has the tokens so far and the finish reason ``abort``."""
 
     @property
     def ranks_per_engine(self) -> int:

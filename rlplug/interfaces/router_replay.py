@@ -22,13 +22,16 @@ NOT_RECORDED: Final = -1
 
 @dataclass(frozen=True)
 class RouterShape:
-    """Routers of a mixture of experts: which layers have one, and what each chooses from."""
+    """Routers of a mixture of experts: which layers have one, and what each chooses from.
+
+    Attributes:
+        layers: Indices of the decoder layers that have a router, ascending; L of them.
+        top_k: Experts of a token in one layer, k.
+    """
 
     layers: tuple[int, ...]
-    """Indices of the decoder layers that have a router, ascending; L of them."""
     num_experts: int
     top_k: int
-    """Experts of a token in one layer, k."""
 
     @property
     def dtype(self) -> np.dtype[Any]:

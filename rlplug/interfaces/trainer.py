@@ -46,22 +46,27 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainerClaims:
-    """What a trainer can do; a run that needs more is refused before anything is loaded."""
+    """What a trainer can do; a run that needs more is refused before anything is loaded.
+
+    Attributes:
+        axes: Axes of the mesh that may have more than one rank, besides ``shard``: ``replicate``, ``sequence``,
+            ``tensor``.
+        critic: Whether a critic can be trained beside its policy: whether the class has
+            :meth:`ModelTrainer.empty_trunk`.
+        attention: Values of ``attn_implementation`` that it supports; ``None`` for all.
+        optimizations: Class names of the optimizations that work on its networks; ``None`` for all.
+        conflicts: Class names of optimizations that options of this trainer exclude, each with the reason.
+        lora: Whether its networks take low-rank adapters: peft's layers in place of ``nn.Linear``, and frozen weights.
+        router_replay: Whether its routers can take the experts that the engine chose: it has ``router_replay``.
+    """
 
     axes: frozenset[str] = frozenset()
-    """Axes of the mesh that may have more than one rank, besides ``shard``: ``replicate``, ``sequence``, ``tensor``."""
     critic: bool = False
-    """Whether a critic can be trained beside its policy: whether the class has :meth:`ModelTrainer.empty_trunk`."""
     attention: frozenset[str] | None = None
-    """Values of ``attn_implementation`` that it supports; ``None`` for all."""
     optimizations: frozenset[str] | None = None
-    """Class names of the optimizations that work on its networks; ``None`` for all."""
     conflicts: Mapping[str, str] = field(default_factory=dict)
-    """Class names of optimizations that options of this trainer exclude, each with the reason."""
     lora: bool = False
-    """Whether its networks take low-rank adapters: peft's layers in place of ``nn.Linear``, and frozen weights."""
     router_replay: bool = False
-    """Whether its routers can take the experts that the engine chose: it has ``router_replay``."""
 
 
 class ModelTrainer(ABC):
@@ -77,10 +82,12 @@ class ModelTrainer(ABC):
     optimizations, :meth:`split`, FSDP2 over :meth:`fsdp_units`, allocation of memory, optimizations,
     :meth:`load_weights`. For a critic with a trunk of its own, :meth:`empty_trunk` takes the place of
     :meth:`empty_network`.
+
+    Attributes:
+        claims: What the class can do; an instance may exclude more.
     """
 
     claims: TrainerClaims
-    """What the class can do; an instance may exclude more."""
 
     def check(self, config: ModelConfig, key: str, mesh: MeshSizes) -> None:  # noqa: B027 - overriding is optional
         """Refuse a model that this trainer cannot build, or cannot split over the mesh.

@@ -41,16 +41,18 @@ class HFWeight:
     """A weight of a checkpoint: a parameter, or some of its rows, such as one expert's matrix of a parameter [E, O, I].
 
     Rows are counted over all dimensions but the last.
+
+    Attributes:
+        name: Name in the checkpoint.
+        shape: Shape in the checkpoint.
+        first_row: Index of its first row in the parameter; ``None`` for all of the parameter.
+        convert: Computes it from the whole parameter, where it is not a view of it; ``None`` where it is.
     """
 
     name: str
-    """Name in the checkpoint."""
     shape: torch.Size
-    """Shape in the checkpoint."""
     first_row: int | None = None
-    """Index of its first row in the parameter; ``None`` for all of the parameter."""
     convert: Callable[[Tensor], Tensor] | None = None
-    """Computes it from the whole parameter, where it is not a view of it; ``None`` where it is."""
 
     @property
     def num_rows(self) -> int:
@@ -85,18 +87,21 @@ class FP8Weights:
     [ceil(O / 128), ceil(I / 128)], under :meth:`scale_name`. Values times their block's scale are the weight. Blocks
     begin at the first row and column; the last ones may be smaller. The format is that of DeepSeek-V3,
     arXiv:2412.19437, section 3.3.
+
+    Attributes:
+        BLOCK: Number of rows and of columns of a block.
+        quantized: Names of the weights that are sent in FP8.
+        kept: Names of the weights of all other linear layers, the LM head included, which are sent in the policy's
+            dtype.
+        power_of_two_scales: Whether scales are powers of two.
     """
 
     BLOCK: ClassVar[int] = 128
-    """Number of rows and of columns of a block."""
     DTYPE: ClassVar[torch.dtype] = torch.float8_e4m3fn
 
     quantized: tuple[str, ...]
-    """Names of the weights that are sent in FP8."""
     kept: tuple[str, ...]
-    """Names of the weights of all other linear layers, the LM head included, which are sent in the policy's dtype."""
     power_of_two_scales: bool = False
-    """Whether scales are powers of two."""
 
     @staticmethod
     def scale_name(name: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Final
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.errors import ConfigError, RLPlugError, brief, describe, encodable
+from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.plain_values import json_problem
 from rlplug.rollout.config import TurnOptions
@@ -103,7 +104,7 @@ class EnvironmentCalls:
     def collect(self, timeout_s: float) -> list[tuple[Trajectory, StepAnswer | Failure]]:
         """Return the results that have arrived since the last call, waiting up to ``timeout_s`` for the first."""
         settled = self._runner.settled(self._calls, timeout_s) if self._pending else []
-        return [(self._pending.pop(id(call)), self._result(call)) for call in settled]
+        return [(trajectory := self._pending.pop(id(call)), self._result(trajectory, call)) for call in settled]
 
     def release(self, trajectory: Trajectory) -> None:
         """Close the environment of a finished trajectory, without waiting for it."""
@@ -144,14 +145,15 @@ class EnvironmentCalls:
         text: Any = self._tokenizer.decode(turn.tolist(), skip_special_tokens=False)
         return str(text)
 
-    def _result(self, call: Call) -> StepAnswer | Failure:
+    def _result(self, trajectory: Trajectory, call: Call) -> StepAnswer | Failure:
         metrics = {} if call.error else call.value.metrics
         with self._metrics_lock:
             self._num_failures += bool(call.error)
             for name, value in {**metrics, "seconds": call.seconds}.items():
                 self._values.setdefault(name, []).append(value)
         if call.error:
-            return Failure(call.error)
+            step = PluginCall(self._live.get(trajectory.key, "model.environment"), "step")
+            return Failure(call.error if step.is_of_core else f"{step}: {call.error}")
         answer: StepAnswer = call.value
         return answer
 

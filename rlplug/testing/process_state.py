@@ -60,7 +60,8 @@ def process_state() -> dict[str, Any]:
         "environment variables": dict(os.environ),
         "working directory": os.getcwd(),
         "sys.path": list(sys.path),
-        "sys.excepthook": sys.excepthook,
+        # by name: torch puts the same one around itself for each process group
+        "sys.excepthook": getattr(sys.excepthook, "__qualname__", repr(sys.excepthook)),
         "the recursion limit": sys.getrecursionlimit(),
         "the garbage collector": gc.isenabled(),
         "the default timeout of sockets": socket.getdefaulttimeout(),

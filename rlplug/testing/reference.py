@@ -25,12 +25,16 @@ Array = numpy.typing.NDArray[numpy.float64]
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Largest differences between logprobs of an engine and the reference, in nats, over the tokens of one check."""
+    """Largest differences between logprobs of an engine and the reference, in nats, over the tokens of one check.
+
+    Attributes:
+        outside: Share of sampled tokens that the reference's top-k and top-p exclude, because of round-off at the
+            border.
+    """
 
     mean: float
     max: float
     outside: float
-    """Share of sampled tokens that the reference's top-k and top-p exclude, because of round-off at the border."""
 
 
 FLOAT32 = Tolerances(mean=1e-5, max=2e-4, outside=0.0)

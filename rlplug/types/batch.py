@@ -13,39 +13,43 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences as tensors, right-padded to ``[B, T]``: a micro-batch, or what a rank has of a step."""
+    """Sequences as tensors, right-padded to ``[B, T]``: a micro-batch, or what a rank has of a step.
+
+    Attributes:
+        input_ids: int64 [B, T]: token ids of prompt and completion
+        attention_mask: bool [B, T]: real tokens
+        response_mask: bool [B, T]: tokens that train; false everywhere in a sequence whose reward failed
+        rollout_logprobs: float32 [B, T]: logprobs that the engine returned
+        rewards: float32 [B]: 0 where ``reward_valid`` is false
+        reward_valid: bool [B]: sequences of which no reward failed
+        group_index: int64 [B]: equal for completions of one prompt
+        truncated: bool [B]: sequences that a limit of tokens or turns cut (finish reason ``length``)
+        policy_versions: int32 [B, T]: version of the policy that produced the token; -1 where none did
+        old_logprobs: float32 [B, T]: the trainer's logprobs at the start of the update; ``None`` in an exactly
+            on-policy step
+        ref_logprobs: float32 [B, T]: logprobs of the reference policy
+        values: float32 [B, T]: values of the critic
+        advantages: float32 [B, T]
+        returns: float32 [B, T]: targets of the critic
+        routed_experts: int8 or int16 [N, L, k], N real tokens of all sequences end to end: experts by which the engine
+            read each token, -1 where they are not known; ``None`` where a run replays no experts
+    """
 
     input_ids: Tensor
-    """int64 [B, T]: token ids of prompt and completion"""
     attention_mask: Tensor
-    """bool [B, T]: real tokens"""
     response_mask: Tensor
-    """bool [B, T]: tokens that train; false everywhere in a sequence whose reward failed"""
     rollout_logprobs: Tensor
-    """float32 [B, T]: logprobs that the engine returned"""
     rewards: Tensor
-    """float32 [B]: 0 where ``reward_valid`` is false"""
     reward_valid: Tensor
-    """bool [B]: sequences of which no reward failed"""
     group_index: Tensor
-    """int64 [B]: equal for completions of one prompt"""
     truncated: Tensor
-    """bool [B]: sequences that a limit of tokens or turns cut (finish reason ``length``)"""
     policy_versions: Tensor | None = None
-    """int32 [B, T]: version of the policy that produced the token; -1 where none did"""
     old_logprobs: Tensor | None = None
-    """float32 [B, T]: the trainer's logprobs at the start of the update; ``None`` in an exactly on-policy step"""
     ref_logprobs: Tensor | None = None
-    """float32 [B, T]: logprobs of the reference policy"""
     values: Tensor | None = None
-    """float32 [B, T]: values of the critic"""
     advantages: Tensor | None = None
-    """float32 [B, T]"""
     returns: Tensor | None = None
-    """float32 [B, T]: targets of the critic"""
     routed_experts: Tensor | None = None
-    """int8 or int16 [N, L, k], N real tokens of all sequences end to end: experts by which the engine read each token,
-    -1 where they are not known; ``None`` where a run replays no experts"""
 
     @property
     def num_sequences(self) -> int:

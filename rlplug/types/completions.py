@@ -30,15 +30,18 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True)
 class Prompt:
-    """One task for the policy, tokenised once: all phases of a step work on ``token_ids``."""
+    """One task for the policy, tokenised once: all phases of a step work on ``token_ids``.
+
+    Attributes:
+        uid: Stable name within its source, such as ``train.jsonl:17``.
+        text: Text of the tokens: the rendered chat template, or the plain prompt.
+        answer: Reference answer for verifiers; ``None`` when the task has none.
+    """
 
     uid: str
-    """Stable name within its source, such as ``train.jsonl:17``."""
     token_ids: tuple[int, ...]
     text: str
-    """Text of the tokens: the rendered chat template, or the plain prompt."""
     answer: Any = None
-    """Reference answer for verifiers; ``None`` when the task has none."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -82,15 +85,19 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Request:
-    """One completion asked of a rollout engine: token ids in, token ids out."""
+    """One completion asked of a rollout engine: token ids in, token ids out.
+
+    Attributes:
+        prompt_ids: Python integers, as engines take them; dropped when the engine has answered.
+        seed: Seed of this request alone, so that its tokens do not depend on the other requests in the batch.
+        max_new_tokens: Longest completion of this request, in tokens, where it is shorter than
+            ``SamplingParams.max_new_tokens``.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
-    """Python integers, as engines take them; dropped when the engine has answered."""
     seed: int
-    """Seed of this request alone, so that its tokens do not depend on the other requests in the batch."""
     max_new_tokens: int | None = None
-    """Longest completion of this request, in tokens, where it is shorter than ``SamplingParams.max_new_tokens``."""
 
     def limit(self, sampling: SamplingParams) -> int:
         """Return the longest completion of this request, in tokens."""
@@ -107,20 +114,22 @@ class Completion(TokenRecord):
 
     An engine may give sequences of numbers: they become arrays here, once. What cannot become one is kept as it is, and
     the core's check of the engine's answer names it.
+
+    Attributes:
+        token_ids: int32 [n], read-only
+        logprobs: float32 [n], read-only
+        routed_experts: Experts that the engine's routers chose, an integer array [tokens of prompt and completion, L,
+            k] by :class:`~rlplug.interfaces.RouterShape`: entry ``t`` is of the pass that read token ``t``. -1 where it
+            is not known: the last token, which no pass has read, and what the engine did not record. ``None`` where a
+            run replays no experts.
     """
 
     request_id: str
     token_ids: TokenIds
-    """int32 [n], read-only"""
     logprobs: TokenFloats
-    """float32 [n], read-only"""
     finish_reason: FinishReason
     policy_version: int
     routed_experts: np.ndarray[Any, Any] | None = None
-    """Experts that the engine's routers chose, an integer array [tokens of prompt and completion, L, k] by
-    :class:`~rlplug.interfaces.RouterShape`: entry ``t`` is of the pass that read token ``t``. -1 where it is not known:
-    the last token, which no pass has read, and what the engine did not record. ``None`` where a run replays no
-    experts."""
 
     def __post_init__(self) -> None:
         for name, dtype in (("token_ids", np.int32), ("logprobs", np.float32)):

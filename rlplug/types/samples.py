@@ -16,15 +16,18 @@ from rlplug.types.completions import NO_VERSION, FinishReason, Prompt
 
 @dataclass(frozen=True)
 class Segment:
-    """Tokens of a trajectory that an engine returned at once, with one version of the policy."""
+    """Tokens of a trajectory that an engine returned at once, with one version of the policy.
+
+    Attributes:
+        start: Index of the first token in the trajectory's ``token_ids``, which begin with the prompt.
+        end: Index one past the last token.
+        ends_turn: Whether the turn ends with this segment; false where the next segment continues it.
+    """
 
     start: int
-    """Index of the first token in the trajectory's ``token_ids``, which begin with the prompt."""
     end: int
-    """Index one past the last token."""
     policy_version: int
     ends_turn: bool
-    """Whether the turn ends with this segment; false where the next segment continues it."""
 
 
 @dataclass(frozen=True)
@@ -39,34 +42,37 @@ class Sample(TokenRecord):
     """One trajectory: the token ids of prompt and completion, of which the policy produced those of ``response_mask``.
 
     Sequences that are given for the arrays become arrays.
+
+    Attributes:
+        group: Index of the group: the same number for all samples of one prompt in one step.
+        token_ids: int32 [n], read-only: token ids of prompt and completion.
+        response_mask: bool [n], read-only: true where the policy produced the token.
+        rollout_logprobs: float32 [n], read-only: the engine's logprobs, 0 where ``response_mask`` is false.
+        completion: Text after the prompt, observations of the environment included; only rewards and logs read it.
+        finish_reason: Finish reason of the trajectory: ``length`` where a limit of tokens or turns cut it.
+        policy_version: Version of the policy that produced the oldest tokens.
+        segments: Segments that the engine returned, in order; only one for a completion of a single turn.
+        routed_experts: int8 or int16 [tokens, L, k]: experts by which the engine read each token, -1 where they are not
+            known; ``None`` where a run replays no experts.
+        last_turn: Text of the policy's last turn: the whole completion when there is a single turn.
+        rewards: Unweighted value of each reward, by name. Before the rewards phase, only an environment's own reward is
+            in it.
+        reward: Weighted sum of ``rewards``; meaningless when ``errors`` is not empty.
     """
 
     prompt: Prompt
     group: int
-    """Index of the group: the same number for all samples of one prompt in one step."""
     token_ids: TokenIds
-    """int32 [n], read-only: token ids of prompt and completion."""
     response_mask: TokenMask
-    """bool [n], read-only: true where the policy produced the token."""
     rollout_logprobs: TokenFloats
-    """float32 [n], read-only: the engine's logprobs, 0 where ``response_mask`` is false."""
     completion: str
-    """Text after the prompt, observations of the environment included; only rewards and logs read it."""
     finish_reason: FinishReason
-    """Finish reason of the trajectory: ``length`` where a limit of tokens or turns cut it."""
     policy_version: int
-    """Version of the policy that produced the oldest tokens."""
     segments: tuple[Segment, ...] = ()
-    """Segments that the engine returned, in order; only one for a completion of a single turn."""
     routed_experts: np.ndarray[Any, Any] | None = None
-    """int8 or int16 [tokens, L, k]: experts by which the engine read each token, -1 where they are not known; ``None``
-    where a run replays no experts."""
     last_turn: str = ""
-    """Text of the policy's last turn: the whole completion when there is a single turn."""
     rewards: Mapping[str, float | RewardError] = field(default_factory=dict)
-    """Unweighted value of each reward, by name. Before the rewards phase, only an environment's own reward is in it."""
     reward: float = 0.0
-    """Weighted sum of ``rewards``; meaningless when ``errors`` is not empty."""
 
     def __post_init__(self) -> None:
         self.convert(token_ids=np.int32, response_mask=np.bool_, rollout_logprobs=np.float32)
@@ -93,20 +99,23 @@ class Sample(TokenRecord):
 
 @dataclass(frozen=True)
 class Rollout:
-    """The scored samples of a step that this rank has; groups are whole and contiguous."""
+    """The scored samples of a step that this rank has; groups are whole and contiguous.
+
+    Attributes:
+        samples: Samples that train.
+        rejected: Samples that the algorithm did not select.
+        surplus: Samples of groups that a step generates beyond what it trains on.
+        num_groups: Number of prompts with samples that train, over all ranks.
+        num_drawn: Number of prompts with samples of any kind, over all ranks.
+        num_rounds: Rounds of prompts whose groups are all here; those after the first are refills.
+    """
 
     samples: tuple[Sample, ...] = ()
-    """Samples that train."""
     rejected: tuple[Sample, ...] = ()
-    """Samples that the algorithm did not select."""
     surplus: tuple[Sample, ...] = ()
-    """Samples of groups that a step generates beyond what it trains on."""
     num_groups: int = 0
-    """Number of prompts with samples that train, over all ranks."""
     num_drawn: int = 0
-    """Number of prompts with samples of any kind, over all ranks."""
     num_rounds: int = 0
-    """Rounds of prompts whose groups are all here; those after the first are refills."""
 
     @property
     def drawn(self) -> tuple[Sample, ...]:

@@ -33,17 +33,19 @@ class StepBatch:
     Tokens stay here. The update sends each row to the rank that computes it; what that rank returns comes back here.
 
     B is the number of this rank's sequences, which may be 0, and N that of their tokens.
+
+    Attributes:
+        lengths: int64 [B]: length of each sequence in tokens, prompt included
+        per_sequence: Arrays [B] by the names of the fields of :class:`Batch`.
+        per_token: Arrays [N], or [N, L, k] of routed experts, by the names of the fields of :class:`Batch`.
+        step: Sums over all ranks' completions.
     """
 
     lengths: NDArray[np.int64]
-    """int64 [B]: length of each sequence in tokens, prompt included"""
     per_sequence: Mapping[str, Array]
-    """Arrays [B] by the names of the fields of :class:`Batch`."""
     per_token: Mapping[str, Array]
-    """Arrays [N], or [N, L, k] of routed experts, by the names of the fields of :class:`Batch`."""
     pad_token_id: int
     step: StepStatistics = ONE_RANK
-    """Sums over all ranks' completions."""
 
     @staticmethod
     def from_samples(

@@ -13,12 +13,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean, variance and extremes of numbers. Of no numbers: 0, 0, 0, inf and -inf."""
+    """Count, mean, variance and extremes of numbers. Of no numbers: 0, 0, 0, inf and -inf.
+
+    Attributes:
+        variance: Unbiased; 0 of fewer than two numbers.
+    """
 
     count: int
     mean: float
     variance: float
-    """Unbiased; 0 of fewer than two numbers."""
     smallest: float
     largest: float
 

@@ -45,7 +45,9 @@ class Page:
                 self.requested.append(event["params"]["request"]["url"])
             elif event["method"] == "Page.javascriptDialogOpening":
                 self.problems.append("a dialog opened")
-                await self._socket.send_json({"id": 0, "method": "Page.handleJavaScriptDialog", "params": {"accept": True}})
+                await self._socket.send_json(
+                    {"id": 0, "method": "Page.handleJavaScriptDialog", "params": {"accept": True}}
+                )
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
         number = next(self._numbers)
@@ -75,9 +77,7 @@ class Page:
     async def key(self, key: str, code: int = 0, text: str = "") -> None:
         for kind in ("keyDown", "keyUp"):
             shown = {"text": text} if kind == "keyDown" and text else {}
-            await self.call(
-                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **shown
-            )
+            await self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **shown)
 
     async def look(self, width: int = 1280, height: int = 900, is_dark: bool = False) -> None:
         """Give the window a size and a theme."""

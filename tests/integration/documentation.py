@@ -21,6 +21,7 @@ from distributions import all_distributions, plugin_distributions
 from forked import ForkedProcess
 from packaging.requirements import Requirement
 
+from rlplug.cli.commands.watch import watch_parser
 from rlplug.cli.new_plugin import new_plugin_command
 
 PAGES = (
@@ -111,6 +112,7 @@ class Reader:
     - ``make X``: ``make -n X`` must work, and the ``rlplug`` commands that it would run are followed
     - ``pip install`` of a folder or wheel goes into a folder that only this page's steps see, without dependencies;
       of rlplug's own distributions, the extras must exist
+    - ``rlplug watch``, which serves a page until it is ended: its arguments must be right
     - ``python -m pytest`` on the repository's own tests must name what exists
     - YAML that no later block uses is laid over the quickstart's configuration, and the parser must take it
     - ``rlplug new-plugin`` writes its folder at once, and a block that names a file of it must have its text
@@ -212,6 +214,8 @@ class Reader:
             folder = f"rlplug-{words[2]}"
             new_plugin_command([*words[2:], "--folder", str(self.folder / folder)])
             self.made.add(folder)
+        elif program == "rlplug" and words[1] == "watch":
+            watch_parser().parse_args(words[2:])
         elif program == "rlplug":
             self._step("rlplug", self._smaller(words[1:]), variables)
         elif program in SHELL:

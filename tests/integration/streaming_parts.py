@@ -2,6 +2,7 @@
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "testing"))
@@ -18,9 +19,17 @@ class BesideTheTrainer(CapableRollout):
 
 
 class OneGroupLater(BesideTheTrainer):
-    """Begins each request a little after the one before, so that groups complete one after another."""
+    """Generates one request at a time, and rests after each group, long enough for the trainer to take it alone."""
+
+    GROUP_SIZE = 4
+    REST_S = 0.4
+
+    def start(self, policy, placement):
+        super().start(policy, placement)
+        self._threads = ThreadPoolExecutor(1)
 
     def submit(self, requests, sampling):
-        for request in requests:
-            self._threads.submit(time.sleep, 0.05)
+        for number, request in enumerate(requests, start=1):
             super().submit([request], sampling)
+            if number % self.GROUP_SIZE == 0:
+                self._threads.submit(time.sleep, self.REST_S)

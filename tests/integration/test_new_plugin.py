@@ -19,6 +19,7 @@ from rlplug.cli.new_plugin.kinds import KINDS
 from rlplug.cli.new_plugin.rendering import names_of, rendered_files, write_files
 from rlplug.plugin_manager import PluginManager
 
+ROOT = Path(__file__).parents[2]
 NAME = "my-part"
 REGISTERED = {
     "engine": "rollouts/MyPart",
@@ -84,6 +85,6 @@ def test_plugins_of_all_kinds_have_types(tmp_path: Path) -> None:
     for kind in KINDS:
         write_files(rendered_files(names_of(NAME), kind), tmp_path / kind)
         mypy = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache"), "src"]
-        variables = {**os.environ, "MYPYPATH": "src"}
+        variables = {**os.environ, "MYPYPATH": f"src{os.pathsep}{ROOT}"}
         done = subprocess.run(mypy, cwd=tmp_path / kind, env=variables, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{kind}\n{done.stdout}"

@@ -6,6 +6,7 @@ import ast
 import importlib
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,17 @@ def taught() -> list[tuple[str, str]]:
 def test_pages_tell_authors_to_import_public_modules_alone() -> None:
     assert len(taught()) > 50
     assert {f"{where} imports {module}" for where, module in taught() if module not in PUBLIC} == set()
+
+
+@pytest.mark.parametrize("package", ["types", "interfaces"])
+def test_pydoc_shows_what_is_said_of_fields(package: str) -> None:
+    """It reads the class's docstring, and no text below a field."""
+    lost = []
+    for path in (ROOT / "rlplug" / package).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            body = node.body if isinstance(node, ast.ClassDef) else []
+            for field, below in pairwise(body):
+                is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+                if isinstance(field, ast.AnnAssign) and is_text:
+                    lost.append(f"{path.name}:{below.lineno}")
+    assert not lost, f"move these texts into the section Attributes of their classes: {', '.join(lost)}"

@@ -80,6 +80,13 @@ def test_engine_that_raises_is_a_fault_that_keeps_what_is_done(engine, spec, mon
     assert len(engine.generate(REQUESTS, SamplingParams(4))) == 4
 
 
+def test_sampling_that_vllm_refuses_is_no_fault(engine, spec):
+    """A fault would be answered by starting the engine again, until the restarts are used up."""
+    sync(engine, spec)
+    with pytest.raises(RunError, match=r"vLLM refuses what model\.sampling asks for: temperature must be in"):
+        engine.generate(REQUESTS, SamplingParams(4, temperature=2.5))
+
+
 def test_deadline_is_a_fault(engine, spec, monkeypatch):
     sync(engine, spec)
     monkeypatch.setattr(engine._requests, "deadline_s", 0.05)

@@ -37,7 +37,7 @@ def watch_command(arguments: Sequence[str]) -> None:
     Raises:
         ConfigError: The folder is a file, the port is taken, the host is not this machine's, or plotly is missing.
     """
-    options = _parser().parse_args(arguments)
+    options = watch_parser().parse_args(arguments)
     folder: Path = options.runs_dir
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file: give the folder of your runs, such as runs, or of one run.")
@@ -62,7 +62,7 @@ def watch_command(arguments: Sequence[str]) -> None:
     web.run_app(app, sock=listening, access_log=None, print=None, shutdown_timeout=1.0)
 
 
-def _parser() -> argparse.ArgumentParser:
+def watch_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "rlplug watch", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -36,8 +36,8 @@ class Metrics:
         """Return the steps of ``column`` that have a value; an empty series if the column does not exist."""
         if (series := self._series.get(column)) is None:
             cells = self.columns.get(column, ())
-            known = [cell is not None for cell in cells]
-            steps, values = (tuple(compress(row, known)) for row in (self.steps, cells))
+            steps = tuple(compress(self.steps, [cell is not None for cell in cells]))
+            values = tuple(cell for cell in cells if cell is not None)
             series = self._series[column] = Series(steps, values)
         return series
 
@@ -262,7 +262,7 @@ def read_info(path: Path, notes: list[str]) -> Mapping[str, Any]:
         return {}
     try:
         info = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         notes.append(f"{RUN_FILE} is not JSON ({error}): status, batch plan, versions and plugins are unknown.")
         return {}
     return info if isinstance(info, dict) else {}

@@ -14,7 +14,7 @@ from rlplug.observability.report.contents import build_contents
 from rlplug.observability.report.figure import HUES, Figure, layout
 from rlplug.observability.report.figures import phase_hues
 from rlplug.observability.report.run_data import Metrics
-from rlplug.observability.watch.curves import AXES, read_curve
+from rlplug.observability.watch.curves import AXES, OVERVIEW, read_curve
 from rlplug.observability.watch.folders import Runs
 from rlplug.observability.watch.run import WatchedRun
 
@@ -22,6 +22,7 @@ MAX_MEMORY_BYTES: Final = 512 << 20
 """Bytes of columns that are kept in memory: beyond them, those of the runs that were not asked for the longest go."""
 MAX_BUCKETS: Final = 2000
 MAX_RUNS_OF_A_REQUEST: Final = 200
+SAMPLED_ROWS: Final = 40
 TIMELINE_STEPS: Final = 20
 """Number of the newest steps whose phases are shown one by one."""
 
@@ -68,6 +69,7 @@ def routes() -> list[web.RouteDef]:
     return [
         web.get("/api/runs", _answer(_runs)),
         web.get("/api/runs/{run}", _answer(_run)),
+        web.get("/api/rewards", _answer(_rewards)),
         web.get("/api/metrics", _answer(_metrics)),
         web.get("/api/curves", _answer(_curves)),
         web.get("/api/configs", _answer(_configs)),
@@ -131,14 +133,18 @@ def _timeline(metrics: Metrics) -> dict[str, Any]:
     return {"phases": [{"name": name, "hue": hue} for name, hue in hues.items()], "steps": rows}
 
 
+def _rewards(watched: WatchedRuns, request: web.Request) -> Any:
+    """Return steps and mean rewards of some rows of each run, for the small curves of the list."""
+    sampled = {run_id: watched.get(run_id).metrics.sampled("reward/mean", SAMPLED_ROWS) for run_id in _asked(request)}
+    return {"rewards": {run_id: [column.tolist() for column in pair] for run_id, pair in sampled.items()}}
+
+
 def _metrics(watched: WatchedRuns, request: web.Request) -> Any:
     """Return the metrics of some runs, each once, in the order of the files, and the layout of a chart of them."""
     names = [name for run_id in _asked(request) for name in watched.get(run_id).metrics.names()]
-    return {
-        "metrics": [name for name in dict.fromkeys(names) if name != "step"],
-        "layout": layout({}, {}),
-        "hues": HUES,
-    }
+    metrics = [name for name in dict.fromkeys(names) if name != "step"]
+    first = [name for name in OVERVIEW if name in metrics]
+    return {"metrics": metrics, "overview": first, "layout": layout({}, {}), "hues": HUES}
 
 
 def _curves(watched: WatchedRuns, request: web.Request) -> Any:

@@ -14,6 +14,12 @@ Axis: TypeAlias = Literal["step", "samples", "tokens", "seconds"]
 AXES: Final[tuple[Axis, ...]] = get_args(Axis)
 SUMMED: Final = {"tokens": "completion/num_tokens", "seconds": "time/step"}
 """Column whose sum up to a step is the place of the step on an axis."""
+OVERVIEW: Final = (
+    *("reward/mean", "validate/pass@1", "completion/length_mean", "completion/truncated_share"),
+    *("throughput/tokens_per_s", "time/step", "policy/entropy", "policy/kl", "policy/grad_norm", "mismatch/mean"),
+    *("advantages/degenerate_groups", "partial/staleness_mean"),
+)
+"""Metrics of the first charts. They are read together: to find the cells of a column takes longer than to read some."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ def read_curve(file: MetricsFile, metric: str, axis: Axis, samples_per_step: int
         samples_per_step: Completions of a step; the axis ``samples`` needs them.
         buckets: Largest number of buckets.
     """
-    columns = file.columns([metric, *SUMMED.values()])
+    columns = file.columns([metric, *SUMMED.values(), *OVERVIEW])
     if metric not in columns or (axis == "samples" and samples_per_step is None):
         return None
     if axis in SUMMED and SUMMED[axis] not in columns:

@@ -47,7 +47,7 @@ class Runs:
         return self.all().get(run_id)
 
     def file(self, run_id: str, name: str) -> Path | None:
-        """Return a file of a run, or ``None`` where there is none, or where it is a link that leads out of the root.
+        """Return a file of a run, or ``None`` where none can be read, or it is a link that leads out of the root.
 
         Args:
             run_id: Id of the run, from anywhere.
@@ -55,7 +55,9 @@ class Runs:
         """
         folder = self.folder(run_id)
         path = None if folder is None else folder / name
-        return path if path is not None and self._is_inside(path) and path.is_file() else None
+        if path is None or not self._is_inside(path) or not path.is_file() or not os.access(path, os.R_OK):
+            return None
+        return path
 
     def _is_inside(self, path: Path) -> bool:
         try:

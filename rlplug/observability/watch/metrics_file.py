@@ -86,6 +86,23 @@ class MetricsFile:
         finite = {name: column[np.isfinite(column)] for name, column in columns.items()}
         return {name: float(column[-1]) for name, column in finite.items() if len(column)}
 
+    def sampled(self, name: str, count: int) -> tuple[Column, Column]:
+        """Return steps and values of about ``count`` rows that are spread over the file, which is not read whole."""
+        with self._lock, self._opened() as file:
+            self._update(file, only_header=not self._loaded)
+            if name not in self._names:
+                return np.empty(0), np.empty(0)
+            lines: dict[bytes, None] = {}  # each once, in their order
+            for begin in np.linspace(self._header_end, file.seek(0, os.SEEK_END), count, dtype=np.int64).tolist():
+                file.seek(begin - 1)
+                file.readline()  # the rest of the line before
+                line = file.readline()
+                if line.endswith(b"\n"):
+                    lines[line] = None
+            columns = self._parse(b"".join(lines), ["step", name])
+        known = np.isfinite(columns[name])
+        return columns["step"][known], columns[name][known]
+
     def _opened(self) -> io.BufferedIOBase:
         path = self._locate()
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import struct
@@ -37,6 +36,8 @@ MAX_CONFIG_DEPTH: Final = 30
 MAX_CONFIG_BYTES: Final = 1 << 20
 MAX_VALUE: Final = 300
 """Largest number of characters of a value that is compared."""
+
+LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 T = TypeVar("T")
 Opener = Callable[[str], Path | None]
@@ -191,10 +192,8 @@ def is_locked(path: Path) -> bool | None:
     try:
         question = struct.pack("hhqqi0q", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
         answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, question)
-    except OSError as error:
-        if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL):
-            return None
-        raise
+    except OSError:  # such as of a file system without locks
+        return None
     finally:
         os.close(descriptor)
     kind: int = struct.unpack_from("h", answer)[0]
@@ -205,12 +204,22 @@ def _flat_config(path: Path | None) -> Mapping[str, str]:
     try:
         if path is None or path.stat().st_size > MAX_CONFIG_BYTES:
             return {}
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        tree = yaml.load(path.read_text(encoding="utf-8", errors="replace"), loader)
+        text = path.read_text(encoding="utf-8", errors="replace")
+        tree = None if _is_deep(text) else yaml.load(text, LOADER)
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
-    leaves = _leaves(tree, "", MAX_CONFIG_DEPTH)
+    leaves = _leaves(tree, "", MAX_CONFIG_DEPTH) if isinstance(tree, dict) else ()
     return dict(pair for pair, _ in zip(leaves, range(MAX_KEYS), strict=False))
+
+
+def _is_deep(text: str) -> bool:
+    """Return whether YAML is nested deeper than a configuration: its loader recurses until the process dies."""
+    depth = 0
+    for event in yaml.parse(text, Loader=LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_CONFIG_DEPTH:
+            return True
+    return False
 
 
 def _leaves(value: Any, key: str, depth: int) -> Iterator[tuple[str, str]]:

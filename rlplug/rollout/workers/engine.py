@@ -81,11 +81,13 @@ class WorkerEngine(RolloutEngine):
         generate_deadline_s: Longest time of a request.
         sync_deadline_s: Longest time until a bucket is loaded.
         options: Keyword arguments of the worker; plain data.
+
+    Attributes:
+        worker_class: The author's part, a class that a new process can import.
     """
 
     capabilities: EngineCapabilities = EngineCapabilities(colocated=True)
     worker_class: ClassVar[type[Worker]]
-    """The author's part, a class that a new process can import."""
 
     def __init__(
         self,

@@ -18,17 +18,20 @@ SEEDS = (0, 1, 2)
 
 
 class AlgorithmChecks(TaskChecks):
-    """Settings of an algorithm under test. A subclass must override ``make_algorithm``, and may override the rest."""
+    """Settings of an algorithm under test. A subclass must override ``make_algorithm``, and may override the rest.
+
+    Attributes:
+        run: The run that the algorithm is set up for. Steps have six groups of its ``group_size``.
+        zero_advantages: Where equal rewards give advantages of 0: in each ``group`` whose rewards are equal, in a
+            ``step`` whose rewards are all equal, or ``never``, as where a critic's values or a penalty count too.
+        learns_from_rewards: Whether better completions of a group become more likely, and worse ones less.
+        tolerance: Largest difference between results that must be equal, as a share of the largest entry.
+    """
 
     run: ClassVar[RunInfo] = RunInfo(num_completions=4 * NUM_GROUPS, group_size=4, max_new_tokens=12)
-    """The run that the algorithm is set up for. Steps have six groups of its ``group_size``."""
     zero_advantages: ClassVar[Literal["group", "step", "never"]] = "group"
-    """Where equal rewards give advantages of 0: in each ``group`` whose rewards are equal, in a ``step`` whose rewards
-    are all equal, or ``never``, as where a critic's values or a penalty count too."""
     learns_from_rewards: ClassVar[bool] = True
-    """Whether better completions of a group become more likely, and worse ones less."""
     tolerance: ClassVar[float] = 1e-4
-    """Largest difference between results that must be equal, as a share of the largest entry."""
 
     def make_algorithm(self) -> Algorithm:
         """Return the algorithm, as a YAML file would make it."""

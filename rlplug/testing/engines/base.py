@@ -19,36 +19,45 @@ from rlplug.testing.reference import FLOAT32, FP8, Tolerances
 
 
 class EngineChecks:
-    """Settings of an engine under test. A subclass must override ``make_engine``, and may override the rest."""
+    """Settings of an engine under test. A subclass must override ``make_engine``, and may override the rest.
+
+    Attributes:
+        dtype: Dtype in which weights are sent, and in which the engine computes.
+        tolerances: Largest differences from the reference's logprobs; ``BFLOAT16`` for an engine that computes in
+            bfloat16.
+        fp8_tolerances: Largest differences for an engine that computes in FP8, from a reference that rounds only the
+            weights.
+        seed_is_exact: Whether a request's tokens are the same in every batch. False for kernels that are not
+            batch-invariant: then nine in ten of the first tokens must be the same.
+        model_folder: Folder of a model of the Llama family, with weights, instead of the tiny one.
+        tied_model_folder: Folder of a model with tied embeddings, with weights, instead of the tiny Qwen2.
+        fp8_model_folder: Folder of a model whose matrices divide into blocks of 128, with weights, instead of the tiny
+            one.
+        weight_change: Noise on weights before a sync, in their standard deviations. On the tiny models, 1 makes every
+            tensor matter; a deep model of your own would be chaotic in bfloat16, and needs about 0.1.
+        max_context: Context length in tokens. For an engine that streams, a completion of it must take longer than a
+            second.
+        num_draws: Number of completions in the test of their distribution.
+        deadline_s: Longest time in seconds for a completion of a streaming engine.
+        min_freed_bytes: Smallest number of bytes that sleep must free; the size of the weights by default, nine tenths
+            on a CPU.
+        changes_of_process: Settings of the trainer's process that the engine has to change, by the names that the check
+            of them uses.
+    """
 
     dtype: ClassVar[torch.dtype] = torch.float32
-    """Dtype in which weights are sent, and in which the engine computes."""
     tolerances: ClassVar[Tolerances] = FLOAT32
-    """Largest differences from the reference's logprobs; ``BFLOAT16`` for an engine that computes in bfloat16."""
     fp8_tolerances: ClassVar[Tolerances] = FP8
-    """Largest differences for an engine that computes in FP8, from a reference that rounds only the weights."""
     seed_is_exact: ClassVar[bool] = True
-    """Whether a request's tokens are the same in every batch. False for kernels that are not batch-invariant: then
-    nine in ten of the first tokens must be the same."""
     model_folder: ClassVar[str | None] = None
-    """Folder of a model of the Llama family, with weights, instead of the tiny one."""
     tied_model_folder: ClassVar[str | None] = None
-    """Folder of a model with tied embeddings, with weights, instead of the tiny Qwen2."""
     fp8_model_folder: ClassVar[str | None] = None
-    """Folder of a model whose matrices divide into blocks of 128, with weights, instead of the tiny one."""
     weight_change: ClassVar[float] = 1.0
-    """Noise on weights before a sync, in their standard deviations. On the tiny models, 1 makes every tensor matter; a
-    deep model of your own would be chaotic in bfloat16, and needs about 0.1."""
     max_context: ClassVar[int] = MAX_CONTEXT
-    """Context length in tokens. For an engine that streams, a completion of it must take longer than a second."""
     num_draws: ClassVar[int] = 2000
-    """Number of completions in the test of their distribution."""
     deadline_s: ClassVar[float] = 60.0
-    """Longest time in seconds for a completion of a streaming engine."""
     min_freed_bytes: ClassVar[int | None] = None
-    """Smallest number of bytes that sleep must free; the size of the weights by default, nine tenths on a CPU."""
     changes_of_process: ClassVar[frozenset[str]] = frozenset()
-    """Settings of the trainer's process that the engine has to change, by the names that the check of them uses."""
 
     pytestmark = pytest.mark.timeout(600)  # of pytest-timeout: an engine may wait for ever
     _bench: ClassVar[Bench | None] = None

@@ -284,6 +284,13 @@ class Bench:
                 f"{cause or advice}"
             )
 
+    def doubt(self, requests: Sequence[Request], completions: Sequence[Completion], sampling: SamplingParams) -> str:
+        """Return what to add where completions are too long or too short, and the sync is to blame; else nothing."""
+        if not self.capabilities.logprobs:
+            return ""
+        is_held = compare(self.held_policy, requests, completions, sampling).within(self.tolerances)
+        return "" if is_held else " Logprobs are not those of the weights that were sent last: look at update_weights."
+
     def assert_holds(self, variant: Variant, key: str, lengths: Sequence[int], advice: str) -> None:
         """Fail unless greedy completions and their logprobs are those of the weights that were just synced."""
         assert self._held == variant

@@ -11,7 +11,7 @@ import pytest
 
 from rlplug.testing.claims import applies_to
 from rlplug.testing.engines.base import EngineChecks
-from rlplug.testing.engines.bench import GREEDY, Bench, num_equal
+from rlplug.testing.engines.bench import GREEDY, Bench, Variant, num_equal
 from rlplug.testing.engines.deviations import deviations
 from rlplug.testing.reference import chi_square, sampled_distribution
 from rlplug.types import Completion, Request, SamplingParams
@@ -21,7 +21,7 @@ SAMPLINGS = [
     SamplingParams(12, temperature=0.7),
     SamplingParams(12, temperature=1.5),
     SamplingParams(12, temperature=0.3),
-    SamplingParams(12, temperature=2.5),
+    SamplingParams(12, temperature=2.0),  # the most that servers of OpenAI's API take
     SamplingParams(12, top_p=0.8),
     SamplingParams(12, top_p=0.95),
     SamplingParams(12, top_k=5),
@@ -110,11 +110,12 @@ class DistributionChecks(EngineChecks):
             "defaults taken from generation_config.json, and at how seeds become random numbers."
         )
 
-    def test_tokens_follow_the_distribution_to_the_end(self, bench: Bench) -> None:
+    @pytest.mark.parametrize("weights", ["first", "endless"])
+    def test_tokens_follow_the_distribution_to_the_end(self, bench: Bench, weights: Variant) -> None:
         """Sums over all tokens of long completions, each with mean 0 and known variance under the reference."""
-        bench.holding()
+        bench.holding(weights)
         sampling = SamplingParams(NUM_LATE)
-        requests = bench.requests("to the end", [4, 7, 11, 30], num_samples=max(4, self.num_draws // 100))
+        requests = bench.requests(f"to the end/{weights}", [4, 7, 11, 30], num_samples=max(4, self.num_draws // 100))
         completions = bench.generate(requests, sampling)
         if bench.capabilities.logprobs:
             advice = "Earlier tokens have the right logprobs: look at caches, positions, and penalties."

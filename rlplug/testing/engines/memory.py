@@ -58,6 +58,20 @@ class PlanChecks(EngineChecks):
 class RoundChecks(EngineChecks):
     """Checks of many rounds of a run. They come late, when a process has grown to its size."""
 
+    def test_rounds_of_a_run_leave_no_threads_files_or_processes(self, bench: Bench) -> None:
+        bench.holding()
+        self.run_rounds(bench, 3)
+        before = holdings()
+        self.run_rounds(bench, NUM_ROUNDS)
+        after = holdings()
+        grown = {
+            "threads": after.threads - before.threads,
+            "open files or sockets": after.files - before.files,
+            "processes": len(after.processes) - len(before.processes),
+        }
+        left = [f"{number} {what}" for what, number in grown.items() if number >= NUM_ROUNDS // 2]
+        assert not left, f"{NUM_ROUNDS} rounds of update_weights and generate left {' and '.join(left)}."
+
     def test_rounds_of_a_run_do_not_grow(self, bench: Bench) -> None:
         engine = bench.holding()
         limit = NUM_ROUNDS * bench.policy().num_bytes() // 2
@@ -73,20 +87,6 @@ class RoundChecks(EngineChecks):
                 f"memory of the {where} grew by {num_bytes} bytes in {NUM_ROUNDS} rounds of update_weights and "
                 f"generate; half the weights in each would be {limit}. Drop buckets, caches and completions."
             )
-
-    def test_rounds_of_a_run_leave_no_threads_files_or_processes(self, bench: Bench) -> None:
-        bench.holding()
-        self.run_rounds(bench, 3)
-        before = holdings()
-        self.run_rounds(bench, NUM_ROUNDS)
-        after = holdings()
-        grown = {
-            "threads": after.threads - before.threads,
-            "open files or sockets": after.files - before.files,
-            "processes": len(after.processes) - len(before.processes),
-        }
-        left = [f"{number} {what}" for what, number in grown.items() if number >= NUM_ROUNDS // 2]
-        assert not left, f"{NUM_ROUNDS} rounds of update_weights and generate left {' and '.join(left)}."
 
     def run_rounds(self, bench: Bench, number: int) -> None:
         """Sync and generate, as steps of a run do."""

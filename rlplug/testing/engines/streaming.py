@@ -150,9 +150,9 @@ class StreamingChecks(EngineChecks):
     @applies_to("streaming")
     def test_abort_returns_what_there_is(self, bench: Bench) -> None:
         engine, sampling = bench.holding("endless"), self._endless(bench)
-        aborted, other = bench.requests("aborted", [3, 3])
+        aborted, running, other = bench.requests("aborted", [3, 3, 3])
         for wait_s in (0.2, 0.5, 2.0):  # until it has a token; a request that ends before is too short
-            engine.submit([aborted], sampling)
+            engine.submit([aborted, running], sampling)
             engine.submit([other], SamplingParams(20))
             early = engine.collect(wait_s)  # not time.sleep: some engines generate only within collect
             engine.abort([aborted.request_id])
@@ -167,6 +167,9 @@ class StreamingChecks(EngineChecks):
             assert len(partial.token_ids) < sampling.max_new_tokens, "an aborted request ran to its end."
             assert len(partial.logprobs) == len(partial.token_ids), "there must be one logprob per token."
             assert (whole.finish_reason, len(whole.token_ids)) == ("length", 20), "abort must leave others alone."
+            assert not engine.collect(0.2), "abort must leave others alone: one that was not named came back."
+            engine.abort([running.request_id])
+            self.collect(engine, [running])
             if len(partial.token_ids):
                 return
         raise AssertionError("abort must return the tokens that there are, and returned none after 2 s.")
@@ -195,7 +198,8 @@ class StreamingChecks(EngineChecks):
             )
             for completion in engine.collect(1.0):
                 assert completion.request_id in waiting, (
-                    f"collect returned {completion.request_id!r}, which was not submitted or came back before."
+                    f"collect returned {completion.request_id!r} with the finish reason "
+                    f"{completion.finish_reason!r}: it was not submitted, came back before, or must still run."
                 )
                 waiting.remove(completion.request_id)
                 collected[completion.request_id] = completion

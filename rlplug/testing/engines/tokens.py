@@ -74,9 +74,11 @@ class FormChecks(EngineChecks):
         bench.holding("endless")
         limits: list[int | None] = [7, 1, None, 30, 3]
         requests = bench.limited("own limits", limits)
-        lengths = [len(c.token_ids) for c in bench.generate(requests, SamplingParams(12))]
+        completions = bench.generate(requests, SamplingParams(12))
+        lengths = [len(c.token_ids) for c in completions]
         is_mixed = sorted(lengths) == sorted([7, 1, 12, 12, 3])
         hint = " The lengths are right for other requests: keep each completion with its request." if is_mixed else ""
+        hint = hint or bench.doubt(requests, completions, SamplingParams(12))
         assert lengths == [7, 1, 12, 12, 3], (
             f"requests with max_new_tokens={limits} gave completions of {lengths} tokens for SamplingParams(12): the "
             f"smaller of both limits is a request's own, and nobody else's.{hint}"
@@ -85,19 +87,25 @@ class FormChecks(EngineChecks):
     def test_every_end_token_ends_and_is_included(self, bench: Bench) -> None:
         bench.holding("ending")
         ends = set(bench.spec.eos_token_ids)
-        completions = bench.generate(bench.requests("ends", [2, 9], num_samples=40), SamplingParams(8))
+        requests = bench.requests("ends", [2, 9], num_samples=40)
+        completions = bench.generate(requests, SamplingParams(8))
         stopped = [c for c in completions if c.finish_reason == "stop"]
         cut = [c for c in completions if c.finish_reason == "length"]
         assert len(stopped) + len(cut) == len(completions), "finish_reason must be 'stop' or 'length' here."
+        blame = bench.doubt(requests, completions, SamplingParams(8))
         assert all(c.token_ids[-1] in ends for c in stopped), (
             f"a completion that stopped must include its end token, one of PolicySpec.eos_token_ids {sorted(ends)}."
+            f"{blame}"
         )
         assert all(not ends & set(c.token_ids[:-1].tolist()) for c in stopped) and all(  # noqa: PT018
             not ends & set(c.token_ids.tolist()) for c in cut
-        ), f"generation went on after an end token: each of {sorted(ends)} must end a completion."
-        assert all(len(c.token_ids) == 8 for c in cut), "finish_reason 'length' before max_new_tokens was reached."
-        assert len(stopped) > 20, f"{len(stopped)} of {len(completions)} completions stopped: more than half should."
-        assert {c.token_ids[-1] for c in stopped} == ends, f"every one of {sorted(ends)} must be an end token."
+        ), f"generation went on after an end token: each of {sorted(ends)} must end a completion.{blame}"
+        assert all(len(c.token_ids) == 8 for c in cut), (
+            f"finish_reason 'length' before max_new_tokens was reached.{blame}"
+        )
+        num, total = len(stopped), len(completions)
+        assert num > 20, f"{num} of {total} completions stopped: more than half should.{blame}"
+        assert {c.token_ids[-1] for c in stopped} == ends, f"every one of {sorted(ends)} must be an end token.{blame}"
 
     def test_a_stopped_call_answers_every_request(self, bench: Bench) -> None:
         """The core says so when a run is told to stop; it keeps what is done, and resumes the rest."""
@@ -117,7 +125,9 @@ class FormChecks(EngineChecks):
                 f"{len(completion.token_ids)} of 40 tokens came back as {completion.finish_reason!r} after a stop: "
                 "what is not complete has the finish reason 'abort'."
             )
-        (whole,) = bench.generate(bench.requests("after a stop", [4]), SamplingParams(5))
+        (request,) = bench.requests("after a stop", [4])
+        (whole,) = bench.generate([request], SamplingParams(5))
         assert (len(whole.token_ids), whole.finish_reason) == (5, "length"), (
             "the engine must go on as before when is_stopping() returns false again."
+            f"{bench.doubt([request], [whole], SamplingParams(5))}"
         )

@@ -35,18 +35,21 @@ class OptimizationConformance:
         class TestMine(OptimizationConformance):
             def make_optimizations(self) -> Mapping[str, Sequence[Optimization]]:
                 return {"every block": [Mine()], "every second block": [Mine(every=2)]}
+
+    Attributes:
+        models: Names of the models to check, of ``TINY_MODELS``.
+        meshes: ``1 rank`` and ``2 ranks``, or one of them.
+        with_partner: Whether variants are checked with recomputed blocks too; false where both conflict.
+        tolerance: Largest difference of logprobs and entropies from the plain path's, as a share of the largest.
+        gradient_tolerance: Largest difference of a gradient or a weight from the plain path's, as a share of the
+            largest of its tensor.
     """
 
     models: ClassVar[Sequence[str]] = ("llama", "tied_llama")
-    """Names of the models to check, of ``TINY_MODELS``."""
     meshes: ClassVar[Sequence[str]] = tuple(MESHES)
-    """``1 rank`` and ``2 ranks``, or one of them."""
     with_partner: ClassVar[bool] = True
-    """Whether variants are checked with recomputed blocks too; false where both conflict."""
     tolerance: ClassVar[float] = 1e-5
-    """Largest difference of logprobs and entropies from the plain path's, as a share of the largest."""
     gradient_tolerance: ClassVar[float] = 1e-4
-    """Largest difference of a gradient or a weight from the plain path's, as a share of the largest of its tensor."""
     pytestmark = pytest.mark.timeout(600)  # of pytest-timeout: a rank may wait for ever
     _bench: ClassVar[OptimizationBench | None] = None
 

@@ -16,12 +16,15 @@ from rlplug.testing.tasks.calls import NOT_COMPARED, TaskChecks, run_calls, same
 
 
 class DataSourceConformance(TaskChecks):
-    """Checks of a prompt source. A subclass must override ``make_source``, and may override the rest."""
+    """Checks of a prompt source. A subclass must override ``make_source``, and may override the rest.
+
+    Attributes:
+        num_rows: Rows that are looked at, from the first.
+    """
 
     deadline_s = 300.0
     """Longest time in seconds to read ``num_rows`` rows."""
     num_rows: ClassVar[int] = 200
-    """Rows that are looked at, from the first."""
 
     def make_source(self) -> PromptSource:
         """Return the source, as a YAML file would make it."""

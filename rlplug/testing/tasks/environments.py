@@ -41,12 +41,17 @@ class Played:
 
 
 class EnvironmentConformance(TaskChecks):
-    """Checks of an environment. A subclass must override ``make_environment``, and may override the rest."""
+    """Checks of an environment. A subclass must override ``make_environment``, and may override the rest.
+
+    Attributes:
+        is_deterministic: Whether the same prompt, seed and turns always have the same answers; without that a run
+            cannot be resumed.
+        max_observation_chars: Longest observation in characters, whatever the policy writes: a longer one would end
+            trajectories.
+    """
 
     is_deterministic: ClassVar[bool] = True
-    """Whether the same prompt, seed and turns always have the same answers; without that a run cannot be resumed."""
     max_observation_chars: ClassVar[int] = 100_000
-    """Longest observation in characters, whatever the policy writes: a longer one would end trajectories."""
 
     def make_environment(self) -> Environment:
         """Return an environment, as a YAML file would make it for one trajectory."""

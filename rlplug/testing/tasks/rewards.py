@@ -45,10 +45,13 @@ def make_sample(completion: str, answer: Any = None, prompt: str = "2+2=", **met
 
 
 class RewardConformance(TaskChecks):
-    """Checks of a reward. A subclass must override ``make_reward``, and may override the rest."""
+    """Checks of a reward. A subclass must override ``make_reward``, and may override the rest.
+
+    Attributes:
+        is_deterministic: Whether the same sample always has the same reward. False for a judge that samples.
+    """
 
     is_deterministic: ClassVar[bool] = True
-    """Whether the same sample always has the same reward. False for a judge that samples."""
 
     def make_reward(self) -> Reward:
         """Return the reward, as a YAML file would make it."""

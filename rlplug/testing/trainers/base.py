@@ -22,17 +22,21 @@ EVERY_TRAINER = "every trainer"
 
 
 class TrainerChecks:
-    """Settings of a trainer under test. A subclass must override ``make_trainer``, and may override the rest."""
+    """Settings of a trainer under test. A subclass must override ``make_trainer``, and may override the rest.
+
+    Attributes:
+        models: Names of the models to check: of ``TINY_MODELS``, or others that ``model_config`` returns.
+        meshes: ``MeshSizes``, or ``pytest.param`` of them; ``None`` for those of ``meshes_of``: one rank, and two on
+            each axis that the trainer claims.
+        tolerance: Largest difference of a logprob from transformers', in nats.
+        gradient_tolerance: Largest difference of a gradient from transformers', as a share of the largest entry of the
+            same tensor.
+    """
 
     models: ClassVar[Sequence[str]] = ("llama3", "tied_llama", "qwen3")
-    """Names of the models to check: of ``TINY_MODELS``, or others that ``model_config`` returns."""
     meshes: ClassVar[Sequence[Any] | None] = None
-    """``MeshSizes``, or ``pytest.param`` of them; ``None`` for those of ``meshes_of``: one rank, and two on each axis
-    that the trainer claims."""
     tolerance: ClassVar[float] = 1e-5
-    """Largest difference of a logprob from transformers', in nats."""
     gradient_tolerance: ClassVar[float] = 1e-4
-    """Largest difference of a gradient from transformers', as a share of the largest entry of the same tensor."""
 
     pytestmark = pytest.mark.timeout(600)  # of pytest-timeout: a rank may wait for ever
     _bench: ClassVar[TrainerBench | None] = None

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import time
 
+import conversations
 import pytest
 import torch
 from capable_engines import CapableRollout
@@ -135,7 +136,8 @@ def test_a_failed_environment_costs_its_own_trajectory(engine, environment, mess
     generator = make_generator(engine(), environment, options)
     samples = generate(generator)
     assert [sample.prompt.uid for sample in samples if sample.errors] == ["1", "1"]
-    assert {sample.errors["environment"].message for sample in samples if sample.errors} == {message}
+    source = f"{environment.__name__}.step in {conversations.__file__}"  # of a plugin: its distribution and version
+    assert {sample.errors["environment"].message for sample in samples if sample.errors} == {f"{source}: {message}"}
     assert [sample.num_turns for sample in samples] == [5, 5, 2, 2, 5, 5]
     assert generator.pop_metrics()["environment/failures"] == 2
     batch = StepBatch.from_samples(samples, pad_token_id=0).padded

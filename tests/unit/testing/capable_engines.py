@@ -39,7 +39,7 @@ class CapableRollout(HFRollout):
 
     def start(self, policy: PolicySpec, placement: Placement) -> None:
         super().start(policy, placement)
-        self._cache = torch.zeros(1 << 20, dtype=torch.uint8)
+        self._cache = torch.zeros(1 << 18, dtype=torch.uint8)
         """Stands for a KV cache that is there all the time, as real engines have it."""
         self._threads = ThreadPoolExecutor(8)
         self._finished: queue.SimpleQueue[Completion] = queue.SimpleQueue()
@@ -58,7 +58,7 @@ class CapableRollout(HFRollout):
         if part == "weights":
             self._resize(1)
         else:
-            self._cache = torch.zeros(1 << 20, dtype=torch.uint8)
+            self._cache = torch.zeros(1 << 18, dtype=torch.uint8)
 
     def _resize(self, share: int) -> None:
         for parameter in self._model.parameters():
@@ -104,7 +104,7 @@ class CapableRollout(HFRollout):
             self._aborted.request_ids |= self._unfinished & set(request_ids)
 
     def close(self) -> None:
-        if self._model is not None:
+        if getattr(self, "_model", None) is not None:
             self.abort(list(self._unfinished))
             self._threads.shutdown()
         super().close()

@@ -36,7 +36,7 @@ class Outcomes:
         if report.failed:
             self.failed.add((tests, check))
             self.order.append((tests, check))
-            self.messages[tests, check] = report.longreprtext
+            self.messages.setdefault((tests, check), report.longreprtext)  # the end of the check may fail too
         elif report.when == "call" and report.passed:
             self.passed.add((tests, check))
 

@@ -112,7 +112,7 @@ CAUGHT_BY = {
             SAID_AT.format(0.7, 1.0, 0),
             SAID_AT.format(1.5, 1.0, 0),
             SAID_AT.format(0.3, 1.0, 0),
-            SAID_AT.format(2.5, 1.0, 0),
+            SAID_AT.format(2.0, 1.0, 0),
             SAID_AT.format(1.0, 0.95, 0),
             SAID_AT.format(1.0, 1.0, 30),
             SAID_AT.format(1.0, 1.0, 1),

@@ -188,10 +188,13 @@ def _make_engine(arguments: dict[str, Any], observe: Callable[..., None]) -> Any
 @contextlib.contextmanager
 def _process_for_vllm(placement: Placement) -> Iterator[None]:
     """Have the environment in which vLLM starts as a part of the trainer, and leave the trainer's own as it was."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it warns of much that is meant, such as the dummy weights
-    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it cannot seed requests, and compiles at every start
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the threads are the trainer's too
-    needed = {
+    wanted = {
+        "VLLM_LOGGING_LEVEL": "ERROR",  # it warns of much that is meant, such as the dummy weights
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it cannot seed requests, and compiles at every start
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the threads are the trainer's too
+        "VLLM_DIST_IDENT": None,  # its workers on CPUs set it, for their own start
+    }
+    needed = {name: os.environ.get(name, value) for name, value in wanted.items()} | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "RANK": str(placement.rank),
         "LOCAL_RANK": str(placement.device.index or 0),

@@ -106,7 +106,7 @@ class VLLMRequests(EngineRequests[Any]):
                 yield
         except torch.AcceleratorError as problem:
             raise RunError(f"vLLM lost its GPU, and the trainer with it, which shares it: {problem}") from problem
-        except EngineFault:
+        except (EngineFault, RunError):
             raise
         except Exception as problem:
             raise EngineFault(f"{type(problem).__name__}: {problem}.") from problem
@@ -138,8 +138,11 @@ class VLLMRequests(EngineRequests[Any]):
             arguments = sampling_arguments(running.request, running.sampling, self.policy, running.max_tokens)
             # else each step puts all completions together anew, and makes a dict for each token's logprob
             arguments |= {"output_kind": RequestOutputKind.FINAL_ONLY, "flat_logprobs": True}
-            prompt = tokens_input(list(running.request.prompt_ids))
-            self._engine.add_request(running.name, prompt, VLLMSamplingParams(**arguments))
+            try:
+                parameters = VLLMSamplingParams(**arguments)
+            except Exception as problem:
+                raise RunError(f"vLLM refuses what model.sampling asks for: {problem}") from problem
+            self._engine.add_request(running.name, tokens_input(list(running.request.prompt_ids)), parameters)
             self._inside.add(running.name)
         return []
 

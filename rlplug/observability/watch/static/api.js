@@ -12,15 +12,15 @@ export async function get(path, params = {}) {
   return answer.json();
 }
 
-/** Call `look` now and then every two seconds until the view ends, less often while it fails, not in a hidden tab. */
+/** Call `look` at once and every two seconds until the view ends, less often while it fails, not in a hidden tab. */
 export async function poll(signal, look) {
   const state = document.getElementById("state");
-  let failures = 0;
+  let [isFirst, failures] = [true, 0];
   while (!signal.aborted) {
     const began = performance.now();
     try {
-      if (!document.hidden || failures === 0) await look();
-      failures = 0;
+      if (isFirst || !document.hidden) await look();
+      [isFirst, failures] = [false, 0];
       if (!signal.aborted) state.textContent = "";
     } catch (error) {
       failures += 1;

@@ -2,16 +2,11 @@
 import { chunks, get, poll } from "./api.js";
 import { draw, forget } from "./charts.js";
 import { LARGEST_SMOOTHING, specOf } from "./curves.js";
-import { address, el, number, table } from "./dom.js";
+import { address, el, number, scrollable, table } from "./dom.js";
 
-const FIRST = [
-  "reward/mean", "validate/pass@1", "completion/length_mean", "completion/truncated_share", "throughput/tokens_per_s",
-  "time/step", "policy/entropy", "policy/kl", "policy/grad_norm", "mismatch/mean", "advantages/degenerate_groups",
-  "partial/staleness_mean",
-];
 const GROUPS = ["reward", "validate", "completion", "policy", "critic", "advantages", "filter", "mismatch", "partial"];
 const AXES = [["step", "steps"], ["samples", "samples"], ["tokens", "tokens"], ["seconds", "seconds in steps"]];
-const RUNS_AT_ONCE = 20;
+const RUNS_AT_ONCE = 8;
 
 export async function showCompare(container, params, signal) {
   const ids = (params.get("runs") ?? "").split(",").filter(Boolean).map(decodeURIComponent);
@@ -82,7 +77,7 @@ export async function showCompare(container, params, signal) {
   function arrange() {
     const words = options.filter.toLowerCase().split(/\s+/).filter(Boolean);
     const fits = (metric) => words.every((word) => metric.toLowerCase().includes(word));
-    const groups = new Map([["Overview", FIRST.filter((metric) => known.metrics.includes(metric))], ...GROUPS.map((name) => [name, []])]);
+    const groups = new Map([["Overview", known.overview], ...GROUPS.map((name) => [name, []])]);
     for (const metric of known.metrics) {
       const group = metric.includes("/") ? metric.slice(0, metric.indexOf("/")) : "other";
       if (!groups.has(group)) groups.set(group, []);
@@ -111,14 +106,14 @@ export async function showCompare(container, params, signal) {
     const changed = runs.filter((run) => ids.includes(run.id) && versions[run.id] !== run.version);
     for (const line of lines) {
       const run = runs.find((run) => run.id === line.id);
-      line.value.textContent = run ? number(run.latest.reward) : "gone";
+      line.value.textContent = run ? `reward ${number(run.latest.reward)}` : "gone";
     }
     if (!changed.length) return;
     const isFirst = !Object.keys(versions).length;
     for (const run of changed) versions[run.id] = run.version;
     if (isFirst) return;
-    const { metrics } = await get("metrics", { run: ids.slice(0, 200) });
-    if (metrics.length !== known.metrics.length) { known.metrics = metrics; arrange(); }
+    const now = await get("metrics", { run: ids.slice(0, 200) });
+    if (now.metrics.length !== known.metrics.length) { Object.assign(known, now); arrange(); }
     for (const chart of charts.values()) chart.change(changed.map((run) => run.id));
   });
 }
@@ -203,5 +198,5 @@ async function differences(ids) {
     return [el("code", {}, key), ...values.map((value) => el("span", { class: value === most ? "" : "differs" }, value ?? "–"))];
   });
   const sheet = table([["Key"], ...runs.map((id) => [id])], cells, "configs");
-  return el("section", {}, title, about, el("div", { class: "card scroll", tabindex: "0", role: "region", "aria-label": "Differences of the configurations" }, sheet));
+  return el("section", {}, title, about, scrollable("Differences of the configurations", "card", sheet));
 }

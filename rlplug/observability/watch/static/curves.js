@@ -3,6 +3,7 @@ import { plotText } from "./dom.js";
 
 export const LARGEST_SMOOTHING = 0.99;
 const FEW_POINTS = 40;
+const MIN_SMOOTHED = 40;  // as in the report: a shorter line is clear as it is
 const MANY_RUNS = 12;
 const TITLES = { step: "step", samples: "samples", tokens: "tokens of completions", seconds: "seconds in steps" };
 
@@ -27,7 +28,7 @@ export function specOf(lines, curves, { axis, smoothing, logX, logY }, layout) {
   const isCrowded = lines.length > MANY_RUNS;
   for (const { id, hue, dash } of lines) {
     const { x, y, mean_x: meanX, mean_y: meanY, per_bucket: perBucket } = curves.get(id);
-    const isSmoothed = smoothing > 0 && meanY.length > 2;
+    const isSmoothed = smoothing > 0 && meanY.length >= MIN_SMOOTHED;
     const line = { color: `var(--${hue})`, dash };
     const name = plotText(id);
     if (isSmoothed && !isCrowded) {

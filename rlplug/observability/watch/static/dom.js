@@ -51,6 +51,16 @@ export function table(columns, rows, name = "") {
   return el("table", { class: name }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body));
 }
 
+/** A box for what may be wider than the page: the keyboard reaches it while there is something to scroll. */
+export function scrollable(label, name, ...content) {
+  const box = el("div", { class: `${name} scroll`, role: "region", "aria-label": label }, content);
+  new ResizeObserver(() => {
+    if (box.scrollWidth > box.clientWidth) box.setAttribute("tabindex", "0");
+    else box.removeAttribute("tabindex");
+  }).observe(box);
+  return box;
+}
+
 const STATUSES = new Set(["running", "finished", "failed", "interrupted", "killed"]);
 
 export function badge(status) {

@@ -1,11 +1,12 @@
 // The page of one run: what its report shows, while it goes on.
 import { get, poll } from "./api.js";
 import { draw, forget, toggles } from "./charts.js";
-import { badge, el, number, table } from "./dom.js";
+import { badge, el, number, scrollable, table } from "./dom.js";
 
 export function showRun(container, id, signal) {
   const place = Object.fromEntries(PARTS.map(([name]) => [name, el("div", { class: `part-${name}` })]));
   container.append(...Object.values(place));
+  place.header.append(el("p", { class: "quiet" }, "Reading the files of the run."));
   const plots = [];
   signal.addEventListener("abort", () => plots.forEach(forget));
   const before = {};
@@ -52,8 +53,8 @@ function section(title, ...content) {
   return el("section", {}, el("h2", {}, title), content);
 }
 
-function sheet(...content) {
-  return el("div", { class: "card sheet scroll" }, content);
+function sheet(label, ...content) {
+  return scrollable(label, "card sheet", content);
 }
 
 function header(name, { status, message, details }, folder) {
@@ -69,7 +70,7 @@ function advice(items) {
   if (!items.length) return [];
   const lines = items.map(({ text, key, page }) => el("li", {}, text, key && [" ", el("code", {}, key)],
     page && (/^https:\/\//.test(page) ? [" ", el("a", { href: page, rel: "noreferrer" }, "Read more")] : [" ", el("span", { class: "quiet" }, page)])));
-  return section("Advice", sheet(el("ul", { class: "plain" }, lines)));
+  return section("Advice", sheet("Advice", el("ul", { class: "plain" }, lines)));
 }
 
 function tiles(items) {
@@ -129,7 +130,7 @@ function memory(plan) {
   const rows = [...plan.rows, ...plan.totals];
   return section("Memory plan",
     el("p", { class: "quiet" }, "GiB on each GPU: what was planned for each phase, and the highest that PyTorch allocated in it."),
-    sheet(table([["Item"], ...plan.phases.map((phase) => [phase, true])], rows, "memory")),
+    sheet("Memory plan", table([["Item"], ...plan.phases.map((phase) => [phase, true])], rows, "memory")),
     plan.notes.map((note) => el("p", { class: "quiet" }, note)));
 }
 
@@ -138,22 +139,22 @@ function costs(rows) {
   const columns = [["Plugin"], ["Hook"], ["Phase"], ["Calls", true], ["Seconds", true], ["Of all steps", true]];
   return section("Cost by plugin",
     el("p", { class: "quiet" }, "Seconds of the host in hooks, on the first rank since the run was last started. Of a wrapper, without what it wraps."),
-    sheet(table(columns, rows.map(({ plugin, hook, phase, calls, seconds, share }) => [plugin, hook, phase, calls, seconds, share]))));
+    sheet("Cost by plugin", table(columns, rows.map(({ plugin, hook, phase, calls, seconds, share }) => [plugin, hook, phase, calls, seconds, share]))));
 }
 
 function plan(rows) {
   if (!rows.length) return [];
   const cells = rows.map(([name, value, meaning]) => [el("code", {}, name), value, meaning]);
-  return section("Batch plan", sheet(table([["Size"], ["Value", true], ["What it means"]], cells, "plan")));
+  return section("Batch plan", sheet("Batch plan", table([["Size"], ["Value", true], ["What it means"]], cells, "plan")));
 }
 
 function effects(items) {
   if (!items.length) return [];
-  return section("Optimizations that took effect", sheet(el("ul", { class: "plain" }, items.map((item) => el("li", {}, item)))));
+  return section("Optimizations that took effect", sheet("Optimizations that took effect", el("ul", { class: "plain" }, items.map((item) => el("li", {}, item)))));
 }
 
 function folded(title, ...content) {
-  return el("details", { class: "card" }, el("summary", {}, title), el("div", { class: "scroll" }, content));
+  return el("details", { class: "card" }, el("summary", {}, title), scrollable(title, "", content));
 }
 
 function metrics(rows) {

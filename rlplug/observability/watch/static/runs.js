@@ -1,6 +1,6 @@
 // The list of runs.
 import { chunks, get, poll } from "./api.js";
-import { address, ago, badge, duration, el, number } from "./dom.js";
+import { address, ago, badge, duration, el, number, scrollable } from "./dom.js";
 
 const COLUMNS = [
   { key: "id", title: "Run", of: (run) => run.id },
@@ -14,7 +14,7 @@ const COLUMNS = [
   { key: "staleness", title: "Staleness", num: true, of: (run) => run.latest.staleness, optional: true },
   { key: "updated", title: "Updated", num: true, of: (run) => run.updated },
 ];
-const RUNS_AT_ONCE = 20;
+const RUNS_AT_ONCE = 25;
 
 // What is chosen stays so while one looks at a run and comes back.
 const chosen = new Set();
@@ -26,8 +26,8 @@ export function showRuns(container, signal) {
   let answer = { runs: [] };
   const body = el("tbody");
   const empty = el("p", { class: "message", hidden: true });
-  const about = el("p", { class: "quiet" });
-  const compare = el("button", { type: "button", class: "button", onclick: () => { location.hash = comparison(); } });
+  const about = el("p", { class: "quiet" }, "Reading the files of the runs.");
+  const compare = el("button", { type: "button", class: "button", disabled: true, onclick: () => { location.hash = comparison(); } }, "Compare");
   const search = el("input", { type: "search", placeholder: "Filter by name or status", "aria-label": "Filter runs", value: filter });
   const all = el("input", { type: "checkbox", "aria-label": "Choose all runs that are listed" });
   const heads = COLUMNS.map((column) => {
@@ -40,8 +40,9 @@ export function showRuns(container, signal) {
   container.append(
     el("div", { class: "heading" }, el("div", {}, el("h1", {}, "Runs"), about), el("div", { class: "tools" }, search, compare)),
     empty,
-    el("div", { class: "card scroll", tabindex: "0", role: "region", "aria-label": "Runs" }, sheet),
+    scrollable("Runs", "card", sheet),
   );
+  sheet.parentElement.hidden = true;
   search.addEventListener("input", () => { filter = search.value; arrange(); });
   all.addEventListener("change", () => {
     for (const run of listed()) chosen[all.checked ? "add" : "delete"](run.id);
@@ -81,9 +82,8 @@ export function showRuns(container, signal) {
       if (body.contains(focused)) focused.focus();
     }
     heads.forEach((cell, index) => {
-      const is = COLUMNS[index].key === order.key;
-      cell.toggleAttribute("aria-sort", is);
-      if (is) cell.setAttribute("aria-sort", order.sign > 0 ? "ascending" : "descending");
+      if (COLUMNS[index].key === order.key) cell.setAttribute("aria-sort", order.sign > 0 ? "ascending" : "descending");
+      else cell.removeAttribute("aria-sort");
     });
     for (const column of COLUMNS.filter((column) => column.optional)) {
       sheet.classList.toggle(`no-${column.key}`, !answer.runs.some((run) => column.of(run) !== null));
@@ -116,8 +116,8 @@ export function showRuns(container, signal) {
     const wanted = [...rows.values()].filter((row) => row.wantsSparkline());
     for (const row of wanted) row.asked();
     for (const some of chunks(wanted, RUNS_AT_ONCE)) {
-      const { curves } = await get("curves", { run: some.map((row) => row.run.id), metric: "reward/mean", buckets: 36 });
-      for (const row of some) row.sparkline(curves[row.run.id]);
+      const { rewards } = await get("rewards", { run: some.map((row) => row.run.id) });
+      for (const row of some) row.sparkline(...rewards[row.run.id]);
     }
   }
 
@@ -164,7 +164,7 @@ function makeRow(run, changed) {
     see: (is) => { isSeen = is; },
     wantsSparkline: () => isSeen && drawn !== row.run.version,
     asked: () => { drawn = row.run.version; },
-    sparkline: (curve) => line.replaceChildren(...(curve ? [polyline(curve)] : [])),
+    sparkline: (xs, ys) => line.replaceChildren(...(xs.length ? [polyline(xs, ys)] : [])),
     update(now) {
       const before = row.run;
       row.run = now;
@@ -174,7 +174,7 @@ function makeRow(run, changed) {
       cells.id.replaceChildren(el("a", { href: address("run", now.id) }, now.id));
       cells.status.replaceChildren(badge(now.status));
       cells.status.title = now.message;
-      steps.textContent = now.num_steps ? `${number(latest.step)} / ${number(now.num_steps)}` : number(latest.step);
+      steps.replaceChildren(number(latest.step), el("span", { class: "total" }, now.num_steps && ` / ${number(now.num_steps)}`));
       bar.hidden = !now.num_steps || now.status !== "running";
       bar.value = now.num_steps ? Math.min(1, (latest.step ?? 0) / now.num_steps) : 0;
       reward.textContent = number(latest.reward);
@@ -191,7 +191,7 @@ function svg(tag, attributes) {
   return element;
 }
 
-function polyline({ mean_x: xs, mean_y: ys }) {
+function polyline(xs, ys) {
   const [left, right, low, high] = [xs[0], xs[xs.length - 1], Math.min(...ys), Math.max(...ys)];
   const place = (value, from, to, size) => (to > from ? ((value - from) / (to - from)) * size : size / 2);
   const points = xs.map((x, i) => `${(1 + place(x, left, right, 70)).toFixed(1)},${(19 - place(ys[i], low, high, 18)).toFixed(1)}`);

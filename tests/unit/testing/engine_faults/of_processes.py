@@ -58,7 +58,7 @@ class CannotCloseWhenDead(InAChild):
         super().close()
 
 
-@fault(CHILD, DEATH, "after a fault and close")
+@fault(CHILD, "test_close_leaves_nothing_behind", "after close")
 class LeavesAnOrphan(InAChild):
     """Leaves a process behind that its worker started in a session of its own."""
 
@@ -72,7 +72,7 @@ class LeavesAnOrphan(InAChild):
             self._orphan = subprocess.Popen(["sleep", "60"], start_new_session=True)
 
 
-@fault(CHILD, "test_close_leaves_nothing_behind")
+@fault(CHILD, DEATH, "after a fault and close")
 class LeavesItsProcess(InAChild):
     """Leaves its process running when it is closed without a fault."""
 

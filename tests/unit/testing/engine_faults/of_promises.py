@@ -316,7 +316,7 @@ class ClosesOnlyWhatRuns(Plain):
     """Cannot be closed before it was started."""
 
     def close(self) -> None:
-        del self._device
+        assert self._device is not None
         super().close()
 
 

@@ -74,7 +74,7 @@ class CoolsDownAfter150Tokens(DrawsOthers):
         return scores if generated.shape[1] < 150 else scores * 1.25
 
 
-@fault(DRAWN, LATE)
+@fault(DRAWN, "test_every_end_token_ends_and_is_included")
 class EndsLate(DrawsOthers):
     """Draws no end token among the first 12, as ``min_new_tokens`` would."""
 
@@ -95,7 +95,7 @@ class WantsToEnd(DrawsOthers):
         return scores
 
 
-@fault(DRAWN, LATE)
+@fault(DRAWN, "test_every_end_token_ends_and_is_included")
 class DrawsOneNumberForAll(Plain):
     """Draws all tokens of a completion with the same random number."""
 
@@ -115,7 +115,7 @@ class ConstantSampler(SeededSampler):
         self._uniforms = self._uniforms[:, :1].expand_as(self._uniforms)
 
 
-@fault(DRAWN, LATE)
+@fault(DRAWN, "test_tokens_follow_the_distribution")
 class NeverDrawsTheUnlikely(DrawsOthers):
     """Draws no token of a probability below 0.5%, as ``min_p`` would."""
 
@@ -123,7 +123,7 @@ class NeverDrawsTheUnlikely(DrawsOthers):
         return scores.masked_fill(scores.softmax(-1) < 0.005, -math.inf)
 
 
-@fault(DRAWN, "test_tokens_follow_the_distribution")
+@fault(DRAWN, LATE)
 class DrawsTheTokenizersIdsAlone(DrawsOthers):
     """Draws no id that the tokenizer lacks, though the model embeds it."""
 
@@ -203,7 +203,7 @@ class DegradesLate(EditsLogits):
         return scores if generated.shape[1] < 30 else scores + 0.5 * noise
 
 
-@fault(SEEDS, "test_completions_differ_by_seed")
+@fault(SEEDS, "test_tokens_follow_the_distribution")
 class Takes8BitsOfSeeds(Plain):
     """Drops all but eight bits of seeds."""
 
@@ -313,7 +313,7 @@ class ForgetsLateLogprobs(EditsCompletions):
         return dataclasses.replace(completion, logprobs=logprobs)
 
 
-@fault(SAID, LATE)
+@fault(SAID, "test_greedy_stays_the_likeliest_token")
 class SaysPenalizedLogprobs(EditsLogits):
     """Penalises what was generated 16 tokens before or earlier, and says the penalised logprobs."""
 
