@@ -102,6 +102,8 @@ class Holdings:
 
     num_bytes: int
     """Memory that would be free if they ended."""
+    num_bytes_below: int
+    """What of it the processes below hold. This one may give up memory meanwhile, and hide how theirs grows."""
     threads: int
     files: int
     """Open files and sockets of this process."""
@@ -115,14 +117,21 @@ def holdings() -> Holdings:
     _return_free_memory()
     own = psutil.Process()
     below = children()
-    num_bytes = 0
-    for process in [own, *below]:
-        try:
-            num_bytes += process.memory_full_info().uss
-        except psutil.Error:  # it ended, or belongs to somebody else
-            continue
-    files = own.num_fds() if hasattr(own, "num_fds") else 0
-    return Holdings(num_bytes, threading.active_count(), files, frozenset(process.pid for process in below))
+    num_bytes_below = sum(map(_bytes_of, below))
+    return Holdings(
+        num_bytes=_bytes_of(own) + num_bytes_below,
+        num_bytes_below=num_bytes_below,
+        threads=threading.active_count(),
+        files=own.num_fds() if hasattr(own, "num_fds") else 0,
+        processes=frozenset(process.pid for process in below),
+    )
+
+
+def _bytes_of(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().uss)
+    except psutil.Error:  # it ended, or belongs to somebody else
+        return 0
 
 
 def children() -> list[psutil.Process]:

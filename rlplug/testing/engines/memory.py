@@ -76,9 +76,13 @@ class RoundChecks(EngineChecks):
         engine = bench.holding()
         limit = NUM_ROUNDS * bench.policy().num_bytes() // 2
         self.run_rounds(bench, NUM_ROUNDS // 2)
-        host, device = holdings().num_bytes, self.device_bytes_in_use(engine)
+        before, device = holdings(), self.device_bytes_in_use(engine)
         self.run_rounds(bench, NUM_ROUNDS)
-        grown = {"host": holdings().num_bytes - host}
+        host = holdings()
+        grown = {
+            "host": host.num_bytes - before.num_bytes,
+            "processes of its own": host.num_bytes_below - before.num_bytes_below,
+        }
         after = self.device_bytes_in_use(engine)
         if self.placement().device.type != "cpu" and device is not None and after is not None:
             grown["device"] = after - device

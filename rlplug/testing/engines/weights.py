@@ -100,6 +100,17 @@ class WeightChecks(RefusalChecks):
             "trainer's own weights. Copy first."
         )
 
+    def test_buckets_smaller_than_the_largest_tensor(self, bench: Bench) -> None:
+        bench.holding("first")
+        bench.sync("changed", max_bytes=bench.policy().largest_bytes() // 3)
+        bench.assert_holds("changed", "small buckets", [3, 20], ALL_ARRIVE)
+
+    def test_buckets_of_one_tensor(self, bench: Bench) -> None:
+        """Weights that engines fuse, such as q, k and v, then come in different buckets."""
+        bench.holding("first")
+        bench.sync("changed", max_bytes=1)
+        bench.assert_holds("changed", "one tensor", [3, 20], ALL_ARRIVE)
+
     def test_prompt_seen_before_the_sync_is_computed_anew(self, bench: Bench) -> None:
         """The prompt is longer than a block of any engine's prefix cache."""
         bench.holding("first")
@@ -112,17 +123,6 @@ class WeightChecks(RefusalChecks):
             "This prompt was also used before the sync: update_weights must reset a prefix or KV cache with keys and "
             "values of the former weights.",
         )
-
-    def test_buckets_smaller_than_the_largest_tensor(self, bench: Bench) -> None:
-        bench.holding("first")
-        bench.sync("changed", max_bytes=bench.policy().largest_bytes() // 3)
-        bench.assert_holds("changed", "small buckets", [3, 20], ALL_ARRIVE)
-
-    def test_buckets_of_one_tensor(self, bench: Bench) -> None:
-        """Weights that engines fuse, such as q, k and v, then come in different buckets."""
-        bench.holding("first")
-        bench.sync("changed", max_bytes=1)
-        bench.assert_holds("changed", "one tensor", [3, 20], ALL_ARRIVE)
 
     def test_every_bucket_is_consumed_and_reported(self, bench: Bench) -> None:
         bench.holding()
