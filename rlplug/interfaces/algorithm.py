@@ -104,9 +104,9 @@ class LossOutput:
             loss.
         maxima: Metrics of which the loop keeps the largest value over micro-batches, ranks and optimizer steps.
         minima: Metrics of which the loop keeps the smallest value over micro-batches, ranks and optimizer steps.
-        per_token: Numbers of each token for the token log, bool or float [B, T], which no gradient follows. ``ratio``,
-            ``clipped_low`` and ``clipped_high`` are shown as what the algorithm clipped; other names as they are. Values
-            where ``response_mask`` is false are ignored.
+        per_token: Numbers of each token for the token log, bool or float [B, T], which no gradient follows: ``ratio``,
+            ``clipped_low`` and ``clipped_high``, for which of them the algorithm clipped, and any other. Those where
+            ``response_mask`` is false are ignored.
     """
 
     loss: Tensor

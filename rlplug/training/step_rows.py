@@ -61,13 +61,11 @@ class StepRows:
         return lengths
 
     @cached_property
-    def _places(self) -> NDArray[np.int64]:
+    def keys(self) -> list[tuple[int, int]]:
+        """The group of each row, and its place among the rows of that group, from 0."""
         groups = self.table["group"]
-        return np.arange(len(groups)) - np.searchsorted(groups, groups)
-
-    def key(self, row: int) -> tuple[int, int]:
-        """Return the group of a row, and its place among the rows of that group, from 0."""
-        return int(self.table["group"][row]), int(self._places[row])
+        places = np.arange(len(groups)) - np.searchsorted(groups, groups)
+        return list(zip(groups.tolist(), places.tolist(), strict=True))
 
     def denominators(self, row_indices: Sequence[int]) -> Denominators:
         """Count what trains in a mini-batch."""

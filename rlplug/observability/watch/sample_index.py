@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ MAX_LINE: Final = 8 << 20
 CHUNK: Final = 1 << 20
 LARGEST: Final = 1 << 31
 """Whole numbers of a sample are smaller."""
-AT_ONCE: Final = 64
+AT_ONCE: Final = 256
 """Samples whose texts are searched between two looks at the clock."""
 PHASES: Final = ("train", "validate")
 FINISHES: Final = ("stop", "length", "abort")
@@ -167,8 +168,12 @@ class SampleIndex:
         row["finish"] = FINISHES.index(sample.finish_reason) if sample.finish_reason in FINISHES else -1
         row["has_errors"], row["has_tokens"] = bool(sample.errors), sample.has_tokens
 
-    def samples(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, SampleLine]]:
+    def samples(self, numbers: NDArray[np.int64], part: bytes = b"") -> Iterator[tuple[int, SampleLine]]:
         """Yield lines by their number in ``rows``; those that are no longer there are left out.
+
+        Args:
+            numbers: Of the lines.
+            part: Bytes in lower case without which a line is left out before it is parsed.
 
         Raises:
             OSError: The file cannot be read.
@@ -177,7 +182,8 @@ class SampleIndex:
             for number in numbers.tolist():
                 row = self._rows[number]
                 file.seek(int(row["offset"]))
-                sample = read_line(file.read(int(row["length"])))
+                line = file.read(int(row["length"]))
+                sample = read_line(line) if part in line.lower() else None
                 if sample is not None and sample.step == row["step"]:
                     yield number, sample
 
@@ -245,6 +251,15 @@ class SampleFilter:
     def reads_texts(self) -> bool:
         return bool(self.text) or self.uid is not None
 
+    @property
+    def part(self) -> bytes:
+        """Bytes in lower case that each line with the text has: its longest run of what JSON does not escape.
+
+        None of a text beyond ASCII: there, letters have several forms.
+        """
+        runs = re.findall(r"[ !#-\[\]-~]+", self.text) if self.text.isascii() else []
+        return max(runs, key=len, default="").lower().encode()
+
     def fits(self, sample: SampleLine) -> bool:
         """Return whether the texts of a sample are wanted."""
         if self.uid is not None and sample.prompt_uid != self.uid:
@@ -302,11 +317,13 @@ def search(index: SampleIndex, wanted: SampleFilter, sort: str, start: int, limi
         return Found(list(index.samples(numbers[start:end])), end - start, len(numbers), end)
     deadline, found = time.monotonic() + seconds, []
     for begin in range(start, len(numbers), AT_ONCE):
-        for place, (number, sample) in enumerate(index.samples(numbers[begin : begin + AT_ONCE]), start=begin):
+        part = numbers[begin : begin + AT_ONCE]
+        for number, sample in index.samples(part, wanted.part):
             if wanted.fits(sample):
                 found.append((number, sample))
                 if len(found) == limit:
-                    return Found(found, place + 1 - start, len(numbers), place + 1)
+                    end = begin + int(np.flatnonzero(part == number)[0]) + 1
+                    return Found(found, end - start, len(numbers), end)
         if time.monotonic() > deadline and begin + AT_ONCE < len(numbers):
             return Found(found, begin + AT_ONCE - start, len(numbers), begin + AT_ONCE)
     return Found(found, max(0, len(numbers) - start), len(numbers), len(numbers))

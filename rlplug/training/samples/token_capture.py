@@ -77,8 +77,9 @@ class TokenCapture:
         self._names = list(values)
         self._num_passes += 1  # the same on all ranks
         if not micro_batch.is_filler:
+            keys, lengths = rows.keys, rows.lengths
             for place, row in enumerate(micro_batch.indices):
-                self._computed[rows.key(row)] = values, place, rows.lengths[row], self._num_passes
+                self._computed[keys[row]] = values, place, lengths[row], self._num_passes
 
     def compared(self, trainer_logprobs: Tensor) -> None:
         """Keep the trainer's logprobs before the update under the distribution that was sampled, float32 [N]."""

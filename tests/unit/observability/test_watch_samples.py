@@ -52,6 +52,8 @@ def get(tmp_path_factory: pytest.TempPathFactory) -> Get:
         ("tokens=1&first_step=2&last_step=2&sort=-advantage&limit=2&start=1", [(2, 3), (2, 2)]),
         ("query=ALERT(1)", [(1, 1)]),
         ("query=%5Cx1b", []),
+        ("query=%26amp%3B%1B%5B31M", [(1, 1)]),  # JSON writes a part of it otherwise
+        ("query=%C3%89&phase=train", [(1, 1)]),
         ("query=3+%2B+1&sort=oldest", [(3, 1)]),
     ],
 )

@@ -15,7 +15,7 @@ export async function showSamples(container, run, params) {
   if (params.has("step") && (params.has("group") || params.has("uid"))) return showGroup(container, run, params);
   const list = el("ol", { class: "sample-list" });
   const state = el("p", { class: "quiet sample-state", role: "status" });
-  const more = el("button", { class: "button", type: "button", hidden: true }, "Show more");
+  const more = el("button", { class: "plain", type: "button", hidden: true }, "Show more");
   let turn = 0;
 
   const form = filterForm(params, () => start());
@@ -96,7 +96,7 @@ function filterForm(params, changed) {
     field("Sort", choice("sort", SORTS)),
     el("label", { class: "check" }, check("errors"), "failed rewards only"),
     el("label", { class: "check" }, check("tokens"), "with tokens only"),
-    el("button", { type: "reset", class: "button" }, "Clear"),
+    el("button", { type: "reset", class: "plain" }, "Clear"),
   );
   let timer;
   form.addEventListener("submit", (event) => { event.preventDefault(); changed(); });

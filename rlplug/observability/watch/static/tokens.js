@@ -48,8 +48,8 @@ export async function showTokens(container, run, step, name) {
     const go = (next) => () => { start = next; return load(); };
     return el("p", { class: "pages" },
       `tokens ${start.toLocaleString("en")} to ${(start + count).toLocaleString("en")} of ${found.total.toLocaleString("en")} `,
-      start > 0 && el("button", { type: "button", class: "button", onclick: go(Math.max(0, start - 20000)) }, "before"),
-      start + count < found.total && el("button", { type: "button", class: "button", onclick: go(start + count) }, "after"));
+      start > 0 && el("button", { type: "button", class: "plain", onclick: go(Math.max(0, start - 20000)) }, "before"),
+      start + count < found.total && el("button", { type: "button", class: "plain", onclick: go(start + count) }, "after"));
   }
 
   await load();
@@ -187,7 +187,7 @@ function scaleOf(values, kind) {
   const low = known[0], high = known[known.length - 1];
   const hasMiddle = kind.middle !== undefined;
   const distances = known.map((value) => Math.abs(value - (hasMiddle ? kind.middle : kind.isLow ? high : low))).sort((a, b) => a - b);
-  const reach = distances[Math.floor((distances.length - 1) * 0.98)] || distances[distances.length - 1] || 0;
+  const reach = distances[Math.ceil(distances.length * 0.98) - 1] || distances[distances.length - 1] || 0;
   const shade = (value) => {
     if (!present(value)) return "";
     if (reach === 0) return "0";
@@ -240,12 +240,12 @@ function numbersOf(columns, texts, i, start) {
   const at = (name) => columns[name]?.[i];
   const flags = at("flags");
   const state = !(flags & PRODUCED) ? "observation of the environment" : flags & TRAINED ? "trained" : "produced, not trained";
-  const probability = (value) => (present(value) ? `${number(value)}  (p ${number(Math.exp(value))})` : null);
+  const probability = (value) => (present(value) ? [precise(value), el("span", { class: "probability" }, `p ${number(Math.exp(value))}`)] : null);
   const clipped = at("clipped") === undefined ? "not logged" : { "-1": "yes, ratio too low", 0: "no", 1: "yes, ratio too high" }[at("clipped")];
   const rows = [
     ["token", `${start + i}: id ${at("token_ids")}`],
     ["mask", state],
-    ["policy version", flags & PRODUCED ? at("policy_versions") : null],
+    ["policy version", flags & PRODUCED ? String(at("policy_versions")) : null],
     ["logprob, engine", probability(at("engine_logprobs"))],
     ["logprob, trainer", probability(at("logprobs"))],
     present(at("sampled_logprobs")) && ["of top-k, top-p", probability(at("sampled_logprobs"))],
@@ -260,7 +260,7 @@ function numbersOf(columns, texts, i, start) {
     columns.returns && ["return", at("returns"), true],
     ...Object.keys(columns).filter((name) => name.startsWith("loss/")).map((name) => [name.slice(5), at(name), true]),
   ].filter(Boolean);
-  const shown = (value, isNumber) => (!present(value) ? "–" : isNumber ? precise(value) : String(value));
+  const shown = (value, isNumber) => (!present(value) ? "–" : isNumber ? precise(value) : value);
   return [
     el("div", { class: "piece" }, el("dt", {}, "text"), el("dd", {}, el("code", {}, quoted(texts[i])))),
     ...rows.map(([name, value, isNumber]) => el("div", {}, el("dt", {}, name), el("dd", {}, shown(value, isNumber)))),
