@@ -12,13 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from aiohttp import web
-
 from rlplug.errors import ConfigError
 from rlplug.observability.terminal import say
-from rlplug.observability.watch import make_app
-from rlplug.observability.watch.folders import Runs
-from rlplug.observability.watch.server import is_loopback
 
 PORT: Final = 6006
 """TensorBoard's port, so that a tunnel or a bookmark made for it works."""
@@ -41,6 +36,11 @@ def watch_command(arguments: Sequence[str]) -> None:
     folder: Path = options.runs_dir
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file: give the folder of your runs, such as runs, or of one run.")
+    from aiohttp import web
+
+    from rlplug.observability.watch.folders import Runs
+    from rlplug.observability.watch.server import is_loopback, make_app
+
     app = make_app(folder, options.host)
     listening = _listen(options.host, options.port)
     port = listening.getsockname()[1]
