@@ -154,7 +154,7 @@ class TestCollectTwice(SabotagedStream):
 
 class TestThreads(SabotagedStream):
     engine = mixed(RemembersAborts, StreamsWithSeedsOfItsOwn, LosesRequestsOfOtherThreads)
-    deadline_s = 4.0
+    deadline_s = 15.0  # of a busy machine too; requests that are lost cost it
 
 
 class TestClaims(SabotagedStream):

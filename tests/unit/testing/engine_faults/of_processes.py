@@ -126,7 +126,7 @@ class KeepsBuckets(worker_engine.MyWorker):
             own[name].data = tensor
 
 
-@fault("weight sync", "test_buckets_of_one_tensor")
+@fault("weight sync", "test_buckets_smaller_than_the_largest_tensor")
 class PointsAtBuckets(InAChild):
     """Lets its weights be the tensors of a bucket, whose memory is used again."""
 
