@@ -44,6 +44,7 @@ from rlplug.training.samples.importance_weights import weights_by_age
 from rlplug.training.samples.metrics import mean_over_ranks, rollout_metrics
 from rlplug.training.samples.selection import GroupSelection
 from rlplug.training.samples.table import sample_table
+from rlplug.training.samples.token_capture import TokenCapture
 from rlplug.training.streaming.step import StreamedStep
 from rlplug.training.update import NonFiniteUpdate, PolicyUpdate, save_for_inspection
 from rlplug.training.validation import validation_metrics
@@ -88,6 +89,10 @@ class RLModule(LightningModule):
         """Kind (``train``, ``validate``, ``reward_errors``), step and this rank's samples, for whoever logs them."""
         self.newest_values: dict[str, NDArray[Any]] = {}
         """Rewards and lengths of all ranks' samples, in steps whose samples are logged also this rank's advantages."""
+        self.newest_batch: StepBatch | None = None
+        """This rank's rows of the newest step as they trained, of the samples of kind ``train``."""
+        self.token_capture: TokenCapture | None = None
+        """Keeps values of single tokens for the token log; the run folder sets it."""
         self.run_dir: Path | None = None
         self._is_first_step = True
         self.schedulers: list[Any] = []
@@ -102,6 +107,9 @@ class RLModule(LightningModule):
     def training_step(self, tick: Any, batch_idx: int) -> None:
         """Take one RL step: eight phases. The data loader only drives the loop; prompts come from the stream."""
         self.step = self.rollout_step + 1
+        self.newest_batch = None
+        if self.token_capture is not None:
+            self.token_capture.begin(self.step)
         with self.rollback_on_interrupt():
             rollout = Rollout()
             while self.groups.wants_more(rollout):
@@ -217,6 +225,7 @@ class RLModule(LightningModule):
         if result.tokens is not None:
             self._compare_with_engine(batch, result.tokens)
         self.step_metrics.add(PluginCall(self.config.algorithm, "loss"), result.metrics)
+        self.newest_batch = batch
 
     def publish(self) -> None:
         """Make the new weights the ones that the next rollout must have."""
@@ -297,6 +306,8 @@ class RLModule(LightningModule):
 
     def _compare_with_engine(self, batch: StepBatch, tokens: TokenLogprobs) -> None:
         """Measure how far engine and trainer are apart; see :class:`MismatchGate`."""
+        if self.token_capture is not None:
+            self.token_capture.compared(tokens.sampled_logprobs)
         if self.config.engine.capabilities.logprobs:
             self.step_metrics |= self.mismatch_gate.compare(
                 batch, tokens.sampled_logprobs, self.policy_version, self.step, self._is_first_step
@@ -372,7 +383,14 @@ class RLModule(LightningModule):
         optimizers: Any = self.optimizers()
         optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
         self._policy_update = run_setup.make_update(
-            self.config, self.plan, self.models, self.strategy, optimizers, self.schedulers, self.manual_backward
+            self.config,
+            self.plan,
+            self.models,
+            self.strategy,
+            optimizers,
+            self.schedulers,
+            self.manual_backward,
+            self.token_capture,
         )
         if self.config.partial_rollout is not None and self.config.partial_rollout.streams:
             self.streamed = StreamedStep(self._policy_update, self.run.offload, self._batch)

@@ -47,6 +47,7 @@ from rlplug.training.batch_plan import BatchPlan
 from rlplug.training.forward_backward import MicroBatchRunner
 from rlplug.training.memory_plan.decisions import Decisions, shortfall
 from rlplug.training.memory_plan.inputs import GPU, total_and_free
+from rlplug.training.samples.token_capture import TokenCapture
 from rlplug.training.trainer_record import adapter_record, check_records
 from rlplug.training.update import PolicyUpdate
 from rlplug.types import MeshSizes
@@ -404,6 +405,7 @@ def make_update(
     optimizers: Sequence[Any],
     schedulers: Sequence[Any],
     backward: Callable[[Any], None],
+    capture: TokenCapture | None,
 ) -> PolicyUpdate:
     """Join models with their optimizers and schedulers, the policy's first, into what updates them."""
     assert models.policy is not None
@@ -422,7 +424,7 @@ def make_update(
             sampling=config.sampling,
             hook=plugins().hook,
         ),
-        runner=MicroBatchRunner(plan.batch, strategy),
+        runner=MicroBatchRunner(plan.batch, strategy, capture),
         backward=backward,
         skip_nonfinite=config.limits.on_nonfinite == "skip",
         seed=config.seed,

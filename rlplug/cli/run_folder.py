@@ -43,12 +43,17 @@ from rlplug.observability.loggers.experiment_log import is_due, log_configuratio
 from rlplug.observability.loggers.tensorboard import RunTensorBoard
 from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.observability.report.run_data import read_metrics
-from rlplug.observability.sample_records import first_of_ranks, is_trained, sample_record, spread_over_ranks
+from rlplug.observability.sample_records import first_of_ranks, is_trained, sample_record, write_records
 from rlplug.observability.terminal import say
+from rlplug.observability.token_log.files import FOLDER as TOKENS
+from rlplug.observability.token_log.files import TokenLogWriter
+from rlplug.observability.token_log.files import cut_back as cut_back_tokens
 from rlplug.plugin_manager import describe, plugins
 from rlplug.rollout.partial.replay import FILE as GROUPS
 from rlplug.setup import take_optimizer_options
 from rlplug.training.memory_plan.table import memory_notes, memory_rows
+from rlplug.training.samples.sample_log import SampleLog
+from rlplug.training.samples.token_capture import TokenCapture
 from rlplug.types import GIB, Sample
 
 if TYPE_CHECKING:
@@ -72,13 +77,27 @@ class RunFolder(Callback):
         export_policy: Write the trained policy as a Hugging Face folder, ``policy/``, when the run ends; with
             ``model.lora`` the merged policy, and its adapter in ``adapter/`` as peft reads it.
         report: Write ``report.html`` when the run ends; needs the extra ``rlplug[report]``.
+        token_samples_per_step: Completions per step of which ``tokens/`` gets the numbers of each token, and
+            ``samples.jsonl`` the text: as many whole groups as fit, or else the first of a group. 0 writes none.
+        token_every_n_steps: Steps from one with tokens to the next; the first step has some too.
+        token_log_mib: Size of ``tokens/``, in MiB, beyond which its oldest steps are removed.
     """
 
     def __init__(
-        self, dir: str = "runs/default", samples_per_step: int = 4, export_policy: bool = True, report: bool = True
+        self,
+        dir: str = "runs/default",
+        samples_per_step: int = 4,
+        export_policy: bool = True,
+        report: bool = True,
+        token_samples_per_step: int = 8,
+        token_every_n_steps: int = 1,
+        token_log_mib: int = 1024,
     ) -> None:
         self.dir = dir
         self.samples_per_step = samples_per_step
+        self.token_samples_per_step = token_samples_per_step
+        self.token_every_n_steps = token_every_n_steps
+        self.token_log_mib = token_log_mib
         self.export_policy = export_policy
         self.report = report
         self.config_yaml: str | None = None
@@ -95,6 +114,7 @@ class RunFolder(Callback):
         self._rows: dict[str, RowFile] = {}
         """Files of samples, by name."""
         self._prometheus: list[PrometheusLogger] = []
+        self._samples: SampleLog
         self._lock: FolderLock | None = None
         self._is_accepted = False
         """Whether the run writes to its folder: a new one at once, a resumed one from its first step on."""
@@ -113,6 +133,15 @@ class RunFolder(Callback):
             raise ConfigError(problem)
         self._metrics = MetricsCSV(self.path / METRICS, waits=self._is_resumed(trainer))
         self._rows = {name: RowFile(self.path / name) for name in (SAMPLES, REWARD_ERRORS, GROUPS)}
+        tokens = TokenLogWriter(self.path / TOKENS, self.token_log_mib << 20)
+        self._samples = SampleLog(self.samples_per_step, self._rows[SAMPLES], tokens)
+        if self.token_samples_per_step and stage == "fit":
+            module.token_capture = TokenCapture(
+                self.token_samples_per_step,
+                self.token_every_n_steps,
+                module.config.engine.capabilities.logprobs,
+                module.config.sampling.is_truncated,
+            )
         trainer.loggers = [self._metrics, *trainer.loggers]
         if importlib.util.find_spec("tensorboard"):
             trainer.loggers = [*trainer.loggers, RunTensorBoard(self.path, name="", version="tensorboard")]
@@ -178,11 +207,13 @@ class RunFolder(Callback):
         """Remove what the run wrote after ``step`` and will write again; return lines that say what is lost."""
         assert self._metrics is not None
         said = []
-        if aside := set_aside_after(self.path, step, [METRICS, SAMPLES, REWARD_ERRORS, GROUPS]):
+        aside = set_aside_after(self.path, step, [METRICS, SAMPLES, REWARD_ERRORS, GROUPS])
+        if aside is not None:
             said.append(f"the checkpoints after step {step} are now in {aside}, with copies of their rows")
         last = step or -1  # the validation before the first step is repeated
         said += self._metrics.cut_back(last)
         said += cut_back_lines(self.path / GROUPS, last)
+        said += cut_back_tokens(self.path / TOKENS, last, aside)
         said += cut_back_lines(self.path / SAMPLES, last, is_trained if self.samples_per_step else None)
         return said + cut_back_lines(self.path / REWARD_ERRORS, last)
 
@@ -248,12 +279,12 @@ class RunFolder(Callback):
             if phase == "reward_errors":
                 failed = first_of_ranks(samples, MOST_ERRORS, module.strategy)
                 if trainer.is_global_zero:
-                    self._append_samples(REWARD_ERRORS, failed, step, phase)
+                    self._append_errors(failed, step)
                 continue
-            chosen = spread_over_ranks(samples, self.samples_per_step, module.strategy)
+            batch = module.newest_batch if phase == "train" else None
+            chosen = self._samples.write(phase, step, samples, batch, module)
             if not trainer.is_global_zero:
                 continue
-            self._append_samples(SAMPLES, chosen, step, phase)
             if phase == "validate":
                 print_samples(chosen, step)
             if phase == "validate" or is_due(step, module.plan.total_steps):
@@ -261,16 +292,15 @@ class RunFolder(Callback):
                 if phase == "train":
                     log_histograms(trainer.loggers, module.newest_values, step)
 
-    def _append_samples(self, name: str, samples: Sequence[Sample], step: int, phase: str) -> None:
-        records = [sample_record(sample, step, phase) for sample in samples]
-        if records:
-            self._rows[name].append("".join(json.dumps(record, default=str) + "\n" for record in records))
+    def _append_errors(self, samples: Sequence[Sample], step: int) -> None:
+        write_records(self._rows[REWARD_ERRORS], [sample_record(sample, step, "reward_errors") for sample in samples])
 
     def _sync_rows(self) -> None:
         assert self._metrics is not None
         self._metrics.sync()
         for file in self._rows.values():
             file.sync()
+        self._samples.tokens.sync()
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
@@ -313,8 +343,8 @@ class RunFolder(Callback):
             module: Any = pl_module
             failed = [taken for taken in module.newest_samples if taken[0] == "reward_errors"]
             with suppress(RunError):  # the disk may be full, which the exception says
-                for phase, step, samples in failed:  # of this rank: others may have ended
-                    self._append_samples(REWARD_ERRORS, samples[:MOST_ERRORS], step, phase)
+                for _, step, samples in failed:  # of this rank: others may have ended
+                    self._append_errors(samples[:MOST_ERRORS], step)
                 self._finish("failed", f"{type(exception).__name__}: {exception}")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -63,14 +63,15 @@ class RowFile:
         self._is_synced = True
         self._synced_s = -math.inf
 
-    def append(self, text: str) -> None:
-        """Add ``text`` at the end, or nothing of it.
+    def append(self, rows: str | bytes) -> None:
+        """Add ``rows`` at the end, or nothing of them.
 
         Raises:
             RunError: The file cannot be written.
         """
         with explained(self.path), self.path.open("ab", buffering=0) as file:
-            before, data = file.tell(), text.encode("utf-8", errors="backslashreplace")
+            before = file.tell()
+            data = rows if isinstance(rows, bytes) else rows.encode("utf-8", errors="backslashreplace")
             try:
                 while data:
                     data = data[file.write(data) :]

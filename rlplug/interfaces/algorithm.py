@@ -96,7 +96,7 @@ class Advantages:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """Result of :meth:`Algorithm.loss` for one micro-batch. All tensors are float32 scalars.
+    """Result of :meth:`Algorithm.loss` for one micro-batch. All tensors but ``per_token`` are float32 scalars.
 
     Attributes:
         loss: Loss of this micro-batch, as a term of the mini-batch's loss.
@@ -104,12 +104,16 @@ class LossOutput:
             loss.
         maxima: Metrics of which the loop keeps the largest value over micro-batches, ranks and optimizer steps.
         minima: Metrics of which the loop keeps the smallest value over micro-batches, ranks and optimizer steps.
+        per_token: Numbers of each token for the token log, bool or float [B, T], which no gradient follows: ``ratio``,
+            ``clipped_low`` and ``clipped_high``, for which of them the algorithm clipped, and any other. Those where
+            ``response_mask`` is false are ignored.
     """
 
     loss: Tensor
     metrics: dict[str, Tensor] = field(default_factory=dict)
     maxima: dict[str, Tensor] = field(default_factory=dict)
     minima: dict[str, Tensor] = field(default_factory=dict)
+    per_token: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Algorithm(ABC):

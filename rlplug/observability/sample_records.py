@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rlplug.distributed.durable_files import RowFile
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.types import RewardError, Sample
+
+ROW: Final = np.dtype(
+    [
+        ("reward", np.float64),
+        *((name, np.int64) for name in ("group", "rank", "index", "group_number", "place", "total_tokens")),
+    ]
+)
+"""What every rank knows of a sample: its reward, -inf where one failed; its group, and the place of that among the
+groups of the step; the rank that has it, and its index there; its place in the group; its tokens, prompt included."""
+SampleRows: TypeAlias = NDArray[Any]
+"""Structured array of ``ROW``."""
 
 
 def is_trained(record: dict[str, Any]) -> bool:
@@ -16,22 +30,45 @@ def is_trained(record: dict[str, Any]) -> bool:
     return record.get("phase") == "train"
 
 
-def spread_over_ranks(samples: Sequence[Sample], count: int, ranks: RLFSDP2Strategy) -> list[Sample]:
-    """Return ``count`` of all ranks' samples, spread evenly from worst to best, failed rewards first. Collective.
-
-    Only those travel; to choose them, ranks tell each other rewards.
-    """
-    fields = [("reward", np.float64), ("group", np.int64), ("rank", np.int64), ("index", np.int64)]
-    mine = np.zeros(len(samples), fields)
+def sample_rows(samples: Sequence[Sample], ranks: RLFSDP2Strategy) -> SampleRows:
+    """Return a row for each sample of all ranks, by ascending group. Collective."""
+    mine = np.zeros(len(samples), ROW)
     for index, (row, sample) in enumerate(zip(mine, samples, strict=True)):
         row["reward"], row["group"] = -np.inf if sample.errors else sample.reward, sample.group
-        row["rank"], row["index"] = ranks.global_rank, index
+        row["rank"], row["index"], row["total_tokens"] = ranks.global_rank, index, len(sample.token_ids)
     rows = ranks.gather_arrays(mine)
-    rows = rows[np.lexsort((rows["index"], rows["group"], rows["reward"]))]
+    rows = rows[np.lexsort((rows["index"], rows["rank"], rows["group"]))]
+    groups = rows["group"]
+    rows["group_number"] = np.unique(groups, return_inverse=True)[1]
+    rows["place"] = np.arange(len(rows)) - np.searchsorted(groups, groups)
+    return rows
+
+
+def spread(rows: SampleRows, count: int) -> SampleRows:
+    """Return ``count`` rows, spread evenly from worst to best, failed rewards first."""
+    rows = rows[np.lexsort((rows["place"], rows["group"], rows["reward"]))]
     if len(rows) > count:
         rows = rows[[round(index * (len(rows) - 1) / max(count - 1, 1)) for index in range(count)]]
-    own = [(position, samples[row["index"]]) for position, row in enumerate(rows) if row["rank"] == ranks.global_rank]
-    return [sample for _, sample in sorted(ranks.gather(own), key=lambda pair: pair[0])]
+    return rows
+
+
+def gather_samples(
+    rows: SampleRows, samples: Sequence[Sample], advantages: NDArray[Any] | None, ranks: RLFSDP2Strategy
+) -> list[tuple[Sample, float | None]]:
+    """Return the samples of ``rows``, in their order, each with its advantage. Only those travel. Collective.
+
+    Args:
+        rows: The same on all ranks.
+        samples: This rank's samples.
+        advantages: Their advantages [n], where each has one; ``None`` on all ranks or on none.
+        ranks: Exchanges samples.
+    """
+    own = []
+    for position, row in enumerate(rows):
+        if row["rank"] == ranks.global_rank:
+            advantage = None if advantages is None else float(advantages[row["index"]])
+            own.append((position, samples[row["index"]], advantage))
+    return [(sample, advantage) for _, sample, advantage in sorted(ranks.gather(own), key=lambda found: found[0])]
 
 
 def first_of_ranks(samples: Sequence[Sample], count: int, ranks: RLFSDP2Strategy) -> list[Sample]:
@@ -39,8 +76,19 @@ def first_of_ranks(samples: Sequence[Sample], count: int, ranks: RLFSDP2Strategy
     return sorted(ranks.gather(list(samples[:count])), key=lambda sample: sample.group)[:count]
 
 
-def sample_record(sample: Sample, step: int, phase: str) -> dict[str, Any]:
-    """Return the line of ``samples.jsonl`` of a sample: plain values, but for an ``answer`` of any type."""
+def sample_record(
+    sample: Sample, step: int, phase: str, row: Any = None, has_tokens: bool = False, advantage: float | None = None
+) -> dict[str, Any]:
+    """Return the line of ``samples.jsonl`` of a sample: plain values, but for an ``answer`` of any type.
+
+    Args:
+        sample: The sample.
+        step: Number of the step.
+        phase: ``train``, ``validate`` or ``reward_errors``.
+        row: Its row among the samples of the step, with its group and its place there; ``None`` leaves both out.
+        has_tokens: Whether its tokens are in the token log.
+        advantage: Advantage of the whole completion; ``None`` where there is none, or tokens have their own.
+    """
     rewards = {
         name: {"error": value.message} if isinstance(value, RewardError) else value
         for name, value in sample.rewards.items()
@@ -56,4 +104,20 @@ def sample_record(sample: Sample, step: int, phase: str) -> dict[str, Any]:
         "rewards": rewards,
         "finish_reason": sample.finish_reason,
         "num_tokens": sample.num_response_tokens,
+        "num_turns": sample.num_turns,
+        "policy_version": sample.policy_version,
+        "advantage": None if advantage is None else float(f"{advantage:.5g}"),
+        "group": None if row is None else int(row["group_number"]),
+        "index": None if row is None else int(row["place"]),
+        "has_tokens": has_tokens,
     }
+
+
+def write_records(file: RowFile, records: Sequence[dict[str, Any]]) -> None:
+    """Append the lines of some samples.
+
+    Raises:
+        RunError: The file cannot be written.
+    """
+    if records:
+        file.append("".join(json.dumps(record, default=str) + "\n" for record in records))

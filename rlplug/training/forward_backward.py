@@ -20,6 +20,7 @@ from rlplug.observability.phase_progress import PHASE_PROGRESS
 from rlplug.training.actor_critic import ForwardOutput
 from rlplug.training.batch_plan import BatchPlan, MicroBatch, PassKind
 from rlplug.training.losses import TrainingLoss
+from rlplug.training.samples.token_capture import TokenCapture
 from rlplug.training.step_rows import FetchedRows, StepRows
 
 
@@ -41,6 +42,8 @@ class MicroBatchRunner:
 
     plan: BatchPlan
     strategy: RLFSDP2Strategy
+    capture: TokenCapture | None = None
+    """Keeps values of single tokens for the token log."""
 
     def fetch(self, rows: StepRows, row_indices: Sequence[int], kind: PassKind) -> FetchedRows:
         """Bring some rows of a step to the ranks that compute them."""
@@ -95,6 +98,8 @@ class MicroBatchRunner:
             maxima.append(_detached(share.output.maxima))
             minima.append(_detached(share.output.minima))
             tokens.append(share.tokens and share.tokens.detach())
+            if self.capture is not None:
+                self.capture.add(rows, micro_batch, share)
             PHASE_PROGRESS.advance(1)
         return MiniBatchResult(
             metrics=self._reduce(loss.call, metrics, torch.sum, dist.ReduceOp.SUM),

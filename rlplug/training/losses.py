@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from rlplug.interfaces.algorithm import Denominators, LossOutput
-from rlplug.interfaces.checks.algorithms import check_loss
+from rlplug.interfaces.checks.algorithms import check_loss, check_per_token
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.process_state import watched
 from rlplug.models.forward import PolicyOutput, critic_forward, policy_forward, value_head_forward
@@ -28,6 +28,8 @@ class MicroBatchLoss:
     """Metrics hold the losses by name."""
     tokens: TokenLogprobs | None = None
     """float32 [B, T], of the policy; ``None`` when it did not run"""
+    per_token: Mapping[str, Tensor] = field(default_factory=dict)
+    """Bool or float [B, T], detached: ``entropy``, and what the algorithm says of single tokens."""
 
 
 class TrainingLoss(Protocol):
@@ -104,7 +106,8 @@ class PolicyLoss:
         metrics = {"loss": result.loss, "policy/entropy": entropy, **result.metrics}
         if output.num_differing is not None:
             metrics["router/differ"] = output.num_differing / max(denominators.num_routed, 1)
-        return MicroBatchLoss(LossOutput(result.loss, metrics, result.maxima, result.minima), output.tokens)
+        per_token = {"entropy": output.entropy.detach(), **check_per_token(self.call, result, output.tokens.logprobs)}
+        return MicroBatchLoss(LossOutput(result.loss, metrics, result.maxima, result.minima), output.tokens, per_token)
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,8 @@ class SharedTrunkLoss:
 
     def compute(self, micro_batch: PackedMicroBatch, denominators: Denominators) -> MicroBatchLoss:
         forward = self.policy.forward(micro_batch)
-        policy = self.policy.loss_of(micro_batch, forward, denominators).output
+        share = self.policy.loss_of(micro_batch, forward, denominators)
+        policy = share.output
         values = value_head_forward(self.head.module, forward, micro_batch)
         value = value_loss(self.policy.actor_critic, micro_batch, values, denominators)
         both = LossOutput(
@@ -156,7 +160,7 @@ class SharedTrunkLoss:
             maxima=policy.maxima | value.maxima,
             minima=policy.minima | value.minima,
         )
-        return MicroBatchLoss(both, forward.tokens)
+        return replace(share, output=both)
 
 
 @dataclass(frozen=True)

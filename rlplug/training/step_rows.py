@@ -60,6 +60,13 @@ class StepRows:
         lengths: list[int] = self.table["length"].tolist()
         return lengths
 
+    @cached_property
+    def keys(self) -> list[tuple[int, int]]:
+        """The group of each row, and its place among the rows of that group, from 0."""
+        groups = self.table["group"]
+        places = np.arange(len(groups)) - np.searchsorted(groups, groups)
+        return list(zip(groups.tolist(), places.tolist(), strict=True))
+
     def denominators(self, row_indices: Sequence[int]) -> Denominators:
         """Count what trains in a mini-batch."""
         rows = self.table[list(row_indices)]

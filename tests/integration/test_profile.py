@@ -14,7 +14,9 @@ from command_line import SMALL, Job, Runs, run_job
 
 from rlplug.observability.phase_timer import PHASES
 
-RUN = [*SMALL, "--model.num_steps", "4", "--checkpoint.every_n_steps", "3"]
+RUN = [
+    *(*SMALL, "--model.num_steps", "4", "--checkpoint.every_n_steps", "3", "--run.token_samples_per_step", "0"),
+]
 PROFILED = [*RUN, "--profile.steps", "2-3"]
 
 
@@ -114,6 +116,8 @@ def test_profiling_changes_nothing_of_the_training(results, folder) -> None:
     losses = [[row["loss"] for row in metrics(folder / name / "001")][:4] for name in ("plain", "profiled")]
     assert losses[0] == losses[1]
     assert len(set(losses[0])) == 4
+    assert not (folder / "plain" / "001" / "tokens").exists()  # with run.token_samples_per_step: 0
+    assert not any(json.loads(line)["has_tokens"] for line in samples[0])
 
 
 def test_a_resumed_run_does_not_profile_again(results) -> None:

@@ -97,10 +97,15 @@ def metrics(run_dir: Path) -> list[dict[str, str]]:
     return [{k: v for k, v in row.items() if not k.startswith(UNREPEATABLE)} for row in rows]
 
 
+def tokens(run_dir: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (run_dir / "tokens").iterdir()}
+
+
 def assert_same_run(resumed: Path, undisturbed: Path) -> None:
-    """Compare metrics, samples and trained weights, to the last bit."""
+    """Compare metrics, samples, tokens and trained weights, to the last bit."""
     assert metrics(resumed) == metrics(undisturbed)
     assert (resumed / "samples.jsonl").read_text() == (undisturbed / "samples.jsonl").read_text()
+    assert tokens(resumed) == tokens(undisturbed) != {}
     weights = Path("policy") / "model.safetensors"
     assert (resumed / weights).read_bytes() == (undisturbed / weights).read_bytes()
 

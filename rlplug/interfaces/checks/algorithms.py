@@ -180,6 +180,29 @@ def check_loss(call: PluginCall, found: Any) -> LossOutput:
     return found
 
 
+def check_per_token(call: PluginCall, found: LossOutput, logprobs: Tensor) -> dict[str, Tensor]:
+    """Return what a loss says of single tokens, detached. It reads no value, which would wait for a GPU.
+
+    Args:
+        call: The algorithm's.
+        found: What it returned.
+        logprobs: float32 [B, T], which it was given.
+
+    Raises:
+        RunError: It is no mapping to numbers [B, T] on the device.
+    """
+    if not isinstance(found.per_token, Mapping):
+        raise call.violation("return per_token as a mapping", f"returned {brief(found.per_token)}")
+    for name, value in found.per_token.items():
+        if not isinstance(name, str) or not 0 < len(name) <= 64 or name in ("logprobs", "entropy"):
+            raise call.violation("give per_token names of its own", f"returned {brief(name)}")
+        is_fit = isinstance(value, Tensor) and value.shape == logprobs.shape and value.device == logprobs.device
+        if not is_fit or not (value.dtype == torch.bool or value.is_floating_point()):
+            words = f"return per_token that is bool or float {list(logprobs.shape)} on {logprobs.device}"
+            raise call.violation(words, f"returned {_words(value)} as {name!r}")
+    return {name: value.detach() for name, value in found.per_token.items()}
+
+
 def check_same_names(call: PluginCall, parts: Sequence[Mapping[str, Any]]) -> None:
     """Require that a loss has the same metrics for every micro-batch."""
     for part in parts:

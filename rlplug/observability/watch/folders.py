@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from aiohttp import web
+
 from rlplug.observability.report.run_data import METRICS_FILE, RUN_FILE
 
 MAX_DEPTH: Final = 6
@@ -106,3 +108,7 @@ def _is_text(entry: os.DirEntry[str]) -> bool:
     except UnicodeEncodeError:  # bytes that are no UTF-8
         return False
     return True
+
+
+RUNS: Final = web.AppKey("runs", Runs)
+"""Key of the application's run folders: ``request.app[RUNS].folder(request.match_info["run"])``."""

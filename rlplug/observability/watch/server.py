@@ -14,10 +14,7 @@ from aiohttp.typedefs import Middleware
 
 from rlplug.observability.report.page import plotly_js
 from rlplug.observability.watch import api, samples_api
-from rlplug.observability.watch.folders import Runs
-
-RUNS: Final = web.AppKey("runs", Runs)
-"""Key of the application's run folders: ``request.app[RUNS].folder(request.match_info["run"])``."""
+from rlplug.observability.watch.folders import RUNS, Runs
 
 HEADERS: Final = {
     # Plotly writes styles into its figures; scripts come from files of this server alone.

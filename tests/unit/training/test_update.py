@@ -228,6 +228,41 @@ def test_epochs_of_mini_batches(world_size, updated, update_batch, policy):
 
 
 @ranks
+def test_captured_tokens_are_those_of_their_last_pass(world_size, updated, update_batch, policy):
+    """Ratios, clips and entropies of all rows after two epochs of mini-batches, by plain torch."""
+    result, batch = updated(world_size)[1]["run"], update_batch
+    plan = BatchPlan(BatchSizes(prompts_per_step=4, group_size=3, mini_batch_size=4, num_epochs=2), world_size)
+    first, last = plan.mini_batches(11, 0, seed=5), plan.mini_batches(11, 1, seed=5)
+    expected = {}
+    for number, rows in enumerate(last):
+        train(policy, result, batch, [*first, *last[:number]])
+        for row in rows:
+            positions, logits, tokens = trained_tokens(policy, batch, row)
+            logprobs = logits.detach().log_softmax(dim=-1)
+            new, old = logprobs[range(len(tokens)), tokens], batch.old_logprobs[row, positions]
+            entropy, advantages = -(logprobs.exp() * logprobs).sum(dim=-1), batch.advantages[row, positions]
+            high = (advantages > 0) & (new > old + math.log(1.2))
+            low = (advantages < 0) & (new < old + math.log(0.8))
+            expected[row] = {"log_ratio": new - old, "logprobs": old, "entropy": entropy, "advantages": advantages}
+            expected[row]["ref_log_ratio"] = old - batch.ref_logprobs[row, positions]
+            expected[row]["clipped"] = high.float() - low.float()
+    columns, start = result["columns"], 0
+    assert [row[0] for row in result["token_rows"]] == [*range(11)]
+    for row, _, prompt_tokens, num_tokens in result["token_rows"]:
+        real = batch.input_ids[row, : batch.lengths[row]]
+        assert columns["token_ids"][start : start + num_tokens] == real[prompt_tokens:].tolist()
+        has_reward = row != 8
+        assert columns["flags"][start : start + num_tokens] == [3 if has_reward else 1] * num_tokens
+        for name, values in expected[row].items():
+            found = torch.tensor(columns[name][start : start + num_tokens])
+            assert has_reward or (name == "clipped") or found.isnan().all()
+            if has_reward:
+                torch.testing.assert_close(found.float(), values.float(), rtol=0, atol=3e-5)
+        start += num_tokens
+    assert {-1, 0, 1} == set(columns["clipped"])
+
+
+@ranks
 @pytest.mark.parametrize("name", ["stopped", "skipped"])
 def test_non_finite_update_changes_nothing(name, world_size, updated):
     result = updated(world_size)[1]["nonfinite"][name]

@@ -34,16 +34,18 @@ from rlplug.models.critic import CriticConfig, ValueHead, load_critic
 from rlplug.models.export import export_policy
 from rlplug.models.loading import load_model
 from rlplug.models.transformers_trainer import TRANSFORMERS
+from rlplug.observability.sample_records import sample_rows
 from rlplug.plugin_manager import plugins
 from rlplug.training.actor_critic import ActorCritic, TrainableModel
 from rlplug.training.advantages import compute_advantages
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
 from rlplug.training.forward_backward import MicroBatchRunner
 from rlplug.training.losses import PolicyLoss, step_losses
+from rlplug.training.samples.token_capture import TokenCapture
 from rlplug.training.step_rows import StepRows
 from rlplug.training.streaming.step import StreamedStep
 from rlplug.training.update import NonFiniteUpdate, PolicyUpdate
-from rlplug.types import Batch, Rollout, SamplingParams, StepBatch
+from rlplug.types import Batch, Prompt, Rollout, Sample, SamplingParams, StepBatch
 from rlplug.weight_sync.buckets import weight_buckets
 
 
@@ -102,6 +104,7 @@ SPLITS = {
     "16 tokens": {"max_tokens_per_gpu": 16},
     "40 tokens": {"max_tokens_per_gpu": 40},
 }
+PROMPT_LENGTHS = [3, 2, 5, 4, 6, 2, 1, 3, 2, 4, 1]
 ROWS = {"some": [8, 3, 0, 10], "one": [5]}
 SAMPLING = SamplingParams(temperature=0.8, top_k=10)
 
@@ -115,6 +118,7 @@ class Worker(LightningModule):
         self.model = ModelConfig(path=str(folder / "model"))
         self.padded = Batch(**load_file(folder / "batch.safetensors"))
         self.results: dict[str, object] = {}
+        self.capture: TokenCapture | None = None
 
     def setup(self, stage):
         """Each rank has every other row, as a rollout would leave them: whole groups, here of one row."""
@@ -189,7 +193,7 @@ class Worker(LightningModule):
         self.results["clip"] = {max_norm: self.clip(max_norm) for max_norm in (None, 1e-3, 1e6)}
         self.results["nonfinite"] = self.nonfinite()
         self.results["on_policy"] = self.run(BatchSizes(**self.sizes()), self.padded.replace(old_logprobs=None))
-        self.results["run"] = self.run(BatchSizes(**self.sizes(), mini_batch_size=4, num_epochs=2), self.padded)
+        self.results["run"] = self.captured(BatchSizes(**self.sizes(), mini_batch_size=4, num_epochs=2))
         self.results["actor_critic"] = self.run(BatchSizes(**self.sizes()), self.padded, LOSSES["value"])
         tokenizer, folder = load_tokenizer(self.model), self.folder / "exported"
         export_policy(self.policy, tokenizer, torch.bfloat16, folder, self.global_rank, TRANSFORMERS)
@@ -223,7 +227,7 @@ class Worker(LightningModule):
 
     def runner(self, limits) -> MicroBatchRunner:
         sizes = limits if isinstance(limits, BatchSizes) else BatchSizes(**self.sizes(), **limits)
-        return MicroBatchRunner(BatchPlan(sizes, self.trainer.world_size), self.trainer.strategy)
+        return MicroBatchRunner(BatchPlan(sizes, self.trainer.world_size), self.trainer.strategy, self.capture)
 
     def accumulate(self, loss_fn, limits, rows=range(11)):
         """Accumulate gradients; note after each backward pass what was reduced and whether gradients are there."""
@@ -302,6 +306,24 @@ class Worker(LightningModule):
         except NonFiniteUpdate as problem:
             metrics, sampled = str(problem), None
         return {"before": before, "metrics": metrics, "sampled": sampled, "after": self.weights()}
+
+    def captured(self, sizes):
+        """Run with a capture of all tokens, and return those too."""
+        self.capture = TokenCapture(11, 1, has_engine_logprobs=True, is_truncated=False)
+        self.capture.begin(2)
+        result = self.run(sizes, self.padded)
+        samples = [self.sample(row) for row in self.mine]
+        strategy = self.trainer.strategy
+        chosen = self.capture.choose(sample_rows(samples, strategy))
+        rows, columns = self.capture.collect(chosen, samples, self.batch, strategy)
+        self.capture = None
+        return result | {"token_rows": rows.tolist(), "columns": {n: v.tolist() for n, v in columns.items()}}
+
+    def sample(self, row) -> Sample:
+        ids = self.padded.input_ids[row][self.padded.attention_mask[row]].tolist()
+        prompt = Prompt(str(row), tuple(ids[: PROMPT_LENGTHS[row]]), "")
+        produced = [position >= PROMPT_LENGTHS[row] for position in range(len(ids))]
+        return Sample(prompt, row, ids, produced, [0.0] * len(ids), "", "stop", policy_version=7)
 
     def nonfinite(self):
         """Row 5 is bad: the only mini-batch with it is the second of three."""

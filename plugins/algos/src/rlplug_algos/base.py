@@ -161,6 +161,7 @@ class PolicyGradient(Algorithm):
             metrics={name: token_share(values, mask, denominators) for name, values in measured.items()},
             maxima={"policy/ratio_max": term.ratio.masked_fill(~mask, -torch.inf).max()},
             minima={"policy/ratio_min": term.ratio.masked_fill(~mask, torch.inf).min()},
+            per_token={"ratio": term.ratio, "clipped_low": term.clipped_low, "clipped_high": term.clipped_high},
         )
 
 
