@@ -31,12 +31,11 @@ from rlplug.interfaces.checks.metrics import MetricsOfStep
 from rlplug.interfaces.checks.process_state import watched
 from rlplug.models.build import Models
 from rlplug.models.lm_head import TokenLogprobs
-from rlplug.observability.loggers.experiment_log import is_due
 from rlplug.observability.phase_timer import PHASES_BEFORE_UPDATE, PhaseTimer
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.partial.state import PartialRolloutState, load_partial_rollout
-from rlplug.training.advantages import advantage_values, compute_advantages
+from rlplug.training.advantages import compute_advantages
 from rlplug.training.host_tuning import freeze_gc, limit_host_threads
 from rlplug.training.logprobs import compute_logprobs
 from rlplug.training.mismatch_gate import MismatchGate, limit_of
@@ -88,7 +87,7 @@ class RLModule(LightningModule):
         self.newest_samples: list[tuple[str, int, Sequence[Sample]]] = []
         """Kind (``train``, ``validate``, ``reward_errors``), step and this rank's samples, for whoever logs them."""
         self.newest_values: dict[str, NDArray[Any]] = {}
-        """Rewards and lengths of all ranks' samples, in steps whose samples are logged also this rank's advantages."""
+        """Rewards and lengths of all ranks' samples of the newest step."""
         self.newest_batch: StepBatch | None = None
         """This rank's rows of the newest step as they trained, of the samples of kind ``train``."""
         self.token_capture: TokenCapture | None = None
@@ -202,8 +201,6 @@ class RLModule(LightningModule):
         if self.streamed is not None:
             self.streamed.require_advantages(batch)
         edited: StepBatch = plugins().hook.rlplug_prepare_batch(batch=batch, step=self.step)
-        if is_due(self.step, self.plan.total_steps):
-            self.newest_values["advantage"] = advantage_values(edited)
         return edited
 
     def update(self, batch: StepBatch) -> None:

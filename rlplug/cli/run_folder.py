@@ -51,6 +51,7 @@ from rlplug.observability.token_log.files import cut_back as cut_back_tokens
 from rlplug.plugin_manager import describe, plugins
 from rlplug.rollout.partial.replay import FILE as GROUPS
 from rlplug.setup import take_optimizer_options
+from rlplug.training.advantages import advantage_values
 from rlplug.training.memory_plan.table import memory_notes, memory_rows
 from rlplug.training.samples.sample_log import SampleLog
 from rlplug.training.samples.token_capture import TokenCapture
@@ -290,7 +291,8 @@ class RunFolder(Callback):
             if phase == "validate" or is_due(step, module.plan.total_steps):
                 log_samples(trainer.loggers, chosen, step, phase)
                 if phase == "train":
-                    log_histograms(trainer.loggers, module.newest_values, step)
+                    advantages = {} if batch is None else {"advantage": advantage_values(batch)}
+                    log_histograms(trainer.loggers, module.newest_values | advantages, step)
 
     def _append_errors(self, samples: Sequence[Sample], step: int) -> None:
         write_records(self._rows[REWARD_ERRORS], [sample_record(sample, step, "reward_errors") for sample in samples])
