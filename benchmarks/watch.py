@@ -97,6 +97,7 @@ async def measure(root: Path, num_runs: int) -> None:
         await asking.ask("page of a run, again", page)
         await asking.ask(f"small curves of {num_runs} runs, first", *sparklines)
         await asking.ask(f"small curves of {num_runs} runs, again", *sparklines)
+        await asking.ask(f"a chart of {num_runs} runs, rough", *(f"{path}&rough=1" for path in entropy))
         await asking.ask(f"a chart of {num_runs} runs, the first of the overview", *entropy)
         await asking.ask(f"a chart of {num_runs} runs, again", *entropy)
         await asking.ask(f"a chart of {num_runs} runs, outside the overview", *loss)

@@ -14,7 +14,7 @@ from rlplug.observability.report.contents import build_contents
 from rlplug.observability.report.figure import HUES, Figure, layout
 from rlplug.observability.report.figures import phase_hues
 from rlplug.observability.report.run_data import Metrics
-from rlplug.observability.watch.curves import AXES, OVERVIEW, read_curve
+from rlplug.observability.watch.curves import AXES, OVERVIEW, read_curve, read_rough_curve
 from rlplug.observability.watch.folders import Runs
 from rlplug.observability.watch.run import WatchedRun
 
@@ -155,11 +155,11 @@ def _curves(watched: WatchedRuns, request: web.Request) -> Any:
         buckets = min(MAX_BUCKETS, max(2, int(request.query.get("buckets", "400"))))
     except ValueError:
         raise web.HTTPBadRequest(text="buckets must be a number") from None
-    curves = {}
+    curves, read = {}, read_rough_curve if "rough" in request.query else read_curve
     for run_id in _asked(request):
         run = watched.get(run_id)
         samples = run.samples_per_step() if axis == "samples" else None
-        curve = read_curve(run.metrics, metric, axis, samples, buckets)
+        curve = read(run.metrics, metric, axis, samples, buckets)
         curves[run_id] = None if curve is None else asdict(curve)
     watched.limit_memory()
     return {"curves": curves}

@@ -21,6 +21,9 @@ OVERVIEW: Final = (
 )
 """Metrics of the first charts. They are read together: to find the cells of a column takes longer than to read some."""
 
+ROUGH_POINTS: Final = 100
+"""Rows that are read of a file for the first look at a curve."""
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -64,6 +67,24 @@ def read_curve(file: MetricsFile, metric: str, axis: Axis, samples_per_step: int
         totals = np.concatenate(([0.0], np.cumsum(values)))
         x = totals[np.searchsorted(measured, steps, side="right")]
     return thin(x, y, buckets) if len(y) else None
+
+
+def read_rough_curve(
+    file: MetricsFile, metric: str, axis: Axis, samples_per_step: int | None, buckets: int
+) -> Curve | None:
+    """Return some points of a curve, spread over a file that is not read whole; ``None`` for an axis that needs all.
+
+    Arguments are those of :func:`read_curve`, which is called where the column is in memory.
+    """
+    if file.has_read(metric):
+        return read_curve(file, metric, axis, samples_per_step, buckets)
+    scale = {"step": 1, "samples": samples_per_step}.get(axis)
+    if scale is None:
+        return None
+    steps, y = last_values(
+        dict(zip(("step", metric), file.sampled(metric, min(buckets, ROUGH_POINTS)), strict=True)), metric
+    )
+    return thin(steps * scale, y, buckets) if len(y) else None
 
 
 def thin(x: Column, y: Column, buckets: int) -> Curve:

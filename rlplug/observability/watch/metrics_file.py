@@ -50,6 +50,10 @@ class MetricsFile:
         """Bytes of memory that the columns take."""
         return sum(column.nbytes for column in self._loaded.values())
 
+    def has_read(self, name: str) -> bool:
+        """Return whether a column is in memory, so that it needs at most the rows that are new."""
+        return name in self._loaded
+
     def drop(self) -> None:
         """Forget the columns, to be read again when they are asked for."""
         with self._lock:

@@ -21,7 +21,7 @@ from unit.observability.report_runs import RUN, make_run
 from rlplug.cli.main import main
 from rlplug.observability.advice import advise
 from rlplug.observability.report.run_data import read_run
-from rlplug.observability.watch.curves import read_curve, thin
+from rlplug.observability.watch.curves import read_curve, read_rough_curve, thin
 from rlplug.observability.watch.metrics_file import MetricsFile
 from rlplug.observability.watch.run import WatchedRun
 
@@ -126,6 +126,22 @@ def test_thinned_curves_keep_extremes_and_the_mean() -> None:
     assert len(curve.mean_y) == 100
     assert np.mean(curve.mean_y) == pytest.approx(y.mean(), abs=1e-3)
     assert curve.x == sorted(curve.x)
+
+
+def test_a_rough_curve_is_of_some_rows_until_the_column_is_read(tmp_path: Path) -> None:
+    """Would catch a first look at many runs that reads their files whole, or points that no row has."""
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,reward/mean\n" + "".join(f"{step},{step / 1000}\n" for step in range(1, 5001)))
+    file = MetricsFile(lambda: path)
+    rough = read_rough_curve(file, "reward/mean", "samples", 8, 400)
+    assert not file.has_read("reward/mean")
+    assert rough is not None
+    assert 50 < len(rough.x) <= 100
+    assert all(y == pytest.approx(x / 8000) for x, y in zip(rough.x, rough.y, strict=True))
+    assert read_rough_curve(file, "reward/mean", "seconds", 8, 400) is None
+
+    whole = read_curve(file, "reward/mean", "step", None, 400)
+    assert read_rough_curve(file, "reward/mean", "step", None, 400) == whole
 
 
 def test_sums_along_an_axis_count_a_step_once(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import { address, el, number, scrollable, table } from "./dom.js";
 
 const GROUPS = ["reward", "validate", "completion", "policy", "critic", "advantages", "filter", "mismatch", "partial"];
 const AXES = [["step", "steps"], ["samples", "samples"], ["tokens", "tokens"], ["seconds", "seconds in steps"]];
-const RUNS_AT_ONCE = 8;
+const [RUNS_AT_ONCE, ROUGH_RUNS_AT_ONCE] = [8, 50];
 
 export async function showCompare(container, params, signal) {
   const ids = (params.get("runs") ?? "").split(",").filter(Boolean).map(decodeURIComponent);
@@ -151,6 +151,13 @@ function makeChart(metric, lines, options, hidden, layout) {
     const [ids, mine] = [stale, ++asked];
     [stale, axis] = [[], options.axis];
     const buckets = lines.length > 30 ? 120 : lines.length > 8 ? 250 : 500;
+    const first = ids.filter((id) => !curves.has(id));  // many runs: some points of each, then all
+    for (const some of first.length > RUNS_AT_ONCE ? chunks(first, ROUGH_RUNS_AT_ONCE) : []) {
+      const answer = await get("curves", { run: some, metric, axis, buckets, rough: 1 }).catch(() => null);
+      if (mine !== asked && axis !== options.axis) return;
+      for (const id of some) if (answer?.curves[id]) curves.set(id, answer.curves[id]);
+      chart.draw();
+    }
     for (const some of chunks(ids, RUNS_AT_ONCE)) {
       const answer = await get("curves", { run: some, metric, axis, buckets }).catch(() => null);
       if (mine !== asked && axis !== options.axis) return;
