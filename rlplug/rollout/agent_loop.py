@@ -219,6 +219,8 @@ class AgentLoop:
             except EngineFault as problem:
                 completions, fault = problem.completions, problem
             accepted, refusal = self._checks.accept(call, completions, running)
+            if is_aborted:  # while one that the engine keeps is waited for, the others are paused
+                deadlines.leave([trajectory for trajectory, _ in accepted])
             ended = [trajectory for trajectory, completion in accepted if self._receive(trajectory, completion)]
             if self._environments is not None:
                 self._environments.submit(ended, self.sampling.max_new_tokens)

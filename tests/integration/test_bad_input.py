@@ -104,7 +104,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     [
         (
             "command",
-            ["no command 'train'", "fit, validate, launch, plan, plugins, new-plugin, doctor, report or completion"],
+            ["no command 'train'", "fit, validate, eval, chat, export, launch, plan", "report, watch or completion"],
         ),
         ("key", ["no key 'model.num_stepz'", "Did you mean 'model.num_steps'?"]),
         ("class", ["'GRP0' is not a known algorithm", "Did you mean 'GRPO'?", "Registered algorithms:"]),

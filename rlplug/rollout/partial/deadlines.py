@@ -46,6 +46,12 @@ class TrajectoryDeadlines:
             trajectory.seconds += seconds
             trajectory.is_late = trajectory.seconds > deadline_s
 
+    def leave(self, trajectories: Sequence[Trajectory]) -> None:
+        """Let the time of some trajectories stand still from now on: they wait for the next call of ``stream``."""
+        self.note(is_last=True)
+        gone = {id(trajectory) for trajectory in trajectories}
+        self._trajectories = [each for each in self._trajectories if id(each) not in gone]
+
     def to_abort(self, running: dict[str, Trajectory]) -> list[str]:
         """Return the ids of running requests whose trajectories are late, each once."""
         if self._deadline_s is None:

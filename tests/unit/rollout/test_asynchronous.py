@@ -235,8 +235,9 @@ class Stuck(ServerLike):
 
     def collect(self, timeout_s):
         found = super().collect(timeout_s)
-        if self.held and not found and not self._unfinished and self._finished.empty():
-            self.now += self.jump_s
+        with self._lock:  # a request leaves the one and enters the other
+            if self.held and not found and not self._unfinished and self._finished.empty():
+                self.now += self.jump_s
         return found
 
     def abort(self, request_ids):
