@@ -257,8 +257,7 @@ def test_the_quick_command_imports_neither_torch_nor_what_may_be_broken(tmp_path
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    assert "broke off: ModuleNotFoundError: " in done.stdout
-    assert "2 may go wrong" in done.stdout  # requirements, and libraries of extras
+    assert done.stdout.count("broke off: ModuleNotFoundError: ") == 2  # requirements, and libraries of extras
     assert "algos                  blocked" in done.stdout
 
 
