@@ -1,15 +1,22 @@
 """Orders of events that a ledger may meet, drawn at random.
 
-    python tests/ledger_cases.py 1000000
+    python tests/ledger_cases.py 1000000 --processes 8
 
 runs as many cases, each from its own seed, and prints what they covered.
 """
 
 from __future__ import annotations
 
+import argparse
+import concurrent.futures
+import functools
+import multiprocessing
+import os
 import random
+import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 
 from rlplug.rollout.partial.ledger import GroupLedger
@@ -62,20 +69,63 @@ def reloaded(ledger: GroupLedger) -> GroupLedger:
     return loaded
 
 
+LONGEST_CASE_S = 600
+SEEDS_AT_A_TIME = 200
+
+
 def run_cases(run_case: Callable[[int], dict[str, int]]) -> None:
-    """Run as many cases as the command line says, and print sums of what they covered, and the largest staleness."""
-    count, began, total = int(sys.argv[1]), time.perf_counter(), dict[str, int]()
-    for seed in range(count):
+    """Run as many cases as the command line says, on as many processes, and print what they covered.
+
+    The last line has sums over the cases, and the largest staleness. A case that fails, or takes more than
+    ``LONGEST_CASE_S``, ends the run with status 1 and its seed.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("count", type=int, help="number of cases")
+    parser.add_argument("--processes", type=int, default=1, help="processes that share the cases")
+    parser.add_argument("--first-seed", type=int, default=0, help="seed of the first case")
+    arguments = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes started below
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.count)
+    parts = [seeds[start : start + SEEDS_AT_A_TIME] for start in range(0, arguments.count, SEEDS_AT_A_TIME)]
+    began, total = time.perf_counter(), dict[str, int]()
+    spawned = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(arguments.processes, spawned) as pool:
+        for found, failure in pool.map(functools.partial(run_seeds, run_case), parts):
+            if failure:
+                pool.shutdown(wait=False, cancel_futures=True)
+                sys.exit(failure)
+            add(total, found)
+    seconds = time.perf_counter() - began
+    print(f"{arguments.count} cases from seed {seeds[0]}, {arguments.processes} processes, {seconds:.0f} s: {total}")
+
+
+def run_seeds(run_case: Callable[[int], dict[str, int]], seeds: range) -> tuple[dict[str, int], str]:
+    """Return what the cases covered, and the seed and traceback of the first that failed, or an empty string."""
+    signal.signal(signal.SIGALRM, fail_late)
+    total = dict[str, int]()
+    for seed in seeds:
+        signal.alarm(LONGEST_CASE_S)
         try:
-            found = run_case(seed)
-        except BaseException:
-            print(f"seed {seed}", flush=True)
-            raise
-        for name, value in found.items():
-            total[name] = max(total.get(name, 0), value) if name == "staleness" else total.get(name, 0) + value
-        if (seed + 1) % 10_000 == 0 or seed + 1 == count:
-            print(f"{seed + 1} cases, {time.perf_counter() - began:.0f} s: {total}", flush=True)
+            add(total, run_case(seed))
+        except BaseException:  # noqa: BLE001 - whatever it is, it is of this seed
+            return total, f"seed {seed} failed\n{traceback.format_exc()}"
+        finally:
+            signal.alarm(0)
+    return total, ""
+
+
+def fail_late(*_: object) -> None:
+    raise AssertionError(f"the case takes more than {LONGEST_CASE_S} s")
+
+
+def add(total: dict[str, int], found: dict[str, int]) -> None:
+    for name, value in found.items():
+        total[name] = max(total.get(name, 0), value) if name == "staleness" else total.get(name, 0) + value
+
+
+def run_seed(seed: int) -> dict[str, int]:
+    return run_ledger_case(random.Random(seed))
 
 
 if __name__ == "__main__":
-    run_cases(lambda seed: run_ledger_case(random.Random(seed)))
+    run_cases(run_seed)

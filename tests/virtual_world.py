@@ -1,6 +1,6 @@
 """An asynchronous run on a virtual clock: real ledger, state, agent loop and producer; an engine with given rates.
 
-    python tests/virtual_world.py 100000
+    python tests/virtual_world.py 100000 --processes 8
 
 runs as many cases, each from its own seed, and prints what they covered.
 """
@@ -154,10 +154,10 @@ class VirtualEngine(RolloutEngine):
         """Return a trajectory's length: heavy-tailed, the same whenever it is asked for."""
         return min(MOST_TOKENS, 1 + int(random.Random(key).expovariate(1 / self.spread)))
 
-    def end_of(self, key: str, left: int, began: float) -> float:
-        """Return when a request ends: never, for trajectories that are stuck after their first tokens."""
-        is_stuck = random.Random(f"{key}/stuck").random() < self.stuck_share
-        return math.inf if is_stuck else began + left / self.rate
+    def end_of(self, key: str, left: int) -> float:
+        """Return when a request that begins now ends: never, if its trajectory is stuck after its first tokens."""
+        is_stuck = self.stuck_share > 0 and random.Random(f"{key}/stuck").random() < self.stuck_share
+        return math.inf if is_stuck else self.clock.now + left / self.rate
 
     def start(self, policy, placement) -> None:
         self.running = {}
@@ -176,7 +176,9 @@ class VirtualEngine(RolloutEngine):
         for request in requests:
             key = "/".join(request.request_id.split("/")[:4])
             done = len(request.prompt_ids) - 1
-            self.running[request.request_id] = (key, done, self.length_of(key) - done, self.clock.now, self.version)
+            left = self.length_of(key) - done
+            end = self.end_of(key, left)
+            self.running[request.request_id] = (key, done, left, self.clock.now, end, self.version)
         self.most_running = max(self.most_running, len(self.running))
 
     def collect(self, timeout_s):
@@ -184,11 +186,11 @@ class VirtualEngine(RolloutEngine):
             self.num_faults += 1
             self.running = {}
             raise EngineFault("it died.")
-        ends = [self.end_of(key, left, began) for key, _, left, began, _ in self.running.values()]
+        ends = [end for _, _, _, _, end, _ in self.running.values()]
         self.clock.sleep(max(0.0, min([timeout_s, *(end - self.clock.now for end in ends)])))
         found = []
-        for name, (key, _, left, began, _) in list(self.running.items()):
-            if self.end_of(key, left, began) <= self.clock.now + 1e-9:
+        for name, (_, _, left, _, end, _) in list(self.running.items()):
+            if end <= self.clock.now + 1e-9:
                 found.append(self._completion(name, left, "stop"))
         return found + self._aborted()
 
@@ -202,12 +204,12 @@ class VirtualEngine(RolloutEngine):
         found = []
         for name in names:
             if name in self.running:
-                _, _, left, began, _ = self.running[name]
+                _, _, left, began, _, _ = self.running[name]
                 found.append(self._completion(name, min(left - 1, int((self.clock.now - began) * self.rate)), "abort"))
         return found
 
     def _completion(self, name, num_tokens, reason):
-        key, done, _, _, version = self.running.pop(name)
+        key, done, _, _, _, version = self.running.pop(name)
         tokens = [token_of(key, done + index) for index in range(num_tokens)]
         return Completion(name, tokens, [-1.0] * num_tokens, reason, version)
 
@@ -278,6 +280,7 @@ class World:
             for module in (agent_loop, asynchronous, deadlines, enough_groups):
                 stack.enter_context(mock.patch.object(module, "time", clock))
             stack.enter_context(mock.patch.object(asynchronous, "BackgroundGeneration", VirtualGeneration))
+            stack.enter_context(mock.patch.object(asynchronous, "rank_zero_info"))
             stack.enter_context(mock.patch.object(agent_loop, "COLLECT_BRIEFLY_S", self.poll_s))
             stack.enter_context(mock.patch.object(asynchronous, "POLL_S", self.poll_s))
             return self.run_on(clock)
