@@ -61,11 +61,11 @@ SHAPES: dict[str, Any] = {
         max_position_embeddings=32768,
     ),
     "tiny": lambda: LlamaConfig(
-        hidden_size=64,
+        hidden_size=128,
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=2,
-        intermediate_size=128,
+        intermediate_size=256,
         vocab_size=512,
         tie_word_embeddings=True,
         max_position_embeddings=8192,

@@ -20,6 +20,7 @@ from step_work import (
     lengths_of_this_rank,
     prepare,
     say,
+    send_weights_through_the_host,
     write_prompts,
 )
 
@@ -128,4 +129,6 @@ if __name__ == "__main__":
         os.environ["STEP_WORKLOAD"] = name
         arguments = [*prepared(name, Path(work), int(num_steps)), *extra]
     end_trajectories_at(lengths_of_this_rank(WORKLOADS[os.environ["STEP_WORKLOAD"]]))
+    if os.environ.get("STEP_THROUGH_HOST") == "1":
+        send_weights_through_the_host()
     sys.exit(main(arguments))

@@ -53,6 +53,8 @@ WORKLOADS = {
     "fixed": Workload("llama-1.7b"),
     "heavy-tailed": Workload("llama-1.7b", completion=400, longest=2048),
     "large-vocabulary": Workload("qwen3-1.7b"),
+    "long": Workload("qwen3-1.7b", completion=1500, longest=8192),
+    "thousand": Workload("qwen3-1.7b", num_completions=1024, completion=1000, longest=8192, kv_cache_share=0.45),
     "8b": Workload("qwen3-8b", num_completions=512, kv_cache_share=0.45),
     "tiny": Workload("tiny", num_completions=16, prompt=16, completion=24, longest=48, smallest=4),
 }
@@ -110,14 +112,13 @@ def share_stop_rule(workload: Workload) -> None:
 def end_trajectories_at(lengths: Iterator[int]) -> None:
     """Let each of rlplug's trajectories end at the next length, in however many requests, and never before.
 
-    What a partial rollout breaks off goes on later, in vLLM's engine or on its servers, and ends where it would have.
+    What a partial rollout breaks off goes on later and ends where it would have. The policy has no end tokens, since
+    engines are checked to end a completion at the first one.
     """
-    from rlplug_rollout_vllm import engine_requests, server
-
+    from rlplug.interfaces import PolicySpec
     from rlplug.rollout.trajectory import Trajectory
 
-    request, length_of = Trajectory.request, dict[str, int]()
-    arguments = engine_requests.sampling_arguments
+    request, length_of, make = Trajectory.request, dict[str, int](), PolicySpec.__init__
 
     def with_length(self: Trajectory, max_new_tokens: int | None) -> Any:
         if self.key not in length_of:
@@ -125,12 +126,31 @@ def end_trajectories_at(lengths: Iterator[int]) -> None:
         left = max(1, length_of[self.key] - self.num_after_prompt)
         return request(self, left if max_new_tokens is None else min(left, max_new_tokens))
 
-    def without_end_tokens(*all_arguments: Any) -> dict[str, Any]:
-        return {**arguments(*all_arguments), "stop_token_ids": []}
+    def without_end_tokens(self: PolicySpec, *values: Any, **named: Any) -> None:
+        make(self, *values, **named)
+        object.__setattr__(self, "eos_token_ids", ())
 
     Trajectory.request = with_length  # type: ignore[method-assign]
-    for module in (engine_requests, server):
-        module.sampling_arguments = without_end_tokens
+    PolicySpec.__init__ = without_end_tokens  # type: ignore[method-assign]
+
+
+def send_weights_through_the_host() -> None:
+    """Let the trainer and a vLLM server that shares its GPU exchange weights over gloo: NCCL refuses one GPU twice."""
+    from rlplug_rollout_vllm.gloo_transfer import BACKEND
+    from rlplug_rollout_vllm.server import VLLMBackend
+
+    from rlplug.rollout.servers.process_group import SendGroup
+
+    make = VLLMBackend.__init__
+
+    def with_gloo(self: Any, *arguments: Any) -> None:
+        make(self, *arguments)
+        self._transfer["backend"] = BACKEND
+
+    def group_on_the_host(self: Any, rendezvous: Any, timeout_s: float) -> SendGroup:
+        return SendGroup.over_tcp(rendezvous, torch.device("cpu"), timeout_s)
+
+    VLLMBackend.__init__, VLLMBackend.make_group = with_gloo, group_on_the_host  # type: ignore[method-assign]
 
 
 def lengths_of_this_rank(workload: Workload) -> Iterator[int]:

@@ -12,8 +12,8 @@ from types import ModuleType
 
 import pytest
 from forked import run_forked
-from rlplug_rollout_vllm import engine_requests, server
 
+from rlplug.interfaces import PolicySpec
 from rlplug.rollout.trajectory import Trajectory, new_trajectories
 from rlplug.types import Completion, Prompt
 
@@ -35,7 +35,7 @@ def rollout(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("rollout")
 
 
-@pytest.mark.parametrize("name", ["fixed", "heavy-tailed", "large-vocabulary", "8b", "tiny"])
+@pytest.mark.parametrize("name", ["fixed", "heavy-tailed", "large-vocabulary", "long", "thousand", "8b", "tiny"])
 def test_rollout_takes_the_arguments_of_each_workload(
     step: ModuleType, rollout: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -50,8 +50,7 @@ def test_rollout_takes_the_arguments_of_each_workload(
 
 def test_a_trajectory_keeps_its_length_over_its_requests(step: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """It catches a resumed request that gets a length of its own, so that partial rollouts do other work."""
-    for module in (engine_requests, server):
-        monkeypatch.setattr(module, "sampling_arguments", module.sampling_arguments)
+    monkeypatch.setattr(PolicySpec, "__init__", PolicySpec.__init__)
     monkeypatch.setattr(Trajectory, "request", Trajectory.request)
     importlib.import_module("step_work").end_trajectories_at(iter([5, 9, 2]))
     first, second, third = new_trajectories([Prompt("a", (1, 2), "")], [0], 3, "key")

@@ -1,0 +1,129 @@
+r"""Times whole GRPO steps in each way to wait less for the longest completion, in turns, on one machine.
+
+    python benchmarks/step_modes.py --workload heavy-tailed --out OUT
+    python benchmarks/step_modes.py --workload long --modes synchronous "stop when enough, 1.5" --out OUT
+    python benchmarks/step_modes.py --table OUT
+
+Needs GPUs, vLLM and rlplug with its plugins; ``--workload tiny`` tries it on a CPU. Model, prompts and lengths are
+those of ``step.py``, and every trajectory keeps its length however often it is broken off. Modes without servers have
+the engine in the trainer's process. The others start one vLLM server: on the second GPU where there is one; else on
+the trainer's, with which it shares time. Weights travel through the host then: NCCL wants a GPU for each of its ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from step import HERE, run
+from step_work import WORKLOADS, Workload
+
+SERVERS: Final = ("servers", "streamed", "asynchronous, K = 1", "asynchronous, K = 2", "asynchronous, K = 4")
+"""Modes with vLLM in a server."""
+PARTIAL: Final = {
+    **{f"stop when enough, {n}": f"{{over_provisioning: {n}, max_staleness: 2}}" for n in (1.25, 1.5, 2.0)},
+    "streamed": "{asynchronous: true, max_staleness: 0}",
+    **{f"asynchronous, K = {n}": f"{{asynchronous: true, max_staleness: {n}}}" for n in (1, 2, 4)},
+}
+"""``model.partial_rollout`` of each mode but the synchronous ones."""
+MODES: Final = ("synchronous", *PARTIAL, "servers")
+COLUMNS: Final = {
+    "decoding, s": "generate",
+    "update, s": "update",
+    "sync, s": "sync",
+    "trainer waited, s": "wait_s",
+    "engine idle, s": "engine_idle_s",
+    "staleness, mean": "staleness_mean",
+    "largest": "staleness_max",
+    "tokens read again": "tokens_read_again",
+    "passes beside generation, s": "overlap_s",
+}
+
+
+def arguments(mode: str, workload: Workload, num_gpus: int) -> list[str]:
+    """Return the options of ``rlplug fit`` that make a run of ``workload`` one of ``mode``."""
+    most_open = 2 * workload.num_completions
+    chosen = ["--trainer.devices", "1", "--model.algorithm.correction", "{}"]
+    if mode in PARTIAL:
+        chosen += ["--model.partial_rollout", PARTIAL[mode]]
+    if mode not in SERVERS:
+        return [*chosen, "--model.rollout.init_args.max_num_seqs", str(most_open)]
+    engine = {
+        "max_model_len": workload.prompt + workload.longest,
+        "max_num_seqs": most_open,
+        "gpu_memory_utilization": 0.9 if num_gpus > 1 else workload.kv_cache_share,
+        **({"gpus": [1 if num_gpus > 1 else 0]} if num_gpus else {}),
+    }
+    return [*chosen, "--model.rollout", json.dumps({"class_path": "VLLMServerRollout", "init_args": engine})]
+
+
+def table(rows: dict[str, list[dict[str, Any]]], warm_up: int) -> str:
+    """Return a line for each mode: means over its steps after ``warm_up``, beside the synchronous one."""
+    found = {mode: [row for row in steps if row["step"] > warm_up] for mode, steps in rows.items()}
+    means = {mode: statistics.fmean(row["seconds"] for row in steps) for mode, steps in found.items() if steps}
+    lines = [f"| mode | steps | step, s | tokens/s | times synchronous | {' | '.join(COLUMNS)} | peak GiB |"]
+    lines.append("|-" * (6 + len(COLUMNS)) + "|")
+    for mode, seconds in means.items():
+        steps = found[mode]
+        tokens = statistics.fmean(row["completion_tokens"] for row in steps) / seconds
+        ratio = f"{means['synchronous'] / seconds:.2f}" if "synchronous" in means else ""
+        cells = [f"{_mean(steps, name):.3g}" for name in COLUMNS.values()]
+        peak = max((peak for row in steps for peak in row["peaks"].values()), default=float("nan"))
+        lines.append(
+            f"| {mode} | {len(steps)} | {seconds:.2f} | {tokens:,.0f} | {ratio} | {' | '.join(cells)} | {peak:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _mean(steps: list[dict[str, Any]], name: str) -> float:
+    values = [row["phases"].get(name, row["partial"].get(name, 0.0)) for row in steps]
+    return max(values) if name.endswith("_max") else statistics.fmean(values)
+
+
+def read(out: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the steps that ``out`` has, by mode."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in (out / "modes.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        found.setdefault(row.pop("mode"), []).append(row)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", choices=WORKLOADS, default="heavy-tailed")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), metavar="MODE", help=", ".join(MODES))
+    parser.add_argument("--steps", type=int, default=9, help="of each mode")
+    parser.add_argument("--warm-up", type=int, default=3, help="steps at the start that are not counted")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rlplug-step", help="model, runs")
+    parser.add_argument("--out", type=Path, help="folder for modes.jsonl, table.md and logs")
+    parser.add_argument("--table", type=Path, metavar="OUT", help="print the table of a folder, and run nothing")
+    options = parser.parse_args()
+    if options.table is not None:
+        print(table(read(options.table), options.warm_up))
+        return
+    if options.out is None:
+        parser.error("--out is missing: the folder for the results")
+    for folder in (options.out, options.work):
+        folder.mkdir(parents=True, exist_ok=True)
+    os.environ["PYTHONPATH"] = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    workload, num_gpus = WORKLOADS[options.workload], torch.cuda.device_count()
+    os.environ["STEP_THROUGH_HOST"] = str(int(num_gpus == 1))
+    for mode in options.modes:
+        extra = arguments(mode, workload, num_gpus)
+        log = options.out / f"{mode.replace(', ', '-').replace(' ', '-')}.log"
+        steps = run("step_rlplug.py", [options.workload, str(options.work), str(options.steps), *extra], log)
+        with (options.out / "modes.jsonl").open("a") as file:
+            file.writelines(json.dumps({"mode": mode, **row}) + "\n" for row in steps)
+        (options.out / "table.md").write_text(table(read(options.out), options.warm_up))
+        print((options.out / "table.md").read_text(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
