@@ -91,6 +91,17 @@ GRAPHS: Final = ("--graph-sizes", "64", "128", "256")
 TWO_SIZES: Final = ("--graph-sizes", "64", "256")
 IN_TWO: Final = ("vllm", "2", "--tensor-parallel", "2")
 WITHOUT_DEEP_GEMM: Final = {"VLLM_USE_DEEP_GEMM": "0", "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER": "0"}
+MODES: Final = (
+    "{python}",
+    "benchmarks/step_modes.py",
+    "--out",
+    "{out}/modes",
+    "--steps",
+    "{6|3}",
+    "--warm-up",
+    "{2|1}",
+)
+ENOUGH: Final = tuple(f"stop when enough, {times}" for times in (1.25, 1.5, 2.0))
 LOUD: Final = {"VLLM_LOGGING_LEVEL": "INFO"}
 
 ONE_GPU: Final = (
@@ -251,6 +262,29 @@ ONE_GPU: Final = (
         is_timed=True,
         engine="vllm",
     ),
+    Debt(
+        "step-thousand",
+        "a step of 1,024 completions of up to 8,192 tokens spends under 3% outside generation and update",
+        (
+            (
+                *("{python}", "benchmarks/step.py", "--workload", "{thousand|tiny}", "--sides", "rlplug"),
+                *("--steps", "3", "--warm-up", "1", "--out", "{out}/step"),
+            ),
+        ),
+        seconds=420,
+        gib=130,
+        is_timed=True,
+        engine="vllm",
+    ),
+    Debt(
+        "modes-long",
+        "stop when enough beside the synchronous step, 1,500 tokens on average and 8,192 at most",
+        ((*MODES, "--workload", "{long|tiny}", "--modes", "synchronous", *ENOUGH),),
+        seconds=900,
+        gib=130,
+        is_timed=True,
+        engine="vllm",
+    ),
 )
 
 TWO_GPUS: Final = (
@@ -318,6 +352,21 @@ TWO_GPUS: Final = (
         | LOUD
         | NO_MULTICAST,
         only_after_failure_of="vllm-tp2-fp8",
+    ),
+    Debt(
+        "modes-two-gpus",
+        "on two GPUs the best mode is 1.5 times as fast as the synchronous one, and the trainer waits under 15%",
+        (
+            (
+                *(*MODES, "--workload", "{heavy-tailed|tiny}", "--modes", "synchronous", "servers", *ENOUGH),
+                *("streamed", "asynchronous, K = 1", "asynchronous, K = 2", "asynchronous, K = 4"),
+            ),
+        ),
+        seconds=900,
+        gpus=2,
+        gib=130,
+        is_timed=True,
+        engine="vllm",
     ),
     Debt(
         "update-two-gpus",
