@@ -90,6 +90,30 @@ replaces an earlier one. A `+` behind the key appends instead:
 rlplug fit -c configs/quickstart.yaml --model.rewards+='{class_path: ExactMatch, init_args: {weight: 0.2}}'
 ```
 
+In a file, `${NAME}` stands for the environment variable `NAME`, alone or inside a text:
+
+```yaml
+run:
+  dir: ${HOME}/runs/sums
+data:
+  max_prompt_tokens: ${MAX_PROMPT_TOKENS:-512}
+```
+
+| form | meaning |
+|---|---|
+| `${NAME}` | the value; a variable that is not set is an error that names key and variable |
+| `${NAME:-default}` | the value, or `default` where the variable is not set or empty; `default` has no `}` |
+| `$${` | a literal `${`; any other `$` is itself |
+
+A value is data: it gets the type of its option, as a quoted text does, and is never read as a list, a block or another
+reference. Keys are not replaced. An option of any type, such as a value inside `config` of `ReasoningGymSource`, gets
+text. On the command line, the shell replaces variables.
+
+What a run saves (`config.yaml`, checkpoints, loggers) has the reference where the option is a text, so a key such as
+`${WANDB_KEY}` is not written into the run folder. A number, `true`, `false` or `null` is saved as its value.
+`--resume`, `rlplug eval` and each node of a launched run read the variables again: set them there too.
+A secret that is itself printed, by a plugin for example, is not found by this.
+
 Sizes that change the mathematics (`prompts_per_step`, `group_size`, `mini_batch_size`) are global: they mean the same
 on 1 GPU and on 64. Sizes that only change speed and memory end in `_per_gpu`.
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import yaml
 from jsonargparse import get_loader, set_loader
 
+from rlplug.cli.environment_values import VariableText, resolve_variables
 from rlplug.errors import ConfigError
 
 MAX_BYTES: Final = 1 << 20
@@ -79,7 +80,9 @@ def check_config_file(path: Path) -> None:
         byte = f"{raw[error.start]:#04x}"
         raise ConfigError(f"{path}:{line}: the byte {byte} is not UTF-8: save the file as UTF-8.") from error
     try:
-        content = load_yaml(text)
+        content = load_yaml(text, path)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())[:500]}. Correct the file.") from error
     if not isinstance(content, dict):
@@ -91,18 +94,27 @@ def check_config_file(path: Path) -> None:
         raise ConfigError(f"{path}: the key {other[0]!r} is no text: remove it.")
 
 
-def load_yaml(text: str) -> Any:
+def load_yaml(text: str, path: str | Path | None = None) -> Any:
     """Read YAML as jsonargparse does, and refuse what it would take in silence or never finish.
 
+    Args:
+        path: File that the text is of, whose ``${NAME}`` are resolved; ``None`` for an option, where a shell does that.
+            jsonargparse gives it by this name.
+
     Raises:
+        ConfigError: A ``${NAME}`` cannot be resolved.
         yaml.YAMLError: The text is no YAML, writes a key twice, nests deeper than ``MAX_DEPTH``, or has more than
             ``MAX_NODES`` values once its aliases are written out.
     """
+    plain = str.__str__(text)  # the parser takes no subclass
     try:
-        _check(text)
+        _check(plain)
     except UnicodeEncodeError as error:
         raise yaml.YAMLError(f"the text holds {error.object[error.start]!r}, which is no character") from error
-    return _jsonargparse_load(text)
+    loaded = _jsonargparse_load(plain)
+    if isinstance(text, VariableText):  # jsonargparse reads texts of options again, to find what type they are
+        return text if isinstance(loaded, dict | list) else loaded
+    return loaded if path is None else resolve_variables(loaded)
 
 
 def _check(text: str) -> None:

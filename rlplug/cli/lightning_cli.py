@@ -17,6 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from transformers.utils import logging as transformers_logging
 
 from rlplug.cli.config_files import check_config_files
+from rlplug.cli.environment_values import with_references
 from rlplug.cli.lightning_callbacks import LightningCallbacks
 from rlplug.cli.option_checks import check_options, seed_all
 from rlplug.cli.parser import RLArgumentParser
@@ -70,11 +71,13 @@ class RLCLI(LightningCLI):
             check_checkpoint(config.ckpt_path)
 
     def before_instantiate_classes(self) -> None:
-        """Keep the options as they were given, and give every seed its number."""
+        """Keep the options as they were given, with references to variables, and give every seed its number."""
         config = self.config[self.config.subcommand]
         saved = config.clone()
         saved.ckpt_path = None  # a run from the saved file does not resume
-        self.config_yaml = self._parser(self.subcommand).dump(saved, skip_none=False)
+        # a reference has not the type of its option, which the parser has checked
+        parser = self._parser(self.subcommand)
+        self.config_yaml = parser.dump(with_references(saved), skip_none=False, skip_validation=True)
         seed_all(config)
 
     def instantiate_classes(self) -> None:

@@ -12,6 +12,7 @@ import torch
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
+from rlplug.cli.environment_values import resolve_variables
 from rlplug.cli.lightning_cli import RLCLI, instantiation_errors, read_command
 from rlplug.distributed.checkpoint_files import run_dir_of
 from rlplug.distributed.durable_files import new_numbered_folder
@@ -66,11 +67,12 @@ def launch_command(arguments: list[str]) -> int:
     command = [sys.executable, "-m", "rlplug", "launch", *arguments]
     cli = read_command(LaunchCLI, ["fit", *_with_launcher(_with_saved_options(arguments))])
     launcher = cli.launcher
-    resolved = yaml.safe_load(cli.config_yaml)
-    options = resolved.pop("launch")
+    saved = yaml.safe_load(cli.config_yaml)  # with references to variables, which each node reads for itself
+    options = saved.pop("launch")
     checkpoint = cli.config[cli.subcommand].ckpt_path
-    if checkpoint is not None and cli.launch.servers is not None and resolved["model"]["rollout"]:
-        resolved["model"]["rollout"]["init_args"]["urls"] = None  # those of the servers that the run had
+    if checkpoint is not None and cli.launch.servers is not None and saved["model"]["rollout"]:
+        saved["model"]["rollout"]["init_args"]["urls"] = None  # those of the servers that the run had
+    resolved = resolve_variables(saved)
     plan = make_plan(resolved, cli.launch, not isinstance(launcher, Local) or torch.cuda.is_available())
     tasks = plan.tasks()
     script = launcher.batch_script(tasks, command, plan.config.grace_s)
@@ -84,7 +86,7 @@ def launch_command(arguments: list[str]) -> int:
             say("dry run: nothing was started")
             return 0
         folder = _run_folder(resolved, checkpoint)
-        _write(folder / FOLDER / FIT_CONFIG, resolved)
+        _write(folder / FOLDER / FIT_CONFIG, saved)
         _write(folder / FOLDER / LAUNCH_CONFIG, {"launch": options})
         say(f"run folder: {folder}, logs: {folder / FOLDER}")
         return _drive(plan, launcher, cli.launcher_name, folder, checkpoint)
