@@ -143,6 +143,8 @@ MAX_TEXT: Final = 1_000_000
 """Longest text of an option, in characters; a name or path is far shorter."""
 MAX_NAME: Final = 4096
 
+_LONG_TEXTS: Final = ("prompt", "instruction", "template")
+"""Ends of the keys of long texts, which may be empty."""
 _FOREIGN: Final = ("trainer.logger", "trainer.callbacks")
 """Keys of other libraries' classes, to which an empty text may mean something."""
 
@@ -275,9 +277,9 @@ def _check_value(key: str, value: Any, may_be_null: bool) -> None:
     """Refuse a null that the option does not take, a text without end, and a number out of its range."""
     if value is None and not may_be_null:
         raise ConfigError(f"{key} is null: give a value, or remove the key for its default.")
-    if value == "" and not key.endswith(("prompt", "instruction")) and not key.startswith(_FOREIGN):
+    if value == "" and not key.endswith(_LONG_TEXTS) and not key.startswith(_FOREIGN):
         raise ConfigError(f"{key} is an empty text: give a value, or remove the key for its default.")
-    if isinstance(value, str) and len(value) > (MAX_TEXT if key.endswith(("prompt", "instruction")) else MAX_NAME):
+    if isinstance(value, str) and len(value) > (MAX_TEXT if key.endswith(_LONG_TEXTS) else MAX_NAME):
         raise ConfigError(f"{key} is a text of {len(value):,} characters, {shorten(value)}: give a shorter one.")
     name = _option(key)
     if value is True and _is_optimizer(key) and name in FORBIDDEN_FLAGS:

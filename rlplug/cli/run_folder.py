@@ -160,6 +160,7 @@ class RunFolder(Callback):
                 "batch_plan": [],
                 "memory_plan": [],
                 "memory_notes": [],
+                "prompts": trainer.datamodule.counts,  # type: ignore[attr-defined]
                 "effects": [],
                 "hook_costs": [],
                 "message": None,
@@ -238,7 +239,7 @@ class RunFolder(Callback):
             self._save_record()
         for line in self.changes.lines:
             say(line)
-        print_start(module, trainer.datamodule.num_filtered, self.path)  # type: ignore[attr-defined]
+        print_start(module, self._record["prompts"], self.path)
 
     # ---- each step ------------------------------------------------------------------------------------------------
 

@@ -17,16 +17,18 @@ from rlplug.training.memory_plan.table import memory_notes, memory_rows, memory_
 from rlplug.types import Sample
 
 
-def print_start(module: Any, num_filtered: Mapping[str, int], run_dir: Path) -> None:
+def print_start(module: Any, counts: Mapping[str, Mapping[str, int]], run_dir: Path) -> None:
     """Print the batch plan, the memory plan, what took effect, and the run's folder."""
     total = module.plan.total_steps
     rows = module.plan.batch.table_rows(module.config.on_policy_pass)
     print_batch_plan(rows, f"batch plan, {total} step{'s' * (total > 1)}")
     if module.plan.memory is not None:
         print_memory_plan(module.plan.memory)
-    for split, count in num_filtered.items():
-        if count:
-            say(f"data.{split}: {count} prompts were left out, because they are too long")
+    for split, count in counts.items():
+        if count["too_long"]:
+            say(
+                f"data.{split}: {count['too_long']} of {count['read']} prompts were left out, because they are too long"
+            )
     for effect in module.models.effects:
         say(f"took effect: {effect.description}", wraps=True)
     say(f"run folder: {run_dir}")

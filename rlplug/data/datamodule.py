@@ -80,8 +80,8 @@ class PromptDataModule(LightningDataModule):
         self.shuffle = shuffle
         self.seed = seed
         self.val_prompts: list[Prompt] = []
-        self.num_filtered: dict[str, int] = {}
-        """Number of prompts that were left out as too long, by ``train`` and ``val``."""
+        self.counts: dict[str, dict[str, int]] = {}
+        """Numbers of prompts that were ``read``, left out as ``too_long``, and ``kept``, by ``train`` and ``val``."""
         self.renders_chat = False
         """Whether prompts are rendered with the chat template; set by ``setup``."""
         self.template_tools: Sequence[Mapping[str, Any]] = ()
@@ -212,11 +212,12 @@ class PromptDataModule(LightningDataModule):
         if empty := [prompt for prompt in prompts if not prompt.token_ids]:
             raise ConfigError(f"data.{split}: the prompt {empty[0].uid!r} has no tokens: give it text, or remove it.")
         kept = [prompt for prompt in prompts if len(prompt.token_ids) <= limit]
-        self.num_filtered[split] = len(prompts) - len(kept)
+        num_filtered = len(prompts) - len(kept)
+        self.counts[split] = {"read": len(prompts), "too_long": num_filtered, "kept": len(kept)}
         if len(kept) == len(prompts):
             return prompts
         longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
-        count = f"data.{split}: {self.num_filtered[split]} of {len(prompts)} prompts are longer than {limit} tokens"
+        count = f"data.{split}: {num_filtered} of {len(prompts)} prompts are longer than {limit} tokens"
         details = f"{reason}; the longest, {longest.uid!r}, has {len(longest.token_ids)}."
         if self.too_long == "refuse":
             raise ConfigError(f"{count}, {details} Or set data.too_long to filter, which leaves such prompts out.")

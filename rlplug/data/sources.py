@@ -13,12 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from rlplug.errors import ConfigError, brief, did_you_mean, encodable, safe_repr
+from rlplug.data.columns import DEFAULT_ANSWER_KEY, DEFAULT_PROMPT_KEY, Columns
+from rlplug.errors import ConfigError, brief, did_you_mean, encodable
 from rlplug.interfaces.plain_values import json_problem
-
-DEFAULT_ANSWER_KEY: Final = "answer"
 
 
 @dataclass(frozen=True)
@@ -60,20 +59,27 @@ class FileSource(PromptSource):
         answer_key: Field with the reference answer. The default may be absent from a row, whose answer is then
             ``None``; a field that you name must be there.
         limit: Read only this many rows from the start; by default all.
+        columns: New names of columns, by their names, such as ``{question: prompt, solution: answer}``; every other
+            option uses the new names, and rewards find the rest in ``metadata`` by them.
+        template: Text of the prompt with columns in braces, such as ``"{question}\\nAnswer:"``, in place of
+            ``prompt_key``; ``{{`` and ``}}`` are braces.
+        system_prompt: System message in front of each prompt of this source, which becomes chat messages.
     """
 
     def __init__(
         self,
         path: str,
-        prompt_key: str = "prompt",
+        prompt_key: str = DEFAULT_PROMPT_KEY,
         answer_key: str = DEFAULT_ANSWER_KEY,
         limit: int | None = None,
+        columns: dict[str, str] | None = None,
+        template: str | None = None,
+        system_prompt: str | None = None,
     ) -> None:
         _check_limit(limit)
         self.path = path
-        self.prompt_key = prompt_key
-        self.answer_key = answer_key
         self.limit = limit
+        self.columns = Columns(prompt_key, answer_key, dict(columns or {}), template, system_prompt)
 
     def rows(self) -> Iterator[PromptRow]:
         path = Path(self.path).expanduser()
@@ -88,7 +94,7 @@ class FileSource(PromptSource):
         is_empty = True
         for number, fields in itertools.islice(readers[path.suffix](path), self.limit):
             is_empty = False
-            yield _row(fields, f"{encodable(path.name)}:{number}", f"{path}:{number}", self.prompt_key, self.answer_key)
+            yield PromptRow(f"{encodable(path.name)}:{number}", *self.columns.read(fields, f"{path}:{number}"))
         if is_empty:
             raise ConfigError(f"data source path {self.path!r} is empty: give a file with at least one prompt.")
 
@@ -106,6 +112,11 @@ class HFDatasetSource(PromptSource):
         answer_key: Column with the reference answer. The default may be absent, and answers are then ``None``; a
             column that you name must be there.
         limit: Read only this many rows from the start; by default all.
+        columns: New names of columns, by their names, such as ``{question: prompt, solution: answer}``; every other
+            option uses the new names, and rewards find the rest in ``metadata`` by them.
+        template: Text of the prompt with columns in braces, such as ``"{question}\\nAnswer:"``, in place of
+            ``prompt_key``; ``{{`` and ``}}`` are braces.
+        system_prompt: System message in front of each prompt of this source, which becomes chat messages.
     """
 
     def __init__(
@@ -113,17 +124,19 @@ class HFDatasetSource(PromptSource):
         path: str,
         name: str | None = None,
         split: str = "train",
-        prompt_key: str = "prompt",
+        prompt_key: str = DEFAULT_PROMPT_KEY,
         answer_key: str = DEFAULT_ANSWER_KEY,
         limit: int | None = None,
+        columns: dict[str, str] | None = None,
+        template: str | None = None,
+        system_prompt: str | None = None,
     ) -> None:
         _check_limit(limit)
         self.path = path
         self.name = name
         self.split = split
-        self.prompt_key = prompt_key
-        self.answer_key = answer_key
         self.limit = limit
+        self.columns = Columns(prompt_key, answer_key, dict(columns or {}), template, system_prompt)
 
     def rows(self) -> Iterator[PromptRow]:
         dataset = self._load()
@@ -132,7 +145,7 @@ class HFDatasetSource(PromptSource):
         prefix = "/".join(part for part in (title, self.name, self.split) if part)
         for index, fields in enumerate(itertools.islice(dataset, self.limit)):
             uid = f"{prefix}:{index}"
-            yield _row(fields, uid, f"data source {uid}", self.prompt_key, self.answer_key)
+            yield PromptRow(uid, *self.columns.read(fields, f"data source {uid}"))
 
     def _load(self) -> Any:
         datasets = _optional_import("datasets", "datasets", "HFDatasetSource")
@@ -294,42 +307,3 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     with file:
         rows = itertools.chain.from_iterable(batch.to_pylist() for batch in file.iter_batches())
         yield from enumerate(rows, start=1)
-
-
-def _row(fields: Mapping[str, Any], uid: str, where: str, prompt_key: str, answer_key: str) -> PromptRow:
-    """Split the fields of one record into prompt, answer and metadata; ``where`` names the record in errors."""
-    needed = {"prompt_key": prompt_key} | ({} if answer_key == DEFAULT_ANSWER_KEY else {"answer_key": answer_key})
-    for argument, key in needed.items():
-        if key not in fields:
-            there = encodable(", ".join(fields)[:500]) or "none"
-            raise ConfigError(
-                f"{where} has no field {key!r}; its fields are {there}.{did_you_mean(key, fields)} "
-                f"Set {argument} to one of them."
-            )
-    return PromptRow(
-        uid=uid,
-        prompt=_prompt(fields[prompt_key], where, prompt_key),
-        answer=fields.get(answer_key),
-        metadata={key: value for key, value in fields.items() if key not in (prompt_key, answer_key)},
-    )
-
-
-def _prompt(value: Any, where: str, prompt_key: str) -> str | list[dict[str, str]]:
-    """Return ``value`` if it is text or a list of messages.
-
-    Raises:
-        ConfigError: It is neither.
-    """
-    if isinstance(value, str):
-        return value
-    expected = 'text, or a list of messages such as [{"role": "user", "content": "1 + 1 ="}]'
-    if not isinstance(value, list) or not value:
-        raise ConfigError(f"{where}: {prompt_key!r} is {safe_repr(value)}: give {expected}.")
-    messages = []
-    for message in value:
-        # columnar formats set the keys that only some messages have to None in the others
-        present = {key: text for key, text in message.items() if text is not None} if isinstance(message, dict) else {}
-        if not {"role", "content"} <= present.keys() or not all(isinstance(text, str) for text in present.values()):
-            raise ConfigError(f"{where}: {prompt_key!r} has the message {safe_repr(message)}: give {expected}.")
-        messages.append(present)
-    return messages

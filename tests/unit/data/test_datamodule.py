@@ -106,7 +106,7 @@ def test_context_limits_prompts():
 def test_prompt_as_long_as_the_limit_is_kept():
     data = set_up(PromptDataModule(ListSource("abcd"), max_prompt_tokens=5))
     assert len(train_prompts(data)[0].token_ids) == 5
-    assert data.num_filtered == {"train": 0}
+    assert data.counts == {"train": {"read": 1, "too_long": 0, "kept": 1}}
 
 
 def test_filter_leaves_out_and_says_so(caplog, monkeypatch):
@@ -117,7 +117,8 @@ def test_filter_leaves_out_and_says_so(caplog, monkeypatch):
         data = set_up(PromptDataModule(source, val=val, max_prompt_tokens=5, too_long="filter"))
     assert [prompt.uid for prompt in train_prompts(data)] == ["p0", "p2"]
     assert [prompt.uid for prompt in data.val_prompts] == ["p1"]
-    assert data.num_filtered == {"train": 1, "val": 1}
+    assert data.counts["train"] == {"read": 3, "too_long": 1, "kept": 2}
+    assert data.counts["val"] == {"read": 2, "too_long": 1, "kept": 1}
     assert "data.train: 1 of 3 prompts are longer than 5 tokens and were left out" in caplog.messages
     assert "data.val: 1 of 2 prompts are longer than 5 tokens and were left out" in caplog.messages
 

@@ -54,6 +54,44 @@ def test_file_keys_and_limit(tmp_path, write, name):
     assert [(row.prompt, row.answer) for row in source.rows()] == [("1 + 1 =", "2"), ("2 + 3 =", "5")]
 
 
+def test_columns_template_and_system_prompt(tmp_path):
+    """Alone catches a template that reads its values again, and a column that is lost or keeps its old name."""
+    record = {"question": "{x} + 1", "solution": "2", "difficulty": 3, "prompt": "kept"}
+    (tmp_path / "sums").mkdir()
+    datasets.Dataset.from_list([record]).save_to_disk(tmp_path / "sums" / "saved")
+    options = {
+        "columns": {"solution": "answer", "difficulty": "level"},
+        "template": "{{Level}} {level}: {question}\n=",
+        "system_prompt": "Be brief.",
+    }
+    file = write_jsonl(tmp_path / "a.jsonl", [record])
+    for source in (FileSource(file, **options), HFDatasetSource(str(tmp_path / "sums" / "saved"), **options)):
+        (row,) = source.rows()
+        assert row.prompt == [CHAT[0], {"role": "user", "content": "{Level} 3: {x} + 1\n="}]
+        assert (row.answer, row.metadata) == ("2", {"question": "{x} + 1", "level": 3, "prompt": "kept"})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"template": "{qestion}"}, "has no field 'qestion'; .* Did you mean 'question'\\? Correct the template"),
+        ({"columns": {"qestion": "prompt"}}, "has no field 'qestion'; .* Correct columns"),
+        ({"columns": {"question": "messages"}}, "has a column 'messages', and columns gives another one that name"),
+        ({"template": "{messages}"}, "'messages' is .*, and template takes text or a number"),
+        ({"prompt_key": "messages", "system_prompt": "x"}, "has its own system message"),
+        ({"template": "{question"}, "template '{question': expected '}'"),
+        ({"template": "{question:>5}"}, "something other than a name"),
+        ({"template": "none"}, "names no column"),
+        ({"template": "{question}", "prompt_key": "question"}, "drop one of them"),
+        ({"columns": {"a": "c", "b": "c"}}, "two columns one name"),
+    ],
+)
+def test_columns_and_templates_that_do_not_fit_are_refused(tmp_path, options, message):
+    file = write_jsonl(tmp_path / "a.jsonl", [{"question": "1 + 1", "messages": CHAT}])
+    with pytest.raises(ConfigError, match=message):
+        list(FileSource(file, **options).rows())
+
+
 @pytest.mark.parametrize(("write", "name"), [(write_jsonl, "train.jsonl"), (write_parquet, "train.parquet")])
 def test_file_with_messages(tmp_path, write, name):
     (row,) = FileSource(write(tmp_path / name, [{"prompt": CHAT, "answer": "2"}])).rows()

@@ -1,0 +1,151 @@
+"""``Columns``: from the columns of a record to prompt, answer and metadata."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rlplug.errors import ConfigError, did_you_mean, encodable, safe_repr
+
+DEFAULT_PROMPT_KEY: Final = "prompt"
+DEFAULT_ANSWER_KEY: Final = "answer"
+
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Rules by which a record becomes a prompt, an answer and metadata.
+
+    Args:
+        prompt_key: Column with the prompt, text or messages, unless there is a template.
+        answer_key: Column with the answer; the default may be absent.
+        renamed: New names of columns by their names; what follows uses the new ones.
+        template: Text of the prompt, with columns in braces; ``{{`` and ``}}`` are braces.
+        system_prompt: System message in front of the prompt, which becomes messages.
+
+    Raises:
+        ConfigError: The template cannot be read, or contradicts another rule.
+    """
+
+    prompt_key: str = DEFAULT_PROMPT_KEY
+    answer_key: str = DEFAULT_ANSWER_KEY
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    template: str | None = None
+    system_prompt: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.template is not None and self.prompt_key != DEFAULT_PROMPT_KEY:
+            raise ConfigError(
+                f"data source template makes the prompt, and prompt_key is {self.prompt_key!r}: drop one of them, or "
+                f"write {{{self.prompt_key}}} in the template."
+            )
+        if self.template is not None and not any(name for _, name in self._parts()):
+            raise ConfigError(
+                f"data source template {safe_repr(self.template)} names no column: write one in braces, such as "
+                "{question}."
+            )
+        if len(set(self.renamed.values())) < len(self.renamed):
+            raise ConfigError(f"data source columns {dict(self.renamed)} gives two columns one name: use it once.")
+
+    def read(self, record: Mapping[str, Any], where: str) -> tuple[str | Messages, Any, dict[str, Any]]:
+        """Return prompt, answer and metadata of a record, which ``where`` names in errors.
+
+        Raises:
+            ConfigError: A column is absent or has a value of another form; the message names it.
+        """
+        fields = self._rename(record, where)
+        if self.answer_key != DEFAULT_ANSWER_KEY:
+            _require(fields, self.answer_key, where, "Set answer_key to one of them.")
+        if self.template is None:
+            _require(fields, self.prompt_key, where, "Set prompt_key to one of them.")
+            prompt = _prompt(fields[self.prompt_key], where, self.prompt_key)
+            used = {self.prompt_key, self.answer_key}
+        else:
+            prompt, used = self._fill(fields, where), {self.answer_key}
+        if self.system_prompt is not None:
+            prompt = self._with_system_prompt(prompt, where)
+        metadata = {name: value for name, value in fields.items() if name not in used}
+        return prompt, fields.get(self.answer_key), metadata
+
+    def _rename(self, record: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        if not self.renamed:
+            return record
+        for name in self.renamed:
+            _require(record, name, where, "Correct columns.")
+        kept = record.keys() - self.renamed.keys()
+        if taken := sorted(kept & set(self.renamed.values())):
+            raise ConfigError(
+                f"{where} has a column {taken[0]!r}, and columns gives another one that name: give it another name, or "
+                f"rename {taken[0]!r} too."
+            )
+        return {self.renamed.get(name, name): value for name, value in record.items()}
+
+    def _parts(self) -> list[tuple[str, str | None]]:
+        """Return the pieces of the template: text, and the column behind it, or ``None`` at the end."""
+        try:
+            found = list(string.Formatter().parse(self.template or ""))
+        except ValueError as error:
+            raise ConfigError(
+                f"data source template {safe_repr(self.template)}: {error}. Braces that are text are {{{{ and }}}}."
+            ) from None
+        for _, name, specification, conversion in found:
+            if name is not None and (not name or specification or conversion):
+                raise ConfigError(
+                    f"data source template {safe_repr(self.template)} has {{{name}}} with something other than a name "
+                    "of a column: write {question}, and {{ and }} for braces that are text."
+                )
+        return [(text, name) for text, name, _, _ in found]
+
+    def _fill(self, fields: Mapping[str, Any], where: str) -> str:
+        texts = []
+        for text, name in self._parts():
+            texts.append(text)
+            if name is None:
+                continue
+            _require(fields, name, where, "Correct the template.")
+            value = fields[name]
+            if not isinstance(value, str | int | float):
+                raise ConfigError(
+                    f"{where}: {name!r} is {safe_repr(value)}, and template takes text or a number from it: correct "
+                    "the record or the template."
+                )
+            texts.append(str(value))
+        return "".join(texts)
+
+    def _with_system_prompt(self, prompt: str | Messages, where: str) -> Messages:
+        assert self.system_prompt is not None
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        if any(message["role"] == "system" for message in messages):
+            raise ConfigError(f"{where} has its own system message, and the source's system_prompt is set: drop one.")
+        return [{"role": "system", "content": self.system_prompt}, *messages]
+
+
+def _require(fields: Mapping[str, Any], name: str, where: str, fix: str) -> None:
+    if name in fields:
+        return
+    there = encodable(", ".join(map(str, fields))[:500]) or "none"
+    raise ConfigError(f"{where} has no field {name!r}; its fields are {there}.{did_you_mean(name, fields)} {fix}")
+
+
+def _prompt(value: Any, where: str, prompt_key: str) -> str | Messages:
+    """Return ``value`` if it is text or a list of messages.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if isinstance(value, str):
+        return value
+    expected = 'text, or a list of messages such as [{"role": "user", "content": "1 + 1 ="}]'
+    if not isinstance(value, list) or not value:
+        raise ConfigError(f"{where}: {prompt_key!r} is {safe_repr(value)}: give {expected}.")
+    messages = []
+    for message in value:
+        # columnar formats set the keys that only some messages have to None in the others
+        present = {key: text for key, text in message.items() if text is not None} if isinstance(message, dict) else {}
+        if not {"role", "content"} <= present.keys() or not all(isinstance(text, str) for text in present.values()):
+            raise ConfigError(f"{where}: {prompt_key!r} has the message {safe_repr(message)}: give {expected}.")
+        messages.append(present)
+    return messages
