@@ -40,13 +40,13 @@ from rlplug.training.host_tuning import freeze_gc, limit_host_threads
 from rlplug.training.logprobs import compute_logprobs
 from rlplug.training.mismatch_gate import MismatchGate, limit_of
 from rlplug.training.samples.importance_weights import weights_by_age
-from rlplug.training.samples.metrics import mean_over_ranks, rollout_metrics
+from rlplug.training.samples.metrics import mean_over_ranks, rollout_metrics, source_metrics
 from rlplug.training.samples.selection import GroupSelection
 from rlplug.training.samples.table import sample_table
 from rlplug.training.samples.token_capture import TokenCapture
 from rlplug.training.streaming.step import StreamedStep
 from rlplug.training.update import NonFiniteUpdate, PolicyUpdate, save_for_inspection
-from rlplug.training.validation import validation_metrics
+from rlplug.training.validation import validation_by_source
 from rlplug.types import Prompt, Rollout, Sample, StepBatch
 
 
@@ -160,8 +160,9 @@ class RLModule(LightningModule):
             self.rewards.check(rollout.drawn, self.strategy)
             self.step_metrics["filter/refills"] = max(rollout.num_rounds - 1.0, 0.0)
             self.step_metrics["filter/missing_groups"] = self.groups.num_missing(rollout) / self.groups.prompts_per_step
-            table = sample_table(rollout, self.rewards.names, self.strategy.gather_arrays)
-            self.step_metrics |= rollout_metrics(table, self.rewards.names)
+            sources = self.data.train_stream.sources
+            table = sample_table(rollout, self.rewards.names, self.strategy.gather_arrays, sources)
+            self.step_metrics |= rollout_metrics(table, self.rewards.names) | source_metrics(table, sources)
             self.newest_values = {"reward": table["reward"], "completion_length": table["num_tokens"]}
         return rollout
 
@@ -243,7 +244,7 @@ class RLModule(LightningModule):
     def log_step(self) -> None:
         """Hand the step's metrics to algorithm, plugins and loggers; end the run after its last step or a stop."""
         metrics = self.step_metrics
-        metrics |= self.run.pop_metrics() | self.timer.pop_metrics()
+        metrics |= self.run.pop_metrics() | self.timer.pop_metrics() | self.data.train_stream.metrics()
         metrics |= {"throughput/tokens_per_s": metrics["completion/num_tokens"] / metrics["time/step"]}
         call = PluginCall(self.config.algorithm, "after_step")
         with watched(call):
@@ -326,8 +327,9 @@ class RLModule(LightningModule):
         self.step_metrics |= of_sync
         run.generator.pop_metrics()
         self.newest_samples.append(("validate", self.step, samples))
-        table = sample_table(Rollout(tuple(samples)), self.rewards.names, self.strategy.gather_arrays)
-        return validation_metrics(table, self.rewards.names, config.validation.pass_threshold)
+        names, sources = self.rewards.names, self.data.val_sources
+        table = sample_table(Rollout(tuple(samples)), names, self.strategy.gather_arrays, sources)
+        return validation_by_source(table, names, config.validation.pass_threshold, sources)
 
     def _log(self, metrics: dict[str, float]) -> None:
         for logger in self.loggers:

@@ -191,7 +191,7 @@ def plan_run(
         longest=longest,
         quadratic_cost=attention_cost(text_config),
     )
-    total_steps = config.num_steps or max(1, len(data.train_stream) // batch.prompts_per_step)
+    total_steps = config.num_steps or max(1, (data.train_stream.num_prompts or 0) // batch.prompts_per_step)
     hook = plugins().hook.rlplug_make_tokenizer
     check_training(config, batch, total_steps, longest, mesh.sequence, inputs.tokenizer, hook, bool(data.val_prompts))
     in_fp8 = inputs.spec.fp8 is not None

@@ -201,5 +201,9 @@ def _explain_class(key: str, name: str) -> str | None:
         return plugins().registry.explain_unknown(kind, name)
     if key.rpartition(".")[2] in _NUMBERS_OR_CLASSES:
         return None
-    known = [source.__name__ for source in PromptSource.__subclasses__()] if key in ("data.train", "data.val") else []
+    known = (
+        [source.__name__ for source in PromptSource.__subclasses__()]
+        if key.startswith(("data.train", "data.val"))
+        else []
+    )
     return f"{shorten(name)} is not a known class.{did_you_mean(name, known)}"

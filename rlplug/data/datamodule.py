@@ -14,7 +14,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlplug.data.prompt_stream import PromptStream
+from rlplug.data.mixture import MixedPrompts, MixtureSource, of_part, warn_of_duplicates
+from rlplug.data.prompt_stream import PromptStream, TrainingPrompts
 from rlplug.data.rendering import render_all, takes_tools, tokenize_all
 from rlplug.data.sources import PromptRow, PromptSource, check_row
 from rlplug.environments.tool_schema import tool_instructions
@@ -81,17 +82,25 @@ class PromptDataModule(LightningDataModule):
         self.seed = seed
         self.val_prompts: list[Prompt] = []
         self.counts: dict[str, dict[str, int]] = {}
-        """Numbers of prompts that were ``read``, left out as ``too_long``, and ``kept``, by ``train`` and ``val``."""
+        """Numbers of prompts that were ``read``, left out as ``too_long``, and ``kept``.
+
+        By ``train`` and ``val``, and by ``train/<source>`` of a mixture.
+        """
         self.renders_chat = False
         """Whether prompts are rendered with the chat template; set by ``setup``."""
         self.template_tools: Sequence[Mapping[str, Any]] = ()
         """JSON schemas of the environment's tools when the chat template presents them, else empty."""
         self._stage: str | None = None
-        self._train_stream: PromptStream | None = None
+        self._train_stream: TrainingPrompts | None = None
         self._early_state: Mapping[str, Any] = {}
 
     @property
-    def train_stream(self) -> PromptStream:
+    def val_sources(self) -> Sequence[str]:
+        """Names of the sources of ``val``, when it is a mixture."""
+        return tuple(dict.fromkeys(prompt.source for prompt in self.val_prompts if prompt.source))
+
+    @property
+    def train_stream(self) -> TrainingPrompts:
         """The stream that the RL loop takes its prompts from; there after ``setup("fit")``."""
         assert self._train_stream is not None, "there are training prompts after setup('fit')"
         return self._train_stream
@@ -121,10 +130,23 @@ class PromptDataModule(LightningDataModule):
         self.val_prompts = prompts.get("val", [])
         if "train" in prompts:
             _warn_of_overlap(prompts["train"], self.val_prompts)
-            self._train_stream = PromptStream(prompts["train"], self.shuffle, self.seed)
+            self._train_stream = self._make_stream(prompts["train"])
             if self._early_state:
                 self._train_stream.load_state_dict(self._early_state)
         self._stage, self._early_state = stage, {}
+
+    def _make_stream(self, prompts: Sequence[Prompt]) -> TrainingPrompts:
+        """Return the training prompts in the order in which they are drawn."""
+        if not isinstance(self.train, MixtureSource):
+            return PromptStream(prompts, self.shuffle, self.seed)
+        weights = self.train.weights
+        streams = {
+            # a seed of its own, or sources of one size would have the same order
+            name: PromptStream([each for each in prompts if each.source == name], self.shuffle, f"{self.seed}/{name}")
+            for name in weights
+        }
+        warn_of_duplicates(streams)
+        return MixedPrompts(streams, weights)
 
     def train_dataloader(self) -> Ticks:
         """Return endless ticks: the RL loop takes its prompts from ``train_stream`` and stops by itself."""
@@ -206,14 +228,14 @@ class PromptDataModule(LightningDataModule):
         uids = [row.uid for row in rows]
         token_ids = tokenize_all(uids, texts, rules.tokenizer, not self.renders_chat, limit)
         prompts = [
-            Prompt(row.uid, ids, text, row.answer, row.metadata)
+            Prompt(row.uid, ids, text, row.answer, row.metadata, row.source)
             for row, text, ids in zip(rows, texts, token_ids, strict=True)
         ]
         if empty := [prompt for prompt in prompts if not prompt.token_ids]:
             raise ConfigError(f"data.{split}: the prompt {empty[0].uid!r} has no tokens: give it text, or remove it.")
         kept = [prompt for prompt in prompts if len(prompt.token_ids) <= limit]
         num_filtered = len(prompts) - len(kept)
-        self.counts[split] = {"read": len(prompts), "too_long": num_filtered, "kept": len(kept)}
+        self._count(split, prompts, kept)
         if len(kept) == len(prompts):
             return prompts
         longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
@@ -223,8 +245,19 @@ class PromptDataModule(LightningDataModule):
             raise ConfigError(f"{count}, {details} Or set data.too_long to filter, which leaves such prompts out.")
         if not kept:
             raise ConfigError(f"{count}, so data.too_long: filter leaves none. The limit is {details}")
+        if gone := sorted({prompt.source for prompt in prompts} - {prompt.source for prompt in kept}):
+            raise ConfigError(f"{count}, and data.too_long: filter leaves none of {gone[0]!r}. The limit is {details}")
         rank_zero_info(f"{count} and were left out")
         return kept
+
+    def _count(self, split: str, prompts: Sequence[Prompt], kept: Sequence[Prompt]) -> None:
+        for source in dict.fromkeys(["", *(prompt.source for prompt in prompts)]):
+            num_read, num_kept = (sum(source in ("", each.source) for each in part) for part in (prompts, kept))
+            self.counts[f"{split}/{source}" if source else split] = {
+                "read": num_read,
+                "too_long": num_read - num_kept,
+                "kept": num_kept,
+            }
 
     def _limit(self, rules: PromptRules) -> tuple[int, str]:
         """Return the longest allowed prompt, in tokens, and the reason for it with the key to change."""
@@ -260,18 +293,26 @@ class Ticks:
 
 
 def _read(split: str, source: PromptSource) -> list[PromptRow]:
+    rows = []
+    for name, part in source.parts().items():
+        where = f"data.{split}.init_args.sources.{name}" if name else f"data.{split}"
+        rows += [of_part(row, name) for row in _read_part(where, part)]
+    return rows
+
+
+def _read_part(where: str, source: PromptSource) -> list[PromptRow]:
     rows: list[PromptRow] = []
     try:
         for row in source.rows():
             check_row(row)
             rows.append(row)
     except ConfigError as error:
-        raise ConfigError(f"data.{split}: {error}") from error
+        raise ConfigError(f"{where}: {error}") from error
     except Exception as error:  # the code of a source, or of a library that it uses, may raise anything
-        where = f"after the row {rows[-1].uid!r}" if rows else "at its first row"
-        raise ConfigError(f"data.{split}: {type(source).__name__} failed {where}: {describe(error)}") from error
+        after = f"after the row {rows[-1].uid!r}" if rows else "at its first row"
+        raise ConfigError(f"{where}: {type(source).__name__} failed {after}: {describe(error)}") from error
     if not rows:
-        raise ConfigError(f"data.{split}: {type(source).__name__} has no prompts: give it at least one.")
+        raise ConfigError(f"{where}: {type(source).__name__} has no prompts: give it at least one.")
     return rows
 
 

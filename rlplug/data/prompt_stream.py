@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -24,7 +25,49 @@ _CHANGES: Final = {
 """Description of the change for each part of the fingerprint."""
 
 
-class PromptStream:
+class TrainingPrompts(ABC):
+    """Endless training prompts, the same on all ranks, which resume exactly."""
+
+    sources: Sequence[str] = ()
+    """Names of the sources of a mixture, which ``Prompt.source`` has; empty otherwise."""
+
+    @property
+    @abstractmethod
+    def num_prompts(self) -> int | None:
+        """Number of prompts of one pass; ``None`` where nobody has counted them."""
+
+    @property
+    @abstractmethod
+    def longest_prompt(self) -> int:
+        """Length that no prompt exceeds, in tokens."""
+
+    @property
+    @abstractmethod
+    def by_uid(self) -> Mapping[str, Prompt]:
+        """Prompts by uid."""
+
+    @abstractmethod
+    def take(self, num_prompts: int) -> list[Prompt]:
+        """Return the next ``num_prompts`` prompts; a prompt may occur twice."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return what is to log about the prompts after a step."""
+        return {}
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, and under ``fingerprint`` what it belongs to, as plain data."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved position.
+
+        Raises:
+            ConfigError: The position was saved for other prompts or another order.
+        """
+
+
+class PromptStream(TrainingPrompts):
     """Endless stream of prompts, epoch after epoch. It depends on its arguments alone, so all ranks get the same.
 
     Args:
@@ -33,7 +76,7 @@ class PromptStream:
         seed: Seed that determines each epoch's order, together with the epoch's number.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], shuffle: bool = True, seed: int = 0) -> None:
+    def __init__(self, prompts: Sequence[Prompt], shuffle: bool = True, seed: int | str = 0) -> None:
         assert prompts, "a stream without prompts would never return from take"
         self.epoch = 0
         """Epoch of the next prompt."""
@@ -50,13 +93,15 @@ class PromptStream:
         return len(self._prompts)
 
     @property
+    def num_prompts(self) -> int:
+        return len(self)
+
+    @property
     def longest_prompt(self) -> int:
-        """Length of the longest prompt, in tokens."""
         return max(len(prompt.token_ids) for prompt in self._prompts)
 
     @property
     def by_uid(self) -> dict[str, Prompt]:
-        """Prompts by uid."""
         return {prompt.uid: prompt for prompt in self._prompts}
 
     def take(self, num_prompts: int) -> list[Prompt]:
@@ -82,6 +127,11 @@ class PromptStream:
             ConfigError: The position was saved for other prompts or another order.
         """
         saved = state["fingerprint"]
+        if not _CHANGES.keys() <= saved.keys():
+            raise ConfigError(
+                "The checkpoint was written with prompts of a mixture or of a streamed source in data.train: name that "
+                "source again, or start a new run from its weights."
+            )
         changed = [key for key in _CHANGES if saved[key] != self._fingerprint[key]]
         if changed:
             # name the first one, the cause: another number of prompts always changes the hashes too

@@ -28,12 +28,14 @@ class PromptRow:
         uid: Stable name within its source, such as ``train.jsonl:17``.
         prompt: Plain text, or chat messages with ``role`` and ``content``.
         answer: Reference answer for verifiers; ``None`` when the task has none.
+        source: Name of its source in a mixture, which :class:`~rlplug.data.mixture.MixtureSource` sets.
     """
 
     uid: str
     prompt: str | list[dict[str, str]]
     answer: Any
     metadata: Mapping[str, Any]
+    source: str = ""
 
 
 class PromptSource(ABC):
@@ -46,6 +48,10 @@ class PromptSource(ABC):
         Raises:
             ConfigError: The source cannot be read; the message says what to write instead.
         """
+
+    def parts(self) -> Mapping[str, PromptSource]:
+        """Return the sources of a mixture by name; of another source itself, under an empty name."""
+        return {"": self}
 
 
 class FileSource(PromptSource):

@@ -69,6 +69,17 @@ def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
     return 1.0 - math.comb(num_samples - num_passed, k) / math.comb(num_samples, k)
 
 
+def validation_by_source(
+    table: SampleTable, reward_names: Sequence[str], pass_threshold: float, sources: Sequence[str]
+) -> dict[str, float]:
+    """Return :func:`validation_metrics` of all prompts, and of each source as ``validate/<source>/...``."""
+    metrics = validation_metrics(table, reward_names, pass_threshold)
+    for index, name in enumerate(sources):
+        found = validation_metrics(table[table["source"] == index], reward_names, pass_threshold)
+        metrics |= {f"validate/{name}/{key.removeprefix('validate/')}": value for key, value in found.items()}
+    return metrics
+
+
 def validation_metrics(table: SampleTable, reward_names: Sequence[str], pass_threshold: float) -> dict[str, float]:
     """Return mean reward over the samples that have one, and pass@k over prompts; a failed reward is no pass.
 

@@ -36,6 +36,7 @@ class Prompt:
         uid: Stable name within its source, such as ``train.jsonl:17``.
         text: Text of the tokens: the rendered chat template, or the plain prompt.
         answer: Reference answer for verifiers; ``None`` when the task has none.
+        source: Name of its source in a mixture; empty without one (hook API 2.1).
     """
 
     uid: str
@@ -43,6 +44,7 @@ class Prompt:
     text: str
     answer: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
 
 
 @dataclass(frozen=True)

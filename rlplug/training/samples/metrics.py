@@ -49,6 +49,20 @@ def rollout_metrics(table: SampleTable, reward_names: Sequence[str]) -> dict[str
     return metrics
 
 
+def source_metrics(table: SampleTable, sources: Sequence[str]) -> dict[str, float]:
+    """Return ``source/<name>/share`` of the step's groups, and the mean reward and length of each source's samples."""
+    num_groups = len(np.unique(table["group"]))
+    metrics = {}
+    for index, name in enumerate(sources):
+        rows = table[table["source"] == index]
+        metrics[f"source/{name}/share"] = len(np.unique(rows["group"])) / num_groups
+        if len(scored := rows["reward"][~np.isnan(rows["reward"])]):
+            metrics[f"source/{name}/reward_mean"] = statistics.fmean(scored.tolist())
+        if len(rows):
+            metrics[f"source/{name}/length_mean"] = statistics.fmean(rows["num_tokens"].tolist())
+    return metrics
+
+
 def mean_over_ranks(found: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
     """Return the weighted mean of each metric over the ranks that have it, given the metrics and weight of each."""
     names = dict.fromkeys(name for metrics, _ in found for name in metrics)
