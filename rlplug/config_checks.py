@@ -65,6 +65,21 @@ def check_training(
     check_models(models, tokenizer, make_tokenizer, longest, sequence_size)
 
 
+def check_streamed_prompts(config: RunConfig, is_streamed: bool) -> None:
+    """Refuse what needs to know all training prompts, when they are read while training.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    if is_streamed and config.num_steps is None:
+        raise ConfigError("data.train streams, and nobody has counted its prompts: set model.num_steps.")
+    if is_streamed and config.partial_rollout is not None:
+        raise ConfigError(
+            "model.partial_rollout finds the prompts of groups in flight by their uid, and data.train streams, which "
+            "keeps no prompts: set streaming to false, or remove model.partial_rollout."
+        )
+
+
 def check_sampling(sampling: SamplingParams, validation: ValidationConfig, has_val_prompts: bool) -> None:
     """Refuse greedy training, and validation without prompts.
 

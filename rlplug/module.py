@@ -21,6 +21,7 @@ from torch import nn
 from rlplug import setup as run_setup
 from rlplug.config import RunConfig
 from rlplug.data.datamodule import PromptDataModule, PromptRules
+from rlplug.data.prompt_stream import fingerprint
 from rlplug.distributed.rng import rng_state, set_rng_state
 from rlplug.distributed.stop_signal import StopRequested, StopSignal, end_at_once
 from rlplug.distributed.strategy import RLFSDP2Strategy, require_strategy
@@ -113,7 +114,7 @@ class RLModule(LightningModule):
             rollout = Rollout()
             while self.groups.wants_more(rollout):
                 with self.phase("prompts"):
-                    prompts = self.data.train_stream.take(self.groups.num_prompts_wanted(rollout))
+                    prompts = self.take_prompts(self.groups.num_prompts_wanted(rollout))
                 with self.phase("rollout"):
                     samples = self.generate(prompts, rollout)
                 with self.phase("rewards"):
@@ -133,6 +134,19 @@ class RLModule(LightningModule):
                 self.publish()
             self.step_metrics |= self.validate_if_due()
             self.log_step()
+
+    def take_prompts(self, num_prompts: int) -> list[Prompt]:
+        """Return the next training prompts, the same on every rank."""
+        stream = self.data.train_stream
+        prompts = stream.take(num_prompts)
+        if stream.num_prompts is None:  # each rank has read them anew, perhaps from a server
+            digests = self.strategy.gather([fingerprint(prompts)["token_ids"]])
+            if len(set(digests)) > 1:
+                raise RunError(
+                    f"step {self.step}: the ranks read different prompts from data.train: it changed while it was "
+                    "read, or is not the same on all hosts. Resume with data that stay as they are."
+                )
+        return prompts
 
     def generate(self, prompts: list[Prompt], rollout: Rollout) -> list[Sample]:
         """Return this rank's share of completions of ``prompts``, or of the groups that a partial rollout completes."""

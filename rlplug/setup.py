@@ -18,6 +18,7 @@ from rlplug.config_checks import (
     check_engine,
     check_optimizations,
     check_optimizers,
+    check_streamed_prompts,
     check_streaming,
     check_trainer,
     check_training,
@@ -191,7 +192,9 @@ def plan_run(
         longest=longest,
         quadratic_cost=attention_cost(text_config),
     )
-    total_steps = config.num_steps or max(1, (data.train_stream.num_prompts or 0) // batch.prompts_per_step)
+    num_prompts = data.train_stream.num_prompts
+    check_streamed_prompts(config, num_prompts is None)
+    total_steps = config.num_steps or max(1, (num_prompts or 0) // batch.prompts_per_step)
     hook = plugins().hook.rlplug_make_tokenizer
     check_training(config, batch, total_steps, longest, mesh.sequence, inputs.tokenizer, hook, bool(data.val_prompts))
     in_fp8 = inputs.spec.fp8 is not None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -17,10 +17,15 @@ from transformers import PreTrainedTokenizerBase
 from rlplug.data.mixture import MixedPrompts, MixtureSource, of_part, warn_of_duplicates
 from rlplug.data.prompt_stream import PromptStream, TrainingPrompts
 from rlplug.data.rendering import render_all, takes_tools, tokenize_all
-from rlplug.data.sources import PromptRow, PromptSource, check_row
+from rlplug.data.rows import PromptRow, RowStream, check_row
+from rlplug.data.sources import PromptSource
+from rlplug.data.streaming import StreamedPrompts, read_head
 from rlplug.environments.tool_schema import tool_instructions
 from rlplug.errors import ConfigError, describe
 from rlplug.types import Prompt
+
+MOST_STREAMED_VAL: Final = 100_000
+"""Most rows of a streamed source as ``data.val``, all of which are read."""
 
 
 @dataclass(frozen=True)
@@ -122,31 +127,57 @@ class PromptDataModule(LightningDataModule):
             sources["val"] = self.val
         elif stage == "validate":
             raise ConfigError("data.val is not set, and validate needs prompts: set it to a source, as in data.train.")
-        rows = {split: _read(split, source) for split, source in sources.items()}
-        chat = self._wants_chat(rules, [row for part in rows.values() for row in part])
+        streams = self._open_streams() if stage == "fit" else {}
+        rows = {split: _read(split, source, streams if split == "train" else ()) for split, source in sources.items()}
+        heads = [row for _, head in streams.values() for row in head]
+        chat = self._wants_chat(rules, heads + [row for part in rows.values() for row in part])
         self.renders_chat = chat
         instructions = self._present_tools(rules, chat)
         prompts = {split: self._prompts(rules, split, part, instructions) for split, part in rows.items()}
         self.val_prompts = prompts.get("val", [])
         if "train" in prompts:
             _warn_of_overlap(prompts["train"], self.val_prompts)
-            self._train_stream = self._make_stream(prompts["train"])
+            parts = {name: self._streamed(rules, name, *stream, instructions) for name, stream in streams.items()}
+            self._train_stream = self._make_stream(prompts["train"], parts)
             if self._early_state:
                 self._train_stream.load_state_dict(self._early_state)
         self._stage, self._early_state = stage, {}
 
-    def _make_stream(self, prompts: Sequence[Prompt]) -> TrainingPrompts:
+    def _open_streams(self) -> dict[str, tuple[RowStream, list[PromptRow]]]:
+        """Return the parts of the training source that are streamed, by name, and the first rows of each."""
+        streams = {}
+        for name, part in self.train.parts().items():
+            if (stream := part.stream()) is not None:
+                streams[name] = stream, [of_part(row, name) for row in read_head(stream, _where("train", name))]
+        return streams
+
+    def _make_stream(self, prompts: Sequence[Prompt], streamed: Mapping[str, TrainingPrompts]) -> TrainingPrompts:
         """Return the training prompts in the order in which they are drawn."""
+        streams: dict[str, TrainingPrompts] = {}
+        for name in self.train.parts():
+            own = [prompt for prompt in prompts if prompt.source == name]
+            streams[name] = streamed.get(name) or PromptStream(own, self.shuffle, self._seed_of(name))
         if not isinstance(self.train, MixtureSource):
-            return PromptStream(prompts, self.shuffle, self.seed)
-        weights = self.train.weights
-        streams = {
-            # a seed of its own, or sources of one size would have the same order
-            name: PromptStream([each for each in prompts if each.source == name], self.shuffle, f"{self.seed}/{name}")
-            for name in weights
-        }
+            return streams[""]
         warn_of_duplicates(streams)
-        return MixedPrompts(streams, weights)
+        return MixedPrompts(streams, self.train.weights)
+
+    def _seed_of(self, name: str) -> int | str:
+        """Return the seed of a source's order: of its own, or sources of one size would have the same order."""
+        return f"{self.seed}/{name}" if name else self.seed
+
+    def _streamed(
+        self, rules: PromptRules, name: str, rows: RowStream, head: Sequence[PromptRow], instructions: str
+    ) -> StreamedPrompts:
+        limit, _ = self._limit(rules)
+
+        def encode(rows: Sequence[PromptRow]) -> list[Prompt]:
+            named = [of_part(row, name) if row.source != name else row for row in rows]
+            prompts = self._tokenize(rules, "train", named, instructions)
+            short = [prompt for prompt in prompts if len(prompt.token_ids) <= limit]
+            return short if self.too_long == "filter" else self._kept(rules, "train", prompts)
+
+        return StreamedPrompts(rows, head, encode, limit, self.shuffle, self._seed_of(name), _where("train", name))
 
     def train_dataloader(self) -> Ticks:
         """Return endless ticks: the RL loop takes its prompts from ``train_stream`` and stops by itself."""
@@ -220,8 +251,14 @@ class PromptDataModule(LightningDataModule):
         return ""
 
     def _prompts(self, rules: PromptRules, split: str, rows: Sequence[PromptRow], instructions: str) -> list[Prompt]:
-        """Render and tokenise ``rows``, and filter or refuse those that are too long."""
-        limit, reason = self._limit(rules)
+        """Render and tokenise ``rows``, filter or refuse those that are too long, and count them."""
+        prompts = self._tokenize(rules, split, rows, instructions)
+        kept = self._kept(rules, split, prompts)
+        self._count(split, prompts, kept)
+        return kept
+
+    def _tokenize(self, rules: PromptRules, split: str, rows: Sequence[PromptRow], instructions: str) -> list[Prompt]:
+        limit, _ = self._limit(rules)
         texts = [str(row.prompt) for row in rows]
         if self.renders_chat:
             texts = render_all(rows, rules.tokenizer, self.system_prompt, instructions, self.template_tools)
@@ -233,9 +270,13 @@ class PromptDataModule(LightningDataModule):
         ]
         if empty := [prompt for prompt in prompts if not prompt.token_ids]:
             raise ConfigError(f"data.{split}: the prompt {empty[0].uid!r} has no tokens: give it text, or remove it.")
+        return prompts
+
+    def _kept(self, rules: PromptRules, split: str, prompts: list[Prompt]) -> list[Prompt]:
+        """Return the prompts that are short enough, or refuse those that are not."""
+        limit, reason = self._limit(rules)
         kept = [prompt for prompt in prompts if len(prompt.token_ids) <= limit]
         num_filtered = len(prompts) - len(kept)
-        self._count(split, prompts, kept)
         if len(kept) == len(prompts):
             return prompts
         longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
@@ -292,11 +333,16 @@ class Ticks:
         return map(torch.tensor, itertools.count() if self.num_ticks is None else range(self.num_ticks))
 
 
-def _read(split: str, source: PromptSource) -> list[PromptRow]:
+def _where(split: str, name: str) -> str:
+    return f"data.{split}.init_args.sources.{name}" if name else f"data.{split}"
+
+
+def _read(split: str, source: PromptSource, streamed: Container[str]) -> list[PromptRow]:
+    """Return all rows of the parts that are not ``streamed``."""
     rows = []
     for name, part in source.parts().items():
-        where = f"data.{split}.init_args.sources.{name}" if name else f"data.{split}"
-        rows += [of_part(row, name) for row in _read_part(where, part)]
+        if name not in streamed:
+            rows += [of_part(row, name) for row in _read_part(_where(split, name), part)]
     return rows
 
 
@@ -306,6 +352,8 @@ def _read_part(where: str, source: PromptSource) -> list[PromptRow]:
         for row in source.rows():
             check_row(row)
             rows.append(row)
+            if len(rows) > MOST_STREAMED_VAL and source.stream() is not None:
+                raise ConfigError(f"the source streams more than {MOST_STREAMED_VAL:,} rows: set its limit.")
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     except Exception as error:  # the code of a source, or of a library that it uses, may raise anything

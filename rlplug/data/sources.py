@@ -11,31 +11,15 @@ import itertools
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlplug.data.columns import DEFAULT_ANSWER_KEY, DEFAULT_PROMPT_KEY, Columns
-from rlplug.errors import ConfigError, brief, did_you_mean, encodable
-from rlplug.interfaces.plain_values import json_problem
-
-
-@dataclass(frozen=True)
-class PromptRow:
-    """One task before tokenisation.
-
-    Attributes:
-        uid: Stable name within its source, such as ``train.jsonl:17``.
-        prompt: Plain text, or chat messages with ``role`` and ``content``.
-        answer: Reference answer for verifiers; ``None`` when the task has none.
-        source: Name of its source in a mixture, which :class:`~rlplug.data.mixture.MixtureSource` sets.
-    """
-
-    uid: str
-    prompt: str | list[dict[str, str]]
-    answer: Any
-    metadata: Mapping[str, Any]
-    source: str = ""
+from rlplug.data.dataset_rows import DatasetRows
+from rlplug.data.rows import PromptRow as PromptRow
+from rlplug.data.rows import RowStream
+from rlplug.data.rows import check_row as check_row
+from rlplug.errors import ConfigError, did_you_mean, encodable
 
 
 class PromptSource(ABC):
@@ -48,6 +32,10 @@ class PromptSource(ABC):
         Raises:
             ConfigError: The source cannot be read; the message says what to write instead.
         """
+
+    def stream(self) -> RowStream | None:
+        """Return the rows as a stream to read while training, or ``None`` when all are read at the start."""
+        return None
 
     def parts(self) -> Mapping[str, PromptSource]:
         """Return the sources of a mixture by name; of another source itself, under an empty name."""
@@ -123,6 +111,9 @@ class HFDatasetSource(PromptSource):
         template: Text of the prompt with columns in braces, such as ``"{question}\\nAnswer:"``, in place of
             ``prompt_key``; ``{{`` and ``}}`` are braces.
         system_prompt: System message in front of each prompt of this source, which becomes chat messages.
+        streaming: Read the rows of ``data.train`` while training, without downloading or indexing the data set first;
+            it needs ``model.num_steps``.
+        shuffle_buffer: With ``streaming``, rows of a block, in which rows are shuffled and which memory holds.
     """
 
     def __init__(
@@ -136,31 +127,53 @@ class HFDatasetSource(PromptSource):
         columns: dict[str, str] | None = None,
         template: str | None = None,
         system_prompt: str | None = None,
+        streaming: bool = False,
+        shuffle_buffer: int = 1000,
     ) -> None:
         _check_limit(limit)
+        if not 1 <= shuffle_buffer <= 1_000_000:
+            raise ConfigError(f"data source shuffle_buffer is {shuffle_buffer}: give 1 up to 1,000,000 rows.")
         self.path = path
         self.name = name
         self.split = split
         self.limit = limit
+        self.streaming = streaming
+        self.shuffle_buffer = shuffle_buffer
         self.columns = Columns(prompt_key, answer_key, dict(columns or {}), template, system_prompt)
 
     def rows(self) -> Iterator[PromptRow]:
-        dataset = self._load()
-        folder = Path(self.path).expanduser()
-        title = folder.name if folder.is_dir() else self.path
-        prefix = "/".join(part for part in (title, self.name, self.split) if part)
-        for index, fields in enumerate(itertools.islice(dataset, self.limit)):
+        if (stream := self.stream()) is not None:
+            stream.begin(None)
+            yield from iter(stream.read, None)
+            return
+        prefix = self._prefix()
+        for index, fields in enumerate(itertools.islice(self._load(), self.limit)):
             uid = f"{prefix}:{index}"
             yield PromptRow(uid, *self.columns.read(fields, f"data source {uid}"))
+
+    def stream(self) -> RowStream | None:
+        if not self.streaming:
+            return None
+        return DatasetRows(self._load(), self._prefix(), self.columns, self.limit, self.shuffle_buffer)
+
+    def _prefix(self) -> str:
+        folder = Path(self.path).expanduser()
+        title = folder.name if folder.is_dir() else self.path
+        return "/".join(part for part in (title, self.name, self.split) if part)
 
     def _load(self) -> Any:
         datasets = _optional_import("datasets", "datasets", "HFDatasetSource")
         folder = Path(self.path).expanduser()
         try:
             if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+                if self.streaming:
+                    raise ConfigError(
+                        f"data source path {self.path!r} is a folder written by save_to_disk, which is read from "
+                        "the disk as it is needed: leave out streaming."
+                    )
                 return self._split_of_saved(datasets.load_from_disk(str(folder)))
             path = str(folder) if folder.is_dir() else self.path
-            return datasets.load_dataset(path, self.name, split=self.split)
+            return datasets.load_dataset(path, self.name, split=self.split, streaming=self.streaming)
         except ConfigError:
             raise
         # RuntimeError: a script-based data set, which datasets no longer runs; IndexError: a saved one without rows
@@ -252,21 +265,6 @@ class ReasoningGymSource(PromptSource):
             raise ConfigError(
                 f"data source config of {self.task!r}, {self.config}, is refused: {error}. Correct these options."
             ) from error
-
-
-def check_row(row: Any) -> None:
-    """Check a row of any source.
-
-    Raises:
-        ConfigError: It has no name or prompt, a prompt that no tokenizer can encode, or values of too many levels.
-    """
-    if not isinstance(row, PromptRow) or not isinstance(row.uid, str):
-        raise ConfigError(f"{brief(row)} is no PromptRow with a uid of text: correct the source.")
-    if problem := json_problem(row.uid) or json_problem(row.prompt):
-        raise ConfigError(f"{encodable(row.uid)}: the prompt has {problem}.")
-    for name, value in {"answer": row.answer, "metadata": row.metadata}.items():
-        if problem := json_problem(value, is_json=False):
-            raise ConfigError(f"{row.uid}: the {name} has {problem}.")
 
 
 def _check_limit(limit: int | None) -> None:

@@ -1,0 +1,69 @@
+"""``PromptRow``, one task before tokenisation, and ``RowStream``, rows that are read while training."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlplug.errors import ConfigError, brief, encodable
+from rlplug.interfaces.plain_values import json_problem
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """One task before tokenisation.
+
+    Attributes:
+        uid: Stable name within its source, such as ``train.jsonl:17``.
+        prompt: Plain text, or chat messages with ``role`` and ``content``.
+        answer: Reference answer for verifiers; ``None`` when the task has none.
+        source: Name of its source in a mixture, which :class:`~rlplug.data.mixture.MixtureSource` sets.
+    """
+
+    uid: str
+    prompt: str | list[dict[str, str]]
+    answer: Any
+    metadata: Mapping[str, Any]
+    source: str = ""
+
+
+class RowStream(ABC):
+    """Rows of a source that is read pass by pass, with a place that can be saved."""
+
+    shuffle_buffer: int = 1000
+    """Rows in a block, in which the order is drawn anew."""
+
+    @abstractmethod
+    def begin(self, order: torch.Generator | None) -> None:
+        """Begin a pass; with ``order``, its parts (files) may be read in another order, drawn from the generator."""
+
+    @abstractmethod
+    def read(self) -> PromptRow | None:
+        """Return the next row, or ``None`` at the end of the pass."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place as plain data: the next row is the one after those that were read."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a place, in a pass that may not have begun here."""
+
+
+def check_row(row: Any) -> None:
+    """Check a row of any source.
+
+    Raises:
+        ConfigError: It has no name or prompt, a prompt that no tokenizer can encode, or values of too many levels.
+    """
+    if not isinstance(row, PromptRow) or not isinstance(row.uid, str):
+        raise ConfigError(f"{brief(row)} is no PromptRow with a uid of text: correct the source.")
+    if problem := json_problem(row.uid) or json_problem(row.prompt):
+        raise ConfigError(f"{encodable(row.uid)}: the prompt has {problem}.")
+    for name, value in {"answer": row.answer, "metadata": row.metadata}.items():
+        if problem := json_problem(value, is_json=False):
+            raise ConfigError(f"{row.uid}: the {name} has {problem}.")
