@@ -194,6 +194,7 @@ class RLModule(LightningModule):
             )
         rollout = rollout.by_group()
         self.newest_samples.append(("train", self.step, rollout.samples))
+        self.data.train_stream.observe(rollout.drawn, self.strategy.gather_arrays)
         self._observe_rollout(rollout)
         if self.streamed is not None:
             batch, tokens = self.streamed.rows(), None

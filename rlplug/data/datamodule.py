@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from rlplug.data.curriculum import PassRateCurriculum, PassRates
 from rlplug.data.mixture import MixedPrompts, MixtureSource, of_part, warn_of_duplicates
 from rlplug.data.prompt_stream import PromptStream, TrainingPrompts
 from rlplug.data.rendering import render_all, takes_tools, tokenize_all
@@ -59,6 +60,7 @@ class PromptDataModule(LightningDataModule):
         too_long: ``refuse`` stops when a prompt is longer; ``filter`` leaves such prompts out and says how many.
         shuffle: Draw a new order of the training prompts for each epoch.
         seed: Seed of these orders; 0 follows ``seed_everything``.
+        curriculum: Draw training prompts by their pass rate; by default each is drawn once an epoch.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class PromptDataModule(LightningDataModule):
         too_long: Literal["filter", "refuse"] = "refuse",
         shuffle: bool = True,
         seed: int = 0,
+        curriculum: PassRateCurriculum | None = None,
     ) -> None:
         super().__init__()
         if max_prompt_tokens is not None and max_prompt_tokens < 1:
@@ -85,6 +88,7 @@ class PromptDataModule(LightningDataModule):
         self.too_long = too_long
         self.shuffle = shuffle
         self.seed = seed
+        self.curriculum = curriculum
         self.val_prompts: list[Prompt] = []
         self.counts: dict[str, dict[str, int]] = {}
         """Numbers of prompts that were ``read``, left out as ``too_long``, and ``kept``.
@@ -148,6 +152,11 @@ class PromptDataModule(LightningDataModule):
         streams = {}
         for name, part in self.train.parts().items():
             if (stream := part.stream()) is not None:
+                if self.curriculum is not None:
+                    raise ConfigError(
+                        f"data.curriculum draws prompts again by their pass rate, and {_where('train', name)} streams, "
+                        "which keeps none: drop one of them."
+                    )
                 streams[name] = stream, [of_part(row, name) for row in read_head(stream, _where("train", name))]
         return streams
 
@@ -156,11 +165,16 @@ class PromptDataModule(LightningDataModule):
         streams: dict[str, TrainingPrompts] = {}
         for name in self.train.parts():
             own = [prompt for prompt in prompts if prompt.source == name]
-            streams[name] = streamed.get(name) or PromptStream(own, self.shuffle, self._seed_of(name))
+            streams[name] = streamed.get(name) or self._finite(name, own)
         if not isinstance(self.train, MixtureSource):
             return streams[""]
         warn_of_duplicates(streams)
         return MixedPrompts(streams, self.train.weights)
+
+    def _finite(self, name: str, prompts: Sequence[Prompt]) -> PromptStream:
+        seed, options = self._seed_of(name), self.curriculum
+        pass_rates = None if options is None else PassRates(options, len(prompts), seed)
+        return PromptStream(prompts, self.shuffle, seed, pass_rates)
 
     def _seed_of(self, name: str) -> int | str:
         """Return the seed of a source's order: of its own, or sources of one size would have the same order."""

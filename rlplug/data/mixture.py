@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from lightning.pytorch.utilities import rank_zero_warn
+from numpy.typing import NDArray
 
 from rlplug.data.prompt_stream import TrainingPrompts
 from rlplug.data.sources import PromptRow, PromptSource
 from rlplug.errors import ConfigError
-from rlplug.types import Prompt
+from rlplug.types import Prompt, Sample
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -118,11 +119,17 @@ class MixedPrompts(TrainingPrompts):
         self._drawn[name] += 1
         return name
 
+    def observe(self, samples: Sequence[Sample], gather_arrays: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
+        for name, stream in self._streams.items():
+            stream.observe([sample for sample in samples if sample.prompt.source == name], gather_arrays)
+
     def metrics(self) -> dict[str, float]:
         of_streams = [stream.metrics() for stream in self._streams.values()]
         found: dict[str, float] = {}
         for name, metrics in zip(self._streams, of_streams, strict=True):
-            found |= {f"source/{name}/{key.rpartition('/')[2]}": value for key, value in metrics.items()}
+            found |= {
+                f"source/{name}/{key.removeprefix('data/').replace('/', '_')}": value for key, value in metrics.items()
+            }
         return found
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,14 +6,17 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
+from numpy.typing import NDArray
 
+from rlplug.data.curriculum import PassRates
 from rlplug.errors import ConfigError
-from rlplug.types import Prompt
+from rlplug.types import Prompt, Sample
 
 _CHANGES: Final = {
     "num_prompts": "the number of prompts (data.train, or what data.too_long leaves of it)",
@@ -50,6 +53,11 @@ class TrainingPrompts(ABC):
     def take(self, num_prompts: int) -> list[Prompt]:
         """Return the next ``num_prompts`` prompts; a prompt may occur twice."""
 
+    def observe(  # noqa: B027 - most streams learn nothing
+        self, samples: Sequence[Sample], gather_arrays: Callable[[NDArray[Any]], NDArray[Any]]
+    ) -> None:
+        """Learn from this rank's scored samples of a step which prompts to draw; by default nothing. Collective."""
+
     def metrics(self) -> dict[str, float]:
         """Return what is to log about the prompts after a step."""
         return {}
@@ -74,9 +82,16 @@ class PromptStream(TrainingPrompts):
         prompts: Prompts of one epoch; at least one.
         shuffle: Draw a new order for each epoch; otherwise keep the order of ``prompts``.
         seed: Seed that determines each epoch's order, together with the epoch's number.
+        pass_rates: Decide which prompts are left out of an epoch; by default none is.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], shuffle: bool = True, seed: int | str = 0) -> None:
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        shuffle: bool = True,
+        seed: int | str = 0,
+        pass_rates: PassRates | None = None,
+    ) -> None:
         assert prompts, "a stream without prompts would never return from take"
         self.epoch = 0
         """Epoch of the next prompt."""
@@ -86,6 +101,7 @@ class PromptStream(TrainingPrompts):
         self._shuffle = shuffle
         self._seed = seed
         self._order = self._epoch_order()
+        self._pass_rates = pass_rates
         self._fingerprint = fingerprint(self._prompts) | {"shuffle": shuffle, "seed": seed if shuffle else None}
 
     def __len__(self) -> int:
@@ -109,16 +125,31 @@ class PromptStream(TrainingPrompts):
         taken: list[Prompt] = []
         while len(taken) < num_prompts:
             end = min(len(self), self.position + num_prompts - len(taken))
-            taken += [self._prompts[index] for index in self._order[self.position : end]]
+            indices = self._order[self.position : end]
+            if self._pass_rates is not None:
+                indices = [index for index in indices if self._pass_rates.accepts(index, self.epoch)]
+            taken += [self._prompts[index] for index in indices]
             self.position = end
             if end == len(self):
                 self.epoch, self.position = self.epoch + 1, 0
                 self._order = self._epoch_order()
         return taken
 
+    @cached_property
+    def _index_of(self) -> dict[str, int]:
+        return {prompt.uid: index for index, prompt in enumerate(self._prompts)}
+
+    def observe(self, samples: Sequence[Sample], gather_arrays: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
+        if self._pass_rates is not None:
+            self._pass_rates.observe(samples, self._index_of, gather_arrays)
+
+    def metrics(self) -> dict[str, float]:
+        return {} if self._pass_rates is None else self._pass_rates.metrics()
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the position and a fingerprint of the arguments, as plain numbers and strings."""
-        return {"epoch": self.epoch, "position": self.position, "fingerprint": dict(self._fingerprint)}
+        """Return the position and a fingerprint of the arguments, as plain data; with a curriculum its pass rates."""
+        pass_rates = {} if self._pass_rates is None else {"pass_rates": self._pass_rates.state_dict()}
+        return {"epoch": self.epoch, "position": self.position, "fingerprint": dict(self._fingerprint), **pass_rates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved position.
@@ -147,6 +178,13 @@ class PromptStream(TrainingPrompts):
                 "data.train has other answers or metadata than when the checkpoint was written: rewards use the new "
                 "ones from here on."
             )
+        pass_rates = state.get("pass_rates")
+        if self._pass_rates is not None:
+            if pass_rates is not None:
+                self._pass_rates.check_state(pass_rates)
+            self._pass_rates.load_state_dict(pass_rates)
+        elif pass_rates is not None:
+            rank_zero_warn("data.curriculum is not set, and the checkpoint's pass rates are left out.")
         self.epoch, self.position = state["epoch"], state["position"]
         self._order = self._epoch_order()
 

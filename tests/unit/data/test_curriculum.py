@@ -1,0 +1,162 @@
+"""Curriculum by pass rate: what is drawn, the same on any number of ranks, and exactly resumed."""
+
+from __future__ import annotations
+
+import io
+import math
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from unit.data.prompt_cases import ListSource, set_up, setup_error
+
+from rlplug.data.curriculum import PassRateCurriculum, PassRates
+from rlplug.data.datamodule import PromptDataModule
+from rlplug.data.mixture import MixtureSource, WeightedSource
+from rlplug.data.prompt_stream import PromptStream
+from rlplug.errors import ConfigError
+from rlplug.testing import make_sample
+from rlplug.types import Prompt, RewardError, Sample
+
+WINDOW = PassRateCurriculum(low=0.2, high=0.8, outside=0.25, smoothing=0.5)
+
+
+def sample(prompt: Prompt, reward: float | RewardError) -> Sample:
+    return replace(
+        make_sample(""), prompt=prompt, rewards={"r": reward}, reward=reward if isinstance(reward, float) else math.nan
+    )
+
+
+def stream(options: PassRateCurriculum = WINDOW) -> PromptStream:
+    prompts = [Prompt(f"p{index}", (index, 1), str(index)) for index in range(60)]
+    return PromptStream(prompts, seed=1, pass_rates=PassRates(options, 60, 1))
+
+
+def samples_of(prompts: list[Prompt]) -> list[Sample]:
+    """Four completions of each prompt: of an easy one all pass, of a hard one none, of another two."""
+    found = []
+    for prompt in prompts:
+        num_passed = {0: 4, 1: 0, 2: 2}[int(prompt.text) // 20]
+        found += [sample(prompt, float(number < num_passed)) for number in range(4)]
+    return found
+
+
+def step(prompts: PromptStream, count: int = 8) -> list[str]:
+    taken = prompts.take(count)
+    prompts.observe(samples_of(taken), lambda array: array)
+    return [prompt.uid for prompt in taken]
+
+
+def test_prompts_outside_the_window_are_drawn_as_often_as_said() -> None:
+    """Alone catches a window that is turned round, and prompts that never come back."""
+    prompts = stream()
+    first = [uid for _ in range(15) for uid in step(prompts, 4)]
+    assert len(set(first)) == 60, "each is drawn once before anything is known"
+    metrics = prompts.metrics()
+    assert {name: metrics[f"curriculum/{name}"] for name in ("below", "within", "above", "unknown")} == pytest.approx(
+        {"below": 1 / 3, "within": 1 / 3, "above": 1 / 3, "unknown": 0}
+    )
+    assert (metrics["curriculum/skipped_share"], metrics["curriculum/effective_share"]) == (0, pytest.approx(1 / 3))
+    counts = Counter(int(uid[1:]) // 20 for _ in range(300) for uid in step(prompts))
+    share = 1 / (1 + 2 * WINDOW.outside)  # of a pass over as many easy, hard and other prompts
+    assert counts[2] / counts.total() == pytest.approx(share, abs=0.03)
+    assert counts[0] == pytest.approx(counts[1], rel=0.2)
+    metrics = prompts.metrics()
+    assert metrics["curriculum/effective_share"] == pytest.approx(share, abs=0.03)
+    assert metrics["curriculum/skipped_share"] == pytest.approx(0.5, abs=0.03)
+
+
+def test_a_curriculum_resumes_exactly_at_every_step() -> None:
+    whole, first = stream(), stream()
+    expected = [step(whole) for _ in range(40)]
+    for number in range(30):
+        saved = io.BytesIO()
+        torch.save(first.state_dict(), saved)
+        saved.seek(0)
+        second = stream()
+        step(second)
+        second.load_state_dict(torch.load(saved, weights_only=True))
+        assert [step(second) for _ in range(8)] == expected[number : number + 8]
+        assert step(first) == expected[number]
+
+
+def sent_by(samples: list[Sample]) -> NDArray[Any]:
+    """Return what a rank with these samples tells the others."""
+    sent: list[NDArray[Any]] = []
+    stream().observe(samples, lambda array: sent.append(array) or array)
+    return sent[0]
+
+
+def test_ranks_with_parts_of_the_groups_learn_the_same() -> None:
+    """Alone catches pass rates that depend on which rank has a group, or on the order of ranks."""
+    one, two = stream(), stream()
+    shuffled = random.Random(0)
+    for _ in range(20):
+        samples = samples_of(one.take(8))
+        assert [sample.prompt for sample in samples[::4]] == two.take(8)
+        one.observe(samples, lambda array: array)
+        groups = [samples[start : start + 4] for start in range(0, 32, 4)]
+        shuffled.shuffle(groups)
+        parts = [[sample for group in groups[rank::2] for sample in group] for rank in range(2)]
+        sent = np.concatenate([sent_by(part) for part in parts])
+        two.observe(parts[0], lambda _, sent=sent: sent)
+    assert torch.equal(one.state_dict()["pass_rates"], two.state_dict()["pass_rates"])
+
+
+def test_the_average_moves_and_errors_do_not_count() -> None:
+    prompts = stream()
+    (prompt,) = [each for each in prompts.take(60) if each.uid == "p7"]
+
+    def rate(*rewards: float | RewardError) -> float:
+        samples = [sample(prompt, reward) for reward in rewards]
+        prompts.observe([*samples, sample(Prompt("other", (1,), ""), 1.0)], lambda array: array)
+        return float(prompts.state_dict()["pass_rates"][7])
+
+    assert rate(1.0, 0.0) == 0.5
+    assert rate(1.0, RewardError("late")) == 0.75
+    assert rate(RewardError("late")) == 0.75
+    assert rate(0.99, 0.0) == 0.375
+
+
+def test_states_that_do_not_fit(recwarn: pytest.WarningsRecorder) -> None:
+    prompts, plain = stream(), PromptStream(list(stream().by_uid.values()), seed=1)
+    step(prompts)
+    plain.load_state_dict(prompts.state_dict())
+    step(prompts)
+    before = prompts.state_dict()
+    for wrong in (torch.zeros(3), torch.full((60,), 2.0), [0.5] * 60):
+        with pytest.raises(ConfigError, match="damaged"):
+            prompts.load_state_dict({**plain.state_dict(), "pass_rates": wrong})
+    assert torch.allclose(prompts.state_dict()["pass_rates"], before["pass_rates"], equal_nan=True)
+    assert prompts.position == before["position"]
+    prompts.load_state_dict(plain.state_dict())
+    assert prompts.metrics()["curriculum/unknown"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [({"low": 0.9, "high": 0.1}, "low"), ({"outside": 0.0}, "outside"), ({"smoothing": 1.5}, "smoothing")],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, float], key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"data\.curriculum\.{key}"):
+        PassRateCurriculum(**options)
+
+
+def test_each_source_of_a_mixture_has_pass_rates() -> None:
+    parts = {name: WeightedSource(ListSource(*"abcd")) for name in ("a", "b")}
+    data = set_up(PromptDataModule(MixtureSource(parts), curriculum=WINDOW))
+    taken = data.train_stream.take(8)
+    samples = [sample(prompt, float(prompt.source == "a")) for prompt in taken]
+    data.train_stream.observe(samples, lambda array: array)
+    metrics = data.train_stream.metrics()
+    assert (metrics["source/a/curriculum_above"], metrics["source/b/curriculum_below"]) == (1, 1)
+
+
+def test_a_streamed_source_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ListSource, "stream", lambda self: object())
+    assert "data.curriculum draws prompts again" in setup_error(PromptDataModule(ListSource("a"), curriculum=WINDOW))
