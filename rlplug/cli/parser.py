@@ -38,7 +38,7 @@ _NOISE: Final = re.compile(
     r"\s*(?:Does not validate against|Subtypes: |Errors:|Given value|- Expected a path but|- Does not validate"
     r"|- a class path \(str\)|- a dict |Subclass types expect)"
 )
-_INSIDE: Final = re.compile(r"[A-Za-z_][\w.]*(?: is |: )|there is no option |the configuration lacks ")
+_INSIDE: Final = re.compile(r"[A-Za-z_][\w.]*(?: is |: )|there is no (?:option|key) |the configuration lacks ")
 """Start of a message of the parser of a class's options, which this one passes on."""
 _GOT: Final = re.compile(r"(Expected a .*?)\.? Got value: (.*)")
 _EXPECTED: Final = re.compile(r"Expected a (?:<class '([^']+)'>|typing\.(.+)|(.+))|Not a valid subclass of (\S+)")
@@ -54,6 +54,18 @@ _TYPE_WORDS: Final = {
 }
 _NUMBERS_OR_CLASSES: Final = ("lr",)
 """Options that are a number, or an object such as a tensor that no YAML holds."""
+
+
+_FOUR_BITS: Final = re.compile(
+    r"(?:.*\.)?(?:load_in_[48]bit|quantization|quantization_config|quantize|qlora|bnb_\w+|bitsandbytes\w*|nf4|use_4bit)(?:\..*)?$"
+)
+"""Keys by which other frameworks quantise the frozen weights of a LoRA run."""
+_NO_FOUR_BITS: Final = (
+    "there is no key {key}: frozen weights in 4 or 8 bits (QLoRA) are not built. FSDP2 makes plain parameters of "
+    "bitsandbytes' and loses their scales (huggingface/accelerate#3983); torchao's would be sharded, but weight sync, "
+    "checkpoints and memory plan read the frozen weights as they are. Use model.lora with model.policy.dtype: bfloat16 "
+    "over more GPUs; see docs/lora.md."
+)
 
 
 TRAINER_HELP: Final = """
@@ -99,8 +111,12 @@ class RLArgumentParser(LightningArgumentParser):
             return f"the configuration lacks {lacking}: set it.{example}"
         if key is None and (found := _UNKNOWN_KEY.search(message)):
             name = next(filter(None, found.groups()))
+            if _FOUR_BITS.match(name):
+                return _NO_FOUR_BITS.format(key=shorten(name))
             return f"there is no key {shorten(name)}.{did_you_mean(name, self._keys())} All keys: rlplug fit --help"
         if key is None and (found := _UNKNOWN_OPTION.search(message)):
+            if _FOUR_BITS.match(found[1]):
+                return _NO_FOUR_BITS.format(key=repr(found[1]))
             options = [name for name in self._keys() if name not in ("config",) and not name.endswith("help")]
             return f"there is no option {found[1]!r}.{did_you_mean(found[1], options)} Options: {', '.join(options)}."
         if found := _NO_SUBCLASS.search(message):
@@ -153,7 +169,7 @@ def _explain_value(key: str, lines: list[str]) -> str:
     inside = [reason for reason in reasons if _INSIDE.match(reason)]
     if inside:
         reason = inside[0]
-        if reason.startswith("there is no option "):
+        if reason.startswith(("there is no option ", "there is no key ")):
             return f"{key}: {reason}"
         if reason.startswith("the configuration lacks "):
             return f"{key}: it lacks {reason.removeprefix('the configuration lacks ')}"

@@ -144,6 +144,11 @@ def _prompt(value: Any, where: str, prompt_key: str) -> str | Messages:
     messages = []
     for message in value:
         # columnar formats set the keys that only some messages have to None in the others
+        if isinstance(message, dict) and isinstance(message.get("content"), list):
+            raise ConfigError(
+                f"{where}: {prompt_key!r} has the message {safe_repr(message)}, whose content is a list of parts, such "
+                "as images: rlplug trains on text alone. Give its text as content."
+            )
         present = {key: text for key, text in message.items() if text is not None} if isinstance(message, dict) else {}
         if not {"role", "content"} <= present.keys() or not all(isinstance(text, str) for text in present.values()):
             raise ConfigError(f"{where}: {prompt_key!r} has the message {safe_repr(message)}: give {expected}.")

@@ -56,6 +56,11 @@ def empty_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedMod
     options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": config.attn_implementation}
     if (model_class := MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), None)) is not None:
         check_attention(model_class, config.attn_implementation, key)
+    elif hasattr(model_config, "vision_config"):
+        raise ConfigError(
+            f"{key}.path {config.path!r} is a vision-language model, {type(model_config).__name__}: rlplug trains on text "
+            "alone, without a path for images. Give a text model."
+        )
     with torch.device("meta"):
         model: Any = read(config.path, key, "model", AutoModelForCausalLM.from_config, model_config, **options)
     check_layers(model, key)

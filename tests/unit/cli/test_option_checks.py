@@ -73,3 +73,9 @@ def test_every_number_of_the_core_has_a_range(monkeypatch: pytest.MonkeyPatch) -
 
     assert not without
     assert {"model.seed", "data.seed"} <= set(SEED_KEYS)
+
+
+@pytest.mark.parametrize("key", ["model.lora.load_in_4bit", "model.policy.quantization_config.bits"])
+def test_weights_in_four_bits_are_refused_with_the_reason(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"QLoRA\) are not built.*docs/lora\.md"):
+        read_command(ConfiguredCLI, [*FIT, f"--{key}", "4"])

@@ -211,10 +211,16 @@ def test_prompt_that_is_neither_text_nor_messages(tmp_path, prompt):
     assert error_of(FileSource(path)).startswith(f"{path}:1: 'prompt' is {prompt!r}: give text, or a list of messages")
 
 
-@pytest.mark.parametrize("message", ["a", {"content": "a"}, {"role": "user"}, {"role": "user", "content": ["a"]}])
+@pytest.mark.parametrize("message", ["a", {"content": "a"}, {"role": "user"}, {"role": "user", "content": 3}])
 def test_malformed_message(tmp_path, message):
     path = write_jsonl(tmp_path / "a.jsonl", [{"prompt": [message]}])
     assert f"{path}:1: 'prompt' has the message {message!r}" in error_of(FileSource(path))
+
+
+def test_images_are_refused_by_name(tmp_path):
+    parts = [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What is this?"}]
+    path = write_jsonl(tmp_path / "a.jsonl", [{"prompt": [{"role": "user", "content": parts}]}])
+    assert "content is a list of parts, such as images: rlplug trains on text alone" in error_of(FileSource(path))
 
 
 def test_broken_parquet(tmp_path):

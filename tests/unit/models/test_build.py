@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, OPTConfig
+from transformers import AutoConfig, AutoModelForCausalLM, OPTConfig, Qwen2_5_VLConfig
 
 from rlplug.errors import ConfigError
 from rlplug.models.config import ModelConfig, load_spec, load_tokenizer, require_same_tokens
@@ -44,6 +44,12 @@ def test_a_model_beside_the_policy_must_read_its_tokens(model_folder, copied_fol
     (folder / "tokenizer.json").write_text(json.dumps(words))
     with pytest.raises(ConfigError, match=r"^model\.critic\.trunk\.path '.*' has another tokenizer than model\.policy"):
         require_same_tokens(config_of(folder), "model.critic.trunk", tokenizer)
+
+
+def test_a_vision_language_model_is_refused_by_name(copied_folder):
+    folder = copied_folder("llama")
+    Qwen2_5_VLConfig().save_pretrained(folder)
+    assert "is a vision-language model, Qwen2_5_VLConfig: rlplug trains on text alone" in problem_of(folder)
 
 
 def test_folder_without_weights(copied_folder):
