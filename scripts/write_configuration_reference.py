@@ -107,7 +107,7 @@ data:
 
 A value is data: it gets the type of its option, as a quoted text does, and is never read as a list, a block or another
 reference. Keys are not replaced. An option of any type, such as a value inside `config` of `ReasoningGymSource`, gets
-text. On the command line, the shell replaces variables.
+what YAML makes of the text: a number, true, false, null or text. On the command line, the shell replaces variables.
 
 What a run saves (`config.yaml`, checkpoints, loggers) has the reference where the option is a text, so a key such as
 `${WANDB_KEY}` is not written into the run folder. A number, `true`, `false` or `null` is saved as its value.

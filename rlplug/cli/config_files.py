@@ -10,7 +10,7 @@ from typing import Any, Final
 import yaml
 from jsonargparse import get_loader, set_loader
 
-from rlplug.cli.environment_values import VariableText, resolve_variables
+from rlplug.cli.environment_values import is_of_variable, resolve_variables
 from rlplug.errors import ConfigError
 
 MAX_BYTES: Final = 1 << 20
@@ -112,7 +112,7 @@ def load_yaml(text: str, path: str | Path | None = None) -> Any:
     except UnicodeEncodeError as error:
         raise yaml.YAMLError(f"the text holds {error.object[error.start]!r}, which is no character") from error
     loaded = _jsonargparse_load(plain)
-    if isinstance(text, VariableText):  # jsonargparse reads texts of options again, to find what type they are
+    if is_of_variable(text):  # jsonargparse reads texts of options again, to find what type they are
         return text if isinstance(loaded, dict | list) else loaded
     return loaded if path is None else resolve_variables(loaded)
 

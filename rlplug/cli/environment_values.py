@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
 import yaml
@@ -16,6 +17,10 @@ _FORM: Final = re.compile(r"\$\$\{|\$\{(?P<inside>[^}]*)\}|\$\{")
 """An escaped ``$${``; a reference; or one that does not end."""
 _INSIDE: Final = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<has_default>:-(?P<default>.*))?", re.ASCII | re.DOTALL)
 _FIX: Final = "write ${NAME} or ${NAME:-default}, and $${ for a literal ${"
+
+
+_RESOLVED: Final[set[str]] = set()
+"""Texts that were read from variables, which are no YAML wherever they turn up again."""
 
 
 class VariableText(str):
@@ -32,8 +37,11 @@ class VariableText(str):
         text.reference = reference
         return text
 
-    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]  # str's has the text alone
-        return str(self), self.reference
+    def __copy__(self) -> VariableText:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> VariableText:
+        return self
 
 
 def resolve_variables(value: Any, key: str = "") -> Any:
@@ -55,7 +63,10 @@ def resolve_variables(value: Any, key: str = "") -> Any:
         return value
     text = _FORM.sub(lambda found: _value_of(found, key), value)
     is_escaped_only = all(found[0] == "$${" for found in _FORM.finditer(value))
-    return text if is_escaped_only else VariableText(text, value)
+    if is_escaped_only:
+        return text
+    _RESOLVED.add(text)
+    return VariableText(text, value)
 
 
 def _value_of(found: re.Match[str], key: str) -> str:
@@ -76,23 +87,38 @@ def _value_of(found: re.Match[str], key: str) -> str:
     return value
 
 
+def is_of_variable(text: str) -> bool:
+    """Return whether a text was read from environment variables."""
+    return text in _RESOLVED
+
+
 def with_references(config: Any) -> Any:
     """Return a configuration to save: references where texts came from variables, and ``$${`` for a literal ``${``.
 
     Numbers, true, false and null are saved as values, whatever they came from.
     """
-    if isinstance(config, Namespace):
-        changed = config.clone()
-        for name, part in vars(config).items():
-            setattr(changed, name, with_references(part))
+    return _map_texts(
+        config,
+        lambda text: text.reference if isinstance(text, VariableText) else text.replace("${", "$${"),
+    )
+
+
+def with_plain_texts(config: Any) -> Any:
+    """Return a configuration without :class:`VariableText`, which not every library takes for text."""
+    return _map_texts(config, str.__str__)
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, Namespace):
+        changed = value.clone()
+        for name, part in vars(value).items():
+            setattr(changed, name, _map_texts(part, change))
         return changed
-    if isinstance(config, dict):
-        return {name: with_references(part) for name, part in config.items()}
-    if isinstance(config, list):
-        return [with_references(part) for part in config]
-    if isinstance(config, VariableText):
-        return config.reference
-    return config.replace("${", "$${") if isinstance(config, str) else config
+    if isinstance(value, dict):
+        return {name: _map_texts(part, change) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_map_texts(part, change) for part in value]
+    return change(value) if isinstance(value, str) else value
 
 
 def _represent(dumper: yaml.SafeDumper, text: VariableText) -> yaml.Node:

@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from transformers.utils import logging as transformers_logging
 
 from rlplug.cli.config_files import check_config_files
-from rlplug.cli.environment_values import with_references
+from rlplug.cli.environment_values import with_plain_texts, with_references
 from rlplug.cli.lightning_callbacks import LightningCallbacks
 from rlplug.cli.option_checks import check_options, seed_all
 from rlplug.cli.parser import RLArgumentParser
@@ -78,6 +79,8 @@ class RLCLI(LightningCLI):
         # a reference has not the type of its option, which the parser has checked
         parser = self._parser(self.subcommand)
         self.config_yaml = parser.dump(with_references(saved), skip_none=False, skip_validation=True)
+        self.config_dump = yaml.safe_load(self.config_yaml)  # what Lightning keeps as hyperparameters
+        self.config[self.config.subcommand] = config = with_plain_texts(config)
         seed_all(config)
 
     def instantiate_classes(self) -> None:

@@ -266,6 +266,8 @@ class PromptDataModule(LightningDataModule):
 
     def _prompts(self, rules: PromptRules, split: str, rows: Sequence[PromptRow], instructions: str) -> list[Prompt]:
         """Render and tokenise ``rows``, filter or refuse those that are too long, and count them."""
+        if not rows:  # all are streamed
+            return []
         prompts = self._tokenize(rules, split, rows, instructions)
         kept = self._kept(rules, split, prompts)
         self._count(split, prompts, kept)

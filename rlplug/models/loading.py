@@ -58,8 +58,8 @@ def empty_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedMod
         check_attention(model_class, config.attn_implementation, key)
     elif hasattr(model_config, "vision_config"):
         raise ConfigError(
-            f"{key}.path {config.path!r} is a vision-language model, {type(model_config).__name__}: rlplug trains on text "
-            "alone, without a path for images. Give a text model."
+            f"{key}.path {config.path!r} is a vision-language model, {type(model_config).__name__}: rlplug trains on "
+            "text alone, without a path for images. Give a text model."
         )
     with torch.device("meta"):
         model: Any = read(config.path, key, "model", AutoModelForCausalLM.from_config, model_config, **options)

@@ -10,6 +10,7 @@ from rlplug.config_checks import (
     check_algorithm,
     check_engine,
     check_optimizations,
+    check_streamed_prompts,
     check_streaming,
     check_trainer,
 )
@@ -18,6 +19,7 @@ from rlplug.interfaces import Algorithm, Effect, EngineCapabilities, Needs, Opti
 from rlplug.models.config import ModelConfig
 from rlplug.models.critic import CriticConfig
 from rlplug.models.transformers_trainer import TransformersTrainer
+from rlplug.rollout.config import PartialRollout
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
 from rlplug.types import MeshSizes
@@ -239,3 +241,14 @@ def test_transformers_models_are_trained_with_everything():
     options = {"critic": CriticConfig(), "optimizations": [Fast(), Other()], "reference": ModelConfig("bad")}
     check_trainer(run_of(None, **options), MeshSizes(2, 2, 2, 2))
     check_trainer(run_of(Modest(), optimizations=[Fast()]), MeshSizes(1, 4, 1, 1))
+
+
+def test_streamed_prompts_need_a_number_of_steps_and_no_partial_rollout():
+    check_streamed_prompts(run_of(None), is_streamed=False)
+    check_streamed_prompts(run_of(None, num_steps=3), is_streamed=True)
+    with pytest.raises(ConfigError, match=r"set model\.num_steps"):
+        check_streamed_prompts(run_of(None), is_streamed=True)
+    with pytest.raises(ConfigError, match=r"remove model\.partial_rollout"):
+        check_streamed_prompts(
+            run_of(None, num_steps=3, partial_rollout=PartialRollout(max_tokens_per_step=9)), is_streamed=True
+        )

@@ -6,13 +6,16 @@ import copy
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import pytest
 
 from rlplug.data.sources import PromptRow, PromptSource, check_row
 from rlplug.errors import ConfigError
 from rlplug.testing.tasks.calls import NOT_COMPARED, TaskChecks, run_calls, same_random_generators
+
+NUM_STREAMED: Final = 8
+"""Rows of a stream whose places are saved and restored."""
 
 
 class DataSourceConformance(TaskChecks):
@@ -106,6 +109,32 @@ class DataSourceConformance(TaskChecks):
     def test_global_random_generators_are_left_alone(self) -> None:
         with same_random_generators("the source"):
             self._rows(self.make_source())
+
+    def test_a_stream_goes_on_at_its_place(self) -> None:
+        """A checkpoint has the place in a streamed source."""
+        stream = self.make_source().stream()
+        if stream is None:
+            pytest.skip("does not apply: stream() returns None")
+        stream.begin(None)
+        rows = [stream.read() for _ in range(NUM_STREAMED)]
+        assert rows == list(islice(self.make_source().rows(), NUM_STREAMED))[: len(rows)] + [None] * rows.count(None), (
+            "stream() reads other rows than rows() yields, or in another order."
+        )
+        for place in range(NUM_STREAMED):
+            first, second = self.make_source().stream(), self.make_source().stream()
+            assert first is not None, "stream() returned a stream, and then None."
+            assert second is not None, "stream() returned a stream, and then None."
+            first.begin(None)
+            for _ in range(place):
+                first.read()
+            state = copy.deepcopy(first.state_dict())
+            first.read()
+            second.load_state_dict(state)
+            found = [second.read() for _ in range(NUM_STREAMED - place)]
+            assert found == rows[place:], f"a stream with the state after {place} rows goes on elsewhere."
+            assert first.state_dict() != state or rows[place] is None, (
+                "state_dict() stays the same while rows are read."
+            )
 
     def test_what_cannot_be_read_is_a_configuration_error(self) -> None:
         broken = self.make_broken_source()

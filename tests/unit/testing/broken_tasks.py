@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from rlplug.data.rows import RowStream
 from rlplug.data.sources import PromptRow, PromptSource
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Environment, Reward, StepResult
@@ -281,6 +282,32 @@ class KeepsItsPlace(Rows):
         while self.place < 10:
             self.place += 1
             yield self.row(self.place - 1)
+
+
+class ForgetsItsPlace(Rows):
+    """A streamed source whose saved place is the beginning."""
+
+    def stream(self) -> RowStream:
+        return StreamWithoutPlace(self)
+
+
+class StreamWithoutPlace(RowStream):
+    def __init__(self, source: Rows) -> None:
+        self.source = source
+        self.begin(None)
+
+    def begin(self, order: Any) -> None:
+        self.place, self.found = 0, iter(list(self.source.rows()))
+
+    def read(self) -> Any:
+        self.place += 1
+        return next(self.found, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.begin(None)
 
 
 class ReturnsAList(Rows):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 
 from rlplug.errors import ConfigError
+from rlplug.training.samples.metrics import source_metrics
 from rlplug.training.samples.table import sample_table
-from rlplug.training.validation import ValidationConfig, pass_at_k, validation_metrics
+from rlplug.training.validation import ValidationConfig, pass_at_k, validation_by_source, validation_metrics
 from rlplug.types import Prompt, RewardError, Rollout, Sample, SamplingParams
 
 
@@ -108,3 +110,26 @@ def test_sampling():
 def test_refusals_come_before_the_run(options, message):
     with pytest.raises(ConfigError, match=message):
         ValidationConfig(**options)
+
+
+def test_each_source_of_a_mixture_is_scored_alone():
+    samples = [
+        replace(sample_of(group, reward), prompt=Prompt(str(group), (1,), "", source=source))
+        for group, reward, source in ((0, 1.0, "a"), (1, 0.0, "b"), (2, 0.5, "b"))
+    ]
+    table = sample_table(Rollout(tuple(samples)), ["r"], lambda table: table, ["a", "b"])
+    metrics = validation_by_source(table, ["r"], 0.5, ["a", "b"])
+    assert (metrics["validate/reward_mean"], metrics["validate/a/reward_mean"], metrics["validate/b/pass@1"]) == (
+        0.5,
+        1,
+        0.5,
+    )
+    assert source_metrics(table, ["a", "b"]) == {
+        "source/a/share": 1 / 3,
+        "source/a/reward_mean": 1.0,
+        "source/a/length_mean": 1.0,
+        "source/b/share": 2 / 3,
+        "source/b/reward_mean": 0.25,
+        "source/b/length_mean": 1.0,
+    }
+    assert source_metrics(table[table["source"] == 0], ["a", "b"])["source/b/share"] == 0
