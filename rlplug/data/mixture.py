@@ -42,7 +42,8 @@ class MixtureSource(PromptSource):
     ``<source>/<name there>``, and ``Prompt.source`` has the name.
 
     Args:
-        sources: Sources by name; letters, digits, ``_``, ``-`` and ``.``.
+        sources: Sources by name, each with ``source`` and ``weight``, 1 by default; 0 leaves a source out, unread. A
+            name has letters, digits, ``_``, ``-`` and ``.``.
     """
 
     def __init__(self, sources: dict[str, WeightedSource]) -> None:
