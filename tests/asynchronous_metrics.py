@@ -30,3 +30,14 @@ def check_bound(folder: Path, num_steps: int, bound: int, prompts_per_step: int)
     with (folder / "samples.jsonl").open() as file:
         trained = {(line["step"], line["prompt_uid"]) for line in map(json.loads, file) if line["phase"] == "train"}
     assert len({uid for _, uid in trained}) == len(trained)
+
+
+def check_validations(folder: Path, steps: list[int], broken_off: list[int]) -> None:
+    """Each of ``steps`` was validated once, with the policy that it left; the steps after all waited for that."""
+    rows = {int(row["step"]): row for row in metrics_of(folder)}
+    assert [step for step, row in rows.items() if "validate/reward_mean" in row] == steps
+    assert [step - 1 for step, row in rows.items() if "partial/validation_wait_s" in row] == broken_off + steps
+    with (folder / "samples.jsonl").open() as file:
+        found = [line for line in map(json.loads, file) if line["phase"] == "validate"]
+    assert {line["step"]: line["policy_version"] for line in found} == {step: step for step in steps}
+    assert len({(line["step"], line["index"], line["prompt_uid"]) for line in found}) == len(found)

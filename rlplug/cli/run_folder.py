@@ -55,6 +55,7 @@ from rlplug.training.advantages import advantage_values
 from rlplug.training.memory_plan.table import memory_notes, memory_rows
 from rlplug.training.samples.sample_log import SampleLog
 from rlplug.training.samples.token_capture import TokenCapture
+from rlplug.training.validation import ValidationConfig
 from rlplug.types import GIB, Sample
 
 if TYPE_CHECKING:
@@ -201,11 +202,21 @@ class RunFolder(Callback):
             write_file(self.path / CONFIG, self.config_yaml)
         self._save_record()
         if self._is_resumed(trainer):
-            for line in self._go_back_to(module.rollout_step):
+            for line in self._go_back_to(module.rollout_step, module.config.validation):
                 say(line)
 
-    def _go_back_to(self, step: int) -> list[str]:
-        """Remove what the run wrote after ``step`` and will write again; return lines that say what is lost."""
+    def _go_back_to(self, step: int, validation: ValidationConfig) -> list[str]:
+        """Remove what the run wrote after ``step`` and will write again; return lines that say what is lost.
+
+        Args:
+            step: Step of the checkpoint.
+            validation: When there is a validation; one beside the training is repeated, where it is of ``step``.
+        """
+        begins = validation.beside_training and validation.is_due(step)
+
+        def is_repeated(record: dict[str, Any]) -> bool:
+            return begins and record["step"] == step and record.get("phase") == "validate"
+
         assert self._metrics is not None
         said = []
         aside = set_aside_after(self.path, step, [METRICS, SAMPLES, REWARD_ERRORS, GROUPS])
@@ -215,7 +226,7 @@ class RunFolder(Callback):
         said += self._metrics.cut_back(last)
         said += cut_back_lines(self.path / GROUPS, last)
         said += cut_back_tokens(self.path / TOKENS, last, aside)
-        said += cut_back_lines(self.path / SAMPLES, last, is_trained if self.samples_per_step else None)
+        said += cut_back_lines(self.path / SAMPLES, last, is_trained if self.samples_per_step else None, is_repeated)
         return said + cut_back_lines(self.path / REWARD_ERRORS, last)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

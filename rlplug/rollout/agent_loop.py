@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from rlplug.interfaces.checks.calls import PluginCall
@@ -18,6 +18,7 @@ from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.environment_calls import EnvironmentCalls, Failure
 from rlplug.rollout.observation_tokens import ObservationTokens
 from rlplug.rollout.partial.deadlines import ABORT_S, TrajectoryDeadlines
+from rlplug.rollout.partial.held_out import HeldOutRollout
 from rlplug.rollout.step_answer import StepAnswer
 from rlplug.rollout.trajectory import Trajectory
 from rlplug.types import Completion, Request, SamplingParams
@@ -43,6 +44,7 @@ class AgentLoop:
         partial: Limits on how much of a trajectory one step generates; ``None`` for no limit.
         is_enough: Returns whether the step has the groups that it wants, so that what runs is broken off; ``None`` when
             all is generated.
+        held_out: Trajectories of a validation that are generated beside the others; needs an engine that streams.
         progress: Counts what is generated.
         ranks: The ranks that share the engine; the first one's environments decide for all.
         policy: What the engine was told about the policy, against which completions are checked.
@@ -61,9 +63,15 @@ class AgentLoop:
         policy: PolicySpec,
         version: int,
         is_enough: Callable[[], bool] | None = None,
+        held_out: HeldOutRollout | None = None,
         progress: PhaseProgress = PHASE_PROGRESS,
     ) -> None:
         self.sampling = sampling
+        self._other_sampling: dict[str, SamplingParams] = {}
+        """How trajectories of a validation are drawn, by key."""
+        if held_out is not None:
+            self._other_sampling = {each.key: held_out.sampling for each in held_out.trajectories}
+            trajectories = [*trajectories, *held_out.trajectories]
         self._checks = CompletionChecks(self._most_tokens, policy, version)
         self._options = options
         self._environments = environments
@@ -207,8 +215,8 @@ class AgentLoop:
             completions: Sequence[Completion] = []
             fault: EngineFault | None = None
             try:
-                if ready:
-                    engine.submit([self._request(trajectory) for trajectory in ready], self.sampling)
+                for sampling, some in self._by_sampling(ready):
+                    engine.submit([self._request(trajectory) for trajectory in some], sampling)
                 if running and is_over and not is_aborted:
                     engine.abort(list(running))
                     is_aborted = True
@@ -282,6 +290,13 @@ class AgentLoop:
 
     def _wants_more(self, trajectory: Trajectory) -> bool:
         return trajectory.finish_reason is None and self._step_budget[trajectory.key] > 0 and self._seconds_left > 0
+
+    def _by_sampling(self, trajectories: Sequence[Trajectory]) -> Iterator[tuple[SamplingParams, list[Trajectory]]]:
+        """Yield the trajectories that are drawn alike, those of a validation last; nothing for none."""
+        found: dict[SamplingParams, list[Trajectory]] = {self.sampling: []}
+        for trajectory in trajectories:
+            found.setdefault(self._other_sampling.get(trajectory.key, self.sampling), []).append(trajectory)
+        yield from ((sampling, some) for sampling, some in found.items() if some)
 
     def _request(self, trajectory: Trajectory) -> Request:
         return trajectory.request(self._most_tokens(trajectory))
