@@ -40,4 +40,10 @@ def check_validations(folder: Path, steps: list[int], broken_off: list[int]) -> 
     with (folder / "samples.jsonl").open() as file:
         found = [line for line in map(json.loads, file) if line["phase"] == "validate"]
     assert {line["step"]: line["policy_version"] for line in found} == {step: step for step in steps}
+    with (folder / "groups.jsonl").open() as file:
+        timelines = {line["step"]: line["timeline"] for line in map(json.loads, file)}
+    beside = [step for step, seen in timelines.items() if any(held_out for _, _, held_out in seen["requests"])]
+    assert beside == [step + 1 for step in broken_off + steps]
+    assert all({name for name, _, _ in seen["phases"]} >= {"rollout", "update"} for seen in timelines.values())
+    assert all("weight sync" in dict(map(reversed, seen["engine"])) for seen in timelines.values())
     assert len({(line["step"], line["index"], line["prompt_uid"]) for line in found}) == len(found)

@@ -45,6 +45,7 @@ from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.observability.report.run_data import read_metrics
 from rlplug.observability.sample_records import first_of_ranks, is_trained, sample_record, write_records
 from rlplug.observability.terminal import say
+from rlplug.observability.timeline import timeline_of
 from rlplug.observability.token_log.files import FOLDER as TOKENS
 from rlplug.observability.token_log.files import TokenLogWriter
 from rlplug.observability.token_log.files import cut_back as cut_back_tokens
@@ -272,7 +273,8 @@ class RunFolder(Callback):
         module: Any = pl_module
         schedule = None if module.partial_rollout is None else module.partial_rollout.schedule
         if trainer.is_global_zero and schedule is not None and schedule.taken and schedule.step == module.rollout_step:
-            self._rows[GROUPS].append(schedule.line())
+            phases, engine = module.timer.pop_spans(), module.run.generator.pop_timeline()
+            self._rows[GROUPS].append(schedule.line(timeline_of(phases, engine)))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._follow_engines(pl_module)

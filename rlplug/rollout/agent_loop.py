@@ -11,6 +11,7 @@ from rlplug.interfaces.checks.engines import check_list, order_fault
 from rlplug.interfaces.checks.process_state import watched
 from rlplug.interfaces.rollout import EngineFault, PolicySpec, RolloutEngine
 from rlplug.observability.phase_progress import PHASE_PROGRESS, PhaseProgress
+from rlplug.observability.timeline import EngineTimeline
 from rlplug.rollout.completion_checks import CompletionChecks
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
@@ -45,6 +46,7 @@ class AgentLoop:
         is_enough: Returns whether the step has the groups that it wants, so that what runs is broken off; ``None`` when
             all is generated.
         held_out: Trajectories of a validation that are generated beside the others; needs an engine that streams.
+        timeline: Gets the number of requests in flight, where an engine streams.
         progress: Counts what is generated.
         ranks: The ranks that share the engine; the first one's environments decide for all.
         policy: What the engine was told about the policy, against which completions are checked.
@@ -64,6 +66,7 @@ class AgentLoop:
         version: int,
         is_enough: Callable[[], bool] | None = None,
         held_out: HeldOutRollout | None = None,
+        timeline: EngineTimeline | None = None,
         progress: PhaseProgress = PHASE_PROGRESS,
     ) -> None:
         self.sampling = sampling
@@ -84,6 +87,7 @@ class AgentLoop:
         self._max_seconds = None if partial is None else partial.max_seconds_per_step
         self._deadline_s = None if partial is None else partial.trajectory_deadline_s
         self._is_enough = is_enough
+        self._timeline = timeline
         self._progress = progress
         self._ends_at = float("inf")
 
@@ -207,11 +211,13 @@ class AgentLoop:
         ready = self._ready_at_first()
         while True:
             deadlines.note()
+            self._count(running)
             is_over = self._seconds_left <= 0 or engine.is_stopping()
             ready = [] if is_over else self._in_time(ready)
             if not (running or ready or (self._num_stepping and not is_over)):
                 return
             running |= {trajectory.request_id: trajectory for trajectory in ready}
+            self._count(running)
             completions: Sequence[Completion] = []
             fault: EngineFault | None = None
             try:
@@ -240,6 +246,11 @@ class AgentLoop:
             stepped = self._collect_steps(0.0 if running else self._wait_s(False))
             self._end_if_enough()
             ready = [trajectory for trajectory in stepped if self._wants_more(trajectory)]
+
+    def _count(self, running: dict[str, Trajectory]) -> None:
+        if self._timeline is not None:
+            num_held_out = sum(each.key in self._other_sampling for each in running.values())
+            self._timeline.count(len(running) - num_held_out, num_held_out)
 
     def _in_time(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """Give up the unfinished ones of some trajectories that are late, and return the others."""

@@ -14,6 +14,7 @@ from rlplug.distributed.mesh import rank_share
 from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.rollout import Placement, PolicySpec
 from rlplug.observability.phase_progress import PHASE_PROGRESS, PhaseProgress
+from rlplug.observability.timeline import EngineTimeline
 from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
@@ -163,6 +164,7 @@ class RolloutGenerator:
                     state.options,
                     is_paused,
                     self._asynchronous.held_out,
+                    self._asynchronous.timeline,
                     PhaseProgress(),
                 ),
                 num_wanted,
@@ -190,6 +192,10 @@ class RolloutGenerator:
         """
         environments = self._kept_environments or self._environments
         return self._asynchronous.pop_metrics() | ({} if environments is None else environments.pop_metrics())
+
+    def pop_timeline(self) -> dict[str, list[Any]]:
+        """Return what the engine of an asynchronous rollout did since the last call."""
+        return self._asynchronous.timeline.pop()
 
     def close(self) -> None:
         """Close environments and engine; safe to call twice."""
@@ -230,6 +236,7 @@ class RolloutGenerator:
         partial: PartialRollout | None = None,
         is_enough: Callable[[], bool] | None = None,
         held_out: HeldOutRollout | None = None,
+        timeline: EngineTimeline | None = None,
         progress: PhaseProgress = PHASE_PROGRESS,
     ) -> AgentLoop:
         return AgentLoop(
@@ -241,6 +248,7 @@ class RolloutGenerator:
             partial=partial,
             is_enough=is_enough,
             held_out=held_out,
+            timeline=timeline,
             ranks=self._ranks,
             policy=self._policy,
             version=request.policy_version,

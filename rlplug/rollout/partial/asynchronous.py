@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault
+from rlplug.observability.timeline import EngineTimeline
 from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.engines.ranks import EngineRanks
@@ -64,6 +65,8 @@ class AsynchronousRollout:
         self._gather = gather
         self.held_out: HeldOutRollout | None = None
         """What is generated beside the groups, from the next :meth:`take` to :meth:`finish_held_out`."""
+        self.timeline = EngineTimeline()
+        """What the engine did since it was last taken."""
         self._background: BackgroundGeneration | None = None
         self._version = NO_VERSION
         self._fault: EngineFault | None = None
@@ -158,7 +161,12 @@ class AsynchronousRollout:
         """Break off what runs; its tokens so far are in the trajectories then. Safe to call twice."""
         background, self._background = self._background, None
         if background is not None:
+            if background.is_running:
+                self.timeline.change("pausing")
+            else:
+                self.timeline.change("idle", at=background.ended_at)
             background.pause()
+            self.timeline.change("paused")
             self._fault = background.fault
             self._idle_since = background.ended_at
 
@@ -195,12 +203,14 @@ class AsynchronousRollout:
             return is_paused.is_set()
 
         loop = make_loop(looks_at_pause)
+        self.timeline.change("weight sync")
         try:
             with self._driver.ready_engine(version) as engine:
                 self._seen_at = time.monotonic()
                 self._background = BackgroundGeneration(loop.stream, engine, is_paused)
         except EngineFault as problem:
             return problem
+        self.timeline.change("generating")
         self._version = version
         if self._idle_since is not None:
             self._add("engine_idle_s", time.monotonic() - self._idle_since)
