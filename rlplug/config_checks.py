@@ -58,6 +58,7 @@ def check_training(
         ConfigError: The message names the key and the fix.
     """
     check_sampling(config.sampling, config.validation, has_val_prompts)
+    check_validation(config)
     check_max_grad_norm(config.limits.max_grad_norm, "model.limits.max_grad_norm")
     check_algorithm(config.algorithm, batch, config.critic, config.reference, total_steps)
     trunk = None if config.critic is None else config.critic.trunk
@@ -95,6 +96,27 @@ def check_sampling(sampling: SamplingParams, validation: ValidationConfig, has_v
         raise ConfigError(
             "model.validation asks for validation, and data.val is not set: name a source of held-out prompts there, "
             "or set model.validation.every_n_steps to null and at_start to false."
+        )
+
+
+def check_validation(config: RunConfig) -> None:
+    """Refuse a validation beside the training where nothing is generated beside it.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    if not config.validation.beside_training:
+        return
+    partial, instead = config.partial_rollout, "or set model.validation.beside_training to false"
+    if partial is None or not partial.asynchronous:
+        raise ConfigError(
+            "model.validation.beside_training is true, and generation and update take turns: set "
+            f"model.partial_rollout.asynchronous to true, with an engine on GPUs of its own, {instead}."
+        )
+    if partial.streams:
+        raise ConfigError(
+            "model.validation.beside_training is true, and model.partial_rollout.max_staleness is 0, so nothing is "
+            f"generated while the weights change: set max_staleness to 1 or more, {instead}."
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from torch import nn
 
@@ -32,6 +33,7 @@ from rlplug.interfaces.checks.metrics import MetricsOfStep
 from rlplug.interfaces.checks.process_state import watched
 from rlplug.models.build import Models
 from rlplug.models.lm_head import TokenLogprobs
+from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.observability.phase_timer import PHASES_BEFORE_UPDATE, PhaseTimer
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.generator import RolloutRequest
@@ -83,6 +85,8 @@ class RLModule(LightningModule):
         """Number of the step that runs, from 1: in metrics, samples, hooks and messages."""
         self.policy_version = 0
         self.step_metrics = MetricsOfStep()
+        self._late_scores: dict[str, float] = {}
+        """Of the former step's policy, where a validation ran beside this step."""
         self.newest_metrics: dict[str, float] = {}
         """Metrics of the last step that was logged, for the progress bar."""
         self.newest_samples: list[tuple[str, int, Sequence[Sample]]] = []
@@ -111,6 +115,7 @@ class RLModule(LightningModule):
         if self.token_capture is not None:
             self.token_capture.begin(self.step)
         with self.rollback_on_interrupt():
+            self.begin_validation()
             rollout = Rollout()
             while self.groups.wants_more(rollout):
                 with self.phase("prompts"):
@@ -147,6 +152,11 @@ class RLModule(LightningModule):
                     "read, or is not the same on all hosts. Resume with data that stay as they are."
                 )
         return prompts
+
+    def begin_validation(self) -> None:
+        """Let the engine generate the held-out prompts beside the step's groups, if ``validation`` wants it so now."""
+        if self.config.validation.beside_training and self._is_validation_due:
+            self.run.generator.begin_held_out(self._validation_request())
 
     def generate(self, prompts: list[Prompt], rollout: Rollout) -> list[Sample]:
         """Return this rank's share of completions of ``prompts``, or of the groups that a partial rollout completes."""
@@ -250,10 +260,19 @@ class RLModule(LightningModule):
         self.step_metrics |= self.policy_update.end_step(self.step)
 
     def validate_if_due(self) -> dict[str, float]:
-        """Score the held-out prompts, when ``validation`` says so, and return the metrics."""
-        if self.config.validation.is_due(self.rollout_step) and self.data.val_prompts:
-            with suppress(StopRequested), self.phase("validate"):
-                return self._validate()
+        """Score the held-out prompts, when ``validation`` says so, and return the metrics.
+
+        Those that were generated beside the step get their scores logged at the former step, to which they belong.
+        """
+        is_lost, is_due = False, self._is_validation_due
+        is_next = is_due and self.config.validation.beside_training and self.rollout_step < self.plan.total_steps
+        with suppress(StopRequested):
+            if self.run.generator.has_held_out:
+                with self.phase("validate"):
+                    is_lost = not self._validate_beside()
+            if (is_due or is_lost) and not is_next:
+                with self.phase("validate"):
+                    return self._validate()
         return {}
 
     def log_step(self) -> None:
@@ -267,11 +286,12 @@ class RLModule(LightningModule):
         for given in plugins().observe("rlplug_after_update", step=self.step, metrics=MappingProxyType(metrics)):
             metrics.add(given.call, given)
         self._log(metrics)
-        found = {name: torch.tensor(value) for name, value in {**metrics, "step": float(self.step)}.items()}
+        known = self._late_scores | metrics
+        found = {name: torch.tensor(value) for name, value in {**known, "step": float(self.step)}.items()}
         self.trainer.callback_metrics.update(found)  # what log_dict does, which takes 0.4 ms a metric
         is_told = self.strategy.agree_to_stop(self.stop_signal)
         self.trainer.should_stop = is_told or self.rollout_step >= self.plan.total_steps
-        self.newest_metrics, self.step_metrics = metrics, MetricsOfStep()
+        self.newest_metrics, self.step_metrics, self._late_scores = known, MetricsOfStep(), {}
 
     # ---- parts of phases ------------------------------------------------------------------------------------------
 
@@ -329,22 +349,52 @@ class RLModule(LightningModule):
                 self.step_metrics |= weights_by_age(batch, tokens.sampled_logprobs, self.policy_version, bound)
 
     def _validate(self) -> dict[str, float]:
-        config, run = self.config, self.run
+        run = self.run
         # rollout/... and environment/... in the log are of the training rollout
         self.step_metrics |= run.driver.pop_metrics() | run.generator.pop_metrics()
-        sampling = config.validation.sampling(config.sampling.max_new_tokens)
-        key = f"validate/{config.seed}"
-        num_samples = config.validation.num_samples
-        request = RolloutRequest(self.data.val_prompts, num_samples, sampling, key, self.policy_version)
-        samples = self.score(run.generator.generate(request))
-        self.rewards.check(samples, self.strategy)
+        scores = self._score_validation(run.generator.generate(self._validation_request()), self.step)
         of_sync = {name: value for name, value in run.driver.pop_metrics().items() if name.startswith("sync/")}
         self.step_metrics |= of_sync
         run.generator.pop_metrics()
-        self.newest_samples.append(("validate", self.step, samples))
+        return scores
+
+    def _validate_beside(self) -> bool:
+        """Score what was generated beside this step, and log it at the former one; return whether it could be.
+
+        It cannot be where an engine failed after the update, since the weights of the former step are gone.
+        """
+        step = self.step - 1
+        try:
+            samples = self.run.generator.finish_held_out(self.config.validation.num_samples)
+        except StopRequested:
+            rank_zero_warn(f"The validation after step {step} is left out: the run was told to stop before its end.")
+            raise
+        if samples is None:
+            rank_zero_warn(
+                f"The validation after step {step} is left out: an engine failed during it, and the weights have "
+                f"changed since. There is one after step {self.step} instead."
+            )
+            return False
+        self._late_scores = self._score_validation(samples, step)
+        for logger in self.loggers:
+            log = logger.amend if isinstance(logger, MetricsCSV) else logger.log_metrics
+            log(self._late_scores, step=step)
+        return True
+
+    def _validation_request(self) -> RolloutRequest:
+        validation = self.config.validation
+        sampling = validation.sampling(self.config.sampling.max_new_tokens)
+        key = f"validate/{self.config.seed}"
+        return RolloutRequest(self.data.val_prompts, validation.num_samples, sampling, key, self.policy_version)
+
+    def _score_validation(self, samples: list[Sample], step: int) -> dict[str, float]:
+        """Score this rank's samples of the held-out prompts, keep them for the logs of ``step``; return its metrics."""
+        samples = self.score(samples)
+        self.rewards.check(samples, self.strategy)
+        self.newest_samples.append(("validate", step, samples))
         names, sources = self.rewards.names, self.data.val_sources
         table = sample_table(Rollout(tuple(samples)), names, self.strategy.gather_arrays, sources)
-        return validation_by_source(table, names, config.validation.pass_threshold, sources)
+        return validation_by_source(table, names, self.config.validation.pass_threshold, sources)
 
     def _log(self, metrics: dict[str, float]) -> None:
         for logger in self.loggers:
@@ -437,6 +487,10 @@ class RLModule(LightningModule):
             self.config, self.inputs, sleeps, models, data, strategy, optimizers, self.stop_signal
         )
         self.timer.asleep_bytes = self._run.driver.asleep_bytes
+
+    @property
+    def _is_validation_due(self) -> bool:
+        return self.config.validation.is_due(self.rollout_step) and bool(self.data.val_prompts)
 
     # ---- what is there by then -------------------------------------------------------------------------------------
 

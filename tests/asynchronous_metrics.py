@@ -30,3 +30,20 @@ def check_bound(folder: Path, num_steps: int, bound: int, prompts_per_step: int)
     with (folder / "samples.jsonl").open() as file:
         trained = {(line["step"], line["prompt_uid"]) for line in map(json.loads, file) if line["phase"] == "train"}
     assert len({uid for _, uid in trained}) == len(trained)
+
+
+def check_validations(folder: Path, steps: list[int], broken_off: list[int]) -> None:
+    """Each of ``steps`` was validated once, with the policy that it left; the steps after all waited for that."""
+    rows = {int(row["step"]): row for row in metrics_of(folder)}
+    assert [step for step, row in rows.items() if "validate/reward_mean" in row] == steps
+    assert [step - 1 for step, row in rows.items() if "partial/validation_wait_s" in row] == broken_off + steps
+    with (folder / "samples.jsonl").open() as file:
+        found = [line for line in map(json.loads, file) if line["phase"] == "validate"]
+    assert {line["step"]: line["policy_version"] for line in found} == {step: step for step in steps}
+    with (folder / "groups.jsonl").open() as file:
+        timelines = {line["step"]: line["timeline"] for line in map(json.loads, file)}
+    beside = [step for step, seen in timelines.items() if any(held_out for _, _, held_out in seen["requests"])]
+    assert beside == [step + 1 for step in broken_off + steps]
+    assert all({name for name, _, _ in seen["phases"]} >= {"rollout", "update"} for seen in timelines.values())
+    assert all("weight sync" in dict(map(reversed, seen["engine"])) for seen in timelines.values())
+    assert len({(line["step"], line["index"], line["prompt_uid"]) for line in found}) == len(found)

@@ -27,7 +27,9 @@ from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.partial import asynchronous, deadlines, enough_groups
 from rlplug.rollout.partial.asynchronous import AsynchronousRollout
 from rlplug.rollout.partial.enough_groups import CompleteGroups
+from rlplug.rollout.partial.held_out import HeldOutRollout
 from rlplug.rollout.partial.state import PartialRolloutState
+from rlplug.rollout.trajectory import Trajectory, new_trajectories
 from rlplug.types import Completion, Prompt, SamplingParams
 
 MAIN, PRODUCER = 0, 1
@@ -175,6 +177,7 @@ class VirtualEngine(RolloutEngine):
     def submit(self, requests, sampling) -> None:
         for request in requests:
             key = "/".join(request.request_id.split("/")[:4])
+            assert sampling.is_greedy == key.startswith("validate/")
             done = len(request.prompt_ids) - 1
             left = self.length_of(key) - done
             end = self.end_of(key, left)
@@ -265,8 +268,11 @@ class World:
         self.save_every, self.reject_share = rng.randint(1, 3), rng.choice([0.0, 0.0, 0.3])
         self.num_steps = rng.randint(1, 6)
         self.num_kills = rng.choice([0, 0, 1, 3])
-        self.stats = {"kills": 0, "faults": 0, "staleness": 0, "groups": 0, "cut": 0, "late": 0, "parts": 0}
-        self.checkpoint = {"step": 0, "drawn": 0, "trained": [], "state": None}
+        self.validate_every = rng.choice([0, 1, 2, 3]) if self.bound else 0
+        self.num_held_out = rng.randint(1, 4)
+        names = ("kills", "faults", "staleness", "groups", "cut", "late", "parts", "validations", "left out")
+        self.stats = dict.fromkeys(names, 0)
+        self.checkpoint = {"step": 0, "drawn": 0, "trained": [], "validated": [], "state": None}
 
     def run(self) -> dict[str, int]:
         while not self.run_until_killed():
@@ -304,7 +310,8 @@ class World:
             return False
         finally:
             self.stats["faults"] += engine.num_faults
-            assert engine.most_running <= (self.bound + 1) * self.per_step * self.num_samples
+            num_held_out = self.num_held_out if self.validate_every else 0
+            assert engine.most_running <= (self.bound + 1) * self.per_step * self.num_samples + num_held_out
         clock.kill_at = float("inf")
         producer.close()
         return True
@@ -316,9 +323,10 @@ class World:
             state.load_state_dict(saved["state"], {str(n): prompt(n) for n in range(saved["drawn"])})
             assert state.state_dict(list).keys() == saved["state"].keys()
             assert state.ledger.state_dict() == saved["state"]["ledger"]
-        drawn, trained = saved["drawn"], list(saved["trained"])
+        drawn, trained, validated = saved["drawn"], list(saved["trained"]), list(saved["validated"])
         for step in range(saved["step"], self.num_steps):
             producer.pause()
+            self.begin_validation(producer, step)
             num_missing = self.per_step
             while num_missing:
                 num_new = 0 if state.awaits_groups else state.num_wanted(num_missing)
@@ -327,7 +335,7 @@ class World:
                 state.start(prompts, self.num_samples, f"0/{step}", step, ranks)
                 assert len(state.ledger.open) <= (self.bound + 1) * self.per_step
                 births = {state.trajectories[n][0].prompt.uid: group.version for n, group in state.ledger.open.items()}
-                make_loop = functools.partial(self.loop, state, ranks, step)
+                make_loop = functools.partial(self.loop, state, ranks, step, producer.held_out)
                 groups = producer.take(state, make_loop, num_missing, step, num_new > 0)
                 assert len(groups) == num_missing or (self.bound == 0 and groups)
                 self.stats["parts"] += len(groups) < num_missing
@@ -337,12 +345,39 @@ class World:
                 num_missing -= sum(self.rng.random() >= self.reject_share for _ in groups)
             assert sorted(trained + [int(t[0].prompt.uid) for t in state.trajectories.values()]) == list(range(drawn))
             clock.sleep(self.update_s)
+            if producer.held_out is not None:
+                self.finish_validation(producer, step)
+                validated.append(step)
             if (step + 1) % self.save_every == 0:
                 producer.pause()
                 plain = state.state_dict(list)
                 self.checkpoint = {"step": step + 1, "drawn": drawn, "trained": list(trained), "state": plain}
+                self.checkpoint["validated"] = list(validated)
+        assert validated == [step for step in range(self.num_steps) if self.is_due(step)]
 
-    def loop(self, state, ranks, version, is_paused) -> AgentLoop:
+    def is_due(self, step: int) -> bool:
+        return self.validate_every > 0 and step % self.validate_every == 0
+
+    def begin_validation(self, producer: AsynchronousRollout, step: int) -> None:
+        if self.is_due(step):
+            prompts = [prompt(number) for number in range(self.num_held_out)]
+            trajectories = new_trajectories(prompts, range(len(prompts)), 1, f"validate/{step}")
+            greedy = SamplingParams(MOST_TOKENS, temperature=0.0)
+            producer.held_out = HeldOutRollout(trajectories, greedy, step, len(prompts))
+
+    def finish_validation(self, producer: AsynchronousRollout, step: int) -> None:
+        """All tokens are of the weights with which it began, though the policy has newer ones by now."""
+        held_out = producer.finish_held_out()
+        if held_out is None:
+            self.stats["left out"] += 1
+            return
+        self.stats["validations"] += 1
+        assert not held_out.num_unfinished
+        for trajectory in held_out.trajectories:
+            self.check_tokens(trajectory)
+            assert {segment.policy_version for segment in trajectory.segments} <= {step}
+
+    def loop(self, state, ranks, version, held_out, is_paused) -> AgentLoop:
         return AgentLoop(
             trajectories=state.all_trajectories,
             sampling=SamplingParams(MOST_TOKENS),
@@ -351,6 +386,7 @@ class World:
             observations=None,
             partial=self.options,
             is_enough=is_paused,
+            held_out=held_out,
             ranks=ranks,
             policy=PolicySpec("virtual", torch.float32, (), 0, MOST_TOKENS + 1),
             version=version,
@@ -363,20 +399,25 @@ class World:
         self.stats["groups"] += 1
         assert len(group) == self.num_samples
         for trajectory in group:
-            tokens = trajectory.token_ids[1:].tolist()
-            assert tokens == [token_of(trajectory.key, index) for index in range(len(tokens))]
-            if trajectory.error:
-                assert trajectory.is_late
-                assert self.options.trajectory_deadline_s < trajectory.seconds
-                self.stats["late"] += 1
-                continue
-            assert trajectory.finish_reason == "stop"
-            versions = [segment.policy_version for segment in trajectory.segments]
-            assert versions == sorted(versions)
-            assert born <= versions[0]
-            assert versions[-1] <= step
-            assert sum(segment.end - segment.start for segment in trajectory.segments) == len(tokens)
-            self.stats["cut"] += len(versions) > 1
+            self.check_tokens(trajectory)
+            if not trajectory.error:
+                versions = [segment.policy_version for segment in trajectory.segments]
+                assert versions == sorted(versions)
+                assert born <= versions[0]
+                assert versions[-1] <= step
+                self.stats["cut"] += len(versions) > 1
+
+    def check_tokens(self, trajectory: Trajectory) -> None:
+        """It has every token once, or ended at its deadline."""
+        tokens = trajectory.token_ids[1:].tolist()
+        assert tokens == [token_of(trajectory.key, index) for index in range(len(tokens))]
+        if trajectory.error:
+            assert trajectory.is_late
+            assert self.options.trajectory_deadline_s < trajectory.seconds
+            self.stats["late"] += 1
+            return
+        assert trajectory.finish_reason == "stop"
+        assert sum(segment.end - segment.start for segment in trajectory.segments) == len(tokens)
 
 
 def run_case(seed: int) -> dict[str, int]:

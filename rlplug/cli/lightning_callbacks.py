@@ -54,7 +54,14 @@ class LightningCallbacks(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Refuse to monitor a validation that never comes."""
         validation, last = pl_module.config.validation, pl_module.plan.total_steps
-        is_due = any(validation.is_due(step) for step in range(pl_module.rollout_step + 1, last + 1))
+        first = pl_module.rollout_step + (not validation.beside_training)
+        is_due = any(validation.is_due(step) for step in range(first, last + 1))
+        for saver in self.savers:
+            if validation.beside_training and (saver.monitor or "").startswith(_VALIDATION):
+                raise ConfigError(
+                    f"ModelCheckpoint monitors {saver.monitor!r}, and with model.validation.beside_training a score "
+                    "comes when the weights that it is of have changed: set that to false."
+                )
         watching: list[Any] = [*self.stoppers, *self.savers]
         for callback in watching:
             if (callback.monitor or "").startswith(_VALIDATION) and not is_due:

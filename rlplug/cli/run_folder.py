@@ -45,6 +45,7 @@ from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.observability.report.run_data import read_metrics
 from rlplug.observability.sample_records import first_of_ranks, is_trained, sample_record, write_records
 from rlplug.observability.terminal import say
+from rlplug.observability.timeline import timeline_of
 from rlplug.observability.token_log.files import FOLDER as TOKENS
 from rlplug.observability.token_log.files import TokenLogWriter
 from rlplug.observability.token_log.files import cut_back as cut_back_tokens
@@ -55,6 +56,7 @@ from rlplug.training.advantages import advantage_values
 from rlplug.training.memory_plan.table import memory_notes, memory_rows
 from rlplug.training.samples.sample_log import SampleLog
 from rlplug.training.samples.token_capture import TokenCapture
+from rlplug.training.validation import ValidationConfig
 from rlplug.types import GIB, Sample
 
 if TYPE_CHECKING:
@@ -202,11 +204,21 @@ class RunFolder(Callback):
             write_file(self.path / CONFIG, self.config_yaml)
         self._save_record()
         if self._is_resumed(trainer):
-            for line in self._go_back_to(module.rollout_step):
+            for line in self._go_back_to(module.rollout_step, module.config.validation):
                 say(line)
 
-    def _go_back_to(self, step: int) -> list[str]:
-        """Remove what the run wrote after ``step`` and will write again; return lines that say what is lost."""
+    def _go_back_to(self, step: int, validation: ValidationConfig) -> list[str]:
+        """Remove what the run wrote after ``step`` and will write again; return lines that say what is lost.
+
+        Args:
+            step: Step of the checkpoint.
+            validation: When there is a validation; one beside the training is repeated, where it is of ``step``.
+        """
+        begins = validation.beside_training and validation.is_due(step)
+
+        def is_repeated(record: dict[str, Any]) -> bool:
+            return begins and record["step"] == step and record.get("phase") == "validate"
+
         assert self._metrics is not None
         said = []
         aside = set_aside_after(self.path, step, [METRICS, SAMPLES, REWARD_ERRORS, GROUPS])
@@ -216,7 +228,7 @@ class RunFolder(Callback):
         said += self._metrics.cut_back(last)
         said += cut_back_lines(self.path / GROUPS, last)
         said += cut_back_tokens(self.path / TOKENS, last, aside)
-        said += cut_back_lines(self.path / SAMPLES, last, is_trained if self.samples_per_step else None)
+        said += cut_back_lines(self.path / SAMPLES, last, is_trained if self.samples_per_step else None, is_repeated)
         return said + cut_back_lines(self.path / REWARD_ERRORS, last)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -262,7 +274,8 @@ class RunFolder(Callback):
         module: Any = pl_module
         schedule = None if module.partial_rollout is None else module.partial_rollout.schedule
         if trainer.is_global_zero and schedule is not None and schedule.taken and schedule.step == module.rollout_step:
-            self._rows[GROUPS].append(schedule.line())
+            phases, engine = module.timer.pop_spans(), module.run.generator.pop_timeline()
+            self._rows[GROUPS].append(schedule.line(timeline_of(phases, engine)))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._follow_engines(pl_module)

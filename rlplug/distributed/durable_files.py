@@ -167,7 +167,12 @@ def _free_space(path: Path) -> str:
 # ---- rows of append-only files ------------------------------------------------------------------------------------
 
 
-def cut_back_lines(path: Path, step: int, num_expected: Callable[[dict[str, Any]], bool] | None = None) -> list[str]:
+def cut_back_lines(
+    path: Path,
+    step: int,
+    num_expected: Callable[[dict[str, Any]], bool] | None = None,
+    is_repeated: Callable[[dict[str, Any]], bool] = lambda record: False,
+) -> list[str]:
     """Remove the lines of a JSON-lines file after ``step``, and those that are torn; say which lines are lost.
 
     Lines that stay keep every byte.
@@ -176,6 +181,7 @@ def cut_back_lines(path: Path, step: int, num_expected: Callable[[dict[str, Any]
         path: File whose lines are objects with a whole number ``step``; it need not exist.
         step: Last step to keep.
         num_expected: Whether a line is one of those that every step from 1 has; by default no line is.
+        is_repeated: Whether a line up to ``step`` is written again too.
 
     Returns:
         A sentence for each kind of line that is lost.
@@ -188,14 +194,14 @@ def cut_back_lines(path: Path, step: int, num_expected: Callable[[dict[str, Any]
                 records = (_record(line) for line in file)
                 for record in records:
                     num_torn += record is None
-                    is_changed |= record is None or record["step"] > step
+                    is_changed |= record is None or record["step"] > step or is_repeated(record)
                     if record is not None and num_expected is not None and num_expected(record):
                         steps.add(record["step"])
     if is_changed:
         with replaced(path) as partial, path.open("rb") as file, partial.open("wb") as kept:
             for line in file:
                 record = _record(line)
-                if record is not None and record["step"] <= step:
+                if record is not None and record["step"] <= step and not is_repeated(record):
                     kept.write(line)
     return losses(path, num_torn, set(range(1, step + 1)) - steps if num_expected is not None else set())
 

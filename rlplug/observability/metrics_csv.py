@@ -60,6 +60,17 @@ class MetricsCSV(Logger):
         else:
             self._rows.append(_as_text(self._columns, [row], header=False))
 
+    @rank_zero_only
+    def amend(self, metrics: Mapping[str, float], step: int) -> None:
+        """Add metrics to the row of a former step, which gets a row if it has none; the file is rewritten."""
+        columns, rows, _ = self._read()
+        row = next((row for row in rows if int(row["step"]) == step), None)
+        if row is None:
+            row = {"step": step}
+            rows = sorted([*rows, row], key=lambda each: int(each["step"]))
+        row |= {name: float(value) for name, value in metrics.items()}
+        self._write(["step", *sorted({*columns, *row} - {"step"})], rows)
+
     def sync(self) -> None:
         """Wait until all rows are on the disk."""
         self._rows.sync()

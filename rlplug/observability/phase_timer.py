@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from rlplug.interfaces.checks.calls import running_call
+from rlplug.observability.timeline import MOST_SPANS
 from rlplug.observability.trace_ranges import trace_range
 from rlplug.types import GIB
 
@@ -56,6 +57,7 @@ class PhaseTimer:
         self._deadline = None if deadline_s is None else PhaseDeadline(deadline_s)
         self._seconds: dict[str, float] = {}
         self._memory: dict[str, float] = {}
+        self._spans: list[tuple[str, float, float]] = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -76,7 +78,9 @@ class PhaseTimer:
             faulthandler.cancel_dump_traceback_later()
             if self._deadline is not None:
                 self._deadline.end()
-            seconds = time.perf_counter() - began
+            seconds, ended = time.perf_counter() - began, time.monotonic()
+            if len(self._spans) < MOST_SPANS:
+                self._spans.append((name, ended - seconds, ended))
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds
             self._memory[name] = max(self._memory.get(name, 0.0), self._memory_now(began))
             self.on_exit(name, seconds)
@@ -94,6 +98,11 @@ class PhaseTimer:
         metrics |= {f"memory/{name}": gib for name, gib in self._memory.items()}
         self._seconds, self._memory = {}, {}
         return metrics
+
+    def pop_spans(self) -> list[tuple[str, float, float]]:
+        """Return name, beginning and end of each phase since the last call, in seconds of ``time.monotonic``."""
+        spans, self._spans = self._spans, []
+        return spans
 
 
 class PhaseDeadline:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from rlplug.interfaces.checks.calls import PluginCall
@@ -11,6 +11,7 @@ from rlplug.interfaces.checks.engines import check_list, order_fault
 from rlplug.interfaces.checks.process_state import watched
 from rlplug.interfaces.rollout import EngineFault, PolicySpec, RolloutEngine
 from rlplug.observability.phase_progress import PHASE_PROGRESS, PhaseProgress
+from rlplug.observability.timeline import EngineTimeline
 from rlplug.rollout.completion_checks import CompletionChecks
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
@@ -18,6 +19,7 @@ from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.environment_calls import EnvironmentCalls, Failure
 from rlplug.rollout.observation_tokens import ObservationTokens
 from rlplug.rollout.partial.deadlines import ABORT_S, TrajectoryDeadlines
+from rlplug.rollout.partial.held_out import HeldOutRollout
 from rlplug.rollout.step_answer import StepAnswer
 from rlplug.rollout.trajectory import Trajectory
 from rlplug.types import Completion, Request, SamplingParams
@@ -43,6 +45,8 @@ class AgentLoop:
         partial: Limits on how much of a trajectory one step generates; ``None`` for no limit.
         is_enough: Returns whether the step has the groups that it wants, so that what runs is broken off; ``None`` when
             all is generated.
+        held_out: Trajectories of a validation that are generated beside the others; needs an engine that streams.
+        timeline: Gets the number of requests in flight, where an engine streams.
         progress: Counts what is generated.
         ranks: The ranks that share the engine; the first one's environments decide for all.
         policy: What the engine was told about the policy, against which completions are checked.
@@ -61,9 +65,16 @@ class AgentLoop:
         policy: PolicySpec,
         version: int,
         is_enough: Callable[[], bool] | None = None,
+        held_out: HeldOutRollout | None = None,
+        timeline: EngineTimeline | None = None,
         progress: PhaseProgress = PHASE_PROGRESS,
     ) -> None:
         self.sampling = sampling
+        self._other_sampling: dict[str, SamplingParams] = {}
+        """How trajectories of a validation are drawn, by key."""
+        if held_out is not None:
+            self._other_sampling = {each.key: held_out.sampling for each in held_out.trajectories}
+            trajectories = [*trajectories, *held_out.trajectories]
         self._checks = CompletionChecks(self._most_tokens, policy, version)
         self._options = options
         self._environments = environments
@@ -76,6 +87,7 @@ class AgentLoop:
         self._max_seconds = None if partial is None else partial.max_seconds_per_step
         self._deadline_s = None if partial is None else partial.trajectory_deadline_s
         self._is_enough = is_enough
+        self._timeline = timeline
         self._progress = progress
         self._ends_at = float("inf")
 
@@ -199,16 +211,18 @@ class AgentLoop:
         ready = self._ready_at_first()
         while True:
             deadlines.note()
+            self._count(running)
             is_over = self._seconds_left <= 0 or engine.is_stopping()
             ready = [] if is_over else self._in_time(ready)
             if not (running or ready or (self._num_stepping and not is_over)):
                 return
             running |= {trajectory.request_id: trajectory for trajectory in ready}
+            self._count(running)
             completions: Sequence[Completion] = []
             fault: EngineFault | None = None
             try:
-                if ready:
-                    engine.submit([self._request(trajectory) for trajectory in ready], self.sampling)
+                for sampling, some in self._by_sampling(ready):
+                    engine.submit([self._request(trajectory) for trajectory in some], sampling)
                 if running and is_over and not is_aborted:
                     engine.abort(list(running))
                     is_aborted = True
@@ -232,6 +246,11 @@ class AgentLoop:
             stepped = self._collect_steps(0.0 if running else self._wait_s(False))
             self._end_if_enough()
             ready = [trajectory for trajectory in stepped if self._wants_more(trajectory)]
+
+    def _count(self, running: dict[str, Trajectory]) -> None:
+        if self._timeline is not None:
+            num_held_out = sum(each.key in self._other_sampling for each in running.values())
+            self._timeline.count(len(running) - num_held_out, num_held_out)
 
     def _in_time(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """Give up the unfinished ones of some trajectories that are late, and return the others."""
@@ -282,6 +301,13 @@ class AgentLoop:
 
     def _wants_more(self, trajectory: Trajectory) -> bool:
         return trajectory.finish_reason is None and self._step_budget[trajectory.key] > 0 and self._seconds_left > 0
+
+    def _by_sampling(self, trajectories: Sequence[Trajectory]) -> Iterator[tuple[SamplingParams, list[Trajectory]]]:
+        """Yield the trajectories that are drawn alike, those of a validation last; nothing for none."""
+        found: dict[SamplingParams, list[Trajectory]] = {self.sampling: []}
+        for trajectory in trajectories:
+            found.setdefault(self._other_sampling.get(trajectory.key, self.sampling), []).append(trajectory)
+        yield from ((sampling, some) for sampling, some in found.items() if some)
 
     def _request(self, trajectory: Trajectory) -> Request:
         return trajectory.request(self._most_tokens(trajectory))

@@ -104,12 +104,20 @@ class EnvironmentCalls:
     def collect(self, timeout_s: float) -> list[tuple[Trajectory, StepAnswer | Failure]]:
         """Return the results that have arrived since the last call, waiting up to ``timeout_s`` for the first."""
         settled = self._runner.settled(self._calls, timeout_s) if self._pending else []
-        return [(trajectory := self._pending.pop(id(call)), self._result(trajectory, call)) for call in settled]
+        known = [call for call in settled if id(call) in self._pending]  # the others are forgotten
+        return [(trajectory := self._pending.pop(id(call)), self._result(trajectory, call)) for call in known]
 
     def release(self, trajectory: Trajectory) -> None:
         """Close the environment of a finished trajectory, without waiting for it."""
         if (environment := self._live.pop(trajectory.key, None)) is not None:
             self._close([environment])
+
+    def forget(self, trajectories: Sequence[Trajectory]) -> None:
+        """Close the environments of trajectories that nobody goes on with; what they still answer is left out."""
+        for trajectory in trajectories:
+            self.release(trajectory)
+        gone = {id(trajectory) for trajectory in trajectories}
+        self._pending = {call: owner for call, owner in self._pending.items() if id(owner) not in gone}
 
     def pop_metrics(self) -> dict[str, float]:
         """Return ``environment/...`` since the last call: means of the step metrics, and counts of failures."""

@@ -14,6 +14,7 @@ from rlplug.distributed.mesh import rank_share
 from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.rollout import Placement, PolicySpec
 from rlplug.observability.phase_progress import PHASE_PROGRESS, PhaseProgress
+from rlplug.observability.timeline import EngineTimeline
 from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
@@ -22,6 +23,7 @@ from rlplug.rollout.environment_calls import EnvironmentCalls
 from rlplug.rollout.observation_tokens import ObservationTokens
 from rlplug.rollout.partial.asynchronous import AsynchronousRollout
 from rlplug.rollout.partial.enough_groups import CompleteGroups, EnoughGroups
+from rlplug.rollout.partial.held_out import HeldOutRollout
 from rlplug.rollout.partial.state import PartialRolloutState
 from rlplug.rollout.trajectory import Trajectory, new_trajectories, to_samples
 from rlplug.types import Prompt, Sample, SamplingParams
@@ -94,14 +96,48 @@ class RolloutGenerator:
             first_group: Group number of the first prompt; later prompts count on from it.
         """
         self.pause()
-        ranks, num_samples = self._ranks, request.num_samples
-        numbered = rank_share(list(enumerate(request.prompts, start=first_group)), ranks.engine, ranks.num_engines)
-        prompts, groups = [prompt for _, prompt in numbered], [group for group, _ in numbered]
-        trajectories = new_trajectories(prompts, groups, num_samples, request.key)
+        trajectories = self._share_of_engine(request, first_group)
         self._loop(trajectories, request, self._environments).run(self._driver, request.policy_version)
-        # ranks that share an engine divide what it returns, whole groups each
-        mine = rank_share(range(len(numbered)), ranks.index, ranks.size)
-        return self._samples([trajectories[index * num_samples + n] for index in mine for n in range(num_samples)])
+        return self._samples(self._share_of_rank(trajectories, request.num_samples))
+
+    def begin_held_out(self, request: RolloutRequest) -> None:
+        """Let the next :meth:`resume` of an asynchronous rollout generate these prompts too, beside its groups.
+
+        Args:
+            request: Prompts, and how they are sampled; its version is that of the next :meth:`resume`.
+        """
+        self._asynchronous.held_out = HeldOutRollout(
+            trajectories=self._share_of_engine(request, first_group=0),
+            sampling=request.sampling,
+            version=request.policy_version,
+            num_groups=len(request.prompts),
+        )
+
+    @property
+    def has_held_out(self) -> bool:
+        """Whether prompts of :meth:`begin_held_out` are generated."""
+        return self._asynchronous.held_out is not None
+
+    def finish_held_out(self, num_samples: int) -> list[Sample] | None:
+        """Wait for the prompts of :meth:`begin_held_out`, and return this rank's share of their samples. Collective.
+
+        Args:
+            num_samples: Samples per prompt.
+
+        Returns:
+            ``None`` where an engine failed, and the weights with which the rest would be generated are gone.
+
+        Raises:
+            RunError: The engine failed and cannot restart, or hangs in a call.
+            StopRequested: The run is told to stop.
+        """
+        held_out = self._asynchronous.held_out
+        assert held_out is not None, "there is a validation"
+        if self._asynchronous.finish_held_out() is None:
+            if self._kept_environments is not None:
+                self._kept_environments.forget(held_out.trajectories)
+            return None
+        return self._samples(self._share_of_rank(held_out.trajectories, num_samples))
 
     def resume(self, state: PartialRolloutState, request: RolloutRequest, num_wanted: int) -> list[Sample]:
         """Resume the groups of a partial rollout, start new ones, and return this rank's share of complete ones.
@@ -122,7 +158,14 @@ class RolloutGenerator:
             released = self._asynchronous.take(
                 state,
                 lambda is_paused: self._loop(
-                    state.all_trajectories, request, self._kept_environments, state.options, is_paused, PhaseProgress()
+                    state.all_trajectories,
+                    request,
+                    self._kept_environments,
+                    state.options,
+                    is_paused,
+                    self._asynchronous.held_out,
+                    self._asynchronous.timeline,
+                    PhaseProgress(),
                 ),
                 num_wanted,
                 version,
@@ -150,6 +193,10 @@ class RolloutGenerator:
         environments = self._kept_environments or self._environments
         return self._asynchronous.pop_metrics() | ({} if environments is None else environments.pop_metrics())
 
+    def pop_timeline(self) -> dict[str, list[Any]]:
+        """Return what the engine of an asynchronous rollout did since the last call."""
+        return self._asynchronous.timeline.pop()
+
     def close(self) -> None:
         """Close environments and engine; safe to call twice."""
         self._asynchronous.close()
@@ -157,6 +204,18 @@ class RolloutGenerator:
             if environments is not None:
                 environments.close()
         self._driver.close()
+
+    def _share_of_engine(self, request: RolloutRequest, first_group: int) -> list[Trajectory]:
+        """Return new trajectories of the prompts that this rank's engine generates."""
+        ranks = self._ranks
+        numbered = rank_share(list(enumerate(request.prompts, start=first_group)), ranks.engine, ranks.num_engines)
+        prompts, groups = [prompt for _, prompt in numbered], [group for group, _ in numbered]
+        return new_trajectories(prompts, groups, request.num_samples, request.key)
+
+    def _share_of_rank(self, trajectories: Sequence[Trajectory], num_samples: int) -> list[Trajectory]:
+        """Return this rank's share of what its engine returned: ranks of one engine divide it, whole groups each."""
+        mine = rank_share(range(len(trajectories) // num_samples), self._ranks.index, self._ranks.size)
+        return [trajectories[index * num_samples + sample] for index in mine for sample in range(num_samples)]
 
     def _enough(self, state: PartialRolloutState, request: RolloutRequest, num_wanted: int) -> EnoughGroups | None:
         """Return what tells the agent loop that the step's groups are complete, where it ends with them."""
@@ -176,6 +235,8 @@ class RolloutGenerator:
         environments: EnvironmentCalls | None,
         partial: PartialRollout | None = None,
         is_enough: Callable[[], bool] | None = None,
+        held_out: HeldOutRollout | None = None,
+        timeline: EngineTimeline | None = None,
         progress: PhaseProgress = PHASE_PROGRESS,
     ) -> AgentLoop:
         return AgentLoop(
@@ -186,6 +247,8 @@ class RolloutGenerator:
             observations=self._observations,
             partial=partial,
             is_enough=is_enough,
+            held_out=held_out,
+            timeline=timeline,
             ranks=self._ranks,
             policy=self._policy,
             version=request.policy_version,

@@ -25,6 +25,9 @@ class ValidationConfig:
         top_p: As in ``sampling``.
         top_k: As in ``sampling``.
         pass_threshold: A completion passes when its reward is at least this.
+        beside_training: Generate the held-out prompts beside the next step of an asynchronous rollout, with the weights
+            that the step sends, instead of between two steps. That step waits at its end until they are complete. Their
+            scores are logged at the step after which they are due.
     """
 
     every_n_steps: int | None = None
@@ -34,6 +37,7 @@ class ValidationConfig:
     top_p: float = 1.0
     top_k: int = 0
     pass_threshold: float = 1.0
+    beside_training: bool = False
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from rlplug.config_checks import (
     check_streamed_prompts,
     check_streaming,
     check_trainer,
+    check_validation,
 )
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Algorithm, Effect, EngineCapabilities, Needs, Optimization, TrainerClaims
@@ -22,6 +25,7 @@ from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.rollout.config import PartialRollout
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
+from rlplug.training.validation import ValidationConfig
 from rlplug.types import MeshSizes
 
 
@@ -96,6 +100,20 @@ def test_what_does_not_fit_names_key_and_fix(run, words):
     with pytest.raises(ConfigError) as error:
         check(**run)
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("partial", "words"),
+    [
+        (None, "generation and update take turns: set model.partial_rollout.asynchronous to true"),
+        (PartialRollout(over_provisioning=1.5), "generation and update take turns"),
+        (PartialRollout(asynchronous=True, max_staleness=0), "max_staleness is 0.*: set max_staleness to 1 or more"),
+    ],
+)
+def test_a_validation_beside_the_training_needs_generation_beside_it(partial, words):
+    config = SimpleNamespace(validation=ValidationConfig(beside_training=True), partial_rollout=partial)
+    with pytest.raises(ConfigError, match=f"model.validation.beside_training is true, and .*{words}"):
+        check_validation(config)
 
 
 class Streamable(Learner):

@@ -10,14 +10,20 @@ def report_command(arguments: list[str]) -> None:
     """Write a run's report and print where it is.
 
     Args:
-        arguments: Those after the command's name: the run's folder.
+        arguments: Those after the command's name: the run's folder, and steps to show one by one.
 
     Raises:
-        ConfigError: It is no run's folder, or plotly is not installed.
+        ConfigError: It is no run's folder, it has none of the steps, or plotly is not installed.
     """
     parser = argparse.ArgumentParser("rlplug report", description="Write report.html from the folder of a run.")
     parser.add_argument("run_dir", type=Path, help="a run's folder, such as runs/quickstart/001")
-    run_dir = parser.parse_args(arguments).run_dir
+    parser.add_argument(
+        "--steps",
+        help="steps such as 10-14 that the timeline of trainer and engine shows, which runs with a partial rollout "
+        "record; by default the newest",
+    )
+    options = parser.parse_args(arguments)
     from rlplug.observability.report.page import write_report
+    from rlplug.observability.report.timeline import NEWEST, ChosenSteps
 
-    print(write_report(run_dir))
+    print(write_report(options.run_dir, NEWEST if options.steps is None else ChosenSteps.parse(options.steps)))

@@ -9,7 +9,7 @@ from typing import Any, Final
 from rlplug.interfaces.memory import PLAN_PHASES
 from rlplug.observability.advice import Advice, advise
 from rlplug.observability.report.figure import Figure, Section
-from rlplug.observability.report.figures import build_figures, by_section
+from rlplug.observability.report.figures import PHASE_HUES, build_figures, by_section
 from rlplug.observability.report.run_data import Metrics, RunData
 from rlplug.observability.report.summary import (
     HookCostRow,
@@ -20,6 +20,7 @@ from rlplug.observability.report.summary import (
     metric_rows,
     parse_time,
 )
+from rlplug.observability.report.timeline import timeline_figures
 
 HEADLINE_PACKAGES: Final = ("rlplug", "torch")
 KEY_PACKAGES: Final = (
@@ -80,6 +81,7 @@ class Contents:
 def build_contents(run: RunData) -> Contents:
     """Return what the page of a run shows. What has another form in ``run.json`` is left out."""
     figures, absent = build_figures(run.metrics)
+    figures += timeline_figures(run.timelines, PHASE_HUES)
     return Contents(
         header=_header(run.info),
         advice=advise(run.metrics, run.info),

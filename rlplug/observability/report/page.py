@@ -16,6 +16,8 @@ from rlplug.observability.loggers.secrets import mask_yaml
 from rlplug.observability.report.contents import build_contents
 from rlplug.observability.report.run_data import RunData, read_run
 from rlplug.observability.report.summary import best_and_worst, number
+from rlplug.observability.report.timeline import FILE as TIMELINE_FILE
+from rlplug.observability.report.timeline import NEWEST, ChosenSteps
 
 REPORT_FILE: Final = "report.html"
 TEMPLATE: Final = "report.html.j2"
@@ -27,16 +29,24 @@ MAX_TEXT: Final = 20_000
 MAX_FAILURES: Final = 10
 
 
-def write_report(run_dir: Path) -> Path:
+def write_report(run_dir: Path, steps: ChosenSteps = NEWEST) -> Path:
     """Write ``report.html`` into the run folder ``run_dir`` and return its path; an existing report is replaced.
 
     The file holds its script, styles and data. It loads nothing, and forbids the browser to, so it can be mailed.
 
+    Args:
+        run_dir: The run folder.
+        steps: Steps that are shown one by one, where the run recorded what its engine did.
+
     Raises:
-        ConfigError: ``run_dir`` is not a run folder, or plotly is not installed.
+        ConfigError: ``run_dir`` is not a run folder, has none of the chosen steps, or plotly is not installed.
     """
     run_dir = Path(run_dir)
-    run = read_run(run_dir)
+    run = read_run(run_dir, steps)
+    if steps != NEWEST and not run.timelines:
+        raise ConfigError(
+            f"{run_dir} has no timeline of {steps}: runs with model.partial_rollout record one, in {TIMELINE_FILE}."
+        )
     page = _render(run, plotly_js())
     path = run_dir / REPORT_FILE
     unfinished = path.with_suffix(".html.tmp")

@@ -14,6 +14,8 @@ from typing import Any
 
 from rlplug.errors import ConfigError
 from rlplug.observability.report.series import Series
+from rlplug.observability.report.timeline import FILE as TIMELINE_FILE
+from rlplug.observability.report.timeline import NEWEST, ChosenSteps, StepTimeline
 
 METRICS_FILE = "metrics.csv"
 SAMPLES_FILE = "samples.jsonl"
@@ -108,10 +110,16 @@ class RunData:
     """Summary of the profiled steps; empty when none were."""
     notes: tuple[str, ...]
     """Notes on files that are missing or could not be read, one sentence each."""
+    timelines: Sequence[StepTimeline] = ()
+    """Of the steps that are shown one by one, where the run recorded them."""
 
 
-def read_run(run_dir: Path) -> RunData:
+def read_run(run_dir: Path, steps: ChosenSteps = NEWEST) -> RunData:
     """Read the run folder ``run_dir``.
+
+    Args:
+        run_dir: The folder.
+        steps: Those whose timelines are shown.
 
     Raises:
         ConfigError: The folder has neither ``metrics.csv`` nor ``run.json``, or the former has no ``step`` column.
@@ -126,6 +134,7 @@ def read_run(run_dir: Path) -> RunData:
         config=read_config(run_dir / CONFIG_FILE, notes),
         profile=read_profile(run_dir / PROFILE_FILE),
         notes=tuple(notes),
+        timelines=steps.read(run_dir / TIMELINE_FILE),
     )
 
 

@@ -10,10 +10,12 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from rlplug.errors import ConfigError
 from rlplug.observability.report.contents import build_contents
 from rlplug.observability.report.figure import HUES, Figure, layout
 from rlplug.observability.report.figures import phase_hues
 from rlplug.observability.report.run_data import Metrics
+from rlplug.observability.report.timeline import NEWEST, ChosenSteps
 from rlplug.observability.watch.curves import AXES, OVERVIEW, read_curve, read_rough_curve
 from rlplug.observability.watch.folders import Runs
 from rlplug.observability.watch.run import WatchedRun
@@ -98,7 +100,11 @@ def _run(watched: WatchedRuns, request: web.Request) -> Any:
     run = watched.get(request.match_info["run"])
     if (version := run.version()) == request.query.get("known"):
         return {"version": version}
-    data = run.data()
+    try:
+        steps = ChosenSteps.parse(chosen) if (chosen := request.query.get("steps")) else NEWEST
+    except ConfigError as error:
+        raise web.HTTPBadRequest(text=str(error)) from None
+    data = run.data(steps)
     contents = build_contents(data)
     watched.limit_memory()
     return asdict(contents) | {
@@ -108,6 +114,7 @@ def _run(watched: WatchedRuns, request: web.Request) -> Any:
         "advice": [{"text": one.text, "key": one.key, "page": one.url} for one in contents.advice],
         "sections": [[section, [_figure(figure) for figure in figures]] for section, figures in contents.sections],
         "timeline": _timeline(data.metrics),
+        "has_timelines": bool(data.timelines) or "steps" in request.query,
         "config": data.config,
         "profile": data.profile,
         "notes": data.notes,

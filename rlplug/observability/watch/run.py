@@ -27,6 +27,8 @@ from rlplug.observability.report.run_data import (
     read_profile,
     run_name,
 )
+from rlplug.observability.report.timeline import FILE as TIMELINE_FILE
+from rlplug.observability.report.timeline import NEWEST, ChosenSteps
 from rlplug.observability.watch.curves import last_values
 from rlplug.observability.watch.metrics_file import MetricsFile
 
@@ -88,7 +90,7 @@ class WatchedRun:
 
     def version(self) -> str:
         """Return a text that changes when the run has written anything that its page shows."""
-        keys = [file_key(self._path(name)) for name in (METRICS_FILE, RUN_FILE, CONFIG_FILE)]
+        keys = [file_key(self._path(name)) for name in (METRICS_FILE, RUN_FILE, CONFIG_FILE, TIMELINE_FILE)]
         return f"{hash((*keys, self.status())) & (2**64 - 1):x}"
 
     def info(self) -> Mapping[str, Any]:
@@ -133,8 +135,8 @@ class WatchedRun:
             "version": self.version(),
         }
 
-    def data(self) -> RunData:
-        """Return what the page of the run shows, without its samples."""
+    def data(self, steps: ChosenSteps = NEWEST) -> RunData:
+        """Return what the page of the run shows, without its samples; ``steps`` have timelines."""
         notes: list[str] = []
         config, profile = self._path(CONFIG_FILE), self._path(PROFILE_FILE)
         if self._path(RUN_FILE) is None:
@@ -147,6 +149,7 @@ class WatchedRun:
             config=self._shown.get(config),
             profile=read_profile(profile) if profile is not None else "",
             notes=tuple(notes),
+            timelines=steps.read(self._path(TIMELINE_FILE)),
         )
 
     def _metrics(self) -> Metrics:

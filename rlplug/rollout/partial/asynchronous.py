@@ -12,11 +12,13 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault
+from rlplug.observability.timeline import EngineTimeline
 from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.partial.background import BackgroundGeneration
 from rlplug.rollout.partial.enough_groups import CompleteGroups, EnoughGroups
+from rlplug.rollout.partial.held_out import HeldOutRollout
 from rlplug.rollout.partial.state import PartialRolloutState
 from rlplug.rollout.trajectory import Trajectory
 from rlplug.types import NO_VERSION
@@ -61,6 +63,10 @@ class AsynchronousRollout:
         self._ranks = ranks
         self._board = board
         self._gather = gather
+        self.held_out: HeldOutRollout | None = None
+        """What is generated beside the groups, from the next :meth:`take` to :meth:`finish_held_out`."""
+        self.timeline = EngineTimeline()
+        """What the engine did since it was last taken."""
         self._background: BackgroundGeneration | None = None
         self._version = NO_VERSION
         self._fault: EngineFault | None = None
@@ -96,8 +102,9 @@ class AsynchronousRollout:
                 num_faults += 1
                 self.pause()
                 self._fault, is_started = None, False
-                missing = [each for each in state.all_trajectories if each.finish_reason is None]
-                self._driver.restart(fault, num_faults, len(missing))
+                num_missing = sum(each.finish_reason is None for each in state.all_trajectories)
+                num_missing += 0 if self.held_out is None else self.held_out.num_unfinished
+                self._driver.restart(fault, num_faults, num_missing)
             elif is_started and (released := state.release(num_wanted, version, self._ranks, self._gather)) is not None:
                 if state.awaits_groups:
                     self._driver.restore_trainer()
@@ -113,17 +120,53 @@ class AsynchronousRollout:
             )
             self._num_waits += 1
             fault = self._start(state, make_loop, version, has_new_groups and not is_started)
-            fault = fault or self._wait(is_enough)
+            fault = fault or self._wait(is_enough, "wait_s")
             if fault is not None:
                 is_enough.tell_failure()
             is_started = True
             self._driver.end_if_stopping(fault, self.pause)
 
+    def finish_held_out(self) -> HeldOutRollout | None:
+        """Wait until :attr:`held_out` is complete, and return it; the groups go on meanwhile. Collective.
+
+        Returns:
+            ``None`` where an engine failed: it restarts with the policy's newest weights, so what is missing cannot be
+            generated any more.
+
+        Raises:
+            RunError: The engine failed and cannot restart, or hangs in a call.
+            StopRequested: The run is told to stop.
+        """
+        held_out, self.held_out = self.held_out, None
+        assert held_out is not None, "there is a validation, which the last take generated"
+        is_enough = EnoughGroups(
+            own=held_out.complete,
+            suffice=lambda complete: len(complete) == held_out.num_groups,
+            board=self._board,
+            wait_key=f"held out/{self._num_waits}",
+        )
+        self._num_waits += 1
+        fault = self._wait(is_enough, "validation_wait_s")
+        if fault is not None:
+            is_enough.tell_failure()
+        self._driver.end_if_stopping(fault, self.pause)
+        if not self._driver.failed_on_any_rank(fault):
+            return held_out
+        self.pause()
+        self._fault = None
+        self._driver.restart(fault, 1, held_out.num_unfinished)
+        return None
+
     def pause(self) -> None:
         """Break off what runs; its tokens so far are in the trajectories then. Safe to call twice."""
         background, self._background = self._background, None
         if background is not None:
+            if background.is_running:
+                self.timeline.change("pausing")
+            else:
+                self.timeline.change("idle", at=background.ended_at)
             background.pause()
+            self.timeline.change("paused")
             self._fault = background.fault
             self._idle_since = background.ended_at
 
@@ -151,6 +194,7 @@ class AsynchronousRollout:
         fault, self._fault = self._fault, None
         if fault is not None:
             return fault
+        assert self.held_out is None or self.held_out.version == version, "its tokens are of one version"
         state.note_resumed()
         is_paused = threading.Event()
 
@@ -159,19 +203,26 @@ class AsynchronousRollout:
             return is_paused.is_set()
 
         loop = make_loop(looks_at_pause)
+        self.timeline.change("weight sync")
         try:
             with self._driver.ready_engine(version) as engine:
                 self._seen_at = time.monotonic()
                 self._background = BackgroundGeneration(loop.stream, engine, is_paused)
         except EngineFault as problem:
             return problem
+        self.timeline.change("generating")
         self._version = version
         if self._idle_since is not None:
             self._add("engine_idle_s", time.monotonic() - self._idle_since)
         return None
 
-    def _wait(self, is_enough: EnoughGroups) -> EngineFault | None:
-        """Wait for enough groups, or for the end of this rank's thread; return the fault that ended it."""
+    def _wait(self, is_enough: EnoughGroups, metric: str) -> EngineFault | None:
+        """Wait for enough groups, or for the end of this rank's thread; return the fault that ended it.
+
+        Args:
+            is_enough: Returns whether the groups are enough.
+            metric: Name below ``partial/`` of the seconds that it takes.
+        """
         began, background = time.monotonic(), self._background
         assert background is not None
         while background.is_running and not is_enough() and not self._driver.engine.is_stopping():
@@ -182,13 +233,14 @@ class AsynchronousRollout:
                     f"{HUNG_S:g} s. Resume from the newest checkpoint with rlplug fit --resume."
                 )
         is_enough()  # tells the other engines what came last
-        self._add("wait_s", time.monotonic() - began)
+        self._add(metric, time.monotonic() - began)
         return background.fault
 
     def _add(self, name: str, value: float) -> None:
         key = f"partial/{name}"
         self._metrics[key] = self._metrics.get(key, 0.0) + value
-        self._totals[name] += value
+        if name in self._totals:
+            self._totals[name] += value
 
     def _say_which_side_waits(self) -> None:
         """Say once, on rank 0, whether trainer or engine waits much, after the first take, which fills the engine."""

@@ -71,9 +71,10 @@ class GroupSchedule:
             )
         return list(takes[len(self.taken)])
 
-    def line(self) -> str:
-        """Return the step's line of ``groups.jsonl``."""
-        return json.dumps({"step": self.step, "groups": self.taken, **self.run}) + "\n"
+    def line(self, timeline: Mapping[str, Any] | None = None) -> str:
+        """Return the step's line of ``groups.jsonl``, with what trainer and engine did when, where that is given."""
+        more = {} if timeline is None else {"timeline": timeline}
+        return json.dumps({"step": self.step, "groups": self.taken, **self.run, **more}) + "\n"
 
 
 def read_schedule(path: Path, run: Mapping[str, Any], num_steps: int) -> GroupSchedule:

@@ -21,6 +21,7 @@ from rlplug.cli.trainer_options import (
     check_trainer_options,
 )
 from rlplug.errors import ConfigError, RunError
+from rlplug.training.validation import ValidationConfig
 
 
 def test_every_option_of_the_trainer_is_decided() -> None:
@@ -84,6 +85,17 @@ def test_early_stopping_counts_the_steps_that_have_the_metric() -> None:
     assert run_steps(EarlyStopping("validate/x", mode="max", patience=2), steps) == 9
     assert run_steps(EarlyStopping("validate/x", mode="max", patience=1), steps) == 6
     assert run_steps(EarlyStopping("loss", mode="min", patience=3), steps) == 4
+
+
+def test_a_score_that_comes_after_its_weights_names_no_checkpoint() -> None:
+    """Alone catches a best checkpoint that holds other weights than its score says."""
+    module = SimpleNamespace(rollout_step=0, plan=SimpleNamespace(total_steps=4))
+    module.config = SimpleNamespace(validation=ValidationConfig(every_n_steps=2, beside_training=True))
+    saver = ModelCheckpoint(monitor="validate/pass@1")
+
+    with pytest.raises(ConfigError, match=r"ModelCheckpoint monitors 'validate/pass@1'.*beside_training.*to false"):
+        LightningCallbacks([saver]).on_train_start(None, module)
+    LightningCallbacks([EarlyStopping("validate/pass@1")]).on_train_start(None, module)
 
 
 @pytest.mark.parametrize("missing", ["val_loss", "validate/y"])

@@ -9,6 +9,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from rlplug.rollout.partial.replay import GroupSchedule
+
 RUN = {
     "status": "finished",
     "started": "2026-11-20T21:04:11+00:00",
@@ -160,3 +162,19 @@ def make_run(run_dir: Path, num_steps: int = 160) -> Path:
     (run_dir / "run.json").write_text(json.dumps(RUN))
     (run_dir / "config.yaml").write_text(CONFIG)
     return run_dir
+
+
+def timeline_line(step: int) -> str:
+    """Return a line of ``groups.jsonl``.
+
+    Each step takes ten seconds, in one of which the engine is paused, and odd ones have a validation to second 4.
+    """
+    schedule = GroupSchedule({"seed": 0})
+    schedule.begin(step)
+    at = 1e9 + 10 * step
+    timeline = {
+        "phases": [["rollout", at, at + 4], ["update", at + 4, at + 9], ["strange", at + 9, at + 10]],
+        "engine": [[at, "weight sync"], [at + 1, "generating"], [at + 9, "pausing"]],
+        "requests": [[at + 1, 8, step % 2 * 5], [at + 4, 3, 0]],
+    }
+    return schedule.line(timeline)

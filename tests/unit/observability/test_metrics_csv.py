@@ -43,6 +43,23 @@ def test_new_metrics_become_columns_and_absent_ones_stay_empty(path):
     )
 
 
+def test_what_comes_late_is_in_the_row_of_its_step(path):
+    """Alone catches scores that make a row of their own, or none where the step has no row yet."""
+    logger = MetricsCSV(path)
+    logger.log_metrics({"loss": 1.0}, step=1)
+    logger.log_metrics({"loss": 2.0}, step=2)
+    logger.amend({"validate/x": 0.5}, step=1)
+    logger.amend({"validate/x": 0.25}, step=0)
+    logger.log_metrics({"loss": 3.0}, step=3)
+    rows = [{name: value for name, value in row.items() if value} for row in logger.read()]
+    assert rows == [
+        {"step": "0", "validate/x": "0.25"},
+        {"step": "1", "loss": "1.0", "validate/x": "0.5"},
+        {"step": "2", "loss": "2.0"},
+        {"step": "3", "loss": "3.0"},
+    ]
+
+
 def test_names_and_values_survive_the_format(path):
     value, name = 0.1 + 0.2, 'reward/"odd", name'
     MetricsCSV(path).log_metrics({name: value}, step=1)

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from unit.observability.report_runs import RUN, make_run
+from unit.observability.report_runs import RUN, make_run, timeline_line
 
 from rlplug.cli.main import main
 from rlplug.observability.advice import advise
@@ -209,6 +209,14 @@ def test_runs_are_listed_with_their_newest_values(runs: Path) -> None:
     ask(runs, use)
 
 
+def origin(page: dict[str, Any]) -> str:
+    """Return the title of the time axis of a page's last figure."""
+    figures = page["sections"][-1][1]
+    (work,) = [figure for figure in figures if figure["title"] == "Trainer and engine, step by step"]
+    title: str = work["spec"]["layout"]["xaxis"]["title"]["text"]
+    return title
+
+
 def test_the_page_of_a_run_has_its_parts_and_is_sent_when_it_changed(runs: Path) -> None:
     async def use(client: TestClient[Any, Any]) -> None:
         address = f"/api/runs/{quote('arithmetic/001', safe='')}"
@@ -222,6 +230,14 @@ def test_the_page_of_a_run_has_its_parts_and_is_sent_when_it_changed(runs: Path)
         assert [phase["name"] for phase in page["timeline"]["phases"]][:2] == ["prompts", "rollout"]
         known = await (await client.get(address, params={"known": page["version"]})).json()
         assert known == {"version": page["version"]}
+        assert not page["has_timelines"]
+
+        (runs / "arithmetic/001/groups.jsonl").write_text("".join(map(timeline_line, range(1, 9))))
+        newest = await (await client.get(address, params={"known": page["version"]})).json()
+        assert origin(newest) == "seconds since step 4 began"
+        chosen = await (await client.get(address, params={"known": "", "steps": "2-3"})).json()
+        assert origin(chosen) == "seconds since step 2 began"
+        assert (await client.get(address, params={"steps": "3-2"})).status == 400
 
         begun = await (await client.get("/api/runs/begun")).json()
         assert begun["sections"] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 import time
@@ -190,6 +191,59 @@ def test_an_environment_that_hangs_costs_its_own_trajectories(make_generator):
     failed = [sample for sample in run.samples if sample.errors]
     assert [sample.prompt.uid for sample in failed] == ["1", "1"]
     assert "took longer than 0.5 s" in failed[0].errors["environment"].message
+    run.generator.close()
+
+
+class Recording(ServerLike):
+    """Keeps what each request was sampled with, and dies when it is told to."""
+
+    def start(self, policy, placement):
+        super().start(policy, placement)
+        self.submitted, self.dies_next = {}, False
+
+    def submit(self, requests, sampling):
+        self.submitted |= {request.request_id: sampling for request in requests}
+        super().submit(requests, sampling)
+
+    def collect(self, timeout_s):
+        if self.dies_next:
+            raise EngineFault("it died.")
+        return super().collect(timeout_s)
+
+
+@pytest.mark.filterwarnings("ignore:.*restarts")
+@pytest.mark.parametrize(("environment", "dies"), [(None, False), (Counting, False), (Counting, True)])
+def test_a_validation_beside_the_training_keeps_to_its_weights(environment, dies, make_generator):
+    """It catches tokens of newer weights, sampling of the training, and a restart that goes on with newer weights."""
+    held_out = RolloutRequest(PROMPTS[-3:], 2, SamplingParams(12, temperature=0.0), "validate/0", 1)
+    apart = make_generator(ServerLike(), environment, TURNS)
+    expected = {(each.prompt.uid, tuple(each.token_ids.tolist())) for each in apart.generate(held_out)}
+    apart.close()
+    engine = Recording()
+    run = Run(make_generator(engine, environment, TURNS))
+    run.generator.begin_held_out(held_out)
+    run.take()
+    weight = next(run.generator.policy.parameters())
+    before = weight.detach().clone()
+    weight.data.mul_(-1.0)  # the update
+    engine.dies_next = dies
+    samples = run.generator.finish_held_out(2)
+    weight.data.copy_(before)
+    if dies:
+        assert samples is None
+    else:
+        assert {(each.prompt.uid, tuple(each.token_ids.tolist())) for each in samples} == expected
+        of_validation = {name: sampling for name, sampling in engine.submitted.items() if name.startswith("validate")}
+        assert {sampling.temperature for sampling in of_validation.values()} == {0.0}
+        assert {sampling.temperature for sampling in (engine.submitted | of_validation).values()} == {0.0, 1.0}
+        assert run.generator.pop_metrics()["partial/validation_wait_s"] >= 0
+    run.take()  # without it
+    assert run.generator._driver.pop_metrics()["rollout/restarts"] == dies
+    run.generator.begin_held_out(dataclasses.replace(held_out, policy_version=3))
+    run.take()
+    again = run.generator.finish_held_out(2)
+    assert {(each.prompt.uid, tuple(each.token_ids.tolist())) for each in again} == expected
+    assert {segment.policy_version for each in again for segment in each.segments} == {3}
     run.generator.close()
 
 

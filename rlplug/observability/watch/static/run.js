@@ -11,9 +11,11 @@ export function showRun(container, id, signal) {
   signal.addEventListener("abort", () => plots.forEach(forget));
   const before = {};
   let version = "";
-  return poll(signal, async () => {
-    const answer = await get(`runs/${encodeURIComponent(id)}`, { known: version });
-    if (answer.version === version) return;
+  let steps = "";
+  const show = async () => {
+    const asked = steps;
+    const answer = await get(`runs/${encodeURIComponent(id)}`, { known: version, ...(asked && { steps: asked }) });
+    if (answer.version === version || asked !== steps) return;
     version = answer.version;
     for (const [name, keys, build] of PARTS) {
       const values = keys.map((key) => answer[key]);
@@ -23,7 +25,34 @@ export function showRun(container, id, signal) {
       if (name === "figures") figures(place.figures, answer.sections, plots, answer.metric_rows.length);
       else keepOpen(place[name], () => place[name].replaceChildren(...[build(...values)].flat().filter(Boolean)));
     }
+    if (answer.has_timelines && !place.steps.childElementCount) place.steps.append(stepsInput(choose));
+  };
+  const choose = async (text) => {
+    [steps, version] = [text, ""];
+    try {
+      await show();
+    } catch (error) {
+      steps = ""; // the page goes on with the newest
+      throw error;
+    }
+  };
+  return poll(signal, show);
+}
+
+/** Which steps the timeline of trainer and engine shows. */
+function stepsInput(choose) {
+  const input = el("input", { type: "text", placeholder: "newest", pattern: "[0-9]+(-[0-9]+)?", size: "9", "aria-label": "Steps of the timeline, such as 10-14" });
+  const problem = el("span", { class: "quiet", role: "status" });
+  input.addEventListener("change", async () => {
+    if (!input.checkValidity()) return void (problem.textContent = " give steps such as 10-14");
+    problem.textContent = "";
+    try {
+      await choose(input.value);
+    } catch (error) {
+      problem.textContent = ` ${error.message}`;
+    }
   });
+  return el("label", { class: "quiet" }, "Timeline of steps ", input, problem);
 }
 
 const PARTS = [
@@ -31,6 +60,7 @@ const PARTS = [
   ["advice", ["advice"], advice],
   ["tiles", ["tiles"], tiles],
   ["figures", ["sections"], null],
+  ["steps", [], () => []],
   ["timeline", ["timeline"], timeline],
   ["memory", ["memory"], memory],
   ["costs", ["hook_costs"], costs],
