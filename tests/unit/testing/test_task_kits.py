@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from judge_server import JudgeServer, Reply, by_length, chat, judge_server, make_judge, said
 
 from examples.hidden_digit.environment import HiddenDigit
 from examples.quickstart.reward import digits_in_place
@@ -14,6 +15,7 @@ from rlplug.data.sources import FileSource, HFDatasetSource, PromptSource, Reaso
 from rlplug.environments.tool_environment import ToolEnvironment
 from rlplug.interfaces import Environment, Reward
 from rlplug.rewards.function import FunctionReward
+from rlplug.rewards.judges import PairwiseJudge
 from rlplug.rewards.text import ExactMatch, RegexFormat
 from rlplug.rewards.verifiers import MathVerify, ReasoningGymReward
 from rlplug.testing import DataSourceConformance, EnvironmentConformance, RewardConformance, make_prompt, make_sample
@@ -44,6 +46,29 @@ class TestFunctionReward(RewardConformance):
 
     def test_a_prompt_without_an_answer_gets_a_number_or_an_error(self) -> None:
         pytest.skip("the function is the example's, of two lines, and raises where there is no answer")
+
+
+class TestJudge(RewardConformance):
+    server: JudgeServer
+    template: Path
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _server(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        cls.template = tmp_path_factory.mktemp("judge") / "judge.jinja"
+        cls.template.write_text("{{ prompt }} {{ completion }} {{ answer }}")
+        with judge_server(by_length) as cls.server:
+            yield
+
+    def make_reward(self) -> Reward:
+        return make_judge(self.server, self.template)
+
+
+class TestPairwiseJudge(TestJudge):
+    def make_reward(self) -> Reward:
+        self.server.reply = lambda body: Reply(chat("first" if min(said(body).split("|")) == "2+2=4, so 4" else "tie"))
+        self.template.write_text("{{ first }}|{{ second }}")
+        return PairwiseJudge(self.server.endpoint(), str(self.template), "plain")
 
 
 @pytest.mark.nightly
