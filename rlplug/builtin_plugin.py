@@ -17,6 +17,7 @@ from rlplug.models.config import auto_tokenizer
 from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.rewards import (
     BestOfGroup,
+    CodeReward,
     ExactMatch,
     FunctionReward,
     Judge,
@@ -51,7 +52,7 @@ def rlplug_register_trainers(registry: Registry) -> None:
 @hookimpl
 def rlplug_register_rewards(registry: Registry) -> None:
     for reward in (
-        *(BestOfGroup, ExactMatch, FunctionReward, Judge, MathVerify, PairwiseJudge),
+        *(BestOfGroup, CodeReward, ExactMatch, FunctionReward, Judge, MathVerify, PairwiseJudge),
         *(ReasoningGymReward, RegexFormat),
     ):
         registry.add("rewards", reward)

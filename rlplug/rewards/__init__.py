@@ -1,5 +1,6 @@
 """Built-in rewards, and the runner that calls any reward with a deadline."""
 
+from rlplug.rewards.code import CodeReward
 from rlplug.rewards.function import FunctionReward
 from rlplug.rewards.judges import BestOfGroup, Judge, PairwiseJudge
 from rlplug.rewards.runner import RewardRunner
@@ -8,6 +9,7 @@ from rlplug.rewards.verifiers import MathVerify, ReasoningGymReward
 
 __all__ = [
     "BestOfGroup",
+    "CodeReward",
     "ExactMatch",
     "FunctionReward",
     "Judge",

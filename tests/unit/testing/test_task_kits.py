@@ -14,6 +14,7 @@ from examples.quickstart.reward import digits_in_place
 from rlplug.data.sources import FileSource, HFDatasetSource, PromptSource, ReasoningGymSource
 from rlplug.environments.tool_environment import ToolEnvironment
 from rlplug.interfaces import Environment, Reward
+from rlplug.rewards.code import CodeReward
 from rlplug.rewards.function import FunctionReward
 from rlplug.rewards.judges import PairwiseJudge
 from rlplug.rewards.text import ExactMatch, RegexFormat
@@ -69,6 +70,16 @@ class TestPairwiseJudge(TestJudge):
         self.server.reply = lambda body: Reply(chat("first" if min(said(body).split("|")) == "2+2=4, so 4" else "tie"))
         self.template.write_text("{{ first }}|{{ second }}")
         return PairwiseJudge(self.server.endpoint(), str(self.template), "plain")
+
+
+@pytest.mark.nightly
+class TestCodeReward(RewardConformance):
+    def make_reward(self) -> Reward:
+        return CodeReward()
+
+    def samples(self) -> Sequence[Sample]:
+        texts = [f"```python\ndef double(x):\n    return {body}\n```" for body in ("2 * x", "4", "x", "1 / 0")]
+        return [make_sample(text, tests=["assert double(2) == 4", "assert double(3) == 6"]) for text in texts]
 
 
 @pytest.mark.nightly
