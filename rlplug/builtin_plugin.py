@@ -25,6 +25,7 @@ from rlplug.rewards import (
     PairwiseJudge,
     ReasoningGymReward,
     RegexFormat,
+    RewardModel,
 )
 from rlplug.rollout.hf_engine import HFRollout
 
@@ -53,7 +54,7 @@ def rlplug_register_trainers(registry: Registry) -> None:
 def rlplug_register_rewards(registry: Registry) -> None:
     for reward in (
         *(BestOfGroup, CodeReward, ExactMatch, FunctionReward, Judge, MathVerify, PairwiseJudge),
-        *(ReasoningGymReward, RegexFormat),
+        *(ReasoningGymReward, RegexFormat, RewardModel),
     ):
         registry.add("rewards", reward)
 

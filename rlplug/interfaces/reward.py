@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Final
 
+import torch
+
 from rlplug.types import RewardError, Sample
 
 SUMMARY_NAMES: Final = ("mean", "std", "min", "max", "error_share", "abandoned_threads")
@@ -35,6 +37,19 @@ class Reward(ABC):
     def __init__(self, weight: float = 1.0, name: str | None = None) -> None:
         self.weight = weight
         self.name = name or type(self).__name__.lower()
+
+    def place(self, device: torch.device) -> None:  # noqa: B027 - most rewards need no device
+        """Take the trainer's device of this rank; called once, before :meth:`notes`."""
+
+    def device_bytes(self) -> tuple[int, bool]:
+        """Return what the reward takes of each of the trainer's GPUs: bytes, and whether it keeps them between phases.
+
+        Asked for the memory plan, before anything is loaded.
+
+        Raises:
+            ConfigError: The files that say so cannot be read.
+        """
+        return 0, False
 
     def notes(self) -> list[str]:
         """Start what scoring needs, and return what a person should know of it; called once, before the first step.

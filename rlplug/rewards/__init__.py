@@ -3,6 +3,7 @@
 from rlplug.rewards.code import CodeReward
 from rlplug.rewards.function import FunctionReward
 from rlplug.rewards.judges import BestOfGroup, Judge, PairwiseJudge
+from rlplug.rewards.reward_model import RewardModel
 from rlplug.rewards.runner import RewardRunner
 from rlplug.rewards.text import ExactMatch, RegexFormat
 from rlplug.rewards.verifiers import MathVerify, ReasoningGymReward
@@ -17,5 +18,6 @@ __all__ = [
     "PairwiseJudge",
     "ReasoningGymReward",
     "RegexFormat",
+    "RewardModel",
     "RewardRunner",
 ]
