@@ -144,8 +144,11 @@ class JSONClient:
     def _session(self) -> aiohttp.ClientSession:
         key = os.environ.get(self._api_key_env, "") if self._api_key_env else ""
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        # no cookies, no proxy with credentials, and no body that unpacks to gigabytes
-        return aiohttp.ClientSession(headers=headers, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False)
+        # a retry must not run into the end of the connection before; no cookies, and no body that unpacks to gigabytes
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        return aiohttp.ClientSession(
+            connector=connector, headers=headers, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
+        )
 
     def _slot(self) -> asyncio.Semaphore:
         loop = asyncio.get_running_loop()
