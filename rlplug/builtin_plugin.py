@@ -15,7 +15,18 @@ from rlplug.launch.local import Local
 from rlplug.launch.slurm import Slurm
 from rlplug.models.config import auto_tokenizer
 from rlplug.models.transformers_trainer import TransformersTrainer
-from rlplug.rewards import ExactMatch, FunctionReward, MathVerify, ReasoningGymReward, RegexFormat
+from rlplug.rewards import (
+    BestOfGroup,
+    CodeReward,
+    ExactMatch,
+    FunctionReward,
+    Judge,
+    MathVerify,
+    PairwiseJudge,
+    ReasoningGymReward,
+    RegexFormat,
+    RewardModel,
+)
 from rlplug.rollout.hf_engine import HFRollout
 
 if TYPE_CHECKING:
@@ -41,7 +52,10 @@ def rlplug_register_trainers(registry: Registry) -> None:
 
 @hookimpl
 def rlplug_register_rewards(registry: Registry) -> None:
-    for reward in (ExactMatch, FunctionReward, MathVerify, ReasoningGymReward, RegexFormat):
+    for reward in (
+        *(BestOfGroup, CodeReward, ExactMatch, FunctionReward, Judge, MathVerify, PairwiseJudge),
+        *(ReasoningGymReward, RegexFormat, RewardModel),
+    ):
         registry.add("rewards", reward)
 
 

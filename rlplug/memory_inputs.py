@@ -63,6 +63,8 @@ class PlannedRun:
         engine = self._engine_memory(gpu, shapes["policy"])
         adapters = None if config.lora is None else num_adapter_parameters(config.policy, config.lora)
 
+        of_rewards = [reward.device_bytes() for reward in config.rewards]
+
         def inputs_with(optimizations: Sequence[Optimization]) -> MemoryInputs:
             models = {}
             for name, shape in shapes.items():
@@ -89,6 +91,8 @@ class PlannedRun:
                 bucket_bytes=config.weight_sync.bucket_mib << 20,
                 completions=self._completions * config.engine.ranks_per_engine,
                 logprobs_every_step=not batch.is_on_policy or config.on_policy_pass is not None,
+                rewards_kept=sum(size for size, stays in of_rewards if stays),
+                rewards_brought=sum(size for size, stays in of_rewards if not stays),
                 assumes_state=state is None,
             )
 

@@ -278,7 +278,8 @@ class RLModule(LightningModule):
     def log_step(self) -> None:
         """Hand the step's metrics to algorithm, plugins and loggers; end the run after its last step or a stop."""
         metrics = self.step_metrics
-        metrics |= self.run.pop_metrics() | self.timer.pop_metrics() | self.data.train_stream.metrics()
+        metrics |= self.run.pop_metrics() | self.timer.pop_metrics()
+        metrics |= self.rewards.pop_counts(self.strategy) | self.data.train_stream.metrics()
         metrics |= {"throughput/tokens_per_s": metrics["completion/num_tokens"] / metrics["time/step"]}
         call = PluginCall(self.config.algorithm, "after_step")
         with watched(call):
@@ -470,7 +471,7 @@ class RLModule(LightningModule):
 
     def validation_step(self, tick: Any, batch_idx: int) -> None:
         """``rlplug validate``: score all held-out prompts at once."""
-        metrics = self._validate()
+        metrics = self._validate() | self.rewards.pop_counts(self.strategy)
         self._log(metrics)
         self.log_dict(metrics, logger=False, sync_dist=True)
 

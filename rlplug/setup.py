@@ -268,6 +268,8 @@ def build_models(
     strategy.accept_checkpoint = partial(check_records, trainer, models.adapters)
     if plan is None:
         return
+    for reward in config.rewards:
+        reward.place(strategy.root_device)
     notes = [*inputs.notes, *(note for reward in config.rewards for note in reward.notes())]
     models.effects += [Effect(note) for note in notes]
     if config.reference_is_policy and models.reference is None:

@@ -74,6 +74,8 @@ class Limits:
     max_processes: int
     network: bool = True
     """Whether sockets are allowed."""
+    read_only: bool = False
+    """Whether a call with namespaces can write nowhere but in its ``/dev/shm``, which is then its working folder."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ class ToolPool:
         self.functions, self.limits = tuple(functions), limits
         self.walls = ""
         """Walls that calls have, and those that this machine lacks, once :meth:`check` has returned."""
+        self.is_walled = False
+        """Whether calls cannot reach the trainer: they have a filter of system calls, and namespaces or own users."""
         self._environment, self._module_path = environment, module_path
         self._workers: list[subprocess.Popen[bytes]] = []
         self._idle: list[subprocess.Popen[bytes]] = []
@@ -194,7 +198,7 @@ class ToolPool:
         except BaseException:
             self._end(worker)
             raise
-        self.walls = reply["text"]
+        self.walls, self.is_walled = reply["text"], reply["is_walled"]
         return worker
 
     def _give_back(self, worker: subprocess.Popen[bytes]) -> None:

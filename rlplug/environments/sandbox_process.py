@@ -83,14 +83,15 @@ class Worker:
         self.user = limits.own_user(os.getpid())
         self.has_namespaces = self.has_filter = True
 
-    def probe(self) -> dict[str, str]:
+    def probe(self) -> dict[str, Any]:
         """Find the walls that this machine allows, and return them as text, or a failure if calls cannot run at all."""
         problem, reply = "", {"failure": ""}
         filters = (True, False) if walls.can_filter() else (False,)
         for self.has_filter, self.has_namespaces in itertools.product(filters, (True, False)):
             reply = self.run(None)
             if "failure" not in reply:
-                return {"text": self._describe_walls(problem)}
+                is_walled = self.has_filter and (self.has_namespaces or self.user is not None)
+                return {"text": self._describe_walls(problem), "is_walled": is_walled}
             problem = problem or reply["failure"]
         return reply
 
@@ -98,6 +99,8 @@ class Worker:
         found = [f"calls run as user {self.user}, which owns nothing else"] if self.user is not None else []
         if self.has_namespaces:
             found.append("they see no process of others and have a /dev/shm of their own")
+            if self.settings["read_only"]:
+                found.append("they can write nowhere else")
         lacks = [] if self.has_filter else ["a filter of system calls, which this machine lacks"]
         if self.user is None and not self.has_namespaces:
             lacks.append(
@@ -170,7 +173,7 @@ class Worker:
             walls.enter_namespaces(is_root=self.user is not None)
             if child := os.fork():
                 walls.end_like(child)
-            walls.mount_own_view(self.settings["memory_mib"])
+            walls.mount_own_view(self.settings["memory_mib"], self.settings["read_only"])
         limits.limit(resource.RLIMIT_AS, own_bytes + self.settings["memory_mib"] * 2**20)
         limits.limit(resource.RLIMIT_CPU, math.ceil(self.settings["time_s"]) + 1)
         limits.limit(resource.RLIMIT_FSIZE, FILE_LIMIT_BYTES)

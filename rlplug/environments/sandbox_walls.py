@@ -20,6 +20,7 @@ NEW_MOUNTS, NEW_IPC, NEW_USER, NEW_PIDS = 0x20000, 0x8000000, 0x10000000, 0x2000
 PRIVATE_TREE = 0x4000 | 0x40000
 NOSUID_NODEV = 2 | 4
 SHARED_MEMORY = "/dev/shm"
+MOUNT_SETATTR, THIS_FOLDER, RECURSIVE, READ_ONLY = 442, -100, 0x8000, 1
 
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
@@ -75,18 +76,28 @@ def enter_namespaces(is_root: bool) -> None:
                 file.write(text)
 
 
-def mount_own_view(memory_mib: int) -> None:
+def mount_own_view(memory_mib: int, read_only: bool) -> None:
     """Show the namespaces' own processes in ``/proc``, and a ``/dev/shm`` of its own of at most that size.
+
+    Args:
+        memory_mib: The size.
+        read_only: Whether all other mounts become read-only, and ``/dev/shm`` the working folder.
 
     Raises:
         OSError: A mount was refused.
     """
     _check(LIBC.mount(None, b"/", None, PRIVATE_TREE, None), "mount /")
+    if read_only:
+        attributes = struct.pack("QQQQ", READ_ONLY, 0, 0, 0)
+        call = (MOUNT_SETATTR, THIS_FOLDER, b"/", RECURSIVE, attributes, ctypes.c_size_t(len(attributes)))
+        _check(LIBC.syscall(*call), "mount_setattr /")  # since Linux 5.12
     if LIBC.mount(b"proc", b"/proc", b"proc", NOSUID_NODEV, None) != 0:  # in some containers
         _check(LIBC.mount(b"none", b"/proc", b"tmpfs", NOSUID_NODEV, b"size=4k"), "mount /proc")
     if os.path.isdir(SHARED_MEMORY):
         options = f"size={memory_mib}m,mode=1777".encode()
         _check(LIBC.mount(b"none", SHARED_MEMORY.encode(), b"tmpfs", NOSUID_NODEV, options), f"mount {SHARED_MEMORY}")
+        if read_only:
+            os.chdir(SHARED_MEMORY)
 
 
 def end_like(child: int) -> NoReturn:

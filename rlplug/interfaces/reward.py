@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Final
+
+import torch
 
 from rlplug.types import RewardError, Sample
 
@@ -22,13 +24,32 @@ class Reward(ABC):
     Attributes:
         batch_size: Number of samples in one :meth:`score` call. A failed or late call fails for all of them, so 1
             confines a failure to its sample; a reward model that gains from batches sets more.
+        compares_group: Whether a :meth:`score` call gets all samples of one prompt, and none of another, because their
+            rewards depend on each other. ``batch_size`` is not read then, and a failed call fails for the group.
+        deadline_s: Longest time that the reward itself gives one call, in seconds. A run whose
+            ``model.limits.reward_deadline_s`` is shorter is refused. ``None`` where the reward sets no such time.
     """
 
     batch_size: int = 1
+    compares_group: bool = False
+    deadline_s: float | None = None
 
     def __init__(self, weight: float = 1.0, name: str | None = None) -> None:
         self.weight = weight
         self.name = name or type(self).__name__.lower()
+
+    def place(self, device: torch.device) -> None:  # noqa: B027 - most rewards need no device
+        """Take the trainer's device of this rank; called once, before :meth:`notes`."""
+
+    def device_bytes(self) -> tuple[int, bool]:
+        """Return what the reward takes of each of the trainer's GPUs: bytes, and whether it keeps them between phases.
+
+        Asked for the memory plan, before anything is loaded.
+
+        Raises:
+            ConfigError: The files that say so cannot be read.
+        """
+        return 0, False
 
     def notes(self) -> list[str]:
         """Start what scoring needs, and return what a person should know of it; called once, before the first step.
@@ -46,3 +67,10 @@ class Reward(ABC):
         answers and metadata. An exception or a missed deadline becomes a :class:`RewardError` for every sample of the
         call, and a NaN for its own sample.
         """
+
+    def pop_counts(self) -> Mapping[str, float]:
+        """Return counts since the last call, such as requests or tokens; a run adds them up over its ranks.
+
+        They are logged as ``reward_counts/<name>/<count>``. Other threads may be in :meth:`score`.
+        """
+        return {}

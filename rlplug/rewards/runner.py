@@ -13,6 +13,7 @@ import numpy as np
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.checks.metrics import read_metrics
 from rlplug.interfaces.checks.process_state import watched
 from rlplug.interfaces.plain_values import MAX_REWARD
 from rlplug.interfaces.reward import SUMMARY_NAMES, Reward
@@ -47,6 +48,13 @@ class RewardRunner:
         _check_rewards(rewards, has_environment)
         if not deadline_s > 0:
             raise ConfigError(f"model.limits.reward_deadline_s is {deadline_s}: give a positive number of seconds.")
+        for reward in rewards:
+            if reward.deadline_s is not None and not reward.deadline_s <= deadline_s:
+                raise ConfigError(
+                    f"model.rewards: reward {reward.name!r} gives a call {reward.deadline_s:g} s, and "
+                    f"model.limits.reward_deadline_s ends it after {deadline_s:g} s: raise that, or lower the reward's "
+                    "init_args.deadline_s."
+                )
         if max_concurrency < 1:
             raise ConfigError(f"the rewards' max_concurrency is {max_concurrency}: give at least 1.")
         if not 0 <= max_error_share <= 1:
@@ -61,21 +69,17 @@ class RewardRunner:
 
     def score(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples with complete ``rewards`` and ``reward``; ``reward`` is NaN when any reward failed."""
-        tasks = [
-            (reward, start, samples[start : start + reward.batch_size])
-            for reward in self.rewards
-            for start in range(0, len(samples), reward.batch_size)
-        ]
+        tasks = [(reward, part) for reward in self.rewards for part in _calls_of(reward, samples)]
         # rewards run side by side: which of several has changed the process cannot be told
         with watched(PluginCall(" or ".join(str(PluginCall(each, "score")) for each in self.rewards) or ENVIRONMENT)):
             calls = self._calls.run(
-                [functools.partial(_score, reward, part) for reward, _, part in tasks],
-                [functools.partial(read_scores, num_samples=len(part)) for _, _, part in tasks],
+                [functools.partial(_score, reward, [samples[index] for index in part]) for reward, part in tasks],
+                [functools.partial(read_scores, num_samples=len(part)) for _, part in tasks],
             )
         values: list[dict[str, float | RewardError]] = [dict(sample.rewards) for sample in samples]
-        for (reward, start, part), call in zip(tasks, calls, strict=True):
+        for (reward, part), call in zip(tasks, calls, strict=True):
             scores = [RewardError(call.error)] * len(part) if call.error else call.value
-            for index, value in enumerate(scores, start):
+            for index, value in zip(part, scores, strict=True):
                 values[index][reward.name] = value
         weights = {ENVIRONMENT: 1.0} | {reward.name: float(reward.weight) for reward in self.rewards}
         return [
@@ -121,6 +125,36 @@ class RewardRunner:
     def stats(self) -> dict[str, float]:
         """Return metrics of the runner itself."""
         return {"reward/abandoned_threads": float(self._calls.num_abandoned)}
+
+    def pop_counts(self, ranks: RLFSDP2Strategy) -> dict[str, float]:
+        """Return the rewards' own counts since the last call, as metrics, added up over all ranks. Collective.
+
+        Raises:
+            RunError: A reward returned something else than numbers by name.
+        """
+        counting = [reward for reward in self.rewards if type(reward).pop_counts is not Reward.pop_counts]
+        if not counting:
+            return {}
+        mine = {
+            f"reward_counts/{reward.name}/{name}": value
+            for reward in counting
+            for name, value in read_metrics(PluginCall(reward, "pop_counts"), reward.pop_counts()).items()
+        }
+        total: Counter[str] = Counter()
+        for counts in ranks.gather([mine]):
+            total.update(counts)
+        return dict(total)
+
+
+def _calls_of(reward: Reward, samples: Sequence[Sample]) -> list[Sequence[int]]:
+    """Return the indices of the samples of each call of a reward."""
+    if not reward.compares_group:
+        indices = range(len(samples))
+        return [indices[start : start + reward.batch_size] for start in indices[:: reward.batch_size]]
+    by_group: dict[int, list[int]] = {}
+    for index, sample in enumerate(samples):
+        by_group.setdefault(sample.group, []).append(index)
+    return list(by_group.values())
 
 
 def _score(reward: Reward, samples: Sequence[Sample]) -> Any:

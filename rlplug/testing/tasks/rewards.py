@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from rlplug.errors import ConfigError, brief
+from rlplug.errors import ConfigError, RunError, brief
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.checks.metrics import read_metrics
 from rlplug.interfaces.plain_values import as_reward
 from rlplug.interfaces.reward import Reward
 from rlplug.rewards.runner import RewardRunner
@@ -141,6 +143,17 @@ class RewardConformance(TaskChecks):
             "every sample is an error: override samples() with samples that this reward can score."
         )
 
+    def test_counts_are_numbers_since_the_last_call(self) -> None:
+        reward = self.make_reward()
+        self._score(reward, self.samples())
+        call = PluginCall(reward, "pop_counts")
+        try:
+            read_metrics(call, reward.pop_counts())
+            again = read_metrics(call, reward.pop_counts())
+        except RunError as problem:
+            pytest.fail(str(problem), pytrace=False)
+        assert not any(again.values()), f"{call} returned {again} at once after a call: return what came since."
+
     # ---- what a reward depends on ---------------------------------------------------------------------------------
 
     def test_rewards_repeat(self) -> None:
@@ -154,7 +167,10 @@ class RewardConformance(TaskChecks):
         assert _equal(first, other), f"the same samples got {first}, and of a second object {other}. {advice}"
 
     def test_rewards_do_not_depend_on_the_batch(self) -> None:
-        """A sample's reward is its own, whatever else is in the call and in which order."""
+        """A sample's reward is its own, whatever else is in the call and in which order.
+
+        Of a reward that compares a group, it is the sample's also in another order.
+        """
         if not self.is_deterministic:
             pytest.skip("does not apply: is_deterministic is False")
         reward, samples = self.make_reward(), self.samples()
@@ -164,8 +180,10 @@ class RewardConformance(TaskChecks):
         (backwards,) = self._values(reward, samples[::-1])
         assert _equal(together, backwards[::-1]), (
             f"samples in another order got {backwards[::-1]} instead of {together}: return values in the order of "
-            "the samples, and score each by itself."
+            "the samples, and score each by itself. A judge that compares a group sees each pair in both orders."
         )
+        if reward.compares_group:
+            return
         alone = [value for sample in samples for (value,) in self._values(reward, [sample])]
         assert _equal(together, alone), f"samples alone got {alone}, and in one call {together}: score each by itself."
 
@@ -174,11 +192,11 @@ class RewardConformance(TaskChecks):
         if not self.is_deterministic:
             pytest.skip("does not apply: is_deterministic is False")
         reward, samples = self.make_reward(), self.samples()
-        alone = [value for sample in samples for (value,) in self._values(reward, [sample])]
-        if not _equal(alone, [value for sample in samples for (value,) in self._values(reward, [sample])]):
+        calls = [samples] if reward.compares_group else [[sample] for sample in samples]
+        alone = [value for call in calls for value in self._values(reward, call)[0]]
+        if not _equal(alone, [value for call in calls for value in self._values(reward, call)[0]]):
             pytest.skip(NOT_COMPARED)
-        rounds = [[sample] for _ in range(NUM_THREADS) for sample in samples]
-        together = [value for (value,) in self._values(reward, *rounds)]
+        together = [value for values in self._values(reward, *calls * NUM_THREADS) for value in values]
         assert _equal(together, alone * NUM_THREADS), (
             f"calls at the same time got {together[: len(alone)]}, and one after the other {alone}: keep what belongs "
             "to a call in local variables."

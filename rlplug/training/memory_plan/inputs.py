@@ -122,5 +122,9 @@ class MemoryInputs:
     """Completions of one engine in a step."""
     logprobs_every_step: bool = True
     """Whether the policy runs before each update, or in the first step alone."""
+    rewards_kept: int = 0
+    """Bytes that rewards keep on the GPU in all phases."""
+    rewards_brought: int = 0
+    """Bytes that rewards bring there between rollout and update."""
     assumes_state: bool = False
     """Whether the size of the optimizer's state could not be determined."""

@@ -86,6 +86,10 @@ class MemoryPlan:
         if facts.reference is not None:
             items["reference, float32"] = self._reference(phase, facts.reference)
         items |= self._pass_items(phase) | self._engine_items(phase)
+        if facts.rewards_kept or facts.rewards_brought:
+            brought = facts.rewards_brought if phase == "logprobs" else 0
+            note = "" if brought or not facts.rewards_brought else "offloaded"
+            items["reward models"] = Item(facts.rewards_kept + brought, note)
         items["sync buckets"] = Item(self._buckets() if phase == "sync" else 0)
         items[CUDA] = Item(CUDA_BYTES + (NCCL_BYTES if facts.num_gpus > 1 else 0))
         return items

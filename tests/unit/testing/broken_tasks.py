@@ -84,6 +84,24 @@ class SortsItsBatch(Fine):
         return sorted(super().score(samples))
 
 
+class FavoursTheFirst(Fine):
+    compares_group = True
+
+    def score(self, samples: Sequence[Sample]) -> Any:
+        return [index == 0 for index, _ in enumerate(samples)]
+
+
+class CountsForEver(Fine):
+    calls = 0
+
+    def score(self, samples: Sequence[Sample]) -> Any:
+        self.calls += 1
+        return super().score(samples)
+
+    def pop_counts(self) -> Any:
+        return {"calls": self.calls}
+
+
 class KeepsTheSampleInSelf(Fine):
     def score_one(self, sample: Sample) -> Any:
         self.sample = sample

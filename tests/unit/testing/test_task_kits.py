@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from judge_server import JudgeServer, Reply, by_length, chat, judge_server, make_judge, said
 
 from examples.hidden_digit.environment import HiddenDigit
 from examples.quickstart.reward import digits_in_place
 from rlplug.data.sources import FileSource, HFDatasetSource, PromptSource, ReasoningGymSource
 from rlplug.environments.tool_environment import ToolEnvironment
 from rlplug.interfaces import Environment, Reward
+from rlplug.rewards.code import CodeReward
 from rlplug.rewards.function import FunctionReward
+from rlplug.rewards.judges import PairwiseJudge
 from rlplug.rewards.text import ExactMatch, RegexFormat
 from rlplug.rewards.verifiers import MathVerify, ReasoningGymReward
 from rlplug.testing import DataSourceConformance, EnvironmentConformance, RewardConformance, make_prompt, make_sample
@@ -44,6 +47,39 @@ class TestFunctionReward(RewardConformance):
 
     def test_a_prompt_without_an_answer_gets_a_number_or_an_error(self) -> None:
         pytest.skip("the function is the example's, of two lines, and raises where there is no answer")
+
+
+class TestJudge(RewardConformance):
+    server: JudgeServer
+    template: Path
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _server(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        cls.template = tmp_path_factory.mktemp("judge") / "judge.jinja"
+        cls.template.write_text("{{ prompt }} {{ completion }} {{ answer }}")
+        with judge_server(by_length) as cls.server:
+            yield
+
+    def make_reward(self) -> Reward:
+        return make_judge(self.server, self.template)
+
+
+class TestPairwiseJudge(TestJudge):
+    def make_reward(self) -> Reward:
+        self.server.reply = lambda body: Reply(chat("first" if min(said(body).split("|")) == "2+2=4, so 4" else "tie"))
+        self.template.write_text("{{ first }}|{{ second }}")
+        return PairwiseJudge(self.server.endpoint(), str(self.template), "plain")
+
+
+@pytest.mark.nightly
+class TestCodeReward(RewardConformance):
+    def make_reward(self) -> Reward:
+        return CodeReward()
+
+    def samples(self) -> Sequence[Sample]:
+        texts = [f"```python\ndef double(x):\n    return {body}\n```" for body in ("2 * x", "4", "x", "1 / 0")]
+        return [make_sample(text, tests=["assert double(2) == 4", "assert double(3) == 6"]) for text in texts]
 
 
 @pytest.mark.nightly

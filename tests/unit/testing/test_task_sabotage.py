@@ -22,6 +22,8 @@ CAUGHT_BY = {
         "FailsAlways": {"test_samples_have_rewards"},
         "CountsItsCalls": {"test_rewards_repeat"},
         "SortsItsBatch": {"test_rewards_do_not_depend_on_the_batch"},
+        "FavoursTheFirst": {"test_rewards_do_not_depend_on_the_batch"},
+        "CountsForEver": {"test_counts_are_numbers_since_the_last_call"},
         "KeepsTheSampleInSelf": {"test_concurrent_calls_do_not_mix"},
         "DrawsGlobally": {"test_global_random_generators_are_left_alone"},
         "SplitsAtTheFirstCharacter": {f"{HOSTILE}[white space]"},

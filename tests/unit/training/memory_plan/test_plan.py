@@ -149,3 +149,13 @@ def test_libraries_are_no_part_of_what_torch_counts() -> None:
     assert outside == pytest.approx(1.1)
     engine = make_engine().idle
     assert plan.need("update") == plan.allocated("update") + engine + int(0.6 * GIB) + int(0.5 * GIB)
+
+
+def test_reward_models_are_there_all_the_time_or_after_the_rollout():
+    plain, kept, brought = (
+        MemoryPlan(make_facts(**rewards)) for rewards in ({}, {"rewards_kept": 7}, {"rewards_brought": 7})
+    )
+    for phase in plain.phases:
+        assert kept.need(phase) - plain.need(phase) == 7
+        assert brought.need(phase) - plain.need(phase) == 7 * (phase == "logprobs")
+    assert "reward models" not in plain.phases["update"]

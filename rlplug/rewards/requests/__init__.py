@@ -1,0 +1,1 @@
+"""Requests of rewards to servers: JSON over HTTP, with retries, deadlines, counts and a cache on disk."""
