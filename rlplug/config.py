@@ -23,7 +23,7 @@ from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.training.batch_plan import BatchSizes
 from rlplug.training.memory_plan.decisions import SleepSetting
-from rlplug.training.validation import ValidationConfig
+from rlplug.training.validation.config import ValidationConfig
 from rlplug.types import SamplingParams
 from rlplug.weight_sync.config import WeightSyncConfig
 

@@ -24,7 +24,7 @@ from rlplug.models.packing_checks import check_long_sequences
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.training.batch_plan import BatchPlan
 from rlplug.training.optimizer_checks import try_optimizer
-from rlplug.training.validation import ValidationConfig
+from rlplug.training.validation.config import ValidationConfig
 from rlplug.types import MeshSizes, SamplingParams
 
 UNCORRECTED: Final = (

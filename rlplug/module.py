@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from torch import nn
 
 from rlplug import setup as run_setup
 from rlplug.config import RunConfig
 from rlplug.data.datamodule import PromptDataModule, PromptRules
-from rlplug.data.prompt_stream import fingerprint
+from rlplug.data.prompt_stream import require_same_prompts
 from rlplug.distributed.rng import rng_state, set_rng_state
 from rlplug.distributed.stop_signal import StopRequested, StopSignal, end_at_once
 from rlplug.distributed.strategy import RLFSDP2Strategy, require_strategy
@@ -33,7 +32,6 @@ from rlplug.interfaces.checks.metrics import MetricsOfStep
 from rlplug.interfaces.checks.process_state import watched
 from rlplug.models.build import Models
 from rlplug.models.lm_head import TokenLogprobs
-from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.observability.phase_timer import PHASES_BEFORE_UPDATE, PhaseTimer
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.generator import RolloutRequest
@@ -49,7 +47,7 @@ from rlplug.training.samples.table import sample_table
 from rlplug.training.samples.token_capture import TokenCapture
 from rlplug.training.streaming.step import StreamedStep
 from rlplug.training.update import NonFiniteUpdate, PolicyUpdate, save_for_inspection
-from rlplug.training.validation import validation_by_source
+from rlplug.training.validation.validator import Validator
 from rlplug.types import Prompt, Rollout, Sample, StepBatch
 
 
@@ -119,7 +117,7 @@ class RLModule(LightningModule):
             rollout = Rollout()
             while self.groups.wants_more(rollout):
                 with self.phase("prompts"):
-                    prompts = self.take_prompts(self.groups.num_prompts_wanted(rollout))
+                    prompts = self.take_prompts(rollout)
                 with self.phase("rollout"):
                     samples = self.generate(prompts, rollout)
                 with self.phase("rewards"):
@@ -140,23 +138,18 @@ class RLModule(LightningModule):
             self.step_metrics |= self.validate_if_due()
             self.log_step()
 
-    def take_prompts(self, num_prompts: int) -> list[Prompt]:
-        """Return the next training prompts, the same on every rank."""
-        stream = self.data.train_stream
-        prompts = stream.take(num_prompts)
-        if stream.num_prompts is None:  # each rank has read them anew, perhaps from a server
-            digests = self.strategy.gather([fingerprint(prompts)["token_ids"]])
-            if len(set(digests)) > 1:
-                raise RunError(
-                    f"step {self.step}: the ranks read different prompts from data.train: it changed while it was "
-                    "read, or is not the same on all hosts. Resume with data that stay as they are."
-                )
-        return prompts
-
     def begin_validation(self) -> None:
         """Let the engine generate the held-out prompts beside the step's groups, if ``validation`` wants it so now."""
-        if self.config.validation.beside_training and self._is_validation_due:
-            self.run.generator.begin_held_out(self._validation_request())
+        if self.config.validation.beside_training and self.validator.is_due(self.rollout_step):
+            self.validator.begin_beside(self.policy_version)
+
+    def take_prompts(self, rollout: Rollout) -> list[Prompt]:
+        """Return the next training prompts, the same on every rank."""
+        stream = self.data.train_stream
+        prompts = stream.take(self.groups.num_prompts_wanted(rollout))
+        if stream.num_prompts is None:  # each rank has read them anew, perhaps from a server
+            require_same_prompts(prompts, self.strategy.gather, self.step)
+        return prompts
 
     def generate(self, prompts: list[Prompt], rollout: Rollout) -> list[Sample]:
         """Return this rank's share of completions of ``prompts``, or of the groups that a partial rollout completes."""
@@ -264,12 +257,12 @@ class RLModule(LightningModule):
 
         Those that were generated beside the step get their scores logged at the former step, to which they belong.
         """
-        is_lost, is_due = False, self._is_validation_due
+        is_lost, is_due = False, self.validator.is_due(self.rollout_step)
         is_next = is_due and self.config.validation.beside_training and self.rollout_step < self.plan.total_steps
         with suppress(StopRequested):
-            if self.run.generator.has_held_out:
+            if self.validator.is_running:
                 with self.phase("validate"):
-                    is_lost = not self._validate_beside()
+                    is_lost = not self._finish_validation()
             if (is_due or is_lost) and not is_next:
                 with self.phase("validate"):
                     return self._validate()
@@ -353,49 +346,22 @@ class RLModule(LightningModule):
         run = self.run
         # rollout/... and environment/... in the log are of the training rollout
         self.step_metrics |= run.driver.pop_metrics() | run.generator.pop_metrics()
-        scores = self._score_validation(run.generator.generate(self._validation_request()), self.step)
+        validation = self.validator.run(self.step, self.policy_version)
         of_sync = {name: value for name, value in run.driver.pop_metrics().items() if name.startswith("sync/")}
         self.step_metrics |= of_sync
         run.generator.pop_metrics()
-        return scores
+        self.newest_samples.append(("validate", self.step, validation.samples))
+        return validation.scores
 
-    def _validate_beside(self) -> bool:
-        """Score what was generated beside this step, and log it at the former one; return whether it could be.
-
-        It cannot be where an engine failed after the update, since the weights of the former step are gone.
-        """
-        step = self.step - 1
-        try:
-            samples = self.run.generator.finish_held_out(self.config.validation.num_samples)
-        except StopRequested:
-            rank_zero_warn(f"The validation after step {step} is left out: the run was told to stop before its end.")
-            raise
-        if samples is None:
-            rank_zero_warn(
-                f"The validation after step {step} is left out: an engine failed during it, and the weights have "
-                f"changed since. There is one after step {self.step} instead."
-            )
+    def _finish_validation(self) -> bool:
+        """Log the scores of what was generated beside this step; return whether there are some."""
+        validation = self.validator.finish_beside(self.step - 1)
+        if validation is None:
             return False
-        self._late_scores = self._score_validation(samples, step)
-        for logger in self.loggers:
-            log = logger.amend if isinstance(logger, MetricsCSV) else logger.log_metrics
-            log(self._late_scores, step=step)
+        self._late_scores = validation.scores
+        self.newest_samples.append(("validate", validation.step, validation.samples))
+        validation.log_late(self.loggers)
         return True
-
-    def _validation_request(self) -> RolloutRequest:
-        validation = self.config.validation
-        sampling = validation.sampling(self.config.sampling.max_new_tokens)
-        key = f"validate/{self.config.seed}"
-        return RolloutRequest(self.data.val_prompts, validation.num_samples, sampling, key, self.policy_version)
-
-    def _score_validation(self, samples: list[Sample], step: int) -> dict[str, float]:
-        """Score this rank's samples of the held-out prompts, keep them for the logs of ``step``; return its metrics."""
-        samples = self.score(samples)
-        self.rewards.check(samples, self.strategy)
-        self.newest_samples.append(("validate", step, samples))
-        names, sources = self.rewards.names, self.data.val_sources
-        table = sample_table(Rollout(tuple(samples)), names, self.strategy.gather_arrays, sources)
-        return validation_by_source(table, names, self.config.validation.pass_threshold, sources)
 
     def _log(self, metrics: dict[str, float]) -> None:
         for logger in self.loggers:
@@ -489,10 +455,6 @@ class RLModule(LightningModule):
         )
         self.timer.asleep_bytes = self._run.driver.asleep_bytes
 
-    @property
-    def _is_validation_due(self) -> bool:
-        return self.config.validation.is_due(self.rollout_step) and bool(self.data.val_prompts)
-
     # ---- what is there by then -------------------------------------------------------------------------------------
 
     @property
@@ -510,6 +472,11 @@ class RLModule(LightningModule):
     def run(self) -> run_setup.Run:
         assert self._run is not None, "a run starts with training or validation"
         return self._run
+
+    @property
+    def validator(self) -> Validator:
+        """What scores held-out prompts."""
+        return Validator(self.config, self.data, self.run.generator, self.score, self.rewards, self.strategy)
 
     @property
     def policy_update(self) -> PolicyUpdate:

@@ -56,7 +56,7 @@ from rlplug.training.advantages import advantage_values
 from rlplug.training.memory_plan.table import memory_notes, memory_rows
 from rlplug.training.samples.sample_log import SampleLog
 from rlplug.training.samples.token_capture import TokenCapture
-from rlplug.training.validation import ValidationConfig
+from rlplug.training.validation.config import ValidationConfig
 from rlplug.types import GIB, Sample
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlplug.errors import ConfigError
 from rlplug.evaluation.statistics import largest_ks
-from rlplug.training.validation import ValidationConfig
+from rlplug.training.validation.config import ValidationConfig
 from rlplug.types import SamplingParams
 
 

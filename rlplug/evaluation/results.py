@@ -12,7 +12,7 @@ from rlplug.distributed.durable_files import write_file
 from rlplug.evaluation.card import markdown_text
 from rlplug.evaluation.folder import EvalFolder, EvalRecord, Row
 from rlplug.evaluation.statistics import Estimate, mean_of, proportion
-from rlplug.training.validation import pass_at_k
+from rlplug.training.validation.scores import pass_at_k
 
 RESULTS: Final = "results.json"
 TABLE: Final = "results.md"

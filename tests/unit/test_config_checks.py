@@ -25,7 +25,7 @@ from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.rollout.config import PartialRollout
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
-from rlplug.training.validation import ValidationConfig
+from rlplug.training.validation.config import ValidationConfig
 from rlplug.types import MeshSizes
 
 

@@ -21,7 +21,7 @@ from rlplug.cli.trainer_options import (
     check_trainer_options,
 )
 from rlplug.errors import ConfigError, RunError
-from rlplug.training.validation import ValidationConfig
+from rlplug.training.validation.config import ValidationConfig
 
 
 def test_every_option_of_the_trainer_is_decided() -> None:

@@ -14,7 +14,7 @@ from rlplug.evaluation.page import write_page
 from rlplug.evaluation.policies import Policy, label_of, place_of, split_name
 from rlplug.evaluation.results import compute, markdown, write_results
 from rlplug.interfaces.trainer import ModelConfig
-from rlplug.training.validation import ValidationConfig
+from rlplug.training.validation.config import ValidationConfig
 from rlplug.types import Prompt, RewardError, Sample, SamplingParams
 
 HOSTILE = "</pre><script>alert(1)</script>\x1b[31m\u202e| a `b` <img src=x onerror=alert(2)>{{ 1 }}"

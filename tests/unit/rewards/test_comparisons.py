@@ -13,7 +13,7 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces import Reward
 from rlplug.rewards import BestOfGroup, ExactMatch, PairwiseJudge, RewardRunner
 from rlplug.rewards.judges.comparisons import orders_of, pairs_of
-from rlplug.training.validation import ValidationConfig
+from rlplug.training.validation.config import ValidationConfig
 from rlplug.types import RewardError
 
 
