@@ -222,14 +222,17 @@ def lose_server(run: Run, chosen: random.Random, servers: Servers) -> dict[str, 
 def fill_disk(run: Run, chosen: random.Random, servers: Servers) -> dict[str, Any]:
     """Fill the file system but for some bytes; the run must end with a message that names a file of the run."""
     left = chosen.choice([0, 4096, 64 << 10, MIB, 2 * MIB])
-    filler, disk = run.run_folder.parents[2] / "filler", os.statvfs(run.run_folder)
-    with filler.open("wb") as file, contextlib.suppress(OSError):
-        file.truncate(0)
-        os.posix_fallocate(file.fileno(), 0, max(disk.f_bavail * disk.f_frsize - left, 4096))
+    filler = run.run_folder.parents[2] / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (MIB, 4096):
+            with contextlib.suppress(OSError):
+                while file.write(bytes(size)) == size:
+                    pass
+        file.truncate(max(file.tell() - left, 0))
     step, began = run.num_steps(), time.monotonic()
     code = run.end(READY_S)
     ended, output = time.monotonic() - began, run.output()
-    found = re.findall(rf"({re.escape(str(run.run_folder))}\S*) cannot be written: ([^.(]*)", output)
+    found = re.findall(rf"({re.escape(str(run.run_folder))}\S*) c\w+(?:not| not be| be) written: ([^(]*)", output)
     filler.unlink()
     run.resume()
     seconds = run.wait_for_step()
