@@ -47,7 +47,8 @@ GRACE_S, GONE_S, READY_S = 20.0, 30.0, 400.0
 """Seconds for the trainer to save, for all to end after that or after a fault, and for a run to go on."""
 VLLM = (
     "env VLLM_SERVER_DEV_MODE=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=1 "
-    f"vllm serve {MODEL} --host {{host}} --port {{port}} --dtype float32 --max-model-len 64 --load-format dummy "
+    f"{sys.executable} -m vllm.entrypoints.openai.api_server --model {MODEL} --host {{host}} "
+    "--port {port} --dtype float32 --max-model-len 64 --load-format dummy "
     "--skip-tokenizer-init --generation-config vllm --logprobs-mode processed_logprobs --enforce-eager "
     """--weight-transfer-config '{"backend": "rlplug_gloo"}' --enable-scale-out --disable-uvicorn-access-log """
     "--middleware rlplug_rollout_vllm.server_key.RequireKey"
