@@ -48,7 +48,7 @@ GRACE_S, GONE_S, READY_S = 20.0, 30.0, 400.0
 VLLM = (
     "env VLLM_SERVER_DEV_MODE=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=1 "
     f"{sys.executable} -m vllm.entrypoints.openai.api_server --model {MODEL} --host {{host}} "
-    "--port {port} --dtype float32 --max-model-len 64 --load-format dummy "
+    "--port {port} --dtype float32 --max-model-len 32 --load-format dummy "
     "--skip-tokenizer-init --generation-config vllm --logprobs-mode processed_logprobs --enforce-eager "
     """--weight-transfer-config '{"backend": "rlplug_gloo"}' --enable-scale-out --disable-uvicorn-access-log """
     "--middleware rlplug_rollout_vllm.server_key.RequireKey"
