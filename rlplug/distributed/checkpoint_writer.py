@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -36,13 +37,14 @@ def disk_errors() -> Iterator[None]:
 
     That is one of ``unexpected pos``, raised while the file of a failed write is ended, in which it is the context.
     """
+    handled = sys.exc_info()[1]  # a failed run saves too
     try:
         yield
     except RuntimeError as error:
         cause = error.__context__
-        while cause is not None and not isinstance(cause, OSError):
+        while cause not in (None, handled) and not isinstance(cause, OSError):
             cause = cause.__context__
-        if cause is None:
+        if cause in (None, handled):
             raise
         raise cause from None
 
