@@ -47,7 +47,8 @@ GRACE_S, GONE_S, READY_S = 20.0, 30.0, 400.0
 """Seconds for the trainer to save, for all to end after that or after a fault, and for a run to go on."""
 VLLM = (
     "env VLLM_SERVER_DEV_MODE=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=1 "
-    f"vllm serve {MODEL} --host {{host}} --port {{port}} --dtype float32 --max-model-len 64 --load-format dummy "
+    f"{sys.executable} -m vllm.entrypoints.openai.api_server --model {MODEL} --host {{host}} "
+    "--port {port} --dtype float32 --max-model-len 32 --load-format dummy "
     "--skip-tokenizer-init --generation-config vllm --logprobs-mode processed_logprobs --enforce-eager "
     """--weight-transfer-config '{"backend": "rlplug_gloo"}' --enable-scale-out --disable-uvicorn-access-log """
     "--middleware rlplug_rollout_vllm.server_key.RequireKey"
@@ -157,6 +158,12 @@ class Run(contextlib.AbstractContextManager["Run"]):
 
     def num_steps(self) -> int:
         return len(rows(self.run_folder))
+
+    def has_trained_since(self, moment: float) -> bool:
+        """Whether a row was written since then, a time of ``time.time()``."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.run_folder / "metrics.csv").stat().st_mtime > moment
+        return False
 
     def processes(self) -> list[psutil.Process]:
         """Return all processes of the run, but for the driver."""
@@ -296,7 +303,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--most-s", type=float, default=10.0, help="longest time from a whole run to the next kill")
+    parser.add_argument("--most-s", type=float, default=10.0, help="most seconds from a step to the next kill")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--expected", type=Path, help="folder of a run that nobody disturbed; else one is made")
     parser.add_argument("--serve-cluster", type=int, help=argparse.SUPPRESS)
@@ -335,6 +342,9 @@ def kill_again_and_again(run: Run, options: argparse.Namespace, cluster: Cluster
     run.wait_for("the start", run.is_whole)
     run.wait_for("a checkpoint", lambda: any((run.run_folder / "checkpoints").glob("step-*")))
     while num_kills < options.kills and run.driver.poll() is None:
+        began = time.time()
+        with contextlib.suppress(Finished):
+            run.wait_for("a step", lambda began=began: run.has_trained_since(began))
         time.sleep(chosen.uniform(0.0, options.most_s))
         if not run.is_whole():
             continue
@@ -342,8 +352,8 @@ def kill_again_and_again(run: Run, options: argparse.Namespace, cluster: Cluster
         num_kills += 1
         try:
             row = KILLS[options.victim](run, chosen, cluster)
-        except Finished:  # on what was left
-            row = {"the run ended first": True, "is kept": options.victim == "server"}
+        except Finished:  # before the kill, or on what was left
+            row = {"the run ended first": True, "is kept": True}
         is_kept &= row["is kept"]
         print(json.dumps({"kill": num_kills, "of": options.victim, "at step": step} | row), flush=True)
     return is_kept

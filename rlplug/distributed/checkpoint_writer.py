@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -28,11 +31,30 @@ CONFIG_KEY: Final = "rlplug_config"
 """Key of a checkpoint with the text of its file ``config.yaml``."""
 
 
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Raise what the disk said, such as that it is full, where torch hides it behind an error of its zip writer.
+
+    That is one of ``unexpected pos``, raised while the file of a failed write is ended, in which it is the context.
+    """
+    handled = sys.exc_info()[1]  # a failed run saves too
+    try:
+        yield
+    except RuntimeError as error:
+        cause = error.__context__
+        while cause not in (None, handled) and not isinstance(cause, OSError):
+            cause = cause.__context__
+        if cause in (None, handled):
+            raise
+        raise cause from None
+
+
 class ChecksumWriter(FileSystemWriter):
     """DCP's writer to a folder, which also writes the manifest; each rank reads its own files for it."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
-        results = super().write_data(plan, planner).value()
+        with disk_errors():
+            results = super().write_data(plan, planner).value()
         names = sorted({result.storage_data.relative_path for result in results})
         digests = [FileDigest.of(Path(self.path) / name) for name in names]
         # a digest travels to rank 0 as the result of a tensor that there is not
@@ -64,8 +86,8 @@ def write_others(checkpoint: dict[str, Any], folder: Path) -> None:
     config = checkpoint.pop(CONFIG_KEY, None)
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        with replaced(folder / OTHERS) as partial:
-            torch.save(checkpoint, partial)
+        with replaced(folder / OTHERS) as partial, disk_errors(), partial.open("wb") as file:
+            torch.save(checkpoint, file)
         if config is not None:
             write_file(folder / CONFIG, config)
 

@@ -138,7 +138,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         ("hangs", ["'hangs'", "took longer than 0.5 s", "model.limits.reward_deadline_s"]),
         ("nan-reward", ["'not_a_number'", "nan", "model.rewards"]),
         ("nan-loss", ["step 2: loss nan", "step-00000002-rank-0.safetensors", "model.limits.on_nonfinite: skip"]),
-        ("disk-full", ["could not be written", "step-00000001 is complete", "rlplug fit --resume"]),
+        ("disk-full", ["could not be written", "File too large", "step-00000001 is complete", "rlplug fit --resume"]),
         ("best-full", ["best could not be written", "There is no previous checkpoint"]),
     ],
 )

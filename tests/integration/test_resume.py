@@ -136,7 +136,7 @@ def test_ctrl_c_with_checkpoints_in_the_background(finished: Finished) -> None:
 def test_a_full_disk_is_told_when_the_write_in_the_background_fails(finished: Finished) -> None:
     message = finished.ended("disk-full", 1).message
 
-    assert "step-00000002 could not be written" in message
+    assert "step-00000002 could not be written: OSError: [Errno 27] File too large (" in message
     assert "There is no previous checkpoint; free some space, then continue with: rlplug fit --resume" in message
     assert not list((finished.folder / "disk-full" / "001" / "checkpoints").iterdir())
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.errors import RunError
+from rlplug.interfaces import EngineFault
 from rlplug.rollout.engines.environment import is_trainer_variable
 from rlplug.rollout.servers import supervisor
 from rlplug.rollout.servers.addresses import LOOPBACK, free_ports
@@ -25,6 +26,7 @@ from rlplug.rollout.servers.http_client import HTTPClient
 POLL_S: Final = 0.5
 PROGRESS_S: Final = 15.0
 TAIL_LINES: Final = 40
+STOPPED: Final = "{name} is waited for no longer: the run is told to stop."
 
 
 @dataclass(frozen=True)
@@ -165,15 +167,22 @@ def _environment(changes: Mapping[str, str | None], devices: str | None) -> dict
 
 
 def wait_until_healthy(
-    name: str, client: HTTPClient, urls: Sequence[str], deadline_s: float, processes: ServerProcesses | None
+    name: str,
+    client: HTTPClient,
+    urls: Sequence[str],
+    deadline_s: float,
+    processes: ServerProcesses | None,
+    is_stopping: Callable[[], bool] = lambda: False,
 ) -> None:
     """Wait until servers answer their health check.
 
     Args:
         name: The engine's, for messages.
         processes: Those of them that this process started.
+        is_stopping: Returns whether the run is told to stop.
 
     Raises:
+        EngineFault: The run is told to stop.
         RunError: One has ended, or is not healthy by the deadline.
     """
     began = time.monotonic()
@@ -182,6 +191,8 @@ def wait_until_healthy(
         while not client.is_healthy(url):
             if processes is not None and (problem := processes.problem()):
                 raise RunError(f"{name} did not start. {problem}")
+            if is_stopping():
+                raise EngineFault(STOPPED.format(name=name))
             seconds = time.monotonic() - began
             if seconds > deadline_s:
                 hint = (

@@ -115,9 +115,10 @@ class ServerEngine(RolloutEngine):
         urls, key, key_name = self._where()
         client = self._client = HTTPClient(key, key_name, self._labels.server_key)
         if self._list is None:
-            wait_until_healthy(self._labels.engine, client, urls, self.start_deadline_s, self._processes)
+            engine, deadline_s = self._labels.engine, self.start_deadline_s
+            wait_until_healthy(engine, client, urls, deadline_s, self._processes, self.is_stopping)
         else:
-            self._list.wait_until_healthy(client, self.start_deadline_s)
+            self._list.wait_until_healthy(client, self.start_deadline_s, self.is_stopping)
             urls = self._list.urls
         backend, servers, rank = self._backend, [Server(client, url) for url in urls], self._placement.rank
         settings = client.run_all(map(self._settings, servers))

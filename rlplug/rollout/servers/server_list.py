@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,7 @@ from rlplug.distributed.ranks import from_rank_zero
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
 from rlplug.rollout.servers.http_client import HTTPClient
-from rlplug.rollout.servers.processes import POLL_S
+from rlplug.rollout.servers.processes import POLL_S, STOPPED
 
 FILE_VARIABLE: Final = "RLPLUG_SERVERS_FILE"
 """Environment variable with the path of the file; without it the servers of ``rollout.urls`` stay the same."""
@@ -94,10 +94,14 @@ class ServerList:
             urls = ", ".join(sorted(server.url for server in lost))
             raise EngineFault(f"{self._engine} on {urls} ended or was lost with its node.")
 
-    def wait_until_healthy(self, client: HTTPClient, deadline_s: float) -> None:
+    def wait_until_healthy(self, client: HTTPClient, deadline_s: float, is_stopping: Callable[[], bool]) -> None:
         """Take the servers of the list, once there are some and all of them answer. Collective.
 
+        Args:
+            is_stopping: Returns whether the run is told to stop; the first rank's decides.
+
         Raises:
+            EngineFault: The run is told to stop: its servers may never come.
             RunError: That took longer than the deadline, or the list cannot be read.
         """
         is_first = not dist.is_initialized() or dist.get_rank() == 0
@@ -109,6 +113,8 @@ class ServerList:
             if found:
                 self.servers = found
                 return
+            if from_rank_zero(is_stopping()):
+                raise EngineFault(STOPPED.format(name=self._engine))
             # the first rank's clock decides, so that no rank waits alone
             if from_rank_zero(time.monotonic() > deadline):
                 raise RunError(

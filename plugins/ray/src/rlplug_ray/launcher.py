@@ -137,6 +137,8 @@ class Ray(Launcher):
             node, address = ray.get(agent.__ray_call__.remote(_where), timeout=REPLY_S)
         except ray.exceptions.RayError as error:
             ray.kill(agent)
+            if isinstance(error, ray.exceptions.RayActorError) and not error.actor_init_failed:
+                return None  # it was sent to the lost node, of whose end Ray did not know yet
             raise RunError(f"Ray cannot start it: {_first_line(error)}") from error
         self._agents[index] = agent
         self._places[index] = Place(f"{host}/{node[:6]}", address)

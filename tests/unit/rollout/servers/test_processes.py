@@ -15,6 +15,7 @@ from forked import ForkedProcess
 from processes import runs
 
 from rlplug.errors import RunError
+from rlplug.interfaces import EngineFault
 from rlplug.rollout.servers.http_client import HTTPClient
 from rlplug.rollout.servers.processes import Launch, ServerProcesses, ServerSlot, wait_until_healthy
 
@@ -78,6 +79,8 @@ def test_server_that_never_answers_is_named(client: HTTPClient) -> None:
     )
     with pytest.raises(RunError, match=r"not healthy after rollout\.start_deadline_s 2 s\. The end of its log:\nwaits"):
         wait_until_healthy("Tiny", client, servers.urls, 2.0, servers)
+    with pytest.raises(EngineFault, match="Tiny is waited for no longer: the run is told to stop"):
+        wait_until_healthy("Tiny", client, servers.urls, 3600.0, servers, lambda: True)
     servers.close()
 
 

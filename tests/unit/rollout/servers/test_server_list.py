@@ -24,7 +24,7 @@ def test_a_server_that_started_again_has_no_weights_though_its_url_is_the_same(
     listed = ServerList.of_launcher("MyEngine")
     assert listed is not None
     write_server_list(file, [ListedServer(url, 0)])
-    listed.wait_until_healthy(client, 10.0)
+    listed.wait_until_healthy(client, 10.0, lambda: False)
     write_server_list(file, [ListedServer(url, 0), ListedServer("http://127.0.0.1:9", 0)])
     listed.check_unchanged()  # one more takes nothing away
     write_server_list(file, [ListedServer(url, 1)])
@@ -37,7 +37,14 @@ def test_servers_that_do_not_answer_are_waited_for_until_the_deadline(file: Path
     for servers in ([], [ListedServer(url, 0), ListedServer("http://127.0.0.1:9", 0)]):
         write_server_list(file, servers)
         with pytest.raises(RunError, match=r"not healthy after rollout\.start_deadline_s 0 s"):
-            listed.wait_until_healthy(client, 0.0)
+            listed.wait_until_healthy(client, 0.0, lambda: False)
+
+
+def test_a_run_that_is_told_to_stop_waits_for_no_server(file: Path, client: HTTPClient) -> None:
+    """Where its launcher was killed, none comes, and the wait would take the time in which the run saves."""
+    write_server_list(file, [])
+    with pytest.raises(EngineFault, match="MyEngine is waited for no longer"):
+        ServerList(file, "MyEngine").wait_until_healthy(client, 3600.0, lambda: True)
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '[{"url": "http://a"}]', '[{"url": "file:///a", "start": 0}]'])
