@@ -56,15 +56,3 @@ def test_reward_errors_are_a_share_of_the_step_and_not_of_a_refill(monkeypatch: 
     assert rollout.num_groups == 4
     with pytest.raises(RunError, match="4 of 24 samples"):
         module.filter_groups(rollout, group(5, 0.0, math.nan, math.nan, math.nan))
-
-
-def test_ranks_that_read_different_prompts_of_a_stream_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts = [Prompt("a", (1, 2), "")]
-    data = SimpleNamespace(train_stream=SimpleNamespace(num_prompts=None, take=lambda number: prompts[:number]))
-    monkeypatch.setattr(RLModule, "data", data)
-    monkeypatch.setattr(RLModule, "strategy", SimpleNamespace(gather=lambda items: items * 2))
-    module: Any = RLModule(policy=ModelConfig("x"), algorithm=DAPO(), rewards=[ExactMatch()])
-    assert module.take_prompts(1) == prompts
-    monkeypatch.setattr(RLModule, "strategy", SimpleNamespace(gather=lambda items: [*items, "other"]))
-    with pytest.raises(RunError, match="the ranks read different prompts"):
-        module.take_prompts(1)

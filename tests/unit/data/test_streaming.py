@@ -16,9 +16,11 @@ from unit.data.prompt_cases import ListSource, set_up, setup_error
 
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.data.mixture import MixtureSource, WeightedSource
+from rlplug.data.prompt_stream import require_same_prompts
 from rlplug.data.sources import HFDatasetSource
 from rlplug.errors import ConfigError, RunError
 from rlplug.testing import DataSourceConformance
+from rlplug.types import Prompt
 
 SHARDS = (7, 5, 1)
 LETTERS = "abcdefghijklm"
@@ -144,3 +146,10 @@ def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
         texts(set_up(make(folder, shuffle=False)), 13)
     datasets.Dataset.from_list([{"prompt": "a"}]).save_to_disk(tmp_path / "saved")
     assert "leave out streaming" in setup_error(make(tmp_path / "saved"))
+
+
+def test_ranks_that_read_different_prompts_end_the_run() -> None:
+    prompts = [Prompt("a", (1, 2), "")]
+    require_same_prompts(prompts, lambda items: items * 2, step=3)
+    with pytest.raises(RunError, match="step 3: the ranks read different prompts"):
+        require_same_prompts(prompts, lambda items: [*items, "other"], step=3)
