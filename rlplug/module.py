@@ -476,7 +476,17 @@ class RLModule(LightningModule):
     @property
     def validator(self) -> Validator:
         """What scores held-out prompts."""
-        return Validator(self.config, self.data, self.run.generator, self.score, self.rewards, self.strategy)
+        config = self.config
+        return Validator(
+            config.validation,
+            config.sampling.max_new_tokens,
+            config.seed,
+            self.data,
+            self.run.generator,
+            self.score,
+            self.rewards,
+            self.strategy,
+        )
 
     @property
     def policy_update(self) -> PolicyUpdate:

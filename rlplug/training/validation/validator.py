@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from lightning.fabric.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_warn
 
-from rlplug.config import RunConfig
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.distributed.stop_signal import StopRequested
 from rlplug.distributed.strategy import RLFSDP2Strategy
@@ -16,6 +15,7 @@ from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.rewards import RewardRunner
 from rlplug.rollout.generator import RolloutGenerator, RolloutRequest
 from rlplug.training.samples.table import sample_table
+from rlplug.training.validation.config import ValidationConfig
 from rlplug.training.validation.scores import validation_by_source
 from rlplug.types import Rollout, Sample
 
@@ -41,7 +41,9 @@ class Validator:
     """Generates and scores the held-out prompts. Every method but :meth:`is_due` is collective.
 
     Args:
-        config: The run's configuration.
+        config: Settings.
+        max_new_tokens: Longest completion, in tokens.
+        seed: The run's seed.
         data: Has the held-out prompts.
         generator: Generates completions.
         score: Returns this rank's samples with their rewards.
@@ -51,19 +53,22 @@ class Validator:
 
     def __init__(
         self,
-        config: RunConfig,
+        config: ValidationConfig,
+        max_new_tokens: int,
+        seed: int,
         data: PromptDataModule,
         generator: RolloutGenerator,
         score: Callable[[list[Sample]], list[Sample]],
         rewards: RewardRunner,
         ranks: RLFSDP2Strategy,
     ) -> None:
-        self._config, self._data, self._generator = config, data, generator
+        self._config, self._max_new_tokens, self._seed = config, max_new_tokens, seed
+        self._data, self._generator = data, generator
         self._score, self._rewards, self._ranks = score, rewards, ranks
 
     def is_due(self, step: int) -> bool:
         """Return whether to validate the policy after ``step`` steps."""
-        return self._config.validation.is_due(step) and bool(self._data.val_prompts)
+        return self._config.is_due(step) and bool(self._data.val_prompts)
 
     @property
     def is_running(self) -> bool:
@@ -81,7 +86,7 @@ class Validator:
             ``None`` where an engine failed after the update of the step beside it: the weights of ``step`` are gone.
         """
         try:
-            samples = self._generator.finish_held_out(self._config.validation.num_samples)
+            samples = self._generator.finish_held_out(self._config.num_samples)
         except StopRequested:
             rank_zero_warn(f"The validation after step {step} is left out: the run was told to stop before its end.")
             raise
@@ -98,14 +103,13 @@ class Validator:
         return self._scored(self._generator.generate(self._request(version)), step)
 
     def _request(self, version: int) -> RolloutRequest:
-        config, prompts = self._config, self._data.val_prompts
-        sampling = config.validation.sampling(config.sampling.max_new_tokens)
-        return RolloutRequest(prompts, config.validation.num_samples, sampling, f"validate/{config.seed}", version)
+        prompts, sampling = self._data.val_prompts, self._config.sampling(self._max_new_tokens)
+        return RolloutRequest(prompts, self._config.num_samples, sampling, f"validate/{self._seed}", version)
 
     def _scored(self, samples: list[Sample], step: int) -> Validation:
         samples = self._score(samples)
         self._rewards.check(samples, self._ranks)
         names, sources = self._rewards.names, self._data.val_sources
         table = sample_table(Rollout(tuple(samples)), names, self._ranks.gather_arrays, sources)
-        scores = validation_by_source(table, names, self._config.validation.pass_threshold, sources)
+        scores = validation_by_source(table, names, self._config.pass_threshold, sources)
         return Validation(step, samples, scores)
