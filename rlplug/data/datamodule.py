@@ -281,12 +281,18 @@ class PromptDataModule(LightningDataModule):
         uids = [row.uid for row in rows]
         token_ids = tokenize_all(uids, texts, rules.tokenizer, not self.renders_chat, limit)
         prompts = [
-            Prompt(row.uid, ids, text, row.answer, row.metadata, row.source)
+            Prompt(row.uid, ids, text, row.answer, row.metadata, row.source, self._messages(row))
             for row, text, ids in zip(rows, texts, token_ids, strict=True)
         ]
         if empty := [prompt for prompt in prompts if not prompt.token_ids]:
             raise ConfigError(f"data.{split}: the prompt {empty[0].uid!r} has no tokens: give it text, or remove it.")
         return prompts
+
+    def _messages(self, row: PromptRow) -> Sequence[Mapping[str, str]]:
+        """Return the row's prompt as messages, where it is a chat."""
+        if not self.renders_chat:
+            return ()
+        return [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
 
     def _kept(self, rules: PromptRules, split: str, prompts: list[Prompt]) -> list[Prompt]:
         """Return the prompts that are short enough, or refuse those that are not."""

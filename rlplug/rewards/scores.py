@@ -22,7 +22,10 @@ def own_copy(sample: Sample) -> Sample:
     """Return a copy for one call of a reward: what the call changes in it reaches no other sample or reward."""
     prompt = sample.prompt
     own = dataclasses.replace(
-        prompt, answer=copy.deepcopy(prompt.answer), metadata=copy.deepcopy(dict(prompt.metadata))
+        prompt,
+        answer=copy.deepcopy(prompt.answer),
+        metadata=copy.deepcopy(dict(prompt.metadata)),
+        messages=copy.deepcopy(list(prompt.messages)),
     )
     return dataclasses.replace(sample, prompt=own, rewards=dict(sample.rewards))
 

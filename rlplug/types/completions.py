@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
@@ -37,6 +37,8 @@ class Prompt:
         text: Text of the tokens: the rendered chat template, or the plain prompt.
         answer: Reference answer for verifiers; ``None`` when the task has none.
         source: Name of its source in a mixture; empty without one (hook API 2.1).
+        messages: Chat messages of its row, with ``role`` and ``content``, before a template or a system prompt of the
+            run were put around them; empty for a plain text (hook API 2.1).
     """
 
     uid: str
@@ -45,6 +47,7 @@ class Prompt:
     answer: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
+    messages: Sequence[Mapping[str, str]] = ()
 
 
 @dataclass(frozen=True)

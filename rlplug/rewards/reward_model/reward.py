@@ -34,8 +34,8 @@ class RewardModel(Reward):
         max_tokens: Most tokens of a pass, padding included.
         max_length: Longest conversation in tokens; a longer one is an error of its sample. By default, the model's
             ``max_position_embeddings``.
-        prompt_key: Field of the row with the question as text or as a list of messages. By default, the text of the
-            prompt; with ``data.chat`` that has the policy's template around it, and then the field is needed.
+        prompt_key: Field of the row with the question as text or as a list of messages; by default, the prompt's own
+            text or messages, without the policy's template.
         chat_template: File with a chat template, in place of the tokenizer's.
         offload: Whether it leaves the trainer's device between phases; ``false`` keeps it there.
         deadline_s: Longest time for all samples of a step in seconds, at most ``model.limits.reward_deadline_s``. The
@@ -142,7 +142,7 @@ class RewardModel(Reward):
 
     def _tokens(self, sample: Sample, tokenizer: Any, longest: int) -> list[int] | RewardError:
         """Return a sample's conversation as token ids."""
-        question: Any = sample.prompt.text
+        question: Any = list(sample.prompt.messages) or sample.prompt.text
         if self.prompt_key is not None:
             question = sample.prompt.metadata.get(self.prompt_key)
         messages = [{"role": "user", "content": question}] if isinstance(question, str) else question

@@ -23,7 +23,7 @@ from rlplug.types import Prompt
 
 def test_plain_text_gets_the_tokens_that_the_tokenizer_puts_in_front_but_not_those_behind():
     (prompt,) = train_prompts(set_up(PromptDataModule(ListSource("Hi"))))
-    assert prompt == Prompt("p0", (BOS, *ids("Hi")), "Hi", "answer 0", {"index": 0})
+    assert prompt == Prompt("p0", (BOS, *ids("Hi")), "Hi", "answer 0", {"index": 0})  # no messages
 
 
 def test_plain_text_gets_no_bos_from_a_tokenizer_that_puts_none():
@@ -58,6 +58,7 @@ def test_plain_text_becomes_a_user_message_with_chat():
 def test_system_prompt_stands_in_front(row):
     (prompt,) = train_prompts(set_up(PromptDataModule(ListSource(row), chat=True, system_prompt="S")))
     assert prompt.text == "<bos><|system|>S<|user|>Hi<|assistant|>"
+    assert prompt.messages == [USER_MESSAGE]  # what a reward model reads in its own template
 
 
 def test_text_and_messages_together_need_chat():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from walled_code import code_reward
 
 from rlplug.errors import ConfigError
 from rlplug.rewards import CodeReward, RewardRunner
@@ -20,7 +21,7 @@ SUMS = "print(sum(int(word) for word in input().split()))\n"
 @pytest.fixture(scope="module")
 def reward():
     # time for a slow machine: what takes the time is hostile code alone, in tests that set their own
-    return CodeReward(test_s=100.0, timeout_s=200.0, num_processes=2)
+    return code_reward(test_s=100.0, timeout_s=200.0, num_processes=2)
 
 
 def score(reward, make_sample, code, fence="python", **row):
@@ -54,7 +55,7 @@ def test_cases_compare_what_a_program_prints(reward, make_sample):
 
 
 def test_all_or_nothing(make_sample):
-    reward = CodeReward(all_or_nothing=True, test_s=100.0, timeout_s=200.0)
+    reward = code_reward(all_or_nothing=True, test_s=100.0, timeout_s=200.0)
     assert score(reward, make_sample, "print(3)", cases=CASES) == 0.0
     assert score(reward, make_sample, SUMS, cases=CASES) == 1.0
 
@@ -140,7 +141,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("what", ENDLESS)
 def test_endless_code_ends(make_sample, what):
-    reward = CodeReward(test_s=1.0, timeout_s=2.0, memory_mib=256)
+    reward = code_reward(test_s=1.0, timeout_s=2.0, memory_mib=256)
     assert score(reward, make_sample, ENDLESS[what] + "\n", tests=TESTS[:2]) == 0.0
 
 

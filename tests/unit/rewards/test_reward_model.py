@@ -51,17 +51,23 @@ def scores(reward, samples):
 
 
 @pytest.mark.parametrize("max_tokens", [1, 40, 16384])
-@pytest.mark.parametrize("prompt_key", [None, "question"])
-def test_scores_are_those_of_the_model_alone(folder, samples, max_tokens, prompt_key):
+@pytest.mark.parametrize("read", ["text", "field", "messages"])
+def test_scores_are_those_of_the_model_alone(folder, samples, max_tokens, read):
+    if read == "messages":  # the text has the policy's template around it
+        chat = dataclasses.replace(
+            samples[0].prompt, text="<user>2+2<end>", messages=[{"role": "user", "content": "2+2"}]
+        )
+        samples = [dataclasses.replace(sample, prompt=chat) for sample in samples]
     network = AutoModelForSequenceClassification.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     wanted = []
     for sample in samples:
-        question = "2+2" if prompt_key is None else "3+3"
+        question = "3+3" if read == "field" else "2+2"
         ids = tokenizer(f"{question}={sample.completion}={tokenizer.eos_token}", add_special_tokens=False)["input_ids"]
         assert ids[-1] == tokenizer.eos_token_id
         hidden = network.model(torch.tensor([ids])).last_hidden_state[0, -1]  # the last token, whatever it is
         wanted.append(network.score(hidden).item())
+    prompt_key = "question" if read == "field" else None
     found = scores(reward_of(folder, max_tokens=max_tokens, prompt_key=prompt_key), samples)
     assert found == pytest.approx(wanted, abs=1e-6)
     assert len(set(wanted)) == len(TEXTS)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from judge_server import JudgeServer, Reply, by_length, chat, judge_server, make_judge, said
+from walled_code import code_reward
 
 from examples.hidden_digit.environment import HiddenDigit
 from examples.quickstart.reward import digits_in_place
 from rlplug.data.sources import FileSource, HFDatasetSource, PromptSource, ReasoningGymSource
 from rlplug.environments.tool_environment import ToolEnvironment
 from rlplug.interfaces import Environment, Reward
-from rlplug.rewards.code import CodeReward
 from rlplug.rewards.function import FunctionReward
 from rlplug.rewards.judges import PairwiseJudge
 from rlplug.rewards.text import ExactMatch, RegexFormat
@@ -75,7 +75,7 @@ class TestPairwiseJudge(TestJudge):
 @pytest.mark.nightly
 class TestCodeReward(RewardConformance):
     def make_reward(self) -> Reward:
-        return CodeReward()
+        return code_reward()
 
     def samples(self) -> Sequence[Sample]:
         texts = [f"```python\ndef double(x):\n    return {body}\n```" for body in ("2 * x", "4", "x", "1 / 0")]
