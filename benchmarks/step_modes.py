@@ -95,7 +95,8 @@ def read(out: Path) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=WORKLOADS, default="heavy-tailed")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), metavar="MODE", help=", ".join(MODES))
@@ -105,11 +106,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for modes.jsonl, table.md and logs")
     parser.add_argument("--table", type=Path, metavar="OUT", help="print the table of a folder, and run nothing")
     options = parser.parse_args()
+    if options.out is None and options.table is None:
+        parser.error("--out is missing: the folder for the results")
+    return options
+
+
+def main() -> None:
+    options = parse()
     if options.table is not None:
         print(table(read(options.table), options.warm_up))
         return
-    if options.out is None:
-        parser.error("--out is missing: the folder for the results")
     for folder in (options.out, options.work):
         folder.mkdir(parents=True, exist_ok=True)
     os.environ["PYTHONPATH"] = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"

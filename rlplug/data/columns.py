@@ -5,8 +5,10 @@ from __future__ import annotations
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
+from rlplug.data.rows import as_messages
 from rlplug.errors import ConfigError, did_you_mean, encodable, safe_repr
 
 DEFAULT_PROMPT_KEY: Final = "prompt"
@@ -42,7 +44,7 @@ class Columns:
                 f"data source template makes the prompt, and prompt_key is {self.prompt_key!r}: drop one of them, or "
                 f"write {{{self.prompt_key}}} in the template."
             )
-        if self.template is not None and not any(name for _, name in self._parts()):
+        if self.template is not None and not any(name for _, name in self._parts):
             raise ConfigError(
                 f"data source template {safe_repr(self.template)} names no column: write one in braces, such as "
                 "{question}."
@@ -83,6 +85,7 @@ class Columns:
             )
         return {self.renamed.get(name, name): value for name, value in record.items()}
 
+    @cached_property
     def _parts(self) -> list[tuple[str, str | None]]:
         """Return the pieces of the template: text, and the column behind it, or ``None`` at the end."""
         try:
@@ -101,7 +104,7 @@ class Columns:
 
     def _fill(self, fields: Mapping[str, Any], where: str) -> str:
         texts = []
-        for text, name in self._parts():
+        for text, name in self._parts:
             texts.append(text)
             if name is None:
                 continue
@@ -117,7 +120,7 @@ class Columns:
 
     def _with_system_prompt(self, prompt: str | Messages, where: str) -> Messages:
         assert self.system_prompt is not None
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        messages = as_messages(prompt)
         if any(message["role"] == "system" for message in messages):
             raise ConfigError(f"{where} has its own system message, and the source's system_prompt is set: drop one.")
         return [{"role": "system", "content": self.system_prompt}, *messages]

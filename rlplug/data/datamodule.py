@@ -18,7 +18,7 @@ from rlplug.data.curriculum import PassRateCurriculum, PassRates
 from rlplug.data.mixture import MixedPrompts, MixtureSource, of_part, warn_of_duplicates
 from rlplug.data.prompt_stream import PromptStream, TrainingPrompts
 from rlplug.data.rendering import render_all, takes_tools, tokenize_all
-from rlplug.data.rows import PromptRow, RowStream, check_row
+from rlplug.data.rows import PromptRow, RowStream, as_messages, check_row
 from rlplug.data.sources import PromptSource
 from rlplug.data.streaming import StreamedPrompts, read_head
 from rlplug.environments.tool_schema import tool_instructions
@@ -280,19 +280,14 @@ class PromptDataModule(LightningDataModule):
             texts = render_all(rows, rules.tokenizer, self.system_prompt, instructions, self.template_tools)
         uids = [row.uid for row in rows]
         token_ids = tokenize_all(uids, texts, rules.tokenizer, not self.renders_chat, limit)
+        messages = [as_messages(row.prompt) if self.renders_chat else () for row in rows]
         prompts = [
-            Prompt(row.uid, ids, text, row.answer, row.metadata, row.source, self._messages(row))
-            for row, text, ids in zip(rows, texts, token_ids, strict=True)
+            Prompt(row.uid, ids, text, row.answer, row.metadata, row.source, chat)
+            for row, text, ids, chat in zip(rows, texts, token_ids, messages, strict=True)
         ]
         if empty := [prompt for prompt in prompts if not prompt.token_ids]:
             raise ConfigError(f"data.{split}: the prompt {empty[0].uid!r} has no tokens: give it text, or remove it.")
         return prompts
-
-    def _messages(self, row: PromptRow) -> Sequence[Mapping[str, str]]:
-        """Return the row's prompt as messages, where it is a chat."""
-        if not self.renders_chat:
-            return ()
-        return [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
 
     def _kept(self, rules: PromptRules, split: str, prompts: list[Prompt]) -> list[Prompt]:
         """Return the prompts that are short enough, or refuse those that are not."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from transformers import PreTrainedTokenizerBase
 
-from rlplug.data.sources import PromptRow
+from rlplug.data.rows import PromptRow, as_messages
 from rlplug.environments.chat_template import RENDER_S, render_chat, template_of
 from rlplug.errors import ConfigError, describe
 from rlplug.timeouts import CallBatch, CallError, TimeoutExecutor, call_within
@@ -66,7 +66,7 @@ def _render(
     instructions: str,
     tools: Sequence[Mapping[str, Any]],
 ) -> str:
-    messages = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
+    messages = as_messages(row.prompt)
     own = next((message for message in messages if message["role"] == "system"), None)
     if system_prompt is not None and own is not None:
         raise ConfigError(

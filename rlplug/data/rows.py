@@ -13,6 +13,11 @@ from rlplug.errors import ConfigError, brief, encodable
 from rlplug.interfaces.plain_values import json_problem
 
 
+def as_messages(prompt: str | list[dict[str, str]]) -> list[dict[str, str]]:
+    """Return a prompt as chat messages; plain text is one of the user."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
 @dataclass(frozen=True)
 class PromptRow:
     """One task before tokenisation.

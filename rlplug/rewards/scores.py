@@ -25,7 +25,7 @@ def own_copy(sample: Sample) -> Sample:
         prompt,
         answer=copy.deepcopy(prompt.answer),
         metadata=copy.deepcopy(dict(prompt.metadata)),
-        messages=copy.deepcopy(list(prompt.messages)),
+        messages=[dict(message) for message in prompt.messages],
     )
     return dataclasses.replace(sample, prompt=own, rewards=dict(sample.rewards))
 

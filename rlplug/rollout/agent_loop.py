@@ -249,7 +249,8 @@ class AgentLoop:
 
     def _count(self, running: dict[str, Trajectory]) -> None:
         if self._timeline is not None:
-            num_held_out = sum(each.key in self._other_sampling for each in running.values())
+            held_out = self._other_sampling
+            num_held_out = sum(each.key in held_out for each in running.values()) if held_out else 0
             self._timeline.count(len(running) - num_held_out, num_held_out)
 
     def _in_time(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:

@@ -30,13 +30,17 @@ def test_the_benchmarks_take_each_command(debts: ModuleType, monkeypatch: pytest
     for debt, is_tiny in itertools.product(debts.DEBTS.values(), (False, True)):
         for command in debts.commands_of(debt, tmp_path, sys.executable, is_tiny):
             script = next((word for word in command if word.startswith("benchmarks/")), "")
-            on_gpu = {"benchmarks/rollout.py": ["--device", "cuda"], "benchmarks/update.py": []}
+            on_gpu = {
+                "benchmarks/rollout.py": ["--device", "cuda"],
+                "benchmarks/update.py": [],
+                "benchmarks/step_modes.py": [],
+            }
             if script in on_gpu:
                 monkeypatch.setattr(sys, "argv", command[command.index(script) :] + on_gpu[script])
                 importlib.import_module(Path(script).stem).parse()
                 parsed.append(debt.name)
             assert not [word for word in command if debts.PAIR.search(word)]
-    assert {"gradients-64k", "vllm-tp2-fp8", "sglang-tp2"} <= {*parsed}
+    assert {"gradients-64k", "vllm-tp2-fp8", "sglang-tp2", "modes-long", "modes-two-gpus"} <= {*parsed}
 
 
 def runner(debts: ModuleType, folder: Path, budget: float, paths: dict[str, str]) -> object:
