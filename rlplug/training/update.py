@@ -122,11 +122,13 @@ def separate_memory_pool(optimizer: Any) -> Iterator[None]:
     """Allocate optimizer state, which the first step creates, in its own CUDA memory pool.
 
     Otherwise this long-lived state fragments blocks freed by activations, and they cannot be returned to the device
-    for the engine.
+    for the engine. These blocks are returned beforehand: while a pool is in use, torch raises OutOfMemoryError rather
+    than free what other pools hold (https://github.com/pytorch/pytorch/issues/159674).
     """
     if optimizer.state or not torch.cuda.is_available():
         yield
         return
+    torch.cuda.empty_cache()
     with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
         yield
 

@@ -12,6 +12,7 @@ from torch import nn
 from rlplug.interfaces import Denominators
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
 from rlplug.training.step_rows import StepRows
+from rlplug.training.update import separate_memory_pool
 from rlplug.types import StepBatch
 
 TEMPERATURE, TOP_K, LEARNING_RATE, MAX_NORM = 0.8, 10, 0.05, 0.5  # as in update_worker.py
@@ -312,3 +313,19 @@ def test_both_world_sizes_agree(updated):
         for key, tensor in one[name]["after"].items():
             torch.testing.assert_close(tensor, two[name]["after"][key], rtol=0, atol=1e-5)
         assert math.isclose(one[name]["metrics"]["loss"], two[name]["metrics"]["loss"], abs_tol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_first_optimizer_step_may_use_what_activations_have_left():
+    """torch does not free cached blocks while a memory pool is in use: a first step ran out of memory beside 50 GiB."""
+    size = 2**30
+    torch.cuda.empty_cache()
+    limit = torch.cuda.memory_reserved() + 2 * size
+    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        activations = torch.empty(size * 3 // 2, dtype=torch.uint8, device="cuda")
+        del activations
+        with separate_memory_pool(SimpleNamespace(state={})):
+            assert torch.empty(size, dtype=torch.uint8, device="cuda").nbytes == size
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
