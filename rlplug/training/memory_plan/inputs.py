@@ -76,24 +76,25 @@ class Sizes:
     micro_batch_size: int | None = None
     sequence_size: int = 1
 
-    def num_passes(self, phase: PassKind) -> int:
-        """Return the passes over rows that all are as long as possible."""
-        rows = self.update_rows if phase == "update" else self.forward_rows
-        return -(-rows // min(rows, self._rows_per_pass(phase)))
-
     def tokens(self, phase: PassKind) -> int:
-        """Return the tokens of a rank in the largest pass over rows that all are as long as possible."""
-        rows = self.update_rows if phase == "update" else self.forward_rows
-        return -(-rows // self.num_passes(phase)) * self.longest // self.sequence_size
+        """Return the most tokens of a rank in one pass; rows of mixed lengths can fill a budget to its last token."""
+        rows = self._rows(phase)
+        if self.micro_batch_size is not None:
+            num_passes = -(-rows // self.micro_batch_size)
+            return -(-rows // num_passes) * self.longest // self.sequence_size
+        budget = max(self.max_tokens[phase] * self.sequence_size, self.longest)
+        return min(rows * self.longest, budget) // self.sequence_size
+
+    def needs_several_passes(self, phase: PassKind) -> bool:
+        """Return whether one pass cannot hold all rows when they are as long as possible."""
+        return self._rows(phase) * self.longest > self.tokens(phase) * self.sequence_size
 
     def scored(self, phase: PassKind) -> int:
         """Return those of them whose logprobs are wanted."""
         return self.tokens(phase) * self.max_new_tokens // self.longest
 
-    def _rows_per_pass(self, phase: PassKind) -> int:
-        if self.micro_batch_size is not None:
-            return self.micro_batch_size
-        return max(1, self.max_tokens[phase] * self.sequence_size // self.longest)
+    def _rows(self, phase: PassKind) -> int:
+        return self.update_rows if phase == "update" else self.forward_rows
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ class MemoryPlan:
         gathered = shape.parameters
         if facts.reshard_after_forward:  # a block, the one that is fetched ahead, and embeddings or output layer
             gathered = min(gathered, 2 * shape.block_parameters + shape.end_parameters)
-        keeps_whole = facts.sizes.num_passes("update") > 1 and not facts.sync_every_micro_batch
+        keeps_whole = facts.sizes.needs_several_passes("update") and not facts.sync_every_micro_batch
         gradients = FLOAT32 * network.trained // (1 if keeps_whole else facts.shards)
         scored = 0 if is_critic else facts.sizes.scored(phase)
         kept = kept_elements(shape, traits) if is_update else 0
