@@ -55,7 +55,7 @@ class ServedAdapters:
         self._adapters = adapters
         self._lora_config = engine.vllm_config.lora_config
         self._model, self._manager = model, model.lora_manager
-        self._number = 0
+        self._number = 1  # that of the adapter with which vLLM warms up, whose metadata must not be taken for ours
         self._sent_names = {name for module in adapters.modules for name in AdapterWeights.names(module)}
         self.has_frozen = False
         """Whether a sync has brought the frozen weights and adapters."""
