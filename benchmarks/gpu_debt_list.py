@@ -152,6 +152,29 @@ ONE_GPU: Final = (
         engine="vllm",
     ),
     Debt(
+        "kit-adapters",
+        "the kit's checks of adapters pass with VLLMRollout, in bfloat16 and after a sleep",
+        ((*PYTEST, "plugins/rollout_vllm/tests/test_vllm_conformance.py", "-k", "adapters"),),
+        seconds=50,
+        gib=5,
+        engine="vllm",
+    ),
+    Debt(
+        "lora-serving",
+        "adapters alone beside merged weights: bytes and seconds of a sync, mismatch, tokens per second, sleep",
+        (
+            (
+                *("{python}", "benchmarks/lora_serving.py", "--shape", "{qwen3-1.7b|tiny}", "--batches", "{64|4}"),
+                *("{256|8}", "--group", "{8|4}", "--prompt", "{256|8}", "--new", "{256|8}", "--mismatch", "{16|2}"),
+                *("--repeats", "2", "--out", "{out}/lora.jsonl"),
+            ),
+        ),
+        seconds=140,
+        gib=80,
+        is_timed=True,
+        engine="vllm",
+    ),
+    Debt(
         "vllm-bf16",
         "vLLM in bfloat16: what the next three are compared with",
         (_rollout("vllm", "1", *GRAPHS),),

@@ -391,6 +391,14 @@ def check_engine(config: RunConfig, engines: Iterable[type], is_here: bool = Tru
     if config.weight_sync.dtype is not None:
         for capability in ("fp8_refit", "logprobs") if is_here else ("logprobs",):
             require_capability(engine, capability, "model.weight_sync.dtype", engines)
+    if config.lora is not None and config.lora.sync == "adapters":
+        instead = "Or set model.lora.sync to merged."
+        require_capability(engine, "adapters", "model.lora.sync: adapters", engines, instead)
+        if config.weight_sync.dtype is not None:
+            raise ConfigError(
+                "model.lora.sync is adapters, and model.weight_sync.dtype asks for FP8: nobody has tried adapters "
+                "beside weights in FP8. Set model.lora.sync to merged, or model.weight_sync.dtype to null."
+            )
     if config.router_replay:
         require_capability(engine, "routed_experts", "model.router_replay", engines)
     if config.partial_rollout is not None:

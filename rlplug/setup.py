@@ -34,7 +34,7 @@ from rlplug.memory_inputs import PlannedRun
 from rlplug.models.build import Models, build_critic, build_policy, build_reference
 from rlplug.models.config import load_spec, load_tokenizer
 from rlplug.models.hf_files import read_config
-from rlplug.models.lora.adapters import WithoutAdapters
+from rlplug.models.lora.adapters import WithoutAdapters, adapter_weights
 from rlplug.models.routers import router_shape
 from rlplug.models.shape import attention_cost
 from rlplug.plugin_manager import CORE, plugins
@@ -54,7 +54,7 @@ from rlplug.training.update import PolicyUpdate
 from rlplug.types import MeshSizes
 from rlplug.weight_sync.buckets import policy_buckets
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights, describe
-from rlplug.weight_sync.manifest import meta_model
+from rlplug.weight_sync.manifest import adapters_line, meta_model
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,8 @@ def read_inputs(config: RunConfig) -> RunInputs:
     spec = load_spec(config.policy, tokenizer)
     if config.weight_sync.dtype is not None:
         spec = replace(spec, fp8=choose_fp8_weights(meta_model(spec.path), config.weight_sync))
+    if config.lora is not None and config.lora.sync == "adapters":
+        spec = replace(spec, adapters=adapter_weights(config.policy, config.lora))
     if config.router_replay:
         spec = replace(spec, routers=router_shape(meta_model(spec.path), "model.router_replay"))
     tools: Sequence[Mapping[str, Any]] = ()
@@ -264,6 +266,8 @@ def build_models(
         models.effects += effects
         models.effects += () if plan is None or plan.memory is None else plan.memory.left_out
         models.effects += () if inputs.spec.fp8 is None else (Effect(describe(inputs.spec.fp8)),)
+        if inputs.spec.adapters is not None:
+            models.effects += (Effect(adapters_line(inputs.spec, type(config.engine).__name__)),)
         models.adapters = adapter_record(models.policy, strategy.gather)
     strategy.accept_checkpoint = partial(check_records, trainer, models.adapters)
     if plan is None:
@@ -307,9 +311,10 @@ def start_run(
     )
     placement = Placement(strategy.root_device, strategy.global_rank, strategy.world_size)
     weights = config.model_trainer.hf_weights(models.policy)
+    max_bytes = config.weight_sync.bucket_mib << 20
     driver = EngineDriver(
         engine=config.engine,
-        make_buckets=partial(policy_buckets, models.policy, inputs.spec, config.weight_sync.bucket_mib << 20, weights),
+        make_buckets=partial(policy_buckets, models.policy, inputs.spec, max_bytes, weights),
         spec=inputs.spec,
         placement=placement,
         hook=plugins().hook,

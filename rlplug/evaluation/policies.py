@@ -193,7 +193,8 @@ def checkpoint_buckets(
 def config_for(config: RunConfig, model: ModelConfig) -> RunConfig:
     """Return options of a run for an evaluation of ``model``: without what only training needs.
 
-    Weights go to the engine in the model's dtype, also where a run sends them in FP8, and no experts are recorded.
+    Weights go to the engine in the model's dtype, also where a run sends them in FP8, with adapters merged, also where
+    a run sends these alone, and no experts are recorded.
     """
     sync = WeightSyncConfig(bucket_mib=config.weight_sync.bucket_mib)
-    return replace(config, policy=model, weight_sync=sync, router_replay=False, partial_rollout=None)
+    return replace(config, policy=model, weight_sync=sync, lora=None, router_replay=False, partial_rollout=None)

@@ -17,12 +17,21 @@ from rlplug.interfaces.rollout import (
 )
 from rlplug.interfaces.router_replay import NOT_RECORDED, RouterReplay, RouterShape, replace_choice, replayed
 from rlplug.interfaces.trainer import ModelConfig, ModelTrainer, TrainerClaims
-from rlplug.interfaces.weight_sync import Bucket, FP8Weights, HFWeight, SyncReport, TensorInfo, WeightsOfParameters
+from rlplug.interfaces.weight_sync import (
+    AdapterWeights,
+    Bucket,
+    FP8Weights,
+    HFWeight,
+    SyncReport,
+    TensorInfo,
+    WeightsOfParameters,
+)
 
 __all__ = [
     "LOST",
     "NOT_RECORDED",
     "ActivationTraits",
+    "AdapterWeights",
     "Advantages",
     "Algorithm",
     "Bucket",

@@ -12,7 +12,7 @@ import torch
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.memory import EngineMemory, EngineMemoryRequest
 from rlplug.interfaces.router_replay import RouterShape
-from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport
+from rlplug.interfaces.weight_sync import AdapterWeights, Bucket, FP8Weights, SyncReport
 from rlplug.types import Completion, Request, SamplingParams
 
 SleepingPart: TypeAlias = Literal["weights", "kv_cache"]
@@ -35,6 +35,8 @@ class EngineCapabilities:
         tensor_parallel: Whether it can split one model over several devices.
         routed_experts: Whether it returns the experts that its routers chose, when ``PolicySpec.routers`` asks for
             them.
+        adapters: Whether it serves low-rank adapters beside frozen weights that it gets once, as
+            :class:`~rlplug.interfaces.weight_sync.AdapterWeights` says.
     """
 
     colocated: bool = True
@@ -48,6 +50,7 @@ class EngineCapabilities:
     multi_turn: bool = False
     tensor_parallel: bool = False
     routed_experts: bool = False
+    adapters: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class PolicySpec:
             known.
         routers: Routers whose choices the engine must return in ``Completion.routed_experts``; ``None`` when it need
             not.
+        adapters: Low-rank adapters that the engine serves; ``None`` when weight syncs send whole weights.
     """
 
     path: str
@@ -73,6 +77,7 @@ class PolicySpec:
     fp8: FP8Weights | None = None
     vocab_size: int | None = None
     routers: RouterShape | None = None
+    adapters: AdapterWeights | None = None
 
 
 @dataclass(frozen=True)
@@ -179,6 +184,9 @@ class RolloutEngine(ABC):
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
         """Replace all weights of the policy; later completions carry ``version``.
 
+        With ``PolicySpec.adapters``, only the first sync after a start brings all weights; later ones replace the
+        adapters.
+
         Every bucket must be consumed on every rank: producing one is a collective operation.
 
         Raises:
@@ -234,12 +242,15 @@ class RolloutEngine(ABC):
         return NotImplementedError(f"{type(self).__name__} does not have the capability {capability!r}")
 
 
-def require_capability(engine: RolloutEngine, capability: str, key: str, others: Iterable[type]) -> None:
+def require_capability(
+    engine: RolloutEngine, capability: str, key: str, others: Iterable[type], instead: str = ""
+) -> None:
     """Stop the run at start when ``engine`` lacks what configuration key ``key`` asks for.
 
     Args:
         capability: A field of :class:`EngineCapabilities`.
         others: Registered engine classes; the message names those that have the capability.
+        instead: Another way out, for the message, such as ``Or set model.lora.sync to merged.``
 
     Raises:
         ConfigError: The engine lacks it.
@@ -249,4 +260,6 @@ def require_capability(engine: RolloutEngine, capability: str, key: str, others:
         return
     able = [other.__name__ for other in others if getattr(other.capabilities, capability, False)]  # type: ignore[attr-defined]
     remedy = f"Engines here that can: {', '.join(able)}." if able else "No installed engine can."
-    raise ConfigError(f"{key} needs an engine with {capability!r}, which {type(engine).__name__} lacks. {remedy}")
+    raise ConfigError(
+        f"{key} needs an engine with {capability!r}, which {type(engine).__name__} lacks. {remedy} {instead}".rstrip()
+    )

@@ -80,6 +80,46 @@ WeightsOfParameters: TypeAlias = Mapping[str, Sequence[HFWeight]]
 
 
 @dataclass(frozen=True)
+class AdapterWeights:
+    """Low-rank adapters that an engine serves: LoRA, arXiv:2106.09685.
+
+    The first weight sync after each start brings all weights of the policy, which are frozen, and the adapters; every
+    later sync brings the adapters alone. An engine keeps the frozen weights until it is closed, also while it sleeps.
+
+    The adapter of a layer with the weight W [O, I] is two tensors in the policy's dtype, A [rank, I] and B [O, rank],
+    under :meth:`names`; with it the layer computes W x + alpha / rank * B A x.
+
+    Attributes:
+        rank: Rank of all adapters.
+        alpha: Their updates are scaled by alpha / rank.
+        modules: Checkpoint names of the adapted layers, such as ``model.layers.0.self_attn.q_proj``.
+    """
+
+    rank: int
+    alpha: float
+    modules: tuple[str, ...]
+
+    @staticmethod
+    def names(module: str) -> tuple[str, str]:
+        """Return the names under which A and B of a layer are sent."""
+        return f"{module}.lora_A.weight", f"{module}.lora_B.weight"
+
+    def tensors(self, weights: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+        """Return shape and dtype of each tensor of the adapters.
+
+        Args:
+            weights: Those of the frozen weights, by checkpoint name.
+        """
+        found: dict[str, TensorInfo] = {}
+        for module in self.modules:
+            weight = weights[f"{module}.weight"]
+            (num_rows, num_columns), (down, up) = weight.shape, self.names(module)
+            found[down] = TensorInfo(torch.Size((self.rank, num_columns)), weight.dtype)
+            found[up] = TensorInfo(torch.Size((num_rows, self.rank)), weight.dtype)
+        return found
+
+
+@dataclass(frozen=True)
 class FP8Weights:
     """Names of the weights that are sent in FP8, with a scale for each block of 128 x 128.
 

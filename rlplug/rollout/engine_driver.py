@@ -33,7 +33,9 @@ class EngineDriver:
 
     Args:
         engine: A rollout engine that was not started yet; the constructor starts it.
-        make_buckets: Returns the policy's weights for a sync, as an iterator of buckets; collective.
+        make_buckets: Returns the policy's weights for a sync, as an iterator of buckets; collective. With
+            ``spec.adapters`` it is called with ``has_frozen``, whether the engine has the frozen weights and gets the
+            adapters alone.
         spec: What the engine is told about the policy.
         placement: This rank and its device.
         hook: The plugins' hooks; ``rlplug_sync_weights`` runs the weight sync.
@@ -48,7 +50,7 @@ class EngineDriver:
     def __init__(
         self,
         engine: RolloutEngine,
-        make_buckets: Callable[[], Iterator[Bucket]],
+        make_buckets: Callable[..., Iterator[Bucket]],
         spec: PolicySpec,
         placement: Placement,
         hook: Any,
@@ -72,6 +74,7 @@ class EngineDriver:
         self._max_restarts = max_restarts
         self._states = EngineStateMachine(type(engine).__name__, placement.device)
         self._version = NO_VERSION
+        self._has_frozen = False
         self._num_restarts = 0
         self._failed_start: EngineFault | None = None
         self._metrics: dict[str, float] = {}
@@ -92,7 +95,7 @@ class EngineDriver:
             RunError: A weight is NaN or infinite and FP8 cannot represent it; nothing was sent.
         """
         needs_sync = self._version != version  # the same on all ranks
-        buckets = self._make_buckets() if needs_sync else iter(())
+        buckets = self._buckets() if needs_sync else iter(())
         try:
             if self._failed_start is not None:
                 raise self._failed_start
@@ -190,8 +193,13 @@ class EngineDriver:
 
     def close(self) -> None:
         """Close the engine; safe to call twice."""
+        self._has_frozen = False
         with self._calls("close", "close"):
             self.engine.close()
+
+    def _buckets(self) -> Iterator[Bucket]:
+        """Return the buckets of the next sync. Collective: the engines of all ranks start together."""
+        return self._make_buckets() if self._spec.adapters is None else self._make_buckets(has_frozen=self._has_frozen)
 
     @contextmanager
     def _calls(self, call: Call, method: str) -> Iterator[None]:
@@ -220,7 +228,7 @@ class EngineDriver:
                     drain(buckets)
                     raise call.violation("take all buckets of a weight sync", "left some of them")
                 report = check_report(call, found, version)
-            self._version = version
+            self._version, self._has_frozen = version, True
             self._metrics["sync/seconds"] = report.seconds
             self._metrics["sync/gib"] = report.num_bytes / GIB
             self._metrics["sync/buckets"] = float(report.num_buckets)

@@ -18,7 +18,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-Family: TypeAlias = Literal["llama", "qwen2", "experts", "routed", "fp8", "fp8_experts"]
+Family: TypeAlias = Literal["llama", "qwen2", "experts", "routed", "fp8", "fp8_experts", "adapters"]
 
 VOCABULARY = 64
 MAX_CONTEXT = 2048
@@ -50,7 +50,7 @@ def make_model_folder(family: Family, folder: Path) -> None:
     distributions that are far from uniform, and no norm or bias is trivial. ``fp8`` is a Qwen3 whose matrices divide
     into blocks of 128, also where engines fuse them, with another scale in each block. ``experts`` and ``fp8_experts``
     are such a Qwen3-MoE whose tokens visit all experts, so that round-off cannot route a token elsewhere. In ``routed``
-    two of eight experts see each token, and the second of four layers has none.
+    two of eight experts see each token, and the second of four layers has none. ``adapters`` is the Qwen3 of ``fp8``.
     """
     config = _config(family)
     has_blocks = family not in ("llama", "qwen2")
@@ -96,7 +96,7 @@ def _config(family: Family) -> PretrainedConfig:
     if family == "llama":
         return LlamaConfig(**common, head_dim=64, tie_word_embeddings=False)
     common |= {"head_dim": 64}
-    if family == "fp8":
+    if family in ("fp8", "adapters"):
         return Qwen3Config(**common, tie_word_embeddings=False)
     if family == "routed":
         routed = {"num_hidden_layers": 4, "mlp_only_layers": [1], "num_experts": 8, "num_experts_per_tok": 2}

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy
@@ -13,7 +14,7 @@ import numpy.typing
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlplug.interfaces.weight_sync import Bucket, FP8Weights
+from rlplug.interfaces.weight_sync import AdapterWeights, Bucket, FP8Weights
 from rlplug.token_arrays import TokenIds
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.buckets import weight_buckets
@@ -66,14 +67,23 @@ class ReferencePolicy:
         path: Hugging Face folder of a model with RMS norms and a residual stream, such as Llama or Qwen.
         dtype: Dtype to which the weights are rounded, and in which they are sent.
         fp8: Weights that are sent in FP8 instead; the reference computes with their values times their scales.
+        adapters: Low-rank adapters that are sent beside the weights, with random values; the reference adds them.
     """
 
-    def __init__(self, path: str, dtype: torch.dtype, fp8: FP8Weights | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        dtype: torch.dtype,
+        fp8: FP8Weights | None = None,
+        adapters: AdapterWeights | None = None,
+    ) -> None:
         self.dtype = dtype
         self.fp8 = fp8
+        self.adapters = adapters
         self.model: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, attn_implementation="eager"
         ).eval()
+        self._drawn = self._draw_adapters(seed=0)
         self._round()
         self.written: set[str] = set()
         """Names of sent tensors that the engine has written to."""
@@ -102,9 +112,16 @@ class ReferencePolicy:
         """Return the number of bytes of the largest weight, in the dtype in which it is sent."""
         return max(int(parameter.numel()) * self.dtype.itemsize for parameter in self.model.parameters())
 
-    def buckets(self, device: torch.device, max_bytes: int = 1 << 30) -> Iterator[Bucket]:
-        """Yield the weights as a trainer does. A bucket is filled with NaN before the next one."""
-        for bucket in weight_buckets(self.model, self.dtype, max_bytes, self.fp8):
+    def buckets(self, device: torch.device, max_bytes: int = 1 << 30, has_frozen: bool = False) -> Iterator[Bucket]:
+        """Yield the weights as a trainer does. A bucket is filled with NaN before the next one.
+
+        Args:
+            device: Device of the buckets.
+            max_bytes: Largest size of a bucket of weights.
+            has_frozen: Whether only the adapters are sent.
+        """
+        weights = iter(()) if has_frozen else weight_buckets(self.model, self.dtype, max_bytes, self.fp8)
+        for bucket in chain(weights, [list(self._drawn.items())] if self._drawn else ()):
             lent = [(name, tensor.to(device, copy=True)) for name, tensor in bucket]
             yield lent
             for (name, own), (_, tensor) in zip(bucket, lent, strict=True):
@@ -114,8 +131,15 @@ class ReferencePolicy:
 
     @torch.no_grad()
     def changed(self, size: float) -> ReferencePolicy:
-        """Return a reference with changed weights: each tensor gets noise of ``size`` times its standard deviation."""
+        """Return a reference with changed weights: each tensor gets noise of ``size`` times its standard deviation.
+
+        Where there are adapters, they are drawn anew, and all else stays.
+        """
         other = copy.deepcopy(self)
+        if self.adapters is not None:
+            other._drawn = self._draw_adapters(seed=1)
+            other._round()
+            return other
         generator = torch.Generator().manual_seed(1)
         for parameter in other.model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=size * float(parameter.std()))
@@ -178,6 +202,23 @@ class ReferencePolicy:
             for name in self.fp8.quantized:
                 values, scales = quantize_blocks(weights[name], self.dtype, self.fp8.power_of_two_scales)
                 weights[name].copy_(dequantize_blocks(values, scales, torch.float32))
+        if self.adapters is not None:
+            self._calculating = copy.deepcopy(self.model)
+            weights = hf_views(self._calculating)
+            for module in self.adapters.modules:
+                down, up = (self._drawn[name].float() for name in AdapterWeights.names(module))
+                weights[f"{module}.weight"].addmm_(up, down, alpha=self.adapters.alpha / self.adapters.rank)
+
+    def _draw_adapters(self, seed: int) -> dict[str, torch.Tensor]:
+        """Return random adapters in ``dtype``, whose updates are about as large as the weights of the tiny models."""
+        weights, generator = hf_views(self.model), torch.Generator().manual_seed(seed)
+        drawn: dict[str, torch.Tensor] = {}
+        for module in () if self.adapters is None else self.adapters.modules:
+            num_rows, num_columns = weights[f"{module}.weight"].shape
+            down, up = AdapterWeights.names(module)
+            drawn[down] = torch.randn(self.adapters.rank, num_columns, generator=generator) / num_columns**0.5
+            drawn[up] = torch.randn(num_rows, self.adapters.rank, generator=generator) / 5
+        return {name: tensor.to(self.dtype) for name, tensor in drawn.items()}
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

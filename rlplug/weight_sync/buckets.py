@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -12,10 +14,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from rlplug.interfaces.rollout import PolicySpec
-from rlplug.interfaces.weight_sync import Bucket, FP8Weights, WeightsOfParameters
+from rlplug.interfaces.weight_sync import AdapterWeights, Bucket, FP8Weights, WeightsOfParameters
 from rlplug.weight_sync.fp8_finite_check import check_finite
 from rlplug.weight_sync.fp8_quantize import quantize_blocks
-from rlplug.weight_sync.hf_names import hf_weights
+from rlplug.weight_sync.hf_names import adapter_modules, hf_weights
 from rlplug.weight_sync.low_rank import LowRankUpdate, adapters_of
 
 ALIGNMENT: Final = 16
@@ -29,13 +31,13 @@ def weight_buckets(
     max_bytes: int = 1 << 30,
     fp8: FP8Weights | None = None,
     weights: WeightsOfParameters | None = None,
+    merges: bool = True,
 ) -> Iterator[Bucket]:
     """Yield every weight of ``model`` in ``dtype``, unsharded, under its name in Hugging Face checkpoints.
 
     Collective: every rank must exhaust the iterator, since sharded parameters are gathered when their turn comes. Tied
-    parameters are sent once, under the name that comes first. What low-rank adapters add is merged on the way. A bucket
-    holds at most ``max_bytes``, unless it is a single parameter; making it takes its bytes twice. It shares no memory
-    with the model.
+    parameters are sent once, under the name that comes first. A bucket holds at most ``max_bytes``, unless it is a
+    single parameter; making it takes its bytes twice. It shares no memory with the model.
 
     Args:
         model: The model, sharded in any way or not.
@@ -44,38 +46,65 @@ def weight_buckets(
         fp8: The weights that are sent in FP8, each as two tensors, values and scales, side by side. Shards of whole
             blocks are quantised before they are gathered; the result does not depend on that.
         weights: Checkpoint weights that each parameter becomes; by default those of a transformers model.
+        merges: Whether what low-rank adapters add is merged on the way; otherwise they are left out.
     """
     in_fp8 = frozenset(fp8.quantized) if fp8 is not None else frozenset()
     of_parameters = hf_weights(model) if weights is None else weights
     adapters = adapters_of(model)
-    updates = {} if adapters is None else adapters.updates
+    updates = adapters.updates if adapters is not None and merges else {}
     gatherer = _WeightGatherer(of_parameters, dtype, in_fp8, fp8 is not None and fp8.power_of_two_scales, updates)
-    pending: list[tuple[str, Tensor]] = []
-    size = 0
-    for name, parameter in model.named_parameters():
-        if not of_parameters[name]:
-            continue
-        num_bytes = gatherer.num_bytes(name)
-        if pending and size + num_bytes > max_bytes:
-            yield gatherer.gather(pending)
-            pending, size = [], 0
-        pending.append((name, parameter.detach()))
-        size += num_bytes
-    if pending:
-        yield gatherer.gather(pending)
+    sent = [(name, parameter.detach()) for name, parameter in model.named_parameters() if of_parameters[name]]
+    for group in _grouped(sent, lambda name, _: gatherer.num_bytes(name), max_bytes):
+        yield gatherer.gather(group)
+
+
+@torch.no_grad()
+def adapter_buckets(model: nn.Module, adapters: AdapterWeights, dtype: torch.dtype, max_bytes: int) -> Iterator[Bucket]:
+    """Yield the low-rank adapters of ``model`` in ``dtype``, unsharded, under their names in ``adapters``.
+
+    Collective, and sharing no memory with the model, as :func:`weight_buckets`.
+    """
+    updates, modules = adapters_of(model), adapter_modules(model)
+    assert updates is not None
+    assert tuple(modules.values()) == adapters.modules, "the engine was told of other adapters"
+    sent = [
+        (sent_name, layer.weight.detach())
+        for name, module in modules.items()
+        for sent_name, layer in zip(
+            AdapterWeights.names(module), (updates.updates[name].down, updates.updates[name].up), strict=True
+        )
+    ]
+    for group in _grouped(sent, lambda _, tensor: tensor.numel() * dtype.itemsize, max_bytes):
+        own = {_storage_of(tensor) for _, tensor in group}
+        full = _gather_full(group, dtype, partial(_part_in, dtype))
+        yield [(name, _apart(tensor.to(dtype), own)) for name, tensor in full.items()]
 
 
 def policy_buckets(
-    policy: nn.Module, spec: PolicySpec, max_bytes: int, weights: WeightsOfParameters | None = None
+    policy: nn.Module,
+    spec: PolicySpec,
+    max_bytes: int,
+    weights: WeightsOfParameters | None = None,
+    has_frozen: bool = False,
 ) -> Iterator[Bucket]:
     """Return the weights of ``policy`` as an engine of ``spec`` gets them. Collective.
+
+    Args:
+        policy: The policy, sharded or not.
+        spec: What the engine was told.
+        max_bytes: Largest size of a bucket, in bytes.
+        weights: As for :func:`weight_buckets`.
+        has_frozen: Whether an engine that serves adapters has the frozen weights, and gets the adapters alone.
 
     Raises:
         RunError: A weight is NaN or infinite and FP8 cannot represent it.
     """
     if spec.fp8 is not None:
         check_finite(policy, spec.dtype, spec.fp8, weights)
-    return weight_buckets(policy, spec.dtype, max_bytes, spec.fp8, weights)
+    if spec.adapters is None:
+        return weight_buckets(policy, spec.dtype, max_bytes, spec.fp8, weights)
+    frozen = iter(()) if has_frozen else weight_buckets(policy, spec.dtype, max_bytes, None, weights, merges=False)
+    return chain(frozen, adapter_buckets(policy, spec.adapters, spec.dtype, max_bytes))
 
 
 def drain(buckets: Iterator[Bucket]) -> None:
@@ -85,6 +114,23 @@ def drain(buckets: Iterator[Bucket]) -> None:
     """
     for _ in buckets:
         pass
+
+
+def _grouped(
+    named: Iterable[tuple[str, Tensor]], num_bytes_of: Callable[[str, Tensor], int], max_bytes: int
+) -> Iterator[list[tuple[str, Tensor]]]:
+    """Yield the tensors in groups of at most ``max_bytes``, or of a single tensor that is larger."""
+    pending: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in named:
+        num_bytes = num_bytes_of(name, tensor)
+        if pending and size + num_bytes > max_bytes:
+            yield pending
+            pending, size = [], 0
+        pending.append((name, tensor))
+        size += num_bytes
+    if pending:
+        yield pending
 
 
 @dataclass(frozen=True)
@@ -152,7 +198,7 @@ class _WeightGatherer:
         downs = [(name, self.updates[name].down.weight.detach()) for name, _ in named if name in self.updates]
         if not downs:
             return named
-        whole = _gather_full(downs, torch.float32, _float32_part)
+        whole = _gather_full(downs, torch.float32, partial(_part_in, torch.float32))
         dtype = torch.float32 if self.in_fp8 else self.dtype
         return [
             (name, self.updates[name].added_to(tensor, whole[name], dtype) if name in whole else tensor)
@@ -217,8 +263,8 @@ def _axis_of_rows(tensor: DTensor) -> int | None:
     return axis if type(placement) is Shard and placement.dim == 0 else None
 
 
-def _float32_part(name: str, tensor: DTensor, num_ranks: int) -> dict[str, _Part]:
-    return {name: _Part(tensor.to_local(), tensor.shape, -(-tensor.shape[0] // num_ranks), torch.float32)}
+def _part_in(dtype: torch.dtype, name: str, tensor: DTensor, num_ranks: int) -> dict[str, _Part]:
+    return {name: _Part(tensor.to_local(), tensor.shape, -(-tensor.shape[0] // num_ranks), dtype)}
 
 
 def _gather_full(

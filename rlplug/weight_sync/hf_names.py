@@ -49,6 +49,25 @@ def hf_views(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def adapter_modules(model: nn.Module) -> dict[str, str]:
+    """Return the checkpoint names of the layers that have low-rank adapters, by the name of each one's parameter.
+
+    Raises:
+        ConfigError: A layer's weight is stored in another form than the layer has it, so its adapter has no name.
+    """
+    adapters, weights = adapters_of(model), hf_weights(model)
+    modules: dict[str, str] = {}
+    for name in () if adapters is None else adapters.updates:
+        (weight, *others) = weights[name]
+        if others or weight.first_row is not None or weight.convert is not None:
+            raise ConfigError(
+                f"model.lora.sync is adapters, and {name} is not one weight of a checkpoint, so engines know no layer "
+                "for its adapter: set model.lora.sync to merged, or leave it out of model.lora.targets."
+            )
+        modules[name] = weight.name.removesuffix(".weight")
+    return modules
+
+
 def _found(model: nn.Module) -> Iterator[tuple[str, tuple[HFWeight, ...]]]:
     seen: set[str] = set()
     adapters = adapters_of(model)

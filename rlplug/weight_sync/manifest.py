@@ -11,12 +11,26 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlplug.interfaces.rollout import PolicySpec
 from rlplug.interfaces.weight_sync import FP8Weights, TensorInfo
+from rlplug.types import GIB
 from rlplug.weight_sync.hf_names import hf_weights
 
 
 def policy_weights(policy: PolicySpec) -> dict[str, TensorInfo]:
     """Return shape and dtype of each tensor that a sync of the policy sends, by checkpoint name."""
     return expected_tensors(meta_model(policy.path), policy)
+
+
+def adapters_line(policy: PolicySpec, engine: str) -> str:
+    """Return a line on what weight syncs send to an engine that serves the policy's adapters."""
+    assert policy.adapters is not None
+    weights = policy_weights(policy)
+    adapters, whole = (
+        sum(tensor.num_bytes for tensor in tensors.values()) for tensors in (policy.adapters.tensors(weights), weights)
+    )
+    return (
+        f"adapters only: {adapters / (1 << 20):.3g} MiB a sync instead of {whole / GIB:.3g} GiB, served by {engine}; "
+        "the first sync after a start brings the frozen weights too"
+    )
 
 
 def num_fp8_parameters(policy: PolicySpec) -> int:

@@ -56,14 +56,22 @@ class WeightSyncValidator:
             if tensor.dtype == FP8Weights.DTYPE and FP8Weights.scale_name(name) not in names:
                 raise RunError(f"weight {name!r} came to {self._engine} in FP8 without its scales in the same bucket.")
 
-    def report(self, version: int) -> SyncReport:
-        """Return the report of the sync, after all buckets.
+    def require_all(self) -> None:
+        """Raise an error unless all expected weights were received.
 
         Raises:
             RunError: An expected weight was not received.
         """
         if missing := sorted(set(self._expected) - self._received):
             raise RunError(f"the weight sync left out {len(missing)} weights of {self._engine}, first {missing[0]!r}.")
+
+    def report(self, version: int) -> SyncReport:
+        """Return the report of the sync, after all buckets.
+
+        Raises:
+            RunError: An expected weight was not received.
+        """
+        self.require_all()
         seconds = time.perf_counter() - self._began
         return SyncReport(self._num_bytes, self._num_buckets, len(self._received), seconds, version)
 

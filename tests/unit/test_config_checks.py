@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from capable_engines import ServesAdapters
 
 from rlplug.config import Limits, MemoryConfig, RunConfig
 from rlplug.config_checks import (
@@ -21,12 +22,14 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces import Algorithm, Effect, EngineCapabilities, Needs, Optimization, TrainerClaims
 from rlplug.models.config import ModelConfig
 from rlplug.models.critic import CriticConfig
+from rlplug.models.lora.config import LoRAConfig
 from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.rollout.config import PartialRollout
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
 from rlplug.training.validation.config import ValidationConfig
 from rlplug.types import MeshSizes
+from rlplug.weight_sync.config import WeightSyncConfig
 
 
 class Probe(Algorithm):
@@ -57,6 +60,10 @@ class Silent(HFRollout):
 
 class Sleeper(HFRollout):
     capabilities = EngineCapabilities(sleep=True)
+
+
+class ServesInFP8(ServesAdapters):
+    capabilities = EngineCapabilities(adapters=True, fp8_refit=True)
 
 
 def check(needs, group_size=4, critic=None, reference=None, num_steps=10, name="Learner"):
@@ -170,6 +177,19 @@ def test_an_engine_that_cannot(engine, needs, sleeps, gate, words):
     with pytest.raises(ConfigError) as error:
         check_engine(config_of(engine, needs, sleeps, gate), [HFRollout, Silent, Sleeper])
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_an_engine_that_serves_no_adapters_is_refused_with_both_ways_out():
+    """So is FP8 beside adapters; merged weights go to every engine."""
+    lora = LoRAConfig(sync="adapters")
+    words = r"model\.lora\.sync: adapters .*'adapters', which HFRollout lacks.*can: ServesAdapters\. Or .* to merged"
+    with pytest.raises(ConfigError, match=words):
+        check_engine(config_of(HFRollout(), {}, False, None, lora=lora), [HFRollout, ServesAdapters])
+    check_engine(config_of(ServesAdapters(), {}, False, None, lora=lora), [])
+    check_engine(config_of(HFRollout(), {}, False, None, lora=LoRAConfig()), [])
+    in_fp8 = WeightSyncConfig(dtype="fp8_block")
+    with pytest.raises(ConfigError, match=r"model\.lora\.sync is adapters.*FP8.*model\.weight_sync\.dtype to null"):
+        check_engine(config_of(ServesInFP8(), {}, False, None, lora=lora, weight_sync=in_fp8), [])
 
 
 def test_an_engine_that_can():

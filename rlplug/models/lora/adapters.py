@@ -17,9 +17,11 @@ from rlplug.distributed.mesh import local_part
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.trainer import ModelConfig
+from rlplug.interfaces.weight_sync import AdapterWeights
 from rlplug.models.loading import copy_part, empty_model
 from rlplug.models.lora.config import LoRAConfig, import_peft
 from rlplug.models.lora.files import load_folder, module_of
+from rlplug.weight_sync.hf_names import adapter_modules
 from rlplug.weight_sync.low_rank import Adapters, LowRankUpdate, adapters_of, attach_adapters
 
 ADAPTER: Final = "default"
@@ -61,6 +63,17 @@ def num_adapter_parameters(policy: ModelConfig, config: LoRAConfig) -> int:
     network = empty_model(policy)
     add_adapters(network, config, policy.torch_dtype)
     return sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+
+
+def adapter_weights(policy: ModelConfig, config: LoRAConfig) -> AdapterWeights:
+    """Return what an engine is told of adapters that it serves, without loading a weight.
+
+    Raises:
+        ConfigError: As for :func:`add_adapters`, or an adapter has no name in a checkpoint.
+    """
+    network = empty_model(policy)
+    add_adapters(network, config, policy.torch_dtype)
+    return AdapterWeights(config.rank, config.alpha, tuple(adapter_modules(network).values()))
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rlplug.errors import ConfigError
 
@@ -22,6 +22,9 @@ class LoRAConfig:
         path: Folder of an adapter to start from, as peft and this trainer's export write it; its rank, alpha and
             targets must be the ones above. By default B starts at zero, so that the policy starts as it is.
         seed: Seed of A; 0 follows ``seed_everything``.
+        sync: What a weight sync sends: ``merged``, whole weights with the adapters added, which every engine takes, or
+            ``adapters``, the adapters alone, to an engine that serves them beside the frozen weights, which it gets
+            once.
     """
 
     rank: int = 16
@@ -29,6 +32,7 @@ class LoRAConfig:
     targets: str | list[str] = "all-linear"
     path: str | None = None
     seed: int = 0
+    sync: Literal["merged", "adapters"] = "merged"
 
     def __post_init__(self) -> None:
         if self.targets != "all-linear" and isinstance(self.targets, str):

@@ -89,9 +89,9 @@ class TrackedEngine(RolloutEngine):
             raise self._cannot("streaming")
         return self.requests
 
-    def validator(self) -> WeightSyncValidator:
-        """Return what checks the buckets of one weight sync."""
-        return WeightSyncValidator(type(self).__name__, self._weights)
+    def validator(self, expected: Mapping[str, TensorInfo] | None = None) -> WeightSyncValidator:
+        """Return what checks the buckets of one weight sync: by default, of all weights."""
+        return WeightSyncValidator(type(self).__name__, self._weights if expected is None else expected)
 
 
 class ColocatedEngine(TrackedEngine):

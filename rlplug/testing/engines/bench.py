@@ -16,7 +16,7 @@ import torch
 
 from rlplug.interfaces import ModelConfig
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine
-from rlplug.interfaces.weight_sync import Bucket, SyncReport
+from rlplug.interfaces.weight_sync import AdapterWeights, Bucket, SyncReport
 from rlplug.models.config import load_spec, load_tokenizer
 from rlplug.models.routers import router_shape
 from rlplug.plugin_manager import plugins
@@ -36,6 +36,9 @@ token."""
 
 IN_FP8 = WeightSyncConfig(dtype="fp8_block")
 FP8_FAMILIES = ("fp8", "fp8_experts")
+ADAPTED = ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj")
+"""Layers with adapters: among them some, and not all, of those that engines fuse."""
+ADAPTERS = AdapterWeights(3, 7.0, tuple(f"model.layers.{layer}.{name}" for layer in range(2) for name in ADAPTED))
 GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0)
 NUDGED_PROMPTS = 2
 """Prompts whose next tokens the small update makes likelier."""
@@ -78,6 +81,7 @@ class Bench:
         self.family: Family = "llama"
         """Family of the engine's model."""
         self._held: Variant | None = None
+        self._has_frozen = False
         self._policies: dict[tuple[Family, Variant], ReferencePolicy] = {}
         self.spec = self.spec_of(self.family)
 
@@ -144,7 +148,7 @@ class Bench:
 
     def close(self) -> None:
         """Close the engine without discarding it."""
-        self._held = None
+        self._held, self._has_frozen = None, False
         with self._calls("close"):
             self.running().close()
 
@@ -161,10 +165,10 @@ class Bench:
             return self.running().update_weights(buckets, self.version)
 
     def sync(self, variant: Variant = "first", max_bytes: int = 1 << 30, version: int | None = None) -> SyncReport:
-        """Send the weights of a variant to the running engine."""
-        buckets = self.policy(variant).buckets(self.settings.placement.device, max_bytes)
+        """Send the weights of a variant to the running engine; adapters alone, once it has the frozen weights."""
+        buckets = self.policy(variant).buckets(self.settings.placement.device, max_bytes, self._has_frozen)
         report = self.update_weights(buckets, version)
-        self._held = variant
+        self._held, self._has_frozen = variant, self.spec.adapters is not None
         return report
 
     def sleep(self) -> None:
@@ -198,14 +202,18 @@ class Bench:
         max_context = min(spec.max_context, self.settings.max_context)
         fp8 = choose_fp8_weights(meta_model(spec.path), IN_FP8) if family in FP8_FAMILIES else None
         routers = router_shape(meta_model(spec.path), "routed_experts") if family == "routed" else None
-        return dataclasses.replace(spec, dtype=self.settings.dtype, max_context=max_context, fp8=fp8, routers=routers)
+        adapters = ADAPTERS if family == "adapters" else None
+        return dataclasses.replace(
+            spec, dtype=self.settings.dtype, max_context=max_context, fp8=fp8, routers=routers, adapters=adapters
+        )
 
     def policy(self, variant: Variant = "first") -> ReferencePolicy:
         """Return the reference for a variant of the running model."""
         key = (self.family, variant)
         if key not in self._policies:
             if variant == "first":
-                made = ReferencePolicy(str(self.settings.folders[self.family]), self.settings.dtype, self.spec.fp8)
+                folder, dtype = str(self.settings.folders[self.family]), self.settings.dtype
+                made = ReferencePolicy(folder, dtype, self.spec.fp8, self.spec.adapters)
             elif variant == "changed":
                 made = self.policy().changed(self.settings.weight_change)
             elif variant == "nudged":

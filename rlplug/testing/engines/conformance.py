@@ -10,7 +10,7 @@ from rlplug.testing.engines.prompts import PromptChecks
 from rlplug.testing.engines.routing import RoutingChecks
 from rlplug.testing.engines.streaming import StreamingChecks
 from rlplug.testing.engines.tokens import FormChecks
-from rlplug.testing.engines.weights import OtherModelChecks, WeightChecks
+from rlplug.testing.engines.weights import AdapterChecks, OtherModelChecks, WeightChecks
 
 
 # pytest runs the checks of base classes from the last to the first: from general to special, so that the first that
@@ -19,6 +19,7 @@ class EngineConformance(
     LastChecks,
     FP8Checks,
     RoutingChecks,
+    AdapterChecks,
     OtherModelChecks,
     RoundChecks,
     StreamingChecks,
@@ -33,11 +34,11 @@ class EngineConformance(
 ):
     """All checks of a rollout engine, to subclass in a test module that returns the engine from ``make_engine``.
 
-    The checks share an engine, and start others for tied embeddings, experts, routing and FP8; each check also runs
-    alone. They make its calls in the order of the core, :mod:`rlplug.rollout.engine_states`, and as the only rank: an
-    engine that several ranks run together is checked with one rank. Checks of a capability that the engine does not
-    claim do not apply. The report at the end of pytest's output says, for each capability, whether it is claimed and
-    how many of its checks passed, failed, or were skipped and why.
+    The checks share an engine, and start others for tied embeddings, experts, routing, adapters and FP8; each check
+    also runs alone. They make its calls in the order of the core, :mod:`rlplug.rollout.engine_states`, and as the
+    only rank: an engine that several ranks run together is checked with one rank. Checks of a capability that the
+    engine does not claim do not apply. The report at the end of pytest's output says, for each capability, whether
+    it is claimed and how many of its checks passed, failed, or were skipped and why.
 
     Example::
 

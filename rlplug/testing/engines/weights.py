@@ -10,14 +10,19 @@ import pytest
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault
 from rlplug.interfaces.weight_sync import Bucket
+from rlplug.testing.claims import applies_to
 from rlplug.testing.engines.base import EngineChecks
-from rlplug.testing.engines.bench import Bench, Variant, requests_for
+from rlplug.testing.engines.bench import ADAPTERS, Bench, Variant, requests_for
 from rlplug.testing.models import Family
 from rlplug.types import SamplingParams
 
 ALL_ARRIVE = (
     "Copy every tensor of every bucket to where the model reads it, also inside fused or re-packed weights, and do so "
     "before taking the next bucket: a bucket is valid only until then."
+)
+
+ADAPTERS_ARE_ADDED = (
+    "A layer with an adapter computes W x + alpha / rank * B A x, with the newest A and B and the W of the first sync."
 )
 
 VARIANTS: tuple[Variant, ...] = ("changed", "first", "changed", "first")
@@ -180,6 +185,30 @@ class WeightChecks(RefusalChecks):
             bench.update_weights(broken())
             pytest.fail(f"update_weights accepted {what}: it must raise that exception, or RunError.")
         self.assert_goes_on(bench, refusal.value, what)
+
+
+class AdapterChecks(RefusalChecks):
+    """Checks of ``PolicySpec.adapters``: an engine of their own serves low-rank adapters beside frozen weights."""
+
+    @applies_to("adapters")
+    def test_adapters_are_used_as_they_were_sent(self, bench: Bench) -> None:
+        """The prompts are always the same, so that keys and values of former adapters in a cache would show."""
+        bench.holding("first", family="adapters")
+        for variant in VARIANTS:
+            report = bench.sync(variant)
+            assert report.num_tensors == 2 * len(ADAPTERS.modules), f"adapters alone were sent, and counted: {report}"
+            bench.assert_holds(variant, "adapters", [2, 200], ADAPTERS_ARE_ADDED)
+        if bench.capabilities.sleep:
+            bench.sleep()
+            bench.wake_and_sync("first")
+            bench.assert_holds("first", "adapters", [2, 200], f"The engine slept. {ADAPTERS_ARE_ADDED}")
+
+    @applies_to("adapters")
+    def test_incomplete_adapters_are_refused(self, bench: Bench) -> None:
+        bench.holding("first", family="adapters")
+        (bucket,) = bench.policy("changed").buckets(self.placement().device, has_frozen=True)
+        name, _ = bucket[-1]
+        self.assert_refuses_sync(bench, iter([bucket[:-1]]), name, "adapters that lack a tensor")
 
 
 class OtherModelChecks(EngineChecks):

@@ -14,15 +14,22 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces import FP8Weights
+from rlplug.interfaces import AdapterWeights, FP8Weights, PolicySpec, TensorInfo
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models.loading import empty_model, load_weights, to_empty_on
-from rlplug.models.lora.adapters import WithoutAdapters, add_adapters, load_adapters, num_adapter_parameters
+from rlplug.models.lora.adapters import (
+    WithoutAdapters,
+    adapter_weights,
+    add_adapters,
+    load_adapters,
+    num_adapter_parameters,
+)
 from rlplug.models.lora.config import LoRAConfig
 from rlplug.models.lora.files import export_adapter
 from rlplug.training.trainer_record import adapter_record, check_records
-from rlplug.weight_sync.buckets import weight_buckets
+from rlplug.weight_sync.buckets import policy_buckets, weight_buckets
 from rlplug.weight_sync.low_rank import adapters_of
+from rlplug.weight_sync.manifest import expected_tensors
 
 LORA = LoRAConfig(rank=3, alpha=7)
 TOKENS = torch.tensor([[5, 9, 3, 7, 11]])
@@ -105,6 +112,37 @@ def test_sync_and_export_merge_as_peft_does(family, model_folder, tmp_path):
     for name in scales:
         torch.testing.assert_close(in_fp8[name], expected[name], rtol=1e-5, atol=0)
     assert all(torch.equal(before[name], parameter) for name, parameter in policy.named_parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["llama_tied", "qwen2"])
+def test_an_engine_gets_the_frozen_weights_once_and_then_adapters_alone(family, dtype, model_folder):
+    """What it gets is what the policy computes with; nothing shares memory with the policy, which goes on training."""
+    folder = model_folder(family)
+    policy = trained(folder)
+    adapters = adapter_weights(ModelConfig(path=str(folder)), LORA)
+    spec = PolicySpec(str(folder), dtype, (1,), 0, 64, adapters=adapters)
+    first, later = (
+        dict(pair for bucket in policy_buckets(policy, spec, 1 << 12, has_frozen=has) for pair in bucket)
+        for has in (False, True)
+    )
+    weights = expected_tensors(plain(folder), spec)
+    expected = adapters.tensors(weights)
+    for sent, infos in ((first, {**weights, **expected}), (later, expected)):
+        assert {name: TensorInfo(tensor.shape, tensor.dtype) for name, tensor in sent.items()} == infos
+    assert 0 < len(later) < len(first)
+    frozen, merged = (
+        dict(pair for bucket in weight_buckets(policy, torch.float32, 1 << 30, merges=merges) for pair in bucket)
+        for merges in (False, True)
+    )
+    assert all(torch.equal(first[name], weight.to(dtype)) for name, weight in frozen.items())
+    for module in adapters.modules:
+        down, up = (later[name].float() for name in AdapterWeights.names(module))
+        updated = frozen[f"{module}.weight"] + adapters.alpha / adapters.rank * up @ down
+        tolerance = {"rtol": 0, "atol": 1e-6 if dtype == torch.float32 else 0.05}
+        torch.testing.assert_close(updated, merged[f"{module}.weight"], **tolerance)
+    own = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
+    assert not own & {tensor.untyped_storage().data_ptr() for tensor in first.values()}
 
 
 def test_reference_is_the_policy_without_adapters(folder):

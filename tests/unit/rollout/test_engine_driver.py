@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 import warnings
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from capable_engines import ServesAdapters
 from rollout_generators import generator_of
 from transformers import AutoModelForCausalLM
 
@@ -15,6 +17,9 @@ from rlplug.distributed.offload import Offload
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineCapabilities, EngineFault, Placement
 from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
+from rlplug.models.loading import empty_model, load_weights, to_empty_on
+from rlplug.models.lora.adapters import adapter_weights, add_adapters, load_adapters
+from rlplug.models.lora.config import LoRAConfig
 from rlplug.plugin_manager import plugins
 from rlplug.rollout import engine_driver as driver_module
 from rlplug.rollout.engine_driver import EngineDriver
@@ -25,6 +30,7 @@ from rlplug.weight_sync import buckets as buckets_module
 from rlplug.weight_sync.buckets import policy_buckets
 from rlplug.weight_sync.config import WeightSyncConfig
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights
+from rlplug.weight_sync.low_rank import adapters_of
 
 CPU = torch.device("cpu")
 PROMPTS = [Prompt(uid=str(index), token_ids=(3, 4 + index), text="") for index in range(4)]
@@ -84,11 +90,21 @@ def make_driver(model_folder):
     tokenizer = load_tokenizer(config)
     policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
-    def make(engine, sleeps=False, max_restarts=2, any_rank=bool, rank=0, world_size=1, fp8=None):
-        spec = replace(load_spec(config, tokenizer), fp8=fp8)
+    def make(
+        engine,
+        sleeps=False,
+        max_restarts=2,
+        any_rank=bool,
+        rank=0,
+        world_size=1,
+        fp8=None,
+        policy=policy,
+        adapters=None,
+    ):
+        spec = replace(load_spec(config, tokenizer), fp8=fp8, adapters=adapters)
         return EngineDriver(
             engine=engine,
-            make_buckets=lambda: policy_buckets(policy, spec, 1 << 14),
+            make_buckets=partial(policy_buckets, policy, spec, 1 << 14),
             spec=spec,
             placement=Placement(CPU, rank, world_size),
             hook=plugins().hook,
@@ -98,7 +114,7 @@ def make_driver(model_folder):
             max_restarts=max_restarts,
         )
 
-    make.policy = policy
+    make.policy, make.config = policy, config
     return make
 
 
@@ -124,6 +140,59 @@ def test_weights_that_fp8_cannot_hold_leave_the_engine_with_its_former_ones(make
     weight.data[3, 3] = 0.0
     assert generate(driver, version=1) == former
     assert engine.calls == ["start", "sync", "generate", "generate"]
+
+
+class ServesAndFails(ServesAdapters):
+    """Notes what each sync brings, and fails in the one of ``fails_at``."""
+
+    capabilities = replace(ServesAdapters.capabilities, sleep=True)
+
+    def __init__(self, fails_at):
+        super().__init__()
+        self.fails_at = fails_at
+        self.brought = []
+
+    def update_weights(self, buckets, version):
+        if version == self.fails_at and self.brought[-1] != "fault":
+            self.brought.append("fault")
+            raise EngineFault("the sync failed.")
+        report = super().update_weights(buckets, version)
+        self.brought.append(report.num_tensors)
+        return report
+
+    def sleep(self):
+        pass
+
+    def wake(self, part):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore:ServesAndFails restarts")
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_an_engine_that_serves_adapters_gets_frozen_weights_after_each_start(make_driver, sleeps):
+    """Its samples are those of an engine that gets merged weights, whose adapters change with each version."""
+    lora = LoRAConfig(rank=3, alpha=40)
+    policy = empty_model(make_driver.config)
+    add_adapters(policy, lora, torch.float32)
+    to_empty_on(policy, CPU)
+    policy.tie_weights()
+    load_weights(policy, make_driver.config)
+    load_adapters(policy, lora)
+    adapters = adapter_weights(make_driver.config, lora)
+    engine = ServesAndFails(fails_at=3)
+    serving = make_driver(engine, sleeps, policy=policy, adapters=adapters)
+    merging = make_driver(HFRollout(), policy=policy)
+    found = []
+    for version in (1, 2, 3, 4):
+        with torch.no_grad():
+            for update in adapters_of(policy).updates.values():
+                update.up.weight.normal_(generator=torch.Generator().manual_seed(version))
+        found.append(generate(serving, version))
+        assert found[-1] == generate(merging, version)
+    assert len({repr([tokens for _, tokens, _ in samples]) for samples in found}) == 4
+    alone = 2 * len(adapters.modules)
+    whole = alone + len(list(make_driver.policy.parameters()))
+    assert engine.brought == [whole, alone, "fault", whole, alone]
 
 
 @pytest.mark.filterwarnings("ignore:FaultyRollout restarts")

@@ -1,4 +1,4 @@
-"""HFRollout with what it lacks for a test of every check: it sleeps and it streams."""
+"""HFRollout with what it lacks for a test of every check: it sleeps and it streams, or it serves adapters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,10 +14,21 @@ import torch
 from torch import Tensor
 from transformers import StoppingCriteria
 
-from rlplug.interfaces import EngineCapabilities, Placement, PolicySpec, SleepingPart
+from rlplug.interfaces import (
+    AdapterWeights,
+    Bucket,
+    EngineCapabilities,
+    Placement,
+    PolicySpec,
+    SleepingPart,
+    SyncReport,
+)
 from rlplug.rollout.engines import max_completion_tokens
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.types import Completion, Request, SamplingParams
+from rlplug.weight_sync.hf_names import hf_views
+from rlplug.weight_sync.manifest import expected_tensors
+from rlplug.weight_sync.receive_checks import WeightSyncValidator
 
 
 class Aborted(StoppingCriteria):
@@ -108,3 +119,57 @@ class CapableRollout(HFRollout):
             self.abort(list(self._unfinished))
             self._threads.shutdown()
         super().close()
+
+
+class ServesAdapters(HFRollout):
+    """Keeps the frozen weights of its first sync, and computes with a copy to which each sync's adapters are added."""
+
+    capabilities: EngineCapabilities = EngineCapabilities(adapters=True)
+
+    def start(self, policy: PolicySpec, placement: Placement) -> None:
+        super().start(policy, placement)
+        self._frozen: dict[str, Tensor] = {}
+        self._latest: dict[str, Tensor] = {}
+
+    def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
+        if self._policy.adapters is None:
+            return super().update_weights(buckets, version)
+        weights = expected_tensors(self._model, self._policy)
+        adapters = self._policy.adapters.tensors(weights)
+        expected = adapters if self._frozen else {**weights, **adapters}
+        validator = WeightSyncValidator(type(self).__name__, expected)
+        received = {name: tensor.clone() for bucket in validator.count(buckets) for name, tensor in bucket}
+        self.require_all(validator)
+        self._frozen = self._frozen or {name: received[name] for name in weights}
+        self._latest |= {name: tensor for name, tensor in received.items() if name in adapters}
+        self.restore(self._frozen)
+        self._add(self._policy.adapters, self.merged(dict(self._latest)))
+        self._version = version
+        seconds = time.perf_counter() - validator._began
+        return SyncReport(sum(t.nbytes for t in received.values()), 1, len(received), seconds, version)
+
+    @torch.no_grad()
+    def _add(self, adapters: AdapterWeights, tensors: dict[str, Tensor]) -> None:
+        own = hf_views(self._model)
+        for module in adapters.modules:
+            down, up = (tensors[name] for name in adapters.names(module))
+            own[f"{module}.weight"].addmm_(up, down, alpha=self.scale(adapters))
+
+    # ---- what a mistake may change ----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def restore(self, weights: dict[str, Tensor]) -> None:
+        """Copy the frozen weights into the model."""
+        own = hf_views(self._model)
+        for name, weight in weights.items():
+            own[name].copy_(weight)
+
+    def merged(self, received: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the adapters that are added."""
+        return received
+
+    def scale(self, adapters: AdapterWeights) -> float:
+        return adapters.alpha / adapters.rank
+
+    def require_all(self, validator: WeightSyncValidator) -> None:
+        validator.require_all()

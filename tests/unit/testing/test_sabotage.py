@@ -17,6 +17,7 @@ ON_A_PUSH = {
     "TestNames": FILES["sabotaged_weights"],
     "TestShifted": FILES["sabotaged_routing"],
     "TestSleep": FILES["sabotaged_capabilities"],
+    "TestFirstAdapters": FILES["sabotaged_adapters"],
 }
 """Classes of checks with many mistakes in one engine, by the files that have them."""
 
@@ -54,6 +55,11 @@ ROUTED = {
     "test_routed_experts_are_of_their_tokens",
     "test_routed_experts_of_a_continuation_are_of_the_new_weights",
     "test_replaying_routed_experts_does_not_raise_the_mismatch",
+}
+
+ADAPTERS = {
+    "test_adapters_are_used_as_they_were_sent",
+    "test_incomplete_adapters_are_refused",  # a complete sync after the one that is refused
 }
 
 READS = {
@@ -171,6 +177,11 @@ CAUGHT_BY = {
     "TestStaleExperts": {
         "KeepsExpertsOfItsPrompts": {"test_routed_experts_of_a_continuation_are_of_the_new_weights"},
     },
+    "TestServing": {},
+    "TestFirstAdapters": {"KeepsTheFirstAdapters": {"test_adapters_are_used_as_they_were_sent"}},
+    "TestAddedAdapters": {"AddsToWhatItHas": ADAPTERS},
+    "TestAlpha": {"IgnoresAlpha": ADAPTERS},
+    "TestHalfOfThem": {"TakesHalfOfThem": {"test_incomplete_adapters_are_refused"}},
     "TestStartAndClose": {
         "StartsOnce": {"test_starts_again_after_close"},
         "ClosesOnce": {

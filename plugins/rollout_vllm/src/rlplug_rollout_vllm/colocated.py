@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from rlplug.distributed.rng import preserved_rng
 from rlplug.interfaces import (
@@ -34,6 +35,7 @@ from rlplug.rollout.engines import (
     environment_variables,
 )
 from rlplug.types import GIB
+from rlplug_rollout_vllm.adapters import ServedAdapters, plain_layers
 from rlplug_rollout_vllm.engine_requests import VLLMRequests
 from rlplug_rollout_vllm.options import VERSIONS, VLLMOptions
 from rlplug_rollout_vllm.weights import load_weights
@@ -63,6 +65,7 @@ class VLLMRollout(ColocatedEngine):
         multi_turn=True,
         tensor_parallel=True,
         routed_experts=torch.cuda.is_available(),  # vLLM 0.32 records them in a model runner that CPUs have not
+        adapters=True,
     )
 
     engine: ClassVar[str] = "vLLM"
@@ -74,6 +77,7 @@ class VLLMRollout(ColocatedEngine):
         self.options = VLLMOptions(**options)
         super().__init__(self.options, self.options.enable_prefix_caching is not False, generate_deadline_s)
         self._engine: Any = None
+        self._adapters: ServedAdapters | None = None
         self._is_asleep = False
         self._shares_group = False
 
@@ -108,6 +112,8 @@ class VLLMRollout(ColocatedEngine):
             except (AssertionError, RuntimeError, ValueError) as problem:
                 raise EngineFault(f"{type(problem).__name__}: {problem}") from problem
         (self._model,) = self._engine.apply_model(lambda model: model)
+        if policy.adapters is not None:
+            self._adapters = ServedAdapters(policy.adapters, self._engine, self._model)
         config, cache = self._engine.vllm_config, self._engine.vllm_config.cache_config
         kv_cache_tokens = (cache.num_gpu_blocks or 0) * cache.block_size
         stats = EngineStats(config.scheduler_config.max_num_seqs, kv_cache_tokens)
@@ -134,7 +140,7 @@ class VLLMRollout(ColocatedEngine):
         return MemoryAdvice(claims, remedy)
 
     def close(self) -> None:
-        engine, self._engine, self._model = self._engine, None, None
+        engine, self._engine, self._model, self._adapters = self._engine, None, None, None
         if engine is not None and not self._is_asleep:  # vLLM would free what slept a second time
             with _default_group_kept() if self._shares_group else contextlib.nullcontext():
                 engine.engine_core.shutdown()
@@ -148,18 +154,33 @@ class VLLMRollout(ColocatedEngine):
             self._stats.preemptions += iteration_stats.num_preempted_reqs
 
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
-        validator = self.validator()
-        load_weights(self._model, self._engine.vllm_config, validator.count(buckets))
+        validator = self.validator(None if self._adapters is None else self._adapters.expected(self._weights))
+        checked = validator.count(buckets)
+        if self._adapters is None:
+            load_weights(self._model, self._engine.vllm_config, checked)
+        else:
+            received: dict[str, Tensor] = {}
+            self._load_frozen(self._adapters, self._adapters.without(checked, received))
+            validator.require_all()
+            self._adapters.replace(received)
         if self._placement.device.type == "cuda":
             torch.cuda.synchronize(self._placement.device)
-        assert self._requests is not None, "start comes first"
-        self._requests.start_version(version)
+        assert isinstance(self._requests, VLLMRequests), "start comes first"
+        self._requests.start_version(version, None if self._adapters is None else self._adapters.request)
         return validator.report(version)
+
+    def _load_frozen(self, adapters: ServedAdapters, buckets: Iterable[Bucket]) -> None:
+        if adapters.has_frozen:
+            assert not list(buckets), "the validator expects adapters alone"
+            return
+        with plain_layers(self._model):
+            load_weights(self._model, self._engine.vllm_config, buckets)
 
     def sleep(self) -> None:
         if not self.capabilities.sleep:
             super().sleep()
-        self._engine.sleep(level=2)
+        # level 1 keeps the weights in host memory, level 2 drops them: a sync of adapters does not bring them again
+        self._engine.sleep(level=1 if self._adapters is not None and self._adapters.has_frozen else 2)
         self._is_asleep = True
 
     def wake(self, part: SleepingPart) -> None:

@@ -57,6 +57,8 @@ class VLLMRequests(EngineRequests[Any]):
     def __init__(self, engine: Any, policy: PolicySpec, context: int, stats: EngineStats, deadline_s: float) -> None:
         super().__init__(policy, context, stats, deadline_s)
         self._engine = engine
+        self._adapter: Any = None
+        """vLLM's ``LoRARequest`` of the adapters that requests are computed with; ``None`` without adapters."""
         self._seconds = 0.0
         self._inside: set[str] = set()
         """Names of the requests that the engine has."""
@@ -111,8 +113,12 @@ class VLLMRequests(EngineRequests[Any]):
         except Exception as problem:
             raise EngineFault(f"{type(problem).__name__}: {problem}.") from problem
 
-    def start_version(self, version: int) -> None:
+    def start_version(self, version: int, adapter: Any = None) -> None:
         """Forget what was computed with the weights of before; completions carry ``version`` from now on.
+
+        Args:
+            version: Version of the policy.
+            adapter: vLLM's ``LoRARequest`` of the adapters that requests are computed with, if there are any.
 
         Raises:
             EngineFault: Requests still run.
@@ -120,7 +126,7 @@ class VLLMRequests(EngineRequests[Any]):
         # blocks of requests that were aborted are held until the next steps
         for _ in range(QUIET_STEPS):
             if self._engine.reset_prefix_cache():
-                self.version = version
+                self.version, self._adapter = version, adapter
                 return
             if not self._inside:
                 self._engine.step()
@@ -142,7 +148,8 @@ class VLLMRequests(EngineRequests[Any]):
                 parameters = VLLMSamplingParams(**arguments)
             except Exception as problem:
                 raise RunError(f"vLLM refuses what model.sampling asks for: {problem}") from problem
-            self._engine.add_request(running.name, tokens_input(list(running.request.prompt_ids)), parameters)
+            prompt = tokens_input(list(running.request.prompt_ids))
+            self._engine.add_request(running.name, prompt, parameters, lora_request=self._adapter)
             self._inside.add(running.name)
         return []
 

@@ -11,6 +11,7 @@ from packaging.version import Version
 from rlplug.errors import ConfigError
 from rlplug.interfaces import PolicySpec
 from rlplug.rollout.engines import EngineOptions, PassThrough, SupportedVersions
+from rlplug_rollout_vllm.adapters import lora_arguments
 
 INSTALL: Final = "pip install 'rlplug-rollout-vllm[cuda]', or [cpu] on a machine without a GPU"
 VERSIONS: Final = SupportedVersions("vLLM", "rlplug-rollout-vllm", Version("0.26"), Version("0.33"), INSTALL)
@@ -32,6 +33,11 @@ RESERVED: Final = {
     "weight_transfer_config": "it follows from where the engine runs",
     "disable_log_stats": "rollout/... metrics come from vLLM's statistics",
     "enable_return_routed_experts": "model.router_replay asks for it",
+    "enable_lora": "model.lora.sync asks for it",
+    "max_loras": "an engine serves the newest adapters alone",
+    "max_cpu_loras": "an engine serves the newest adapters alone",
+    "max_lora_rank": "model.lora.rank says it",
+    "lora_target_modules": "model.lora.targets says it",
 }
 """Arguments of vLLM that the plugin sets itself, and why."""
 
@@ -122,6 +128,8 @@ class VLLMOptions(EngineOptions):
             arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * (1 << 30))
         if policy.routers is not None:
             arguments |= {"enable_return_routed_experts": True, "enable_prefix_caching": True}  # 0.32 wants both
+        if policy.adapters is not None:
+            arguments |= lora_arguments(policy.adapters)
         if policy.fp8 is not None:
             arguments["hf_overrides"] = {"quantization_config": policy.fp8.quantization_config()}
         return arguments | passed
