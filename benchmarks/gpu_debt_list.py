@@ -291,6 +291,21 @@ ONE_GPU: Final = (
         engine="vllm",
     ),
     Debt(
+        "lora-8b",
+        "a GRPO step of 8B with LoRA on one GPU, beside TRL with LoRA, and the GPUs that all weights would need",
+        (
+            (
+                *("{python}", "benchmarks/step.py", "--workload", "{8b-lora|tiny-lora}", "--sides", "rlplug", "trl"),
+                *("plan", "--trl", "{liger|plain}", "{liger|plain}, no checkpointing, no correction"),
+                *("--steps", "4", "--warm-up", "2", "--out", "{out}/step"),
+            ),
+        ),
+        seconds=360,
+        gib=130,
+        is_timed=True,
+        engine="vllm",
+    ),
+    Debt(
         "step-thousand",
         "a step of 1,024 completions of up to 8,192 tokens spends under 3% outside generation and update",
         (

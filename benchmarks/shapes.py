@@ -125,11 +125,18 @@ def make_batch(prompt: int, completions: list[int], vocab_size: int) -> Batch:
     )
 
 
-def model_flops(config: Any, batch: Batch, is_update: bool) -> float:
+def model_flops(config: Any, batch: Batch, is_update: bool, is_frozen: bool = False) -> float:
     """Return the floating-point operations that the batch needs, without any recomputation.
 
     Two for each weight of a matrix and token, ``2 n^2 H head_dim`` for a layer's causal attention over n tokens, and
     in an update twice as many again for the backward pass. The output layer counts only where the next token trains.
+
+    Args:
+        config: The model's configuration.
+        batch: Sequences.
+        is_update: Whether there is a backward pass.
+        is_frozen: Whether adapters alone train: matrices then have no gradients of their own, and what adapters
+            themselves take, under a hundredth, is left out.
     """
     query, key, mlp = widths_of(config)
     block = config.hidden_size * (2 * query + 2 * key + 3 * mlp)
@@ -137,7 +144,9 @@ def model_flops(config: Any, batch: Batch, is_update: bool) -> float:
     products = 2 * num_tokens * config.num_hidden_layers * block
     products += 2 * num_trained * config.hidden_size * config.vocab_size
     scores = 2 * query * config.num_hidden_layers * math.fsum(length**2 for length in batch.lengths)
-    return (3 if is_update else 1) * (products + scores)
+    if not is_update:
+        return products + scores
+    return (2 if is_frozen else 3) * products + 3 * scores
 
 
 def matmul_ceiling(device: torch.device, size: int = 8192) -> float:

@@ -5,12 +5,14 @@ r"""Times whole GRPO steps of rlplug and of TRL on the same GPU, in turns, besid
     python benchmarks/step.py --workload fixed --sides rlplug --out OUT -- --model.memory.sleep_between_rollouts true
     python benchmarks/step.py --workload heavy-tailed --sides rlplug --out OUT -- --model.algorithm.correction {} \
         --model.partial_rollout "{over_provisioning: 1.5, max_staleness: 2}"
+    python benchmarks/step.py --workload 8b-lora --sides rlplug trl plan --steps 4 --warm-up 2 --out OUT
 
 Needs a GPU, vLLM, rlplug with its plugins, and for ``--sides trl`` TRL and datasets. Weights, prompts and rewards are
 random; completions end at lengths that both sides share. Each side runs in a process of its own, and they alternate.
 What is printed: seconds of a step and of its phases, tokens per second, the peak of the GPU's memory by whatever
 took it, the update's share of the matrix-product ceiling (MFU) and the rollout's of the copy bandwidth, both measured
-in the same call; the bare engine and the bare update; and the floor that follows from the two ceilings.
+in the same call; the bare engine and the bare update; and the floor that follows from the two ceilings. ``--sides
+plan`` says, on any machine, how many GPUs a workload of adapters would need if all weights trained.
 """
 
 from __future__ import annotations
@@ -28,10 +30,12 @@ from typing import Any
 
 import torch
 from shapes import copy_bandwidth, matmul_ceiling
+from step_plan import plans
 from step_table import markdown, summary
 from step_work import GROUP, WORKLOADS, Workload
 
 HERE = Path(__file__).parent
+SIDES = ("rlplug", "trl", "parts", "plan")
 TRL_BEST = ("liger", "liger, no checkpointing, no correction")
 
 
@@ -95,20 +99,31 @@ def bare_parts(workload: Workload, log: Path) -> dict[str, float]:
     return parts_of(updates, run("rollout.py", rollout_arguments(workload), log))
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=WORKLOADS, default="fixed")
-    parser.add_argument("--sides", nargs="+", choices=("rlplug", "trl", "parts"), default=["rlplug", "trl", "parts"])
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["rlplug", "trl", "parts"])
     parser.add_argument(
         "--trl", nargs="+", default=list(TRL_BEST), metavar="NAME", help="TRL's options, one after the other"
     )
     parser.add_argument("--rounds", type=int, default=1, help="how often the sides take turns")
     parser.add_argument("--steps", type=int, default=7, help="of each process, and of each of TRL's options")
     parser.add_argument("--warm-up", type=int, default=3, help="steps at the start that are not counted")
+    parser.add_argument("--gpu-gib", type=float, default=139.8, help="memory of a GPU, for plan; an H200's by default")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rlplug-step", help="model, runs")
     parser.add_argument("--out", type=Path, required=True, help="folder for step.jsonl, table.md and logs")
     parser.add_argument("rlplug", nargs="*", help="after --: options of rlplug fit, to compare with the default")
     options = parser.parse_args()
+    if WORKLOADS[options.workload].lora_rank == 0 and "plan" in options.sides:
+        parser.error(f"--sides plan: --workload {options.workload} has no adapters, give one that has")
+    if WORKLOADS[options.workload].lora_rank and "parts" in options.sides:
+        parser.error(f"--sides parts: update.py has no adapters as --workload {options.workload} has, leave it out")
+    return options
+
+
+def main() -> None:
+    options = parse()
     options.out.mkdir(parents=True, exist_ok=True)
     options.work.mkdir(parents=True, exist_ok=True)
     os.environ["PYTHONPATH"] = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
@@ -130,6 +145,8 @@ def main() -> None:
     parts = bare_parts(workload, options.out / "parts.log") if "parts" in options.sides else {}
     found = {side: result for side, rows in steps.items() if (result := summary(rows, options.warm_up))}
     report = [f"{options.workload}: {workload}; ceilings {ceilings}", markdown(workload, found, parts, ceilings)]
+    if "plan" in options.sides:
+        report.append(plans(workload, options.work, options.gpu_gib))
     if mine := found.get("rlplug"):
         if others := [result["seconds"] for side, result in found.items() if side != "rlplug"]:
             report.append(f"rlplug is {min(others) / mine['seconds']:.2f} times as fast as TRL's best")

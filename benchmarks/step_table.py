@@ -65,8 +65,9 @@ def _of_side(
         "**step, s**": f"{seconds:.2f} ({result['steps']} steps)",
         "tokens/s": f"{(sum(lengths) + workload.prompt * len(lengths)) / seconds:,.0f}",
     }
+    names = {name: name for name in PHASES} | IN_RLPLUG if is_rlplug else IN_TRL
     for name in PHASES:
-        key = IN_RLPLUG.get(name, name) if is_rlplug else IN_TRL.get(name)
+        key = names.get(name)
         if key is not None and key in phases:
             column[name] = f"{phases[key]:.3f}" if phases[key] < 1 else f"{phases[key]:.2f}"
     if is_rlplug:
@@ -74,5 +75,7 @@ def _of_side(
         column["neither rollout nor update"] = f"{1 - (rollout + update) / seconds:.1%}"
         column["update, of the matrix-product ceiling (MFU)"] = f"{work.update_flops / update / ceilings['matmul']:.0%}"
         column["rollout, of the copy bandwidth"] = f"{work.decoded_bytes / rollout / ceilings['copy']:.0%}"
+    named = [phases.get(names[name], 0.0) for name in ("sync", "rollout", "rewards")]
+    column["all but sync, rollout, rewards"] = f"{seconds - sum(named):.2f}"
     column["GPU memory, peak GiB"] = f"{result['peak']:.1f}"
     return column

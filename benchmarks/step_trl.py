@@ -19,6 +19,7 @@ os.environ.setdefault("LOCAL_RANK", "0")
 
 import torch  # noqa: E402 - what is above must be set before vLLM is imported
 from datasets import Dataset  # noqa: E402
+from peft import LoraConfig  # noqa: E402
 from step_work import (  # noqa: E402
     GROUP,
     WORKLOADS,
@@ -39,12 +40,10 @@ VARIANTS: dict[str, dict[str, bool]] = {
     "liger": {},
     "liger, no checkpointing": {"checkpointing": False},
     "liger, no checkpointing, no correction": {"checkpointing": False, "correction": False},
+    "plain, no checkpointing, no correction": {"liger": False, "checkpointing": False, "correction": False},
 }
-"""Differences from TRL's defaults with its Liger loss. Without its correction of the mismatch between engine and
-trainer it computes no old logprobs."""
-
-MICRO_BATCH_TOKENS = 40960
-"""So that a micro-batch without checkpointing fits a GPU of 139 GiB; 32 rows of 768 tokens were faster than 16."""
+"""Differences from TRL's defaults with its Liger kernels, which need a GPU. Without its correction of the mismatch
+between engine and trainer it computes no old logprobs."""
 
 
 class StepClock(TrainerCallback):
@@ -73,7 +72,8 @@ class StepClock(TrainerCallback):
                 model.gradient_checkpointing_disable()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        torch.cuda.synchronize()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         seconds = time.perf_counter() - self.ended
         phases = {name: round(value, 4) for name, value in self.phases.items()}
         index, step = divmod(state.global_step - 1, self.steps)
@@ -86,10 +86,18 @@ class StepClock(TrainerCallback):
         self.phases[name] = self.phases.get(name, 0.0) + seconds
 
 
+def adapters(workload: Workload) -> LoraConfig | None:
+    """Return the same adapters as rlplug's side has: on all linear layers but the output layer, without dropout."""
+    rank = workload.lora_rank
+    if not rank:
+        return None
+    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
 def train(workload: Workload, variants: list[str], model: Path, prompts: Path, steps: int, out: Path) -> None:
-    clock = StepClock(variants, steps)
+    clock, peft_config, on_gpu = StepClock(variants, steps), adapters(workload), torch.cuda.is_available()
     ProfilingContext._log_metrics = lambda context, seconds: clock.note(context, seconds)
-    fits = MICRO_BATCH_TOKENS // (workload.prompt + workload.longest)  # rows are padded to the longest
+    fits = workload.padded_tokens // (workload.prompt + workload.longest)  # rows are padded to the longest
     micro_batch = max(size for size in (1, 2, 4, 8, 16, 32) if size <= min(fits, workload.num_completions))
     trainer = GRPOTrainer(
         model=str(model),
@@ -107,11 +115,13 @@ def train(workload: Workload, variants: list[str], model: Path, prompts: Path, s
             use_vllm=True,
             vllm_mode="colocate",
             vllm_gpu_memory_utilization=workload.kv_cache_share,
-            vllm_enable_sleep_mode=True,
+            vllm_enable_sleep_mode=on_gpu,
             vllm_max_model_length=workload.prompt + workload.longest,
             bf16=True,
+            use_cpu=not on_gpu,
+            ddp_find_unused_parameters=False,  # TRL's default searches the graph in each backward pass
             optim="adamw_torch_fused",
-            model_init_kwargs={"dtype": "float32"},
+            model_init_kwargs={"dtype": "bfloat16" if peft_config else "float32"},  # frozen weights as rlplug's
             max_steps=steps * len(variants),
             logging_steps=1,
             report_to=[],
@@ -121,8 +131,11 @@ def train(workload: Workload, variants: list[str], model: Path, prompts: Path, s
         train_dataset=Dataset.from_list([json.loads(line) for line in prompts.read_text().splitlines()]),
         processing_class=AutoTokenizer.from_pretrained(model),
         callbacks=[clock],
+        peft_config=peft_config,
     )
     clock.trainer = trainer
+    trained = sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad)
+    print(f"# {trained / 1e6:.2f}M parameters train", file=sys.stderr, flush=True)
     trainer.train()
 
 

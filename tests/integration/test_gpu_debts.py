@@ -34,6 +34,7 @@ def test_the_benchmarks_take_each_command(debts: ModuleType, monkeypatch: pytest
                 "benchmarks/rollout.py": ["--device", "cuda"],
                 "benchmarks/update.py": [],
                 "benchmarks/lora_serving.py": [],
+                "benchmarks/step.py": [],
                 "benchmarks/step_modes.py": [],
             }
             if script in on_gpu:
@@ -41,7 +42,7 @@ def test_the_benchmarks_take_each_command(debts: ModuleType, monkeypatch: pytest
                 importlib.import_module(Path(script).stem).parse()
                 parsed.append(debt.name)
             assert not [word for word in command if debts.PAIR.search(word)]
-    assert {"gradients-64k", "lora-serving", "vllm-tp2-fp8", "sglang-tp2", "modes-long", "modes-two-gpus"} <= {*parsed}
+    assert {"gradients-64k", "lora-8b", "lora-serving", "vllm-tp2-fp8", "modes-long", "modes-two-gpus"} <= {*parsed}
 
 
 def runner(debts: ModuleType, folder: Path, budget: float, paths: dict[str, str]) -> object:
