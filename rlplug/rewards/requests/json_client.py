@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from rlplug.errors import ConfigError, describe, encodable
+from rlplug.interfaces.checks.http_bodies import BodyTooLargeError, read_body
 from rlplug.rewards.requests.counts import Counts
 from rlplug.rewards.requests.limits import RequestLimits
 
@@ -225,12 +226,11 @@ class JSONClient:
 async def _body(response: aiohttp.ClientResponse, url: str) -> bytes:
     if response.headers.get("Content-Encoding", "identity") != "identity":
         raise RequestError(f"{url} compressed its answer, which was not asked for", "malformed")
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > MAX_ANSWER_BYTES:
-            raise RequestError(f"{url} sent an answer of more than {MAX_ANSWER_BYTES >> 20} MiB", "malformed")
-    return bytes(body)
+    try:
+        return await read_body(response, MAX_ANSWER_BYTES)
+    except BodyTooLargeError:
+        text = f"{url} sent an answer of more than {MAX_ANSWER_BYTES >> 20} MiB"
+        raise RequestError(text, "malformed") from None
 
 
 def _check_type(response: aiohttp.ClientResponse, url: str) -> None:

@@ -16,6 +16,7 @@ import msgspec
 
 from rlplug.errors import RunError, describe
 from rlplug.interfaces import EngineFault
+from rlplug.interfaces.checks.http_bodies import BodyTooLargeError, read_body
 from rlplug.rollout.engines.loop import EngineLoop
 
 Result = TypeVar("Result")
@@ -138,7 +139,8 @@ class HTTPClient:
                     raise self._refusal(url, response.status, await _text_of(response, url))
                 async for chunk in response.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")
-                    _check_size(len(rest), url)
+                    if len(rest) > MAX_ANSWER_BYTES:
+                        raise _too_large(url)
                     for line in lines:
                         event = line.removeprefix(b"data: ")
                         if event[:1] == b"{":
@@ -176,17 +178,15 @@ class HTTPClient:
 
 
 async def _text_of(response: aiohttp.ClientResponse, url: str) -> str:
-    """Return the body of a response as text, which must be UTF-8 and of a sensible size."""
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        _check_size(len(body), url)
-    return body.decode(errors="replace")
+    """Return the body of a response as text; it must be of a sensible size."""
+    try:
+        return (await read_body(response, MAX_ANSWER_BYTES)).decode(errors="replace")
+    except BodyTooLargeError:
+        raise _too_large(url) from None
 
 
-def _check_size(num_bytes: int, url: str) -> None:
-    if num_bytes > MAX_ANSWER_BYTES:
-        raise EngineFault(f"{url} sent an answer of more than {MAX_ANSWER_BYTES >> 20} MiB.")
+def _too_large(url: str) -> EngineFault:
+    return EngineFault(f"{url} sent an answer of more than {MAX_ANSWER_BYTES >> 20} MiB.")
 
 
 @dataclass(frozen=True)

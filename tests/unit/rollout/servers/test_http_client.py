@@ -9,6 +9,7 @@ import pytest
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
+from rlplug.rollout.servers import http_client
 from rlplug.rollout.servers.addresses import free_ports
 from rlplug.rollout.servers.http_client import SILENT_S, HTTPClient, Server, ServerError, _socket_with_keepalive
 
@@ -59,6 +60,17 @@ def test_streamed_events_come_whole(client: HTTPClient, url: str) -> None:
 def test_error_in_a_stream_is_a_fault(client: HTTPClient, url: str) -> None:
     with pytest.raises(ServerError, match="failed: out of tokens"):
         stream(client, url, count=2, error=True)
+
+
+def test_answers_and_events_without_end_are_faults(
+    client: HTTPClient, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_client, "MAX_ANSWER_BYTES", 4)
+    with pytest.raises(EngineFault, match=r"sent an answer of more than 0 MiB"):
+        client.run_all([Server(client, url).get("status/400")])
+    monkeypatch.setattr(http_client, "MAX_ANSWER_BYTES", -1)  # whatever a chunk leaves of an event is too much
+    with pytest.raises(EngineFault, match=r"sent an answer of more than -1 MiB"):
+        stream(client, url, count=2)
 
 
 def test_close_cancels_what_runs_and_may_come_twice(client: HTTPClient, url: str) -> None:
