@@ -38,7 +38,7 @@ from rlplug.models.lora.adapters import WithoutAdapters, adapter_weights
 from rlplug.models.routers import router_shape
 from rlplug.models.shape import attention_cost
 from rlplug.plugin_manager import CORE, plugins
-from rlplug.rewards import RewardRunner
+from rlplug.rewards import RewardRunner, start_rewards
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.environment_calls import ask_environment
 from rlplug.rollout.generator import RolloutGenerator
@@ -269,13 +269,11 @@ def build_models(
         if inputs.spec.adapters is not None:
             models.effects += (Effect(adapters_line(inputs.spec, type(config.engine).__name__)),)
         models.adapters = adapter_record(models.policy, strategy.gather)
+        notes = [*inputs.notes, *start_rewards(config.rewards, strategy.root_device)]
+        models.effects += [Effect(note) for note in notes]
     strategy.accept_checkpoint = partial(check_records, trainer, models.adapters)
     if plan is None:
         return
-    for reward in config.rewards:
-        reward.place(strategy.root_device)
-    notes = [*inputs.notes, *(note for reward in config.rewards for note in reward.notes())]
-    models.effects += [Effect(note) for note in notes]
     if config.reference_is_policy and models.reference is None:
         models.set_reference(WithoutAdapters(models.policy))
         models.effects += [Effect("reference: the policy without its adapters")]

@@ -37,6 +37,10 @@ class EvalRecord:
     """Checksum of names, sizes and times of each policy's files, by name."""
     prompts: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Number and checksum of the prompts of each policy and source, by ``policy/source``."""
+    reward_notes: list[str] = field(default_factory=list)
+    """What a person should know of the rewards."""
+    reward_counts: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The rewards' own counts, such as ``judge/requests``, of each policy and source, by ``policy/source``."""
     versions: dict[str, str] = field(default_factory=dict)
     status: str = "running"
 
@@ -130,6 +134,15 @@ class EvalFolder:
     def num_done(self, policy: str, source: str) -> int:
         """Return how many prompts of a source have all their completions."""
         return self._counts.get((policy, source), 0)
+
+    def add_counts(self, policy: str, source: str, counts: Mapping[str, float]) -> None:
+        """Add to the rewards' counts, and write them: what was asked and paid for counts also where a kill loses it."""
+        if not counts:
+            return
+        sums = self.record.reward_counts.setdefault(f"{policy}/{source}", {})
+        for name, value in counts.items():
+            sums[name] = sums.get(name, 0.0) + value
+        self.save()
 
     def append(self, policy: str, source: str, samples: Sequence[Sample]) -> None:
         """Write the completions of whole prompts, in the order of the source."""

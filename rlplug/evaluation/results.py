@@ -68,6 +68,8 @@ class Result:
     truncated_share: float | None
     """Share of completions that a limit of tokens or turns cut."""
     turns: float | None
+    reward_counts: dict[str, float | None]
+    """What the rewards counted, such as ``judge/requests``; ``None`` where that is no finite number."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ def write_results(folder: EvalFolder, results: Results) -> None:
         "options": asdict(record.options),
         "policies": [{**policy, "source": record.sources.get(policy["name"])} for policy in record.policies],
         "data": record.data,
+        "rewards": record.reward_notes,
         "methods": METHODS,
         "results": [asdict(result) for result in results.results],
         "differences": [asdict(difference) for difference in results.differences],
@@ -132,6 +135,7 @@ def markdown(record: EvalRecord, results: Results) -> str:
     for policy in record.policies:
         source = record.sources.get(policy["name"], policy["argument"])
         lines.append(f"- {markdown_text(policy['name'])}: {markdown_text(source)}")
+    lines += [f"- {markdown_text(note)}" for note in record.reward_notes]
     for data in record.data:
         mine = [result for result in results.results if result.data == data["name"]]
         lines += ["", f"## {markdown_text(data['name'])}", "", *_markdown_table(*result_table(mine))]
@@ -147,6 +151,7 @@ def result_table(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]
     ks = list(results[0].pass_at)
     has_turns = any(result.turns is not None and result.turns != 1 for result in results)
     columns = ["policy", "prompts", *(f"pass@{k}" for k in ks), "reward", "tokens", "truncated", "errors"]
+    counts = sorted({name for result in results for name in result.reward_counts})
     rows = []
     for result in results:
         wanted = "" if result.num_wanted in (None, result.num_prompts) else f" of {result.num_wanted:,}"
@@ -160,9 +165,10 @@ def result_table(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]
                 "-" if result.truncated_share is None else f"{100 * result.truncated_share:.1f}%",
                 f"{result.num_errors:,} of {result.num_samples:,}" if result.num_errors else "0",
                 *([f"{result.turns or 0:.2f}"] if has_turns else []),
+                *(_count(result.reward_counts.get(name, 0.0)) for name in counts),
             ]
         )
-    return columns + ["turns"] * has_turns, rows
+    return columns + ["turns"] * has_turns + counts, rows
 
 
 def difference_table(differences: Sequence[Difference]) -> tuple[list[str], list[list[str]]]:
@@ -195,6 +201,12 @@ def share(estimate: Estimate | None, signed: bool = False) -> str:
 def figure(estimate: Estimate | None, digits: int, signed: bool = False) -> str:
     """Return an estimate with its interval."""
     return _with_interval(estimate, lambda value: f"{value:{'+' * signed},.{digits}f}")
+
+
+def _count(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value.is_integer() else f"{value:,.6g}"
 
 
 def _with_interval(estimate: Estimate | None, text: Any) -> str:
@@ -234,6 +246,10 @@ def _result(record: EvalRecord, policy: str, data: str, groups: Mapping[str, Gro
         length=mean_of(lengths),
         truncated_share=sum(row.finish_reason == "length" for row in rows) / len(rows) if rows else None,
         turns=sum(row.num_turns for row in rows) / len(rows) if rows else None,
+        reward_counts={
+            name: value if math.isfinite(value) else None
+            for name, value in record.reward_counts.get(f"{policy}/{data}", {}).items()
+        },
     )
 
 

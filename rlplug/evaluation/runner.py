@@ -12,7 +12,8 @@ from rlplug.evaluation.engine import PolicyEngine
 from rlplug.evaluation.folder import EvalFolder
 from rlplug.evaluation.policies import Policy
 from rlplug.observability.phase_progress import PHASE_PROGRESS
-from rlplug.rewards import RewardRunner
+from rlplug.observability.terminal import say
+from rlplug.rewards import RewardRunner, start_rewards
 from rlplug.rollout.generator import RolloutGenerator, RolloutRequest
 from rlplug.setup import RunInputs, make_generator, make_rewards
 from rlplug.types import Sample
@@ -65,6 +66,7 @@ class Evaluation:
         self._options = folder.record.options
         self._rewards: RewardRunner = make_rewards(config)
         self._generators: list[RolloutGenerator] = []
+        self._has_started_rewards = False
 
     def run(self) -> None:
         """Generate, score and write all that is missing.
@@ -94,6 +96,7 @@ class Evaluation:
             self._folder.check_prompts(name, source.name, prompts)
             if self._folder.num_done(name, source.name) == len(prompts):
                 continue
+            self._start_rewards()
             if not is_used:
                 self._engine.use(each.policy, inputs, each.run)
                 is_used = True
@@ -101,6 +104,16 @@ class Evaluation:
             generator = make_generator(self._config, inputs, self._engine.driver, placement, source.data)
             self._generators.append(generator)
             self._evaluate(name, source, generator)
+
+    def _start_rewards(self) -> None:
+        """Start the rewards once, before the engine: they may take memory of the device."""
+        if self._has_started_rewards:
+            return
+        notes = start_rewards(self._rewards.rewards, self._engine.placement.device)
+        self._has_started_rewards = True
+        self._folder.record.reward_notes = notes
+        for note in notes:
+            say(note, wraps=True)
 
     def _evaluate(self, name: str, source: EvalSource, generator: RolloutGenerator) -> None:
         options, prompts = self._options, source.data.val_prompts
@@ -116,6 +129,7 @@ class Evaluation:
             samples = generator.generate(request, first_group=start)  # numbers, and so seeds, do not depend on batches
             PHASE_PROGRESS.begin("rewards")
             samples = self._rewards.score(samples)
+            self._folder.add_counts(name, source.name, self._rewards.pop_own_counts())
             self._folder.append(name, source.name, samples)
             done = min(start + options.prompts_per_batch, len(prompts))
             self._note(f"{name} on {source.name}: {done:,}/{len(prompts):,} prompts | {_short(samples)}")

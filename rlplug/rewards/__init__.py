@@ -4,7 +4,7 @@ from rlplug.rewards.code import CodeReward
 from rlplug.rewards.function import FunctionReward
 from rlplug.rewards.judges import BestOfGroup, Judge, PairwiseJudge
 from rlplug.rewards.reward_model import RewardModel
-from rlplug.rewards.runner import RewardRunner
+from rlplug.rewards.runner import RewardRunner, start_rewards
 from rlplug.rewards.text import ExactMatch, RegexFormat
 from rlplug.rewards.verifiers import MathVerify, ReasoningGymReward
 
@@ -20,4 +20,5 @@ __all__ = [
     "RegexFormat",
     "RewardModel",
     "RewardRunner",
+    "start_rewards",
 ]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError, RunError
@@ -132,18 +133,39 @@ class RewardRunner:
         Raises:
             RunError: A reward returned something else than numbers by name.
         """
-        counting = [reward for reward in self.rewards if type(reward).pop_counts is not Reward.pop_counts]
-        if not counting:
+        if not self._counting:
             return {}
-        mine = {
-            f"reward_counts/{reward.name}/{name}": value
-            for reward in counting
+        total: Counter[str] = Counter()
+        for counts in ranks.gather([self.pop_own_counts()]):
+            total.update(counts)
+        return {f"reward_counts/{name}": value for name, value in total.items()}
+
+    def pop_own_counts(self) -> dict[str, float]:
+        """Return the counts of this process's rewards since the last call, by ``<reward>/<count>``.
+
+        Raises:
+            RunError: A reward returned something else than numbers by name.
+        """
+        return {
+            f"{reward.name}/{name}": value
+            for reward in self._counting
             for name, value in read_metrics(PluginCall(reward, "pop_counts"), reward.pop_counts()).items()
         }
-        total: Counter[str] = Counter()
-        for counts in ranks.gather([mine]):
-            total.update(counts)
-        return dict(total)
+
+    @property
+    def _counting(self) -> list[Reward]:
+        return [reward for reward in self.rewards if type(reward).pop_counts is not Reward.pop_counts]
+
+
+def start_rewards(rewards: Sequence[Reward], device: torch.device) -> list[str]:
+    """Give rewards their device, start what they need, and return what a person should know of them.
+
+    Raises:
+        ConfigError: Samples cannot be scored here.
+    """
+    for reward in rewards:
+        reward.place(device)
+    return [note for reward in rewards for note in reward.notes()]
 
 
 def _calls_of(reward: Reward, samples: Sequence[Sample]) -> list[Sequence[int]]:

@@ -2,14 +2,16 @@
 
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from rlplug_algos.grpo import GRPO
 
 from examples.hidden_digit.environment import HiddenDigit
-from rlplug.interfaces import EngineCapabilities, EngineFault, LossOutput, StepResult
+from rlplug.interfaces import EngineCapabilities, EngineFault, LossOutput, Reward, StepResult
 from rlplug.rollout.hf_engine import HFRollout
+from rlplug.types import RewardError, Sample
 
 
 def raises(completion: str) -> float:
@@ -23,6 +25,32 @@ def hangs(completion: str) -> float:
 
 def not_a_number(completion: str) -> float:
     return float("nan")
+
+
+class PlacedReward(Reward):
+    """A reward of 0 that needs a device, says so, and counts what it scores; its weight leaves rewards as they are."""
+
+    batch_size = 1 << 20
+    device: torch.device | None = None
+    num_scored = 0
+
+    def __init__(self) -> None:
+        super().__init__(weight=0.0, name="placed")
+
+    def place(self, device: torch.device) -> None:
+        self.device = device
+
+    def notes(self) -> list[str]:
+        return [f"placed: on {self.device}"]
+
+    def score(self, samples: Sequence[Sample]) -> list[float | RewardError]:
+        assert self.device is not None
+        self.num_scored += len(samples)
+        return [0.0] * len(samples)
+
+    def pop_counts(self) -> dict[str, float]:
+        counts, self.num_scored = {"scored": self.num_scored, "cost": self.num_scored / 8}, 0
+        return counts
 
 
 class SecondLossIsNaN(GRPO):

@@ -90,7 +90,9 @@ def test_a_critic_warms_up_before_the_policy_moves(runs: Runs, name: str) -> Non
     assert second["sync/seconds"] == ""  # the engine has the policy's weights already
 
 
-def test_validation_loads_no_critic(tmp_path: Path) -> None:
+def test_validation_loads_no_critic_and_starts_rewards(tmp_path: Path) -> None:
     line = ["validate", *SMALL[1:], "--model.algorithm", "PPO", "--model.critic", "{trunk: {path: ./none}}"]
+    line.append("--model.rewards+=parts.PlacedReward")
     result = run_job(Job([*line, "--run.dir", str(tmp_path / "run")]), tmp_path / "log")
     assert result.exit_code == 0, result.output[-3000:]
+    assert "reward_counts/placed/scored │ 100 " in result.message, "it refuses to score without its device"

@@ -18,7 +18,10 @@ def runs(tmp_path_factory):
             *(*SMALL, "--run.dir", str(folder / "runs"), "--model.num_steps", "2", "--checkpoint.every_n_steps", "1"),
             *("--model.validation.every_n_steps", "2"),
         ],
-        "greedy": ["eval", run, "--base", f"newest={run}/checkpoints/step-00000002", "--out", evals],
+        "greedy": [
+            *("eval", run, "--base", f"newest={run}/checkpoints/step-00000002", "--out", evals),
+            "--model.rewards+=parts.PlacedReward",
+        ],
         "whole": ["eval", run, f"first={run}/checkpoints/step-00000001", "-n", "2", "--out", str(folder / "whole")],
         "resumed": ["eval", "--resume", str(folder / "cut" / "001")],
         "chat": ["chat", run, "--seed", "1"],
@@ -47,6 +50,10 @@ def test_a_run_its_checkpoint_and_its_base(runs):
     assert run["reward"]["mean"] == pytest.approx(float(last["validate/reward_mean"]), abs=1e-9)
     assert run["length"]["mean"] == pytest.approx(float(last["validate/length_mean"]), abs=1e-9)
     assert run | {"policy": "newest"} == newest
+    assert run["reward_counts"] == {"placed/cost": run["num_samples"] / 8, "placed/scored": run["num_samples"]}
+    assert "placed: on cpu" in output
+    assert "placed/scored" in output
+    assert "placed/cost" in (folder / "report.html").read_text()
     texts = {name: [row["completion"] for row in completions(folder) if row["policy"] == name] for name in results}
     assert texts["base"] != texts["newest"], "two steps change a greedy completion of some prompt"
     assert base["num_errors"] == 0

@@ -53,6 +53,7 @@ def test_a_killed_evaluation_goes_on_behind_the_last_whole_prompt(tmp_path):
     folder.check_prompts("a", "val", given)
     folder.append("a", "val", [*samples(given[1], 1, 0.0, 1.0), *samples(given[0], 0, 1.0, None)])
     folder.append("a", "val", samples(given[2], 2, 1.0))  # one of two
+    folder.add_counts("a", "val", {"judge/requests": 3.0, "judge/cost": 0.25})
     folder.close()
     whole = (tmp_path / COMPLETIONS).read_bytes().splitlines(keepends=True)[:4]
     with (tmp_path / COMPLETIONS).open("ab") as file:
@@ -65,6 +66,14 @@ def test_a_killed_evaluation_goes_on_behind_the_last_whole_prompt(tmp_path):
         again.check_prompts("a", "val", given[:3])
     found = compute(again.record, again.rows()).groups["a", "val"]["0"]
     assert [row.reward for row in found.rows] == [1.0, None]
+    again.add_counts("a", "val", {"judge/requests": 2.0, "odd/count": float("nan")})
+    results = compute(again.record, again.rows())
+    table = markdown(again.record, results)
+    assert "judge/cost | judge/requests | odd/count |" in table
+    assert "| 0.25 | 5 | - |" in table
+    assert "| 0 | 0 | 0 |" in table
+    write_results(again, results)
+    assert json.loads((tmp_path / "results.json").read_text())["results"][0]["reward_counts"]["odd/count"] is None
     again.close()
 
 
