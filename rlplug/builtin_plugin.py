@@ -25,6 +25,7 @@ from rlplug.rewards import (
     PairwiseJudge,
     ReasoningGymReward,
     RegexFormat,
+    RemoteRewardModel,
     RewardModel,
 )
 from rlplug.rollout.hf_engine import HFRollout
@@ -54,7 +55,7 @@ def rlplug_register_trainers(registry: Registry) -> None:
 def rlplug_register_rewards(registry: Registry) -> None:
     for reward in (
         *(BestOfGroup, CodeReward, ExactMatch, FunctionReward, Judge, MathVerify, PairwiseJudge),
-        *(ReasoningGymReward, RegexFormat, RewardModel),
+        *(ReasoningGymReward, RegexFormat, RemoteRewardModel, RewardModel),
     ):
         registry.add("rewards", reward)
 

@@ -3,7 +3,7 @@
 from rlplug.rewards.code import CodeReward
 from rlplug.rewards.function import FunctionReward
 from rlplug.rewards.judges import BestOfGroup, Judge, PairwiseJudge
-from rlplug.rewards.reward_model import RewardModel
+from rlplug.rewards.reward_model import RemoteRewardModel, RewardModel
 from rlplug.rewards.runner import RewardRunner, start_rewards
 from rlplug.rewards.text import ExactMatch, RegexFormat
 from rlplug.rewards.verifiers import MathVerify, ReasoningGymReward
@@ -18,6 +18,7 @@ __all__ = [
     "PairwiseJudge",
     "ReasoningGymReward",
     "RegexFormat",
+    "RemoteRewardModel",
     "RewardModel",
     "RewardRunner",
     "start_rewards",

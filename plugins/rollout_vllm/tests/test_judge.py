@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from vllm_api import KEY, vllm_api
 
 from rlplug.errors import ConfigError
 from rlplug.rewards import BestOfGroup, Judge, PairwiseJudge, RewardRunner
@@ -23,39 +17,13 @@ from rlplug.testing import make_sample
 
 pytestmark = pytest.mark.nightly
 MODEL = Path(__file__).parents[3] / "models/SmolLM2-135M-Instruct"
-START_S = 600
-KEY = "sk-of-this-test"
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = ["--served-model-name", "smollm2", "--host", "127.0.0.1", "--port", str(port), "--api-key", KEY]
-    options += ["--max-model-len", "1024", "--max-num-seqs", "8", "--enforce-eager"]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL), *options]
-    folder = tmp_path_factory.mktemp("vllm")
-    variables = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
-    with open(folder / "log.txt", "w") as log:
-        server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=variables)
-    try:
-        ends_at = time.monotonic() + START_S
-        while not is_up(f"http://127.0.0.1:{port}/health"):
-            assert server.poll() is None and time.monotonic() < ends_at, (folder / "log.txt").read_text()[-3000:]  # noqa: PT018
-            time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        server.terminate()
-        server.wait(60)
-
-
-def is_up(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(address, timeout=5) as answer:
-            return answer.status == 200
-    except (urllib.error.URLError, OSError):
-        return False
+    options = ["--max-model-len", "1024", "--max-num-seqs", "8", "--enforce-eager"]
+    with vllm_api(MODEL, "smollm2", tmp_path_factory.mktemp("vllm"), *options) as address:
+        yield f"{address}/v1"
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from rlplug.errors import brief, describe, encodable
 from rlplug.rewards.judges.endpoint import Endpoint
 from rlplug.rewards.requests.answer_cache import AnswerCache, cache_key
 from rlplug.rewards.requests.counts import Counts
-from rlplug.rewards.requests.json_client import JSONClient, RequestError
+from rlplug.rewards.requests.json_client import JSONClient, malformed
 
 Result = TypeVar("Result")
 ROUTE: Final = "chat/completions"
@@ -155,8 +155,3 @@ def text_of(answer: Any) -> str:
         said = f"a refusal: {brief(refusal, 200)}" if refusal else f"{brief(text)}"
         raise malformed(f"the answer is no text but {said}")
     return encodable(text)
-
-
-def malformed(text: str) -> RequestError:
-    """Return the error of an answer that is not what was asked for."""
-    return RequestError(text, "malformed")

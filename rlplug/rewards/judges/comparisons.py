@@ -12,7 +12,7 @@ from rlplug.rewards.judges.endpoint import Endpoint
 from rlplug.rewards.judges.judge import JudgeBase
 from rlplug.rewards.judges.template import OF_PROMPT, PromptTemplate
 from rlplug.rewards.judges.verdicts import AnswerForm, choice_reader
-from rlplug.rewards.requests.json_client import RequestError
+from rlplug.rewards.requests.json_client import RequestError, malformed
 from rlplug.types import RewardError, Sample
 
 ALONE: Final = RewardError("the prompt has no other sample to compare with: give groups of at least 2")
@@ -179,7 +179,7 @@ class BestOfGroup(ComparingJudge):
                 failed.append(verdict)
             elif int(verdict) > len(order):
                 self.model.counts.add(malformed=1)
-                failed.append(RequestError(f"the judge chose {verdict} of {len(order)} completions", "malformed"))
+                failed.append(malformed(f"the judge chose {verdict} of {len(order)} completions"))
             else:
                 votes.append(order[int(verdict) - 1])
         self.model.counts.add(votes=len(votes), failed_votes=len(failed))

@@ -11,7 +11,7 @@ import jinja2.meta
 import jinja2.sandbox
 
 from rlplug.errors import ConfigError, describe, did_you_mean
-from rlplug.rewards.judges.chat import malformed
+from rlplug.rewards.requests.json_client import malformed
 from rlplug.types import Sample
 
 OF_PROMPT = ("prompt", "answer", "metadata")

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 from rlplug.errors import ConfigError, brief
-from rlplug.rewards.judges.chat import malformed
-from rlplug.rewards.requests.json_client import strict_json
+from rlplug.rewards.requests.json_client import malformed, strict_json
 from rlplug.rewards.text import compile_pattern
 
 AnswerForm: TypeAlias = Literal["json", "plain", "regex"]

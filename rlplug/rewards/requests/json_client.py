@@ -47,6 +47,11 @@ class RequestError(Exception):
         self.count, self.may_pass, self.wait_s = count, may_pass, wait_s
 
 
+def malformed(text: str) -> RequestError:
+    """Return the error of an answer that is not what was asked for."""
+    return RequestError(text, "malformed")
+
+
 class JSONClient:
     """Client of one server; its coroutines run on whatever event loop awaits them.
 
@@ -69,10 +74,10 @@ class JSONClient:
         self._slots = weakref.WeakKeyDictionary()
         self._jitter = random.Random()
 
-    def check(self, route: str) -> None:
+    def check(self, route: str) -> tuple[int, bytes]:
         """Ask the server for ``route`` once, so that a wrong address or key is found before the run works.
 
-        Any answer of the server will do but a refused key.
+        Any answer of the server will do but a refused key; its status and body are returned.
 
         Raises:
             ConfigError: The key is not set or refused, or the server cannot be reached.
@@ -83,7 +88,7 @@ class JSONClient:
                 "the key under that name, or set api_key_env to null for a server without one."
             )
         try:
-            status, _ = asyncio.run(self._probe(route))
+            status, body = asyncio.run(self._probe(route))
         except RequestError as error:
             raise ConfigError(
                 f"{self._owner}.url is {self.url}, and {error}. Start the server first, or correct the address."
@@ -93,6 +98,7 @@ class JSONClient:
                 f"{self._owner}.url is {self.url}, which refuses the key of {self._api_key_env or 'nobody'} (status "
                 f"{status}): set {self._owner}.api_key_env to the variable that has its key."
             )
+        return status, body
 
     async def post(self, route: str, payload: dict[str, Any], read: Callable[[Any], Result]) -> Result:
         """Return what ``read`` makes of the server's answer to a POST, trying again within the limits.
@@ -119,7 +125,7 @@ class JSONClient:
                     self._counts.add(requests=1)
                     try:
                         body = await self._exchange(session, "POST", route, payload)
-                        return read(_parsed(body))
+                        return read(parsed(body))
                     except RequestError as error:
                         self._counts.add(**{error.count: 1})
                         failure = error
@@ -225,25 +231,30 @@ class JSONClient:
 
 async def _body(response: aiohttp.ClientResponse, url: str) -> bytes:
     if response.headers.get("Content-Encoding", "identity") != "identity":
-        raise RequestError(f"{url} compressed its answer, which was not asked for", "malformed")
+        raise malformed(f"{url} compressed its answer, which was not asked for")
     try:
         return await read_body(response, MAX_ANSWER_BYTES)
     except BodyTooLargeError:
         text = f"{url} sent an answer of more than {MAX_ANSWER_BYTES >> 20} MiB"
-        raise RequestError(text, "malformed") from None
+        raise malformed(text) from None
 
 
 def _check_type(response: aiohttp.ClientResponse, url: str) -> None:
     kind = response.content_type
     if kind != "application/json" and not kind.endswith("+json"):
-        raise RequestError(f"{url} answered with {kind[:100]}, not with JSON", "malformed")
+        raise malformed(f"{url} answered with {kind[:100]}, not with JSON")
 
 
-def _parsed(body: bytes) -> Any:
+def parsed(body: bytes) -> Any:
+    """Return the value of a body that is strict JSON.
+
+    Raises:
+        RequestError: It is not.
+    """
     try:
         return strict_json(body.decode())
     except (ValueError, RecursionError) as problem:
-        raise RequestError(f"the answer is not JSON: {describe(problem)}", "malformed") from None
+        raise malformed(f"the answer is not JSON: {describe(problem)}") from None
 
 
 def strict_json(text: str) -> Any:

@@ -53,6 +53,8 @@ class JudgeServer:
         self.script: list[Reply] = []
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        self.paths: list[str] = []
+        self.models = b'{"data": []}'
         self.sent: Counter[str] = Counter()
         self.at_once = self.most_at_once = 0
         self.gate: threading.Barrier | None = None
@@ -67,10 +69,11 @@ class JudgeServer:
                 pass
 
             def do_GET(self) -> None:
-                self.answer(Reply(b'{"data": []}', 401 if server.refuses_key(self.headers) else 200))
+                self.answer(Reply(server.models, 401 if server.refuses_key(self.headers) else 200))
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                server.paths.append(self.path)
                 self.answer(server.next_reply(body, self.headers.get("Authorization")))
                 server.done()
 
