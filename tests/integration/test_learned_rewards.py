@@ -1,4 +1,4 @@
-"""A run with a reward model, and a judge whose server fails in many ways: all failures are counted, and none scores."""
+"""A run with a judge and reward models whose servers fail in many ways: all failures are counted, and none scores."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -16,31 +17,45 @@ import torch
 import yaml
 from command_line import ROOT, SMALL
 from judge_server import DROP, FAULTS, HANG, Reply, by_length, chat, judge_server
+from reward_server import NAME, RewardReplies, reward_server
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
 pytestmark = pytest.mark.nightly
 STEPS = 20
 SAMPLES = 16 * STEPS
-SHARES = {
+NUM_TRIED = 2
+"""Requests for scores with which a run tries a reward model's server."""
+FAILURES = {
     "rate_limited": (0.1, FAULTS["rate limit"]),
     "server_errors": (0.1, FAULTS["server error"]),
     "failed_connections": (0.05, DROP),
-    "malformed": (0.05, Reply(chat("I cannot say."))),
     "timeouts": (0.02, HANG),
 }
-"""How often each failure comes, by the name under which a judge counts it."""
+"""How often each failure comes, by the name under which a reward counts it."""
 
 
-class FailingJudge:
-    """Scores by length, and fails at random; ``sent`` has what it did."""
+class Failures:
+    """Fails at random; ``sent`` has what it did.
 
-    def __init__(self) -> None:
-        self.random, self.sent = random.Random(0), Counter()
+    Args:
+        malformed: An answer that is not what was asked for, final for a reward.
+        num_spared: Requests before the first failure: those of the start of a run, where a failure is final.
+    """
 
-    def __call__(self, body: dict) -> Reply:
-        (kind,) = self.random.choices([*SHARES, ""], [*(share for share, _ in SHARES.values()), 0.68])
-        self.sent[kind] += 1
-        return SHARES[kind][1] if kind else by_length(body)
+    def __init__(self, malformed: Reply, num_spared: int = 0) -> None:
+        self.num_spared = num_spared
+        self.kinds = FAILURES | {"malformed": (0.05, malformed)}
+        self.random, self.sent, self.lock = random.Random(0), Counter(), threading.Lock()
+
+    def draw(self) -> Reply | None:
+        shares = [share for share, _ in self.kinds.values()]
+        with self.lock:
+            if self.num_spared:
+                self.num_spared -= 1
+                return None
+            (kind,) = self.random.choices([*self.kinds, ""], [*shares, 1 - sum(shares)])
+            self.sent[kind] += 1
+        return self.kinds[kind][1] if kind else None
 
 
 def save_reward_model(folder: Path) -> None:
@@ -55,13 +70,25 @@ def save_reward_model(folder: Path) -> None:
 def test_every_failure_of_twenty_steps_is_counted(tmp_path: Path) -> None:
     save_reward_model(tmp_path / "reward-model")
     (tmp_path / "judge.jinja").write_text("{{ prompt }} {{ completion }}")
-    judge = FailingJudge()
-    with judge_server(judge) as server:
+    judge = Failures(Reply(chat("I cannot say.")))
+    reward_model = Failures(Reply(json.dumps({"model": NAME, "data": []}).encode()), NUM_TRIED)
+    replies = RewardReplies()
+    replies.fail = reward_model.draw
+    with (
+        judge_server(lambda body: judge.draw() or by_length(body)) as server,
+        reward_server(replies) as reward_model_server,
+    ):
         limits = {"request_deadline_s": 5.0, "max_retries": 2, "first_backoff_s": 0.01}
         endpoint = {"url": server.url, "model": "judge", "limits": limits, "prices": {"prompt": 1.0, "completion": 2.0}}
+        remote = {"url": reward_model_server.url.removesuffix("/v1"), "model": NAME, "limits": limits}
+        path = str(tmp_path / "reward-model")
         rewards = [
             {"class_path": "Judge", "init_args": {"endpoint": endpoint, "template": str(tmp_path / "judge.jinja")}},
-            {"class_path": "RewardModel", "init_args": {"path": str(tmp_path / "reward-model"), "weight": 0.1}},
+            {"class_path": "RewardModel", "init_args": {"path": path, "weight": 0.1}},
+            {
+                "class_path": "RemoteRewardModel",
+                "init_args": {"path": path, "endpoint": remote, "weight": 0.1, "max_tokens": 32, "name": "remote"},
+            },
         ]
         settings = {"model": {"rewards": rewards, "num_steps": STEPS, "limits": {"max_reward_error_share": 0.6}}}
         (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings))
@@ -74,19 +101,29 @@ def test_every_failure_of_twenty_steps_is_counted(tmp_path: Path) -> None:
     with open(tmp_path / "run/001/metrics.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["reward/mean"]]
     assert len(rows) == STEPS
-
-    def total(name: str) -> float:
-        return sum(float(row.get(f"reward_counts/judge/{name}") or 0) for row in rows)
-
-    assert {kind: total(kind) for kind in SHARES} == {kind: judge.sent[kind] for kind in SHARES}
-    assert all(judge.sent[kind] for kind in SHARES)
-    assert total("requests") == sum(judge.sent.values()) == SAMPLES + total("retries")
-    assert total("prompt_tokens") == 100 * (judge.sent[""] + judge.sent["malformed"])
-    assert total("cost") == pytest.approx((100 + 2 * 10) / 1e6 * (judge.sent[""] + judge.sent["malformed"]))
     errors = [json.loads(line) for line in (tmp_path / "run/001/reward_errors.jsonl").read_text().splitlines()]
-    assert len(errors) == total("gave_up") == SAMPLES - judge.sent[""]
+    counts = {name: counts_of(name, rows) for name in ("judge", "remote")}
+    failed = {name: sum(isinstance(each["rewards"][name], dict) for each in errors) for name in counts}
+    for name, sent in (("judge", judge.sent), ("remote", reward_model.sent)):
+        print(name, counts[name], f"failed samples: {failed[name]}")
+        kinds = judge.kinds
+        assert {kind: counts[name][kind] for kind in kinds} == {kind: sent[kind] for kind in kinds}
+        assert all(sent[kind] for kind in kinds)
+        assert counts[name]["requests"] == sum(sent.values())
+        assert counts[name]["gave_up"] == counts[name]["requests"] - counts[name]["retries"] - sent[""] > 0
+    assert failed["judge"] == counts["judge"]["gave_up"] == SAMPLES - judge.sent[""]
+    assert failed["remote"] == counts["remote"]["failed_samples"] == SAMPLES - sum(replies.num_scored[NUM_TRIED:])
+    assert counts["judge"]["prompt_tokens"] == 100 * (judge.sent[""] + judge.sent["malformed"])
+    assert counts["judge"]["cost"] == pytest.approx((100 + 2 * 10) / 1e6 * (judge.sent[""] + judge.sent["malformed"]))
     assert sum(float(row["reward/error_share"]) * 16 for row in rows) == pytest.approx(len(errors))
-    assert all("error" in each["rewards"]["judge"] for each in errors)
     assert all(float(row["reward/min"]) != 0 for row in rows)
-    assert len({float(row["reward/rewardmodel"]) for row in rows}) > STEPS / 2  # of other completions each
-    print({name: total(name) for name in ("requests", "retries", "gave_up", *SHARES)})
+    for name in ("rewardmodel", "remote"):
+        assert len({float(row[f"reward/{name}"]) for row in rows}) > STEPS / 2  # of other completions each
+
+
+def counts_of(name: str, rows: list[dict[str, str]]) -> Counter[str]:
+    """Return the sums over a run of what a reward counted."""
+    prefix, total = f"reward_counts/{name}/", Counter()
+    for row in rows:
+        total.update({key.removeprefix(prefix): float(row[key] or 0) for key in row if key.startswith(prefix)})
+    return total
