@@ -20,7 +20,8 @@ from torch import nn
 
 from rlplug import setup as run_setup
 from rlplug.config import RunConfig
-from rlplug.data.datamodule import PromptDataModule, PromptRules
+from rlplug.data.datamodule import PromptDataModule
+from rlplug.data.prompt_encoder import PromptRules
 from rlplug.data.prompt_stream import require_same_prompts
 from rlplug.distributed.rng import rng_state, set_rng_state
 from rlplug.distributed.stop_signal import StopRequested, StopSignal, end_at_once

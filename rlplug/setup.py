@@ -23,7 +23,8 @@ from rlplug.config_checks import (
     check_trainer,
     check_training,
 )
-from rlplug.data.datamodule import PromptDataModule, PromptRules
+from rlplug.data.datamodule import PromptDataModule
+from rlplug.data.prompt_encoder import PromptRules
 from rlplug.distributed.offload import Offload
 from rlplug.distributed.stop_signal import StopSignal
 from rlplug.distributed.strategy import RLFSDP2Strategy

@@ -4,42 +4,24 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from rlplug.data.curriculum import PassRateCurriculum, PassRates
 from rlplug.data.mixture import MixedPrompts, MixtureSource, of_part, warn_of_duplicates
+from rlplug.data.prompt_encoder import PromptEncoder, PromptRules
 from rlplug.data.prompt_stream import PromptStream, TrainingPrompts
-from rlplug.data.rendering import render_all, takes_tools, tokenize_all
-from rlplug.data.rows import PromptRow, RowStream, as_messages, check_row
+from rlplug.data.rows import PromptRow, RowStream
+from rlplug.data.source_rows import read_rows, where
 from rlplug.data.sources import PromptSource
 from rlplug.data.streaming import StreamedPrompts, read_head
-from rlplug.environments.tool_schema import tool_instructions
-from rlplug.errors import ConfigError, describe
+from rlplug.errors import ConfigError
 from rlplug.types import Prompt
-
-MOST_STREAMED_VAL: Final = 100_000
-"""Most rows of a streamed source as ``data.val``, all of which are read."""
-
-
-@dataclass(frozen=True)
-class PromptRules:
-    """Rules of the policy that prompts must keep."""
-
-    tokenizer: PreTrainedTokenizerBase
-    tools: Sequence[Mapping[str, Any]]
-    """JSON schemas of the functions that the policy may call in its environment."""
-    max_context: int
-    """Longest sequence of the policy, in tokens."""
-    max_new_tokens: int
-    """Longest completion, in tokens."""
 
 
 class PromptDataModule(LightningDataModule):
@@ -132,16 +114,18 @@ class PromptDataModule(LightningDataModule):
         elif stage == "validate":
             raise ConfigError("data.val is not set, and validate needs prompts: set it to a source, as in data.train.")
         streams = self._open_streams() if stage == "fit" else {}
-        rows = {split: _read(split, source, streams if split == "train" else ()) for split, source in sources.items()}
+        rows = {
+            split: read_rows(split, source, streams if split == "train" else ()) for split, source in sources.items()
+        }
         heads = [row for _, head in streams.values() for row in head]
-        chat = self._wants_chat(rules, heads + [row for part in rows.values() for row in part])
-        self.renders_chat = chat
-        instructions = self._present_tools(rules, chat)
-        prompts = {split: self._prompts(rules, split, part, instructions) for split, part in rows.items()}
+        all_rows = heads + [row for part in rows.values() for row in part]
+        encoder = PromptEncoder(rules, all_rows, self.chat, self.system_prompt, self.max_prompt_tokens, self.too_long)
+        self.renders_chat, self.template_tools = encoder.renders_chat, encoder.template_tools
+        prompts = {split: self._prompts(encoder, split, part) for split, part in rows.items()}
         self.val_prompts = prompts.get("val", [])
         if "train" in prompts:
             _warn_of_overlap(prompts["train"], self.val_prompts)
-            parts = {name: self._streamed(rules, name, *stream, instructions) for name, stream in streams.items()}
+            parts = {name: self._streamed(encoder, name, *stream) for name, stream in streams.items()}
             self._train_stream = self._make_stream(prompts["train"], parts)
             if self._early_state:
                 self._train_stream.load_state_dict(self._early_state)
@@ -154,10 +138,10 @@ class PromptDataModule(LightningDataModule):
             if (stream := part.stream()) is not None:
                 if self.curriculum is not None:
                     raise ConfigError(
-                        f"data.curriculum draws prompts again by their pass rate, and {_where('train', name)} streams, "
+                        f"data.curriculum draws prompts again by their pass rate, and {where('train', name)} streams, "
                         "which keeps none: drop one of them."
                     )
-                streams[name] = stream, [of_part(row, name) for row in read_head(stream, _where("train", name))]
+                streams[name] = stream, [of_part(row, name) for row in read_head(stream, where("train", name))]
         return streams
 
     def _make_stream(self, prompts: Sequence[Prompt], streamed: Mapping[str, TrainingPrompts]) -> TrainingPrompts:
@@ -181,17 +165,32 @@ class PromptDataModule(LightningDataModule):
         return f"{self.seed}/{name}" if name else self.seed
 
     def _streamed(
-        self, rules: PromptRules, name: str, rows: RowStream, head: Sequence[PromptRow], instructions: str
+        self, encoder: PromptEncoder, name: str, rows: RowStream, head: Sequence[PromptRow]
     ) -> StreamedPrompts:
-        limit, _ = self._limit(rules)
+        limit, _ = encoder.limit()
 
         def encode(rows: Sequence[PromptRow]) -> list[Prompt]:
             named = [of_part(row, name) if row.source != name else row for row in rows]
-            prompts = self._tokenize(rules, "train", named, instructions)
+            prompts = encoder.encode("train", named)
             short = [prompt for prompt in prompts if len(prompt.token_ids) <= limit]
-            return short if self.too_long == "filter" else self._kept(rules, "train", prompts)
+            return short if self.too_long == "filter" else encoder.keep("train", prompts)
 
-        return StreamedPrompts(rows, head, encode, limit, self.shuffle, self._seed_of(name), _where("train", name))
+        return StreamedPrompts(rows, head, encode, limit, self.shuffle, self._seed_of(name), where("train", name))
+
+    def _prompts(self, encoder: PromptEncoder, split: str, rows: Sequence[PromptRow]) -> list[Prompt]:
+        """Return the prompts of ``rows`` that are kept, and count them."""
+        if not rows:  # all are streamed
+            return []
+        prompts = encoder.encode(split, rows)
+        kept = encoder.keep(split, prompts)
+        for source in dict.fromkeys(["", *(prompt.source for prompt in prompts)]):
+            num_read, num_kept = (sum(source in ("", each.source) for each in part) for part in (prompts, kept))
+            self.counts[f"{split}/{source}" if source else split] = {
+                "read": num_read,
+                "too_long": num_read - num_kept,
+                "kept": num_kept,
+            }
+        return kept
 
     def train_dataloader(self) -> Ticks:
         """Return endless ticks: the RL loop takes its prompts from ``train_stream`` and stops by itself."""
@@ -225,114 +224,6 @@ class PromptDataModule(LightningDataModule):
         elif self._stage is None:
             self._early_state = state_dict
 
-    def _wants_chat(self, rules: PromptRules, rows: Sequence[PromptRow]) -> bool:
-        """Return whether to render prompts with the chat template: as configured, or when rows are messages."""
-        messages = next((row for row in rows if not isinstance(row.prompt, str)), None)
-        text = next((row for row in rows if isinstance(row.prompt, str)), None)
-        if self.chat is None and messages and text:
-            raise ConfigError(
-                f"Some prompts are messages ({messages.uid!r}) and some are plain text ({text.uid!r}): set data.chat "
-                "to true to make a user message of each text, or give all of them in one form."
-            )
-        if self.chat is False and messages:
-            raise ConfigError(
-                f"data.chat is false, and the prompt {messages.uid!r} is a list of messages: set data.chat to true, or "
-                "give plain text."
-            )
-        chat = messages is not None if self.chat is None else self.chat
-        if self.system_prompt is not None and not chat:
-            raise ConfigError("data.system_prompt needs a chat template: set data.chat to true.")
-        if chat and rules.tokenizer.chat_template is None:
-            asked = "data.chat is true" if self.chat else f"the prompt {rows[0].uid!r} is a list of messages"
-            raise ConfigError(
-                f"{asked}, and the tokenizer of model.policy.path {rules.tokenizer.name_or_path!r} has no chat "
-                "template: set data.chat to false and give plain text, or name an instruction-tuned model."
-            )
-        return chat
-
-    def _present_tools(self, rules: PromptRules, chat: bool) -> str:
-        """Have the chat template present the environment's tools, or return instructions for the system message."""
-        tools = rules.tools
-        if not tools:
-            return ""
-        if not chat:
-            rank_zero_warn("data.chat is false, so the prompts do not describe the environment's tools to the policy.")
-        elif takes_tools(rules.tokenizer, tools):
-            self.template_tools = tools
-        else:
-            rank_zero_info("The chat template does not present tools, so the system message describes them.")
-            return tool_instructions(tools)
-        return ""
-
-    def _prompts(self, rules: PromptRules, split: str, rows: Sequence[PromptRow], instructions: str) -> list[Prompt]:
-        """Render and tokenise ``rows``, filter or refuse those that are too long, and count them."""
-        if not rows:  # all are streamed
-            return []
-        prompts = self._tokenize(rules, split, rows, instructions)
-        kept = self._kept(rules, split, prompts)
-        self._count(split, prompts, kept)
-        return kept
-
-    def _tokenize(self, rules: PromptRules, split: str, rows: Sequence[PromptRow], instructions: str) -> list[Prompt]:
-        limit, _ = self._limit(rules)
-        texts = [str(row.prompt) for row in rows]
-        if self.renders_chat:
-            texts = render_all(rows, rules.tokenizer, self.system_prompt, instructions, self.template_tools)
-        uids = [row.uid for row in rows]
-        token_ids = tokenize_all(uids, texts, rules.tokenizer, not self.renders_chat, limit)
-        messages = [as_messages(row.prompt) if self.renders_chat else () for row in rows]
-        prompts = [
-            Prompt(row.uid, ids, text, row.answer, row.metadata, row.source, chat)
-            for row, text, ids, chat in zip(rows, texts, token_ids, messages, strict=True)
-        ]
-        if empty := [prompt for prompt in prompts if not prompt.token_ids]:
-            raise ConfigError(f"data.{split}: the prompt {empty[0].uid!r} has no tokens: give it text, or remove it.")
-        return prompts
-
-    def _kept(self, rules: PromptRules, split: str, prompts: list[Prompt]) -> list[Prompt]:
-        """Return the prompts that are short enough, or refuse those that are not."""
-        limit, reason = self._limit(rules)
-        kept = [prompt for prompt in prompts if len(prompt.token_ids) <= limit]
-        num_filtered = len(prompts) - len(kept)
-        if len(kept) == len(prompts):
-            return prompts
-        longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
-        count = f"data.{split}: {num_filtered} of {len(prompts)} prompts are longer than {limit} tokens"
-        details = f"{reason}; the longest, {longest.uid!r}, has {len(longest.token_ids)}."
-        if self.too_long == "refuse":
-            raise ConfigError(f"{count}, {details} Or set data.too_long to filter, which leaves such prompts out.")
-        if not kept:
-            raise ConfigError(f"{count}, so data.too_long: filter leaves none. The limit is {details}")
-        if gone := sorted({prompt.source for prompt in prompts} - {prompt.source for prompt in kept}):
-            raise ConfigError(f"{count}, and data.too_long: filter leaves none of {gone[0]!r}. The limit is {details}")
-        rank_zero_info(f"{count} and were left out")
-        return kept
-
-    def _count(self, split: str, prompts: Sequence[Prompt], kept: Sequence[Prompt]) -> None:
-        for source in dict.fromkeys(["", *(prompt.source for prompt in prompts)]):
-            num_read, num_kept = (sum(source in ("", each.source) for each in part) for part in (prompts, kept))
-            self.counts[f"{split}/{source}" if source else split] = {
-                "read": num_read,
-                "too_long": num_read - num_kept,
-                "kept": num_kept,
-            }
-
-    def _limit(self, rules: PromptRules) -> tuple[int, str]:
-        """Return the longest allowed prompt, in tokens, and the reason for it with the key to change."""
-        max_context, max_new_tokens = rules.max_context, rules.max_new_tokens
-        fits_context = max_context - max_new_tokens
-        if fits_context < 1:
-            raise ConfigError(
-                f"model.sampling.max_new_tokens is {max_new_tokens}, which leaves no tokens for a prompt in the "
-                f"policy's context of {max_context} tokens: lower it."
-            )
-        if self.max_prompt_tokens is not None and self.max_prompt_tokens <= fits_context:
-            return self.max_prompt_tokens, "data.max_prompt_tokens (raise it to allow them)"
-        return fits_context, (
-            f"the policy's context of {max_context} less model.sampling.max_new_tokens {max_new_tokens} "
-            "(lower that to allow them)"
-        )
-
 
 class Ticks:
     """Iterable without a length that gives Lightning meaningless numbers instead of batches.
@@ -348,37 +239,6 @@ class Ticks:
 
     def __iter__(self) -> Iterator[Tensor]:
         return map(torch.tensor, itertools.count() if self.num_ticks is None else range(self.num_ticks))
-
-
-def _where(split: str, name: str) -> str:
-    return f"data.{split}.init_args.sources.{name}" if name else f"data.{split}"
-
-
-def _read(split: str, source: PromptSource, streamed: Container[str]) -> list[PromptRow]:
-    """Return all rows of the parts that are not ``streamed``."""
-    rows = []
-    for name, part in source.parts().items():
-        if name not in streamed:
-            rows += [of_part(row, name) for row in _read_part(_where(split, name), part)]
-    return rows
-
-
-def _read_part(where: str, source: PromptSource) -> list[PromptRow]:
-    rows: list[PromptRow] = []
-    try:
-        for row in source.rows():
-            check_row(row)
-            rows.append(row)
-            if len(rows) > MOST_STREAMED_VAL and source.stream() is not None:
-                raise ConfigError(f"the source streams more than {MOST_STREAMED_VAL:,} rows: set its limit.")
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    except Exception as error:  # the code of a source, or of a library that it uses, may raise anything
-        after = f"after the row {rows[-1].uid!r}" if rows else "at its first row"
-        raise ConfigError(f"{where}: {type(source).__name__} failed {after}: {describe(error)}") from error
-    if not rows:
-        raise ConfigError(f"{where}: {type(source).__name__} has no prompts: give it at least one.")
-    return rows
 
 
 def _warn_of_overlap(train: Sequence[Prompt], val: Sequence[Prompt]) -> None:

@@ -6,7 +6,8 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from rlplug.data.datamodule import PromptDataModule, PromptRules
+from rlplug.data.datamodule import PromptDataModule
+from rlplug.data.prompt_encoder import PromptRules
 from rlplug.data.sources import PromptRow, PromptSource
 from rlplug.errors import ConfigError
 from rlplug.types import Prompt

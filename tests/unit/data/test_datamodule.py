@@ -11,7 +11,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import PreTrainedTokenizerFast
 from unit.data.prompt_cases import ListSource, build_tokenizer, set_up, setup_error, train_prompts
 
-from rlplug.data.datamodule import PromptDataModule, PromptRules
+from rlplug.data.datamodule import PromptDataModule
+from rlplug.data.prompt_encoder import PromptRules
 from rlplug.data.sources import FileSource
 from rlplug.errors import ConfigError
 

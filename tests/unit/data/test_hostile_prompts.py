@@ -10,7 +10,8 @@ from hostile import SURROGATE, deep
 from unit.data.prompt_cases import USER_MESSAGE, ListSource, build_tokenizer
 
 from rlplug.data import rendering
-from rlplug.data.datamodule import PromptDataModule, PromptRules
+from rlplug.data.datamodule import PromptDataModule
+from rlplug.data.prompt_encoder import PromptRules
 from rlplug.data.sources import FileSource, PromptRow, PromptSource
 from rlplug.environments import chat_template
 from rlplug.errors import ConfigError
