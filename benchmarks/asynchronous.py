@@ -1,196 +1,328 @@
-"""The quickstart's task, synchronous, stopping when enough, and asynchronous at several bounds: rewards by samples.
+r"""Rewards by samples and by seconds: synchronous, stopping when enough, streamed, and at several bounds of staleness.
 
-``python benchmarks/asynchronous.py --out OUT`` needs one CPU core and about a minute a run. All modes share policy,
-prompts, sampling, optimizer, importance correction and engine, transformers' ``generate`` in a thread beside the
-trainer. ``OUT`` gets ``table.md``, ``curves.csv`` and ``curves.png``. A run that ``OUT`` has from before is read, and
-not run again.
+    python benchmarks/asynchronous.py --out OUT
+    VLLM_API_KEY=... python benchmarks/asynchronous.py --out OUT --url http://127.0.0.1:8000
+    python benchmarks/asynchronous.py --task smollm2 --model models/SmolLM2-135M-Instruct --puzzles FOLDER \
+        --engine colocated --accelerator gpu --seeds 1 --steps 60 --at-once 7 --budget 280 --out OUT
+    python benchmarks/asynchronous.py --draw OUT
+
+Needs vLLM, rlplug and rlplug-rollout-vllm. All modes share policy, prompts, sampling, optimizer, importance correction
+and engine. Each run starts a vLLM server of its own, on the last GPU where there are GPUs, or all use the one at
+``--url``, in turn; a weight sync overwrites what the run before left there. With one GPU, server and trainer share it,
+and weights go through the host: NCCL wants a GPU for each of its ranks. ``--engine colocated`` has vLLM in the
+trainer's process, in the modes that can. ``FOLDER`` has what ``algos_smollm2.py prompts FOLDER`` writes.
+
+``OUT`` gets ``table.md``, ``curves.csv``, ``curves.png``, and a folder for each run with its log. Seeds are the outer
+loop. A run that has all its steps in ``OUT`` is not run again. SIGTERM and ``--budget`` end the runs; their rows stay.
+Seconds are those of the steps, without starts and validations; with ``--at-once`` above 1 the runs share the machine,
+and the picture says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import itertools
+import json
 import os
-import queue
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from rlplug.interfaces import Bucket, EngineCapabilities, Placement, PolicySpec, RolloutEngine, SyncReport
-from rlplug.rollout.hf_engine import HFRollout
-from rlplug.types import Completion, Request, SamplingParams
+import torch
 
-MODES: dict[str, list[str]] = {
-    "synchronous": [],
-    "stop when enough, 1.5": ["--model.partial_rollout", "{over_provisioning: 1.5, max_staleness: 2}"],
-    **{
-        f"asynchronous, K = {bound}": ["--model.partial_rollout", f"{{asynchronous: true, max_staleness: {bound}}}"]
-        for bound in (1, 2, 4)
-    },
+Rows = list[dict[str, str]]
+Runs = dict[str, dict[int, Rows]]
+"""Rows of metrics, by mode and seed."""
+
+PARTIAL: Final = {
+    "stop when enough, 1.5": "{over_provisioning: 1.5, max_staleness: 2}",
+    "stop when enough, 2.0": "{over_provisioning: 2.0, max_staleness: 2}",
+    "streamed, K = 0": "{asynchronous: true, max_staleness: 0}",
+    **{f"asynchronous, K = {bound}": f"{{asynchronous: true, max_staleness: {bound}}}" for bound in (1, 2, 4)},
 }
-WINDOW = 5
+"""``model.partial_rollout`` of each mode but the synchronous one."""
+MODES: Final = ("synchronous", *PARTIAL)
+GROUP: Final = 8
+WINDOW: Final = 5
 """Steps that rewards are averaged over."""
-COLUMNS = ("step", "reward/mean", "partial/staleness_mean", "partial/staleness_max", "partial/resumed", "time/step")
+COLUMNS: Final = (
+    *("step", "seconds", "reward/mean", "partial/staleness_mean", "partial/staleness_max", "partial/resumed"),
+    *("partial/wait_s", "mismatch/mean", "validate/pass@1"),
+)
+POLL_S: Final = 0.2
+END_S: Final = 20.0
+"""Seconds between two looks at a run, and for it to end after its time is over."""
+LAST_LINES: Final = 30
 
 
-class StreamingHF(RolloutEngine):
-    """Streams from an ``HFRollout`` in a thread, in batches of what was submitted; an abort ends the whole batch.
-
-    The trainer aborts all requests at once, unless trajectories have a deadline, which these runs have not.
-    """
-
-    capabilities = EngineCapabilities(streaming=True, disaggregated=True)
-
-    def __init__(self, max_batch_size: int = 64) -> None:
-        self._inner = HFRollout(max_batch_size)
-        self._is_cut = threading.Event()
-        self._inner.is_stopping = self._is_cut.is_set
-
-    def start(self, policy: PolicySpec, placement: Placement) -> None:
-        self._inner.start(policy, placement)
-        self._waiting: queue.SimpleQueue[tuple[Request, SamplingParams] | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Completion] = queue.SimpleQueue()
-        self._num_running = 0
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while (first := self._waiting.get()) is not None:
-            batch = [first]
-            while len(batch) < self._inner.max_batch_size and not self._waiting.empty():
-                if (more := self._waiting.get()) is None:
-                    return
-                batch.append(more)
-            for completion in self._inner.generate([request for request, _ in batch], first[1]):
-                self._done.put(completion)
-
-    def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
-        self._is_cut.clear()
-        return self._inner.generate(requests, sampling)
-
-    def submit(self, requests: Sequence[Request], sampling: SamplingParams) -> None:
-        self._is_cut.clear()  # nothing runs: a submit after an abort follows the last of its completions
-        self._num_running += len(requests)
-        for request in requests:
-            self._waiting.put((request, sampling))
-
-    def collect(self, timeout_s: float) -> list[Completion]:
-        found: list[Completion] = []
-        try:
-            found.append(self._done.get(timeout=timeout_s))
-            while True:
-                found.append(self._done.get_nowait())
-        except queue.Empty:
-            self._num_running -= len(found)
-            return found
-
-    def abort(self, request_ids: Sequence[str]) -> None:
-        assert len(request_ids) == self._num_running, "all are aborted at once"
-        self._is_cut.set()
-
-    def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
-        return self._inner.update_weights(buckets, version)
-
-    def stats(self) -> dict[str, float]:
-        return self._inner.stats()
-
-    def close(self) -> None:
-        self._is_cut.set()
-        self._waiting.put(None)
-        self._thread.join()
-        self._is_cut.clear()
-        self._inner.close()
+def engine_of(mode: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return ``model.rollout`` of a run: sizes for all requests that the mode has in flight."""
+    if options.url:
+        return {"class_path": "VLLMServerRollout", "init_args": {"urls": [options.url]}}
+    sizes: dict[str, Any] = {
+        "max_num_seqs": GROUP * options.prompts * 5,
+        "max_num_batched_tokens": 4096,
+        "enforce_eager": True,
+        "kv_cache_gib": 3.0 if options.accelerator == "gpu" else 0.5,
+    }
+    if options.accelerator == "gpu":
+        sizes["gpu_memory_utilization"] = 0.06  # what must be free at the start; kv_cache_gib says what is taken
+    if options.task == "smollm2":
+        sizes["max_model_len"] = 256
+    if options.engine == "colocated" and "asynchronous: true" not in PARTIAL.get(mode, ""):
+        return {"class_path": "VLLMRollout", "init_args": sizes}
+    if options.accelerator == "gpu":
+        sizes["gpus"] = [torch.cuda.device_count() - 1]
+    return {"class_path": "VLLMServerRollout", "init_args": sizes}
 
 
-def train(mode: str, seed: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run one mode, unless ``OUT`` has its run already, and return the rows of its metrics."""
-    out = options.out / "runs" / f"{mode}-{seed}".replace(", ", "-").replace(" ", "-")
-    if not (out / "001" / "policy").exists():
-        shutil.rmtree(out, ignore_errors=True)
-        steps = str(options.steps)
-        command = [
-            *("fit", "--config", "configs/quickstart.yaml", "--run.report", "false", "--run.dir", str(out)),
-            *("--model.num_steps", steps, "--checkpoint.every_n_steps", steps, "--model.seed", str(seed)),
-            *("--model.policy.seed", str(seed), "--model.validation.every_n_steps", steps),
-            *("--model.validation.at_start", "false", "--model.batch.prompts_per_step", str(options.prompts)),
-            *("--model.rollout", "asynchronous.StreamingHF", "--model.algorithm.correction", "{}", *MODES[mode]),
-        ]
-        path = f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        subprocess.run([sys.executable, "-m", "rlplug", *command], env=environment, check=True)
-    with (out / "001" / "metrics.csv").open(newline="") as file:
-        return [row for row in csv.DictReader(file) if row.get("reward/mean")]
+def task_of(options: argparse.Namespace) -> list[str]:
+    """Return the options of ``rlplug fit`` that all modes share; SmolLM2's are those of ``algos_smollm2.py``."""
+    shared = ["fit", "--config", "configs/quickstart.yaml", "--trainer.accelerator", options.accelerator]
+    if options.task == "quickstart":
+        return shared
+    for split in ("train", "val"):
+        source = {"class_path": "FileSource", "init_args": {"path": str(options.puzzles.resolve() / f"{split}.jsonl")}}
+        shared += [f"--data.{split}", json.dumps(source)]
+    reward = {"class_path": "ExactMatch", "init_args": {"answer_pattern": r"(-?\d+)"}}
+    return [
+        *shared,
+        *("--data.chat", "true", "--model.rewards", json.dumps([reward])),
+        *("--model.policy.path", str(options.model.resolve()), "--model.policy.init", "pretrained"),
+        *("--model.policy.dtype", "bfloat16" if options.accelerator == "gpu" else "float32"),
+        *("--model.algorithm.aggregation", "sequence", "--model.optimizer.init_args.lr", "2e-5"),
+        *("--model.sampling.max_new_tokens", "24", "--model.sampling.temperature", "0.7"),
+        *("--model.limits.max_grad_norm", "1.0", "--model.batch.max_tokens_per_gpu", "6144"),
+    ]
 
 
-def table(runs: dict[str, list[list[dict[str, Any]]]]) -> str:
+def command_of(mode: str, seed: int, folder: Path, options: argparse.Namespace) -> list[str]:
+    """Return the command line of a run."""
+    steps = str(options.steps)
+    command = [
+        *task_of(options),
+        *("--run.report", "false", "--run.export_policy", "false", "--run.dir", str(folder)),
+        *("--trainer.devices", "1", "--model.num_steps", steps, "--checkpoint.every_n_steps", steps),
+        *("--model.seed", str(seed), "--model.policy.seed", str(seed)),
+        *("--model.validation.every_n_steps", steps, "--model.validation.at_start", "false"),
+        *("--model.batch.prompts_per_step", str(options.prompts), "--model.batch.group_size", str(GROUP)),
+        *("--model.algorithm.correction", "{}", "--model.memory.sleep_between_rollouts", "false"),
+        *("--model.rollout", json.dumps(engine_of(mode, options))),
+    ]
+    if mode in PARTIAL:
+        command += ["--model.partial_rollout", PARTIAL[mode]]
+    return command
+
+
+def folder_of(mode: str, seed: int | str, out: Path) -> Path:
+    """Return the folder of a run."""
+    return out / "runs" / f"{mode}-{seed}".replace(", ", "-").replace(" = ", "").replace(" ", "-")
+
+
+def read_all(out: Path) -> Runs:
+    """Return the rows of all runs below ``out`` that have any."""
+    runs: Runs = {mode: {} for mode in MODES}
+    for mode, seeds in runs.items():
+        for folder in sorted((out / "runs").glob(folder_of(mode, "*", out).name)):
+            if rows := read(folder):
+                seeds[int(folder.name.rpartition("-")[2])] = rows
+    return {mode: seeds for mode, seeds in runs.items() if seeds}
+
+
+def read(folder: Path) -> Rows:
+    """Return a row for each step that a run has ended, with its seconds so far, without an unfinished last line."""
+    path, rows, seconds = folder / "001" / "metrics.csv", [], 0.0
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            if row.get("reward/mean") and row.get("time/step"):
+                seconds += float(row["time/step"]) - float(row.get("time/validate") or 0)
+                rows.append(row | {"seconds": str(seconds)})
+    return rows
+
+
+def train(mode: str, seed: int, options: argparse.Namespace, is_over: Callable[[], bool]) -> str:
+    """Run one mode, unless ``OUT`` has all its steps; return what became of it, an empty text if it ended well."""
+    folder = folder_of(mode, seed, options.out)
+    if len(read(folder)) == options.steps:
+        return ""
+    if is_over():
+        return "no time was left to start it"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    here = Path(__file__).resolve()
+    path = os.pathsep.join(filter(None, (str(here.parent), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path}
+    with (folder / "log").open("wb") as log:
+        command = [sys.executable, str(here), *command_of(mode, seed, folder, options)]
+        process = subprocess.Popen(command, env=environment, cwd=here.parents[1], stdout=log, stderr=log)
+        while process.poll() is None and not is_over():
+            time.sleep(POLL_S)
+        is_cut = process.poll() is None
+        if is_cut:
+            end(process)
+    if is_cut:
+        return f"its time was over after {len(read(folder))} steps"
+    if process.returncode:
+        said = (folder / "log").read_text(errors="replace").replace("\r", "\n").splitlines()[-LAST_LINES:]
+        return "\n".join([f"ended with status {process.returncode} after {len(read(folder))} steps, and said:", *said])
+    return ""
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a run, which ends its server; kill it where that takes too long."""
+    process.terminate()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def table(runs: Runs) -> str:
     """Return a row per mode: over its seeds, the mean and in brackets the smallest and the largest."""
     lines = [
-        f"| mode | seeds | reward, last {WINDOW} steps | held-out pass@1 | staleness, mean | largest "
-        "| trajectories resumed a step |",
-        "|---|---|---|---|---|---|---|",
+        f"| mode | seeds | steps | reward, all steps | reward, last {WINDOW} steps | held-out pass@1 "
+        "| s/step (median) | staleness, mean | largest | trajectories resumed a step |",
+        "|-" * 10 + "|",
     ]
-    for mode, rows in runs.items():
-        late = [[float(row["reward/mean"]) for row in run[-WINDOW:]] for run in rows]
-        solved = [float(run[-1]["validate/pass@1"]) for run in rows]
-        partial = [[float(row.get(name) or 0) for run in rows for row in run] for name in COLUMNS[2:5]]
-        lines.append(
-            f"| {mode} | {len(rows)} | {_range([statistics.fmean(values) for values in late])} | {_range(solved)} "
-            f"| {statistics.fmean(partial[0]):.2f} | {max(partial[1]):.0f} | {statistics.fmean(partial[2]):.1f} |"
-        )
+    for mode, seeds in runs.items():
+        rewards = [column(rows, "reward/mean") for rows in seeds.values()]
+        solved = [value for rows in seeds.values() for value in column(rows, "validate/pass@1")[-1:]]
+        ends = [[0.0, *column(rows, "seconds")] for rows in seeds.values()]
+        every = list(itertools.chain.from_iterable(seeds.values()))
+        stale, largest, resumed = (column(every, name) or [0.0] for name in COLUMNS[3:6])
+        cells = [
+            *(mode, str(len(seeds)), str(min(map(len, seeds.values())))),
+            _range([statistics.fmean(values) for values in rewards]),
+            _range([statistics.fmean(values[-WINDOW:]) for values in rewards]),
+            _range(solved) if solved else "-",
+            f"{statistics.median(b - a for times in ends for a, b in itertools.pairwise(times)):.2f}",
+            f"{statistics.fmean(stale):.2f}",
+            f"{max(largest):.0f}",
+            f"{statistics.fmean(resumed):.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def column(rows: Rows, name: str) -> list[float]:
+    """Return the values of a metric, without the steps that have none."""
+    return [float(row[name]) for row in rows if row.get(name)]
 
 
 def _range(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
-def write_curves(runs: dict[str, list[list[dict[str, Any]]]], samples_per_step: int, out: Path) -> None:
-    """Write ``curves.csv`` and ``curves.png``."""
+def write(out: Path, samples_per_step: int, is_shared: bool) -> None:
+    """Write ``table.md``, ``curves.csv`` and ``curves.png`` of the runs that ``out`` has."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
+    runs = read_all(out)
+    (out / "table.md").write_text(table(runs))
     with (out / "curves.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["mode", "seed", "samples", *COLUMNS])
-        for mode, rows in runs.items():
-            for seed, run in enumerate(rows):
-                for row in run:
-                    cells = [f"{float(row[name]):.4g}" if row.get(name) else "" for name in COLUMNS]
-                    writer.writerow([mode, seed, int(row["step"]) * samples_per_step, *cells])
-    figure, axes = pyplot.subplots(figsize=(9, 5), dpi=120)
-    for mode, rows in runs.items():
-        rewards = [[float(row["reward/mean"]) for row in run] for run in rows]
-        means = [statistics.fmean(values) for values in zip(*rewards, strict=False)]
-        axes.plot([samples_per_step * n for n in range(1, len(means) + 1)], means, label=mode, linewidth=1.2)
-    axes.set(xlabel="samples trained on", ylabel="mean reward", title="Mean reward over seeds, from random weights")
-    axes.legend(fontsize=8)
+        for mode, seeds in runs.items():
+            for seed, row in ((seed, row) for seed, rows in seeds.items() for row in rows):
+                cells = [f"{float(row[name]):.4g}" if row.get(name) else "" for name in COLUMNS]
+                writer.writerow([mode, seed, int(row["step"]) * samples_per_step, *cells])
+    figure, (by_samples, by_seconds) = pyplot.subplots(1, 2, figsize=(13, 5), dpi=110, sharey=True)
+    for mode, seeds in runs.items():
+        rewards = _means([column(rows, "reward/mean") for rows in seeds.values()])
+        smooth = [statistics.fmean(rewards[max(0, n - WINDOW) : n]) for n in range(1, len(rewards) + 1)]
+        by_samples.plot([samples_per_step * n for n in range(1, len(smooth) + 1)], smooth, label=mode, linewidth=1.2)
+        by_seconds.plot(_means([column(rows, "seconds") for rows in seeds.values()]), smooth, label=mode, linewidth=1.2)
+    by_samples.set(xlabel="samples trained on", ylabel=f"mean reward, average of {WINDOW} steps")
+    by_seconds.set(xlabel="seconds of steps" + (", on a machine that all runs shared" if is_shared else ""))
+    by_samples.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(out / "curves.png")
+    pyplot.close(figure)
 
 
-def main() -> None:
+def _means(of_seeds: Sequence[Sequence[float]]) -> list[float]:
+    """Return the mean over seeds at each step that all seeds have."""
+    return [statistics.fmean(values) for values in zip(*of_seeds, strict=False)]
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--out", type=Path, help="folder for the results")
+    parser.add_argument("--draw", type=Path, metavar="OUT", help="write table and picture of a folder, and run nothing")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), metavar="MODE", help=", ".join(MODES))
     parser.add_argument("--seeds", type=int, default=3, help="runs of each mode")
-    parser.add_argument("--steps", type=int, default=120, help="RL steps of a run")
-    parser.add_argument("--prompts", type=int, default=32, help="prompts of a step, of 8 completions each")
+    parser.add_argument("--steps", type=int, default=100, help="RL steps of a run")
+    parser.add_argument("--prompts", type=int, default=32, help=f"prompts of a step, of {GROUP} completions each")
+    parser.add_argument("--task", choices=("quickstart", "smollm2"), default="quickstart")
+    parser.add_argument("--model", type=Path, help="folder of SmolLM2-135M-Instruct")
+    parser.add_argument("--puzzles", type=Path, help="folder with train.jsonl and val.jsonl, for SmolLM2")
+    parser.add_argument("--accelerator", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--engine", choices=("servers", "colocated"), default="servers", help="where vLLM generates")
+    parser.add_argument("--url", help="vLLM server that runs already, with its key in VLLM_API_KEY")
+    parser.add_argument("--at-once", type=int, default=1, help="runs that go on side by side")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which runs are ended")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    runs: dict[str, list[list[dict[str, Any]]]] = {mode: [] for mode in MODES}
-    for seed in range(options.seeds):
-        for mode in MODES:
-            runs[mode].append(train(mode, seed, options))
-        (options.out / "table.md").write_text(table(runs))
-        write_curves(runs, 8 * options.prompts, options.out)
+    if (options.out is None) == (options.draw is None):
+        parser.error("give one of --out, the folder for the results, and --draw")
+    if options.task == "smollm2" and not (options.model and options.puzzles):
+        parser.error("--task smollm2 needs --model and --puzzles")
+    if options.url and (options.engine == "colocated" or options.at_once > 1):
+        parser.error("--url is one server for one run at a time: remove --engine and --at-once")
+    return options
+
+
+def fit(arguments: list[str]) -> int:
+    """Run ``rlplug fit``; where trainer and server have one GPU together, weights go through the host."""
+    from rlplug.cli.main import main as rlplug
+
+    if torch.cuda.device_count() == 1:
+        from step_work import send_weights_through_the_host
+
+        send_weights_through_the_host()
+    return rlplug(arguments)
+
+
+def main() -> int:
+    options = parse()
+    options.out = (options.draw or options.out).resolve()
+    ends_at, samples, is_shared = time.monotonic() + options.budget, GROUP * options.prompts, options.at_once > 1
+    is_told_to_end = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: is_told_to_end.set())
+    if options.draw:
+        write(options.out, samples, is_shared)
+        return 0
+    lock, has_failed = threading.Lock(), False
+
+    def run(seed: int, mode: str) -> None:
+        nonlocal has_failed
+        began = time.monotonic()
+        said = train(mode, seed, options, lambda: is_told_to_end.is_set() or time.monotonic() > ends_at)
+        with lock:
+            has_failed |= bool(said)
+            print(f"{mode}, seed {seed}: {said or 'done'} ({time.monotonic() - began:.0f} s)", flush=True)
+            write(options.out, samples, is_shared)
+
+    with ThreadPoolExecutor(options.at_once) as pool:
+        list(pool.map(run, *zip(*itertools.product(range(options.seeds), options.modes), strict=True)))
     print((options.out / "table.md").read_text())
+    return int(has_failed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(fit(sys.argv[1:]) if sys.argv[1:2] == ["fit"] else main())

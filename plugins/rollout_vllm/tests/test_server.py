@@ -283,6 +283,23 @@ def test_server_that_hangs(theirs: VLLMServerRollout, other: OtherServer, spec: 
     assert len(theirs.generate(requests("awake"), GREEDY)) == 2
 
 
+def test_a_sync_ends_what_still_runs(
+    theirs: VLLMServerRollout, other: OtherServer, spec: PolicySpec, bucket: Bucket
+) -> None:
+    """vLLM may hear of an abort only after a sync has begun: a forward pass without weights would kill the server."""
+    theirs.start(spec, PLACEMENT)
+    theirs.update_weights(iter([bucket]), 1)
+    theirs.submit([Request("running", (5, 9, 6), seed=0)], SamplingParams(2000))
+    while not any(pending.token_ids for pending in theirs._requests._running.values()):
+        time.sleep(0.01)
+
+    theirs.update_weights(iter([bucket]), 2)
+
+    (cut,) = theirs.collect(60.0)
+    assert cut.finish_reason == "abort"
+    assert len(theirs.generate(requests("after"), GREEDY)) == 2
+
+
 def test_stats(theirs: VLLMServerRollout, spec: PolicySpec, bucket: Bucket) -> None:
     theirs.start(spec, PLACEMENT)
     theirs.update_weights(iter([bucket]), 1)

@@ -173,6 +173,8 @@ class VLLMBackend(ServerBackend):
         )
 
     async def begin(self, server: Server) -> None:
+        # vLLM hears late that a connection was closed, and a request that runs on while weights are replaced kills it
+        await server.post("pause?mode=abort")
         try:
             await server.post("start_weight_update")
         except ServerError:  # the trainer before may have ended in the middle of a sync
@@ -188,6 +190,7 @@ class VLLMBackend(ServerBackend):
         await server.post("finish_weight_update")
         for _ in range(RESET_TRIES):  # the blocks of aborted requests are held until the scheduler's next step
             if (await server.post("reset_prefix_cache"))["success"]:
+                await server.post("resume")
                 return
             await asyncio.sleep(RESET_AGAIN_S)
         raise EngineFault(f"{server.url} could not reset its prefix cache: do requests of somebody else run there?")
