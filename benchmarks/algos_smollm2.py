@@ -1,22 +1,34 @@
-"""GRPO, DAPO and PPO train SmolLM2-135M-Instruct on a reasoning-gym task, on one GPU.
+"""GRPO, DAPO and PPO train SmolLM2-135M-Instruct on a reasoning-gym task, on one GPU, with all weights or with LoRA.
 
-``python benchmarks/algos_smollm2.py prompts OUT`` writes the puzzles (it needs reasoning-gym, no GPU);
-``python benchmarks/algos_smollm2.py train OUT --model models/SmolLM2-135M-Instruct`` trains, and writes a CSV of
-metrics for each algorithm; ``python benchmarks/algos_smollm2.py report OUT`` writes ``table.md`` and ``curves.png``.
-The engine is the core's, transformers' own ``generate``.
+    python benchmarks/algos_smollm2.py prompts OUT
+    python benchmarks/algos_smollm2.py train OUT --model models/SmolLM2-135M-Instruct
+    python benchmarks/algos_smollm2.py train OUT --model models/SmolLM2-135M-Instruct --only GRPO \\
+        --variants full lora --seeds 3 --jobs 6 --rollout VLLMRollout --limit 400
+    python benchmarks/algos_smollm2.py report OUT
+
+``prompts`` writes the puzzles, 110 KiB (it needs reasoning-gym, no GPU). ``train`` trains, several runs at a time with
+``--jobs``. After each run, and on ``report``, it writes a CSV of metrics for each run, ``table.md`` and ``curves.png``.
+A run that fails, or that ``--limit`` ends, is left out of table and picture and named below the table. The engine is
+the core's, transformers' own ``generate``, or with ``--rollout VLLMRollout`` vLLM.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
+import os
 import shutil
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 TASK = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
 """Of ``chain_sum``: 8 + 35."""
@@ -50,42 +62,95 @@ def write_prompts(out: Path) -> None:
     (out / "train.jsonl").write_text("\n".join(rows[NUM_VAL:]) + "\n")
 
 
-def arguments(algorithm: str, options: argparse.Namespace) -> list[str]:
-    """Return the command line; all but algorithm and critic is the same for every run."""
+VARIANTS: dict[str, dict[str, str]] = {
+    "full": {"model.optimizer.init_args.lr": "2e-5"},
+    "lora": {"model.optimizer.init_args.lr": "2e-4", "model.lora": '{"rank": 16, "alpha": 32}'},
+}
+"""What trains, with its learning rate: adapters take about ten times that of all weights."""
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "HFRollout": {},
+    "VLLMRollout": {
+        "enforce_eager": True,
+        "kv_cache_gib": 2,
+        "gpu_memory_utilization": 0.05,
+        "max_model_len": 256,
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 4096,
+    },
+}
+"""``init_args``; vLLM's are small, so that several runs share a GPU, and start without compilation."""
+MAX_TOKENS = 8192
+"""Of a micro-batch: the update takes about 10 GiB of a GPU."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run."""
+
+    algorithm: str
+    variant: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.algorithm}-{self.variant}-{self.seed}"
+
+    @property
+    def kind(self) -> str:
+        """Label of the runs that differ by their seed alone."""
+        return f"{self.algorithm}, {self.variant}"
+
+
+def runs_of(options: argparse.Namespace) -> list[Run]:
+    return [Run(*parts) for parts in itertools.product(options.only, options.variants, range(options.seeds))]
+
+
+def arguments(run: Run, options: argparse.Namespace) -> list[str]:
+    """Return the command line; all but algorithm, critic, variant and seed is the same for every run."""
     sources = {
         split: json.dumps({"class_path": "FileSource", "init_args": {"path": str(options.out / f"{split}.jsonl")}})
         for split in ("train", "val")
     }
+    algorithm = {"class_path": run.algorithm, "init_args": ALGORITHMS[run.algorithm]}
+    engine = {"class_path": options.rollout, "init_args": ENGINES[options.rollout]}
     line = [
         *("fit", "--config", "configs/quickstart.yaml", "--trainer.accelerator", options.accelerator),
+        *("--seed_everything", str(run.seed), "--trainer.devices", "1"),
         *("--model.policy.path", str(options.model), "--model.policy.init", "pretrained"),
         *("--model.policy.dtype", "bfloat16" if options.accelerator == "gpu" else "float32"),
-        *("--model.algorithm", json.dumps({"class_path": algorithm, "init_args": ALGORITHMS[algorithm]})),
+        *("--model.algorithm", json.dumps(algorithm), "--model.rollout", json.dumps(engine)),
         *("--model.rewards", json.dumps([{"class_path": "ExactMatch", "init_args": {"answer_pattern": r"(-?\d+)"}}])),
         *("--data.train", sources["train"], "--data.val", sources["val"], "--data.chat", "true"),
         *("--model.sampling.max_new_tokens", "24", "--model.sampling.temperature", "0.7"),
-        *("--model.optimizer.init_args.lr", "2e-5"),
         *("--model.batch.prompts_per_step", str(options.prompts), "--model.batch.group_size", "8"),
-        *("--model.batch.max_tokens_per_gpu", "16384", "--model.limits.max_grad_norm", "1.0"),
-        *("--model.num_steps", str(options.steps), "--model.validation.every_n_steps", "20"),
+        *("--model.batch.max_tokens_per_gpu", str(MAX_TOKENS), "--model.limits.max_grad_norm", "1.0"),
+        *("--model.num_steps", str(options.steps), "--model.validation.every_n_steps", str(min(20, options.steps))),
         *("--checkpoint.every_n_steps", str(options.steps), "--checkpoint.keep", "1", "--run.export_policy", "false"),
-        *("--run.report", "false", "--run.dir", str(options.out / "runs" / algorithm)),
+        *("--run.report", "false", "--run.dir", str(options.out / "runs" / run.name)),
     ]
-    return [*line, "--model.critic", json.dumps(CRITIC)] if algorithm == "PPO" else line
+    for key, value in VARIANTS[run.variant].items():
+        line += [f"--{key}", value]
+    return [*line, "--model.critic", json.dumps(CRITIC)] if run.algorithm == "PPO" else line
 
 
-def train(algorithm: str, options: argparse.Namespace) -> None:
-    """Run one algorithm and keep its metrics as ``OUT/<algorithm>.csv``."""
-    log = options.out / f"{algorithm}.log"
-    began = time.monotonic()
+def train(run: Run, options: argparse.Namespace, deadline: float) -> str:
+    """Train one run, until the deadline at most; return what came of it."""
+    log = options.out / f"{run.name}.log"
+    shutil.rmtree(options.out / "runs" / run.name, ignore_errors=True)
+    (options.out / f"{run.name}.csv").unlink(missing_ok=True)  # of an earlier run
+    began, command = time.monotonic(), [sys.executable, "-m", "rlplug", *arguments(run, options)]
+    environment = dict(os.environ)
+    if options.jobs > 1:
+        environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // options.jobs))
     with log.open("w") as file:
-        command = [sys.executable, "-m", "rlplug", *arguments(algorithm, options)]
-        code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
-    if code:
-        raise SystemExit(f"{algorithm}:\n{log.read_text()[-4000:]}")
-    folder = max((options.out / "runs" / algorithm).glob("[0-9]*"))
-    shutil.copy(folder / "metrics.csv", options.out / f"{algorithm}.csv")
-    print(f"{algorithm}: {time.monotonic() - began:.0f} s", flush=True)
+        try:
+            left = max(0.0, deadline - began)
+            code = subprocess.run(command, env=environment, stdout=file, stderr=file, timeout=left).returncode
+            end = f"failed:\n{log.read_text()[-4000:]}" if code else "done"
+        except subprocess.TimeoutExpired:
+            end = "ended by --limit"
+    return f"{run.name}: {time.monotonic() - began:.0f} s, {end}"
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -97,31 +162,58 @@ def column(rows: list[dict[str, str]], name: str) -> list[float]:
     return [float(row[name]) for row in rows if row.get(name)]
 
 
-def table(results: dict[str, list[dict[str, str]]]) -> str:
+def read_runs(options: argparse.Namespace) -> tuple[dict[str, list[list[dict[str, str]]]], list[str]]:
+    """Keep what each run has written as ``OUT/NAME.csv``; return whole runs by kind, and what to say of the others."""
+    whole: dict[str, list[list[dict[str, str]]]] = {}
+    others = []
+    for run in runs_of(options):
+        path = options.out / f"{run.name}.csv"
+        for metrics in (options.out / "runs" / run.name).glob("[0-9]*/metrics.csv"):
+            shutil.copy(metrics, path)
+        rows = [row for row in read(path) if row.get("step")] if path.exists() else []
+        if not rows or int(rows[-1]["step"]) < options.steps:
+            others.append(f"{run.name} is left out: {rows[-1]['step'] if rows else 0} of {options.steps} steps")
+        else:
+            whole.setdefault(run.kind, []).append(rows)
+    return whole, others
+
+
+def table(results: dict[str, list[list[dict[str, str]]]]) -> str:
+    """Return a row for each kind: over its seeds, the mean and in brackets the smallest and the largest."""
     lines = [
-        "| algorithm | reward, first 5 steps | reward, last 5 | held-out pass@1, before | after | s/step (median) "
-        "| prompts rejected | refills a step | explained variance, last 10 | peak GiB in the update |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| runs | seeds | reward, first 5 steps | reward, last 5 | held-out pass@1, before | after | s/step (median) "
+        "| mismatch, largest step mean | prompts rejected | refills a step | explained variance, last 10 "
+        "| peak GiB in the update |",
+        f"|{'---|' * 12}",
     ]
-    for algorithm, rows in results.items():
-        rewards, held_out = column(rows, "reward/mean"), column(rows, "validate/pass@1")
-        explained = column(rows, "critic/explained_variance")[-10:]
+    for kind, runs in results.items():
+        rewards, held_out = ([column(rows, name) for rows in runs] for name in ("reward/mean", "validate/pass@1"))
+        explained = [values for rows in runs if (values := column(rows, "critic/explained_variance")[-10:])]
         cells = [
-            f"{statistics.fmean(rewards[:5]):.3f}",
-            f"{statistics.fmean(rewards[-5:]):.3f}",
-            f"{held_out[0]:.3f}",
-            f"{held_out[-1]:.3f}",
-            f"{statistics.median(column(rows, 'time/step')):.2f}",
-            f"{statistics.fmean(column(rows, 'filter/rejected_groups')):.2f}",
-            f"{statistics.fmean(column(rows, 'filter/refills')):.2f}",
-            f"{statistics.fmean(explained):.2f}" if explained else "-",
-            f"{max(column(rows, 'memory/update')):.1f}",
+            _range([statistics.fmean(values[:5]) for values in rewards], ".3f"),
+            _range([statistics.fmean(values[-5:]) for values in rewards], ".3f"),
+            _range([values[0] for values in held_out], ".3f"),
+            _range([values[-1] for values in held_out], ".3f"),
+            _range([statistics.median(column(rows, "time/step")) for rows in runs], ".2f"),
+            _range([max(column(rows, "mismatch/mean")) for rows in runs], ".4f"),
+            _range([statistics.fmean(column(rows, "filter/rejected_groups")) for rows in runs], ".2f"),
+            _range([statistics.fmean(column(rows, "filter/refills")) for rows in runs], ".2f"),
+            _range([statistics.fmean(values) for values in explained], ".2f"),
+            _range([max(column(rows, "memory/update")) for rows in runs], ".1f"),
         ]
-        lines.append("| " + " | ".join([algorithm, *cells]) + " |")
+        lines.append("| " + " | ".join([kind, str(len(runs)), *cells]) + " |")
     return "\n".join(lines) + "\n"
 
 
-def draw(results: dict[str, list[dict[str, str]]], path: Path) -> None:
+def _range(values: Sequence[float], form: str) -> str:
+    if not values:
+        return "-"
+    mean = f"{statistics.fmean(values):{form}}"
+    return mean if len(values) == 1 else f"{mean} ({min(values):{form}} to {max(values):{form}})"
+
+
+def draw(results: dict[str, list[list[dict[str, str]]]], path: Path) -> None:
+    """Draw each kind's mean over its seeds, and between the smallest and the largest a band."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -131,14 +223,27 @@ def draw(results: dict[str, list[dict[str, str]]], path: Path) -> None:
     names = ("reward/mean", "validate/pass@1", "policy/entropy")
     titles = ("mean training reward", "held-out pass@1 (greedy)", "entropy, nats per token")
     for axis, name, title in zip(axes, names, titles, strict=True):
-        for algorithm, rows in results.items():
-            points = [(int(row["step"]), float(row[name])) for row in rows if row.get(name)]
-            axis.plot(*zip(*points, strict=True), label=algorithm, marker="o" if name.startswith("validate") else None)
+        for kind, runs in results.items():
+            steps = [int(row["step"]) for row in runs[0] if row.get(name)]
+            seeds = list(zip(*(column(rows, name) for rows in runs), strict=True))
+            marker = "o" if name.startswith("validate") else None
+            (line,) = axis.plot(steps, [statistics.fmean(values) for values in seeds], label=kind, marker=marker)
+            axis.fill_between(steps, [*map(min, seeds)], [*map(max, seeds)], color=line.get_color(), alpha=0.2)
         axis.set(xlabel="step", title=title)
     axes[0].legend()
-    figure.suptitle("SmolLM2-135M-Instruct on reasoning-gym's chain_sum")
+    figure.suptitle("SmolLM2-135M-Instruct on reasoning-gym's chain_sum: mean, smallest and largest over seeds")
     figure.tight_layout()
     figure.savefig(path)
+
+
+def report(options: argparse.Namespace) -> str:
+    """Write ``table.md`` and ``curves.png`` of the runs that ``OUT`` has; return the table."""
+    results, others = read_runs(options)
+    text = table(results) + "".join(f"\n{line}" for line in others)
+    (options.out / "table.md").write_text(text)
+    if results:
+        draw(results, options.out / "curves.png")
+    return text
 
 
 def main() -> None:
@@ -148,18 +253,25 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="folder of SmolLM2-135M-Instruct")
     parser.add_argument("--steps", type=int, default=100, help="RL steps of a run")
     parser.add_argument("--prompts", type=int, default=32, help="prompts per step")
-    parser.add_argument("--only", nargs="+", default=list(ALGORITHMS), help="some of the algorithms")
+    parser.add_argument("--only", nargs="+", default=list(ALGORITHMS), choices=ALGORITHMS, help="of the algorithms")
+    parser.add_argument("--variants", nargs="+", default=["full"], choices=VARIANTS, help="what trains")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each algorithm and variant")
+    parser.add_argument("--rollout", default="HFRollout", choices=ENGINES, help="the engine")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--limit", type=float, default=86400.0, metavar="S", help="end what still runs after S seconds")
     parser.add_argument("--accelerator", default="gpu", help="gpu, or cpu to try the script")
     options = parser.parse_args()
     if options.what == "prompts":
         return write_prompts(options.out)
     if options.what == "train":
-        for algorithm in options.only:
-            train(algorithm, options)
-    results = {algorithm: read(options.out / f"{algorithm}.csv") for algorithm in options.only}
-    (options.out / "table.md").write_text(table(results))
-    draw(results, options.out / "curves.png")
-    return print((options.out / "table.md").read_text())
+        if options.model is None:
+            parser.error("--model is missing: the folder of SmolLM2-135M-Instruct")
+        deadline = time.monotonic() + options.limit
+        with ThreadPoolExecutor(options.jobs) as pool:
+            for done in as_completed([pool.submit(train, run, options, deadline) for run in runs_of(options)]):
+                print(done.result(), flush=True)
+                report(options)
+    return print(report(options))
 
 
 if __name__ == "__main__":

@@ -74,6 +74,7 @@ RESTARTS: Final = (
 LONG: Final = ("--layers", "{4|2}", "--rows", "1", "--completion", "{65280|40}", "--max-tokens", "{65536|64}")
 SHORT: Final = ("--rows", "{8|4}", "--completion", "{512|10}")
 ALL: Final = ("plain", "fused", "entropy chunks", "checkpointing", "selective", "activation offload", "low memory")
+LORA: Final = ("fused", "entropy chunks", "low memory", "selective", "compile+fused+checkpointing", "liger+fused")
 FEW: Final = (
     "--layers",
     "{4|2}",
@@ -110,6 +111,13 @@ ONE_GPU: Final = (
         "gradients",
         "each optimization leaves the gradients of a bfloat16 update as far from float32's as plain torch does",
         ((*UPDATE, *_gradients(*SHORT, "--variants", "plain in float32", *ALL, "compile+fused", "liger+fused")),),
+        seconds=80,
+        gib=60,
+    ),
+    Debt(
+        "lora-gradients",
+        "adapters of rank 16 get plain float32 gradients from each optimization, and from Liger's kernels",
+        ((*UPDATE, *_gradients("--lora", "16", *SHORT, "--dtype", "float32", "--variants", "plain", *LORA)),),
         seconds=80,
         gib=60,
     ),

@@ -58,6 +58,7 @@ def update_arguments(workload: Workload) -> list[str]:
     return [
         *("--shape", workload.shape, "--rows", str(workload.num_completions), "--prompt", str(workload.prompt)),
         *("--completion", str(workload.completion), "--longest", longest, *lengths, "--phases", "update"),
+        *("--max-tokens", str(workload.max_tokens), "--lora", str(workload.lora_rank)),
         *("--variants", "compile+fused"),
         *("--strategy", "{reshard_after_forward: false, reshard_after_backward: false}"),
     ]
@@ -117,8 +118,6 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if WORKLOADS[options.workload].lora_rank == 0 and "plan" in options.sides:
         parser.error(f"--sides plan: --workload {options.workload} has no adapters, give one that has")
-    if WORKLOADS[options.workload].lora_rank and "parts" in options.sides:
-        parser.error(f"--sides parts: update.py has no adapters as --workload {options.workload} has, leave it out")
     return options
 
 

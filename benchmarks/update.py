@@ -11,7 +11,8 @@ Weights and tokens are random; loading, packing, clipping and the optimizer's st
 A row says: seconds of the phase (median), tokens per second and GPU, share of the matrix-product ceiling (measured in
 the same run; recomputation counts as waste), and the peak of the GPU memory that PyTorch allocated. The phases
 ``mismatch`` and ``gradients`` compare logprobs, loss and gradients with those of the first variant under the first
-strategy, or with ``--reference`` those of an earlier run; give them first, because an update changes the weights.
+strategy, or with ``--reference`` those of an earlier run; give them first, because an update changes the weights. With
+``--lora RANK`` adapters train alone, and their gradients are compared.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from lightning.pytorch import LightningModule, Trainer
 from rlplug_algos.grpo import GRPO
 from rlplug_trainer_titan import TorchTitan
 from shapes import SHAPES, completion_lengths, make_batch, matmul_ceiling, model_flops, write_config
+from torch import nn
 from update_comparison import Comparison
 
 from rlplug.distributed.offload import Offload
@@ -42,6 +44,8 @@ from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ModelConfig, ModelTrainer, Optimization
 from rlplug.models.build import build_policy
+from rlplug.models.loading import copy_part
+from rlplug.models.lora.config import LoRAConfig
 from rlplug.models.shape import attention_cost
 from rlplug.models.transformers_trainer import TRANSFORMERS
 from rlplug.plugin_manager import plugins
@@ -52,6 +56,7 @@ from rlplug.training.losses import step_losses
 from rlplug.training.step_rows import StepRows
 from rlplug.training.update import PolicyUpdate
 from rlplug.types import SamplingParams, StepBatch
+from rlplug.weight_sync.low_rank import adapters_of
 
 VARIANTS: dict[str, list[str]] = {
     "plain": [],
@@ -107,7 +112,11 @@ class Measured(LightningModule):
         optimizations = [part for part in parts if isinstance(part, Optimization)]
         (self.model_trainer,) = [part for part in parts if isinstance(part, ModelTrainer)] or [TRANSFORMERS]
         self.model_trainer.check(config, "model.policy", self.trainer.strategy.tensor_size)
-        self.policy, effects = build_policy(config, optimizations, self.trainer.strategy, self.model_trainer)
+        rank = self.options.lora
+        lora = LoRAConfig(rank=rank, alpha=2 * rank, seed=1) if rank else None
+        self.policy, effects = build_policy(config, optimizations, self.trainer.strategy, self.model_trainer, lora=lora)
+        if lora is not None:
+            draw_adapters(self.policy)
         if self.trainer.is_global_zero:
             print(f"# {self.variant}: {'; '.join(effect.description for effect in effects)}", flush=True)
 
@@ -160,7 +169,8 @@ class Measured(LightningModule):
             if name == "offload":
                 self.row |= self.measure_offload(phases["update"])
                 continue
-            flops = model_flops(self.policy.config, batch, is_update=name == "update")
+            is_frozen = options.lora > 0
+            flops = model_flops(self.policy.config, batch, is_update=name == "update", is_frozen=is_frozen)
             self.row |= self.measure(name, phases[name], flops / self.trainer.world_size, sum(batch.lengths))
 
     def measure(self, name: str, phase: Any, flops_per_gpu: float, num_tokens: int) -> dict[str, float]:
@@ -192,10 +202,12 @@ class Measured(LightningModule):
     def compare(self, result: MiniBatchResult, trained: Any, has_gradients: bool) -> dict[str, Any]:
         """Return how far logprobs, loss and gradients are from the first ones, on the first rank. Collective."""
         assert result.tokens is not None, "the mini-batch is the whole step"
-        weights, gradients = self.model_trainer.hf_weights(self.policy), {}
+        weights, gradients = {} if self.options.lora else self.model_trainer.hf_weights(self.policy), {}
         for name, parameter in self.policy.named_parameters() if has_gradients else ():
+            if not parameter.requires_grad:
+                continue  # what is frozen beside adapters
             whole = parameter.grad.full_tensor()
-            gradients |= {weight.name: weight.of(whole) for weight in weights[name]}
+            gradients |= {weight.name: weight.of(whole) for weight in weights[name]} if weights else {name: whole}
         self.policy.zero_grad()
         logprobs = self.trainer.strategy.gather_arrays(result.tokens.logprobs.numpy()[trained])
         if not self.trainer.is_global_zero:
@@ -234,6 +246,16 @@ class Measured(LightningModule):
         table = profiler.key_averages().table(sort_by="self_device_time_total", row_limit=self.options.profile)
         if self.trainer.is_global_zero:
             print(f"# {self.variant}, {name}:\n{table}", flush=True)
+
+
+@torch.no_grad()
+def draw_adapters(policy: nn.Module) -> None:
+    """Give B values, as after some training: it starts at zero, and A would have no gradient."""
+    adapters = adapters_of(policy)
+    assert adapters is not None
+    generator = torch.Generator().manual_seed(2)
+    for update in adapters.updates.values():
+        copy_part(update.up.weight, torch.randn(update.up.weight.shape, generator=generator) * 0.02)
 
 
 def make_part(text: str) -> Optimization | ModelTrainer:
@@ -289,6 +311,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--strategy", type=yaml.safe_load, nargs="+", default=[{}], help="options of RLFSDP2Strategy, as YAML, each"
     )
+    parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="train adapters on all linear layers alone")
     parser.add_argument("--layers", type=int, help="blocks of the model, instead of the shape's")
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=["update", "logprobs"])
     parser.add_argument("--warm-up", type=int, default=2)

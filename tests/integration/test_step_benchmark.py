@@ -35,7 +35,9 @@ def rollout(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("rollout")
 
 
-@pytest.mark.parametrize("name", ["fixed", "heavy-tailed", "large-vocabulary", "long", "thousand", "8b", "tiny"])
+@pytest.mark.parametrize(
+    "name", ["fixed", "heavy-tailed", "large-vocabulary", "long", "thousand", "8b", "8b-lora", "tiny"]
+)
 def test_rollout_takes_the_arguments_of_each_workload(
     step: ModuleType, rollout: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
