@@ -41,6 +41,7 @@ WORDS: Final = {
     "multi_turn": "keeps a conversation's cache between turns",
     "tensor_parallel": "splits one model over several devices",
     "routed_experts": "returns the experts that its routers chose",
+    "adapters": "serves low-rank adapters beside weights that it gets once",
 }
 """The fields of ``EngineCapabilities``, as a user would say them."""
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from rlplug_rollout_vllm.colocated import VLLMRollout
 from rlplug_rollout_vllm.server import VLLMServerRollout
 
-from rlplug.interfaces import EngineMemory, EngineMemoryRequest, PolicySpec
+from rlplug.interfaces import AdapterWeights, EngineMemory, EngineMemoryRequest, PolicySpec
+from rlplug.testing.models import make_model_folder
 from rlplug.types import GIB
 
 SPEC = PolicySpec("model", torch.bfloat16, (2,), 2, max_context=8192)
@@ -34,6 +38,15 @@ def test_a_share_is_weights_passes_and_the_cache_that_is_left() -> None:
     assert memory.asleep / GIB == 0.5
     assert memory.kv_cache / memory.kv_bytes_per_token == pytest.approx(282_704, rel=0.001)
     assert memory.can_sleep
+
+
+def test_adapters_are_held_as_they_came_and_as_kernels_read_them(tmp_path: Path) -> None:
+    make_model_folder("adapters", tmp_path)
+    modules = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj")
+    serving = replace(SPEC, path=str(tmp_path), adapters=AdapterWeights(4, 8.0, modules))
+    num_bytes = 2 * 4 * ((256 + 256) + (384 + 256))  # bfloat16, of q_proj [256, 256] and down_proj [256, 384]
+    assert planned(serving).weights - planned().weights == 2 * num_bytes
+    assert planned(serving).asleep - planned().asleep == num_bytes
 
 
 def test_the_cache_holds_one_sequence_of_the_engine() -> None:

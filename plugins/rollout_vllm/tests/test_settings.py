@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from types import SimpleNamespace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from rlplug_rollout_vllm.engine_requests import VLLMRequests, sampling_arguments
 from rlplug_rollout_vllm.options import VERSIONS, VLLMOptions
 
 from rlplug.errors import ConfigError, RunError
-from rlplug.interfaces import EngineFault, FP8Weights, PolicySpec, RouterShape
+from rlplug.interfaces import AdapterWeights, EngineFault, FP8Weights, PolicySpec, RouterShape
 from rlplug.rollout.engines import EngineStats, MemoryBefore, RunningRequest
 from rlplug.types import GIB, Request, SamplingParams
 
@@ -46,6 +47,21 @@ def test_experts_are_asked_for_where_a_run_replays_them():
     assert "enable_return_routed_experts" not in VLLMOptions().arguments(SPEC, GPU)
     with pytest.raises(ConfigError, match=r"model.router_replay is true, and rollout.enable_prefix_caching false"):
         VLLMOptions(enable_prefix_caching=False).arguments(replaying, GPU)
+
+
+def test_adapters_are_served_one_version_at_a_time_at_the_next_rank_that_vllm_has(monkeypatch):
+    ranks = SimpleNamespace(MaxLoRARanks=Literal[1, 8, 16, 512])
+    for module in ("vllm", "vllm.config"):
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "vllm.config.lora", ranks)
+    modules = ("model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj", "model.layers.0.self_attn.q_proj")
+    serving = dataclasses.replace(SPEC, adapters=AdapterWeights(9, 18.0, modules))
+    expected = {"enable_lora": True, "max_loras": 1, "max_lora_rank": 16, "lora_target_modules": ["q_proj", "up_proj"]}
+    assert expected.items() <= VLLMOptions().arguments(serving, GPU).items()
+    assert not expected.keys() & VLLMOptions().arguments(SPEC, GPU).keys()
+    too_high = dataclasses.replace(SPEC, adapters=AdapterWeights(513, 18.0, modules))
+    with pytest.raises(ConfigError, match=r"model\.lora\.rank is 513.* up to 512: lower it, or set model\.lora\.sync"):
+        VLLMOptions().arguments(too_high, GPU)
 
 
 def test_nothing_else_says_what_weights_are(monkeypatch):

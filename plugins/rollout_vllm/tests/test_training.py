@@ -56,6 +56,20 @@ def test_two_processes_sync_their_shards(tmp_path, trainer, tensor_parallel_size
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("tensor_parallel_size", [1, 2])
+def test_adapters_alone_are_served_on_two_processes(tmp_path, tensor_parallel_size):
+    """It catches adapters of another version, layer or rank's shard: engine and trainer would not agree."""
+    lora = ["--model.lora", "{rank: 8, alpha: 16, sync: adapters}", "--model.optimizer.lr", "0.01"]
+    parallel = ["--model.rollout.tensor_parallel_size", str(tensor_parallel_size), "--trainer.devices", "2"]
+    steps = fit(tmp_path, *QUICKSTART, "--model.num_steps", "3", *VLLM, *lora, *parallel)
+    first, *later = [step["sync/gib"] for step in steps]
+    assert all(gib < 0.2 * first for gib in later)
+    for step in steps:
+        assert step["mismatch/mean"] < 1e-5
+        assert step["mismatch/max"] < 1e-4
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", FAMILIES)
 def test_torchtitan_syncs_each_family(tmp_path, family):
     """It catches rows of queries and keys in TorchTitan's order, and weights that vLLM knows under other names."""

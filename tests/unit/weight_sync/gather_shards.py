@@ -15,13 +15,14 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rlplug.errors import RunError
-from rlplug.interfaces import FP8Weights, HFWeight
+from rlplug.interfaces import AdapterWeights, FP8Weights, HFWeight
 from rlplug.weight_sync import buckets
 from rlplug.weight_sync.config import WeightSyncConfig
 from rlplug.weight_sync.fp8_finite_check import check_finite
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights
 from rlplug.weight_sync.fp8_quantize import quantize_blocks
 from rlplug.weight_sync.hf_names import hf_views
+from rlplug.weight_sync.low_rank import Adapters, LowRankUpdate, attach_adapters
 
 BUCKET_BYTES = 64
 
@@ -149,6 +150,34 @@ def check_names(size: int) -> None:
     assert sent[-1] == "embed_out.weight"
 
 
+def make_adapted() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.ModuleDict()
+    for rows in (1, 5, 8):
+        model[f"rows {rows}"] = nn.Linear(6, rows, bias=False)
+        model[f"down {rows}"], model[f"up {rows}"] = nn.Linear(6, 3, bias=False), nn.Linear(3, rows, bias=False)
+    names = [name for name, _ in model.named_parameters() if name.startswith("rows")]
+    updates = {name: LowRankUpdate(*(model[f"{m} {name[5]}"] for m in ("down", "up")), 2.0) for name in names}
+    attach_adapters(model, Adapters(updates, {name: name for name in names}))
+    return model
+
+
+def check_adapters(size: int) -> None:
+    """Adapters of any number of rows are gathered together, and are those of the unsharded model."""
+    whole, model = make_adapted(), make_adapted()
+    for layer in model.values():
+        fully_shard(layer, mesh=dist.init_device_mesh("cpu", (size,)))
+    adapters = AdapterWeights(3, 6.0, ("rows 1", "rows 5", "rows 8"))
+    with bytes_gathered() as gathers:
+        (sent,) = buckets.adapter_buckets(model, adapters, torch.bfloat16, 1 << 20)
+    assert len(gathers) == 1
+    assert len(sent) == 6
+    for module in adapters.modules:
+        for name, kind in zip(AdapterWeights.names(module), ("down", "up"), strict=True):
+            expected = whole[module.replace("rows", kind)].weight.to(torch.bfloat16)
+            assert torch.equal(dict(sent)[name], expected), name
+
+
 def check_finite_on_one_rank(model: nn.Module) -> None:
     """A NaN in one rank's shard stops all of them."""
     fp8 = FP8Weights(quantized=("rows 1536.weight", "rows 900.weight"), kept=())
@@ -173,6 +202,7 @@ def main() -> None:
     check_converted(linears)
     check_finite_on_one_rank(linears)
     check_names(size)
+    check_adapters(size)
     for num_experts in (4, 5):
         for width in (128, 64):
             for keep in (None, [], ["*.experts.2.*"]):

@@ -35,6 +35,7 @@ from rlplug.rollout.engines import (
     environment_variables,
 )
 from rlplug.types import GIB
+from rlplug.weight_sync.manifest import policy_weights
 from rlplug_rollout_vllm.adapters import ServedAdapters, plain_layers
 from rlplug_rollout_vllm.engine_requests import VLLMRequests
 from rlplug_rollout_vllm.options import VERSIONS, VLLMOptions
@@ -89,12 +90,15 @@ class VLLMRollout(ColocatedEngine):
         options, sizes = self.options, EngineSizes.of(self.options, policy, needs)
         least = options.longest(policy) * sizes.kv_bytes_per_token
         left = int(options.gpu_memory_utilization * needs.device_bytes) - sizes.weights - PASS_BYTES
+        adapters = 0
+        if policy.adapters is not None:
+            adapters = sum(tensor.num_bytes for tensor in policy.adapters.tensors(policy_weights(policy)).values())
         fixed = None if options.kv_cache_gib is None else int(options.kv_cache_gib * GIB)
         return EngineMemory(
-            weights=sizes.weights,
+            weights=sizes.weights + 2 * adapters,  # as they came, and where kernels read them
             kv_cache=max(left, least) if fixed is None else fixed,  # with less than one sequence it does not start
             other=PASS_BYTES,
-            asleep=ASLEEP_BYTES,
+            asleep=ASLEEP_BYTES + adapters,
             kv_bytes_per_token=sizes.kv_bytes_per_token,
             least_kv_cache=least if fixed is None else None,
         )
