@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rlplug.distributed.mesh import local_part
+from rlplug.distributed.mesh import local_part, local_slices
+from rlplug.weight_sync.rounding import round_to_bfloat16
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,19 @@ class LowRankUpdate:
     def added_to(self, weight: Tensor, down: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the matrix with its update, added in float32, in ``dtype``: each rank computes its own rows.
 
+        In bfloat16 the sum is rounded as :func:`rlplug.weight_sync.rounding.round_to_bfloat16` says.
+
         Args:
             weight: The matrix [O, I], sharded or not; unchanged.
             down: All of A, on the matrix's device.
             dtype: Dtype of the result.
         """
         rows, up = local_part(weight), local_part(self.up.weight)
-        merged = torch.addmm(rows.float(), up.float(), down.float(), alpha=self.scale).to(dtype)
+        merged = torch.addmm(rows.float(), up.float(), down.float(), alpha=self.scale)
+        if dtype == torch.bfloat16:
+            merged = round_to_bfloat16(merged, local_slices(weight)[0].start * weight.shape[1])
+        else:
+            merged = merged.to(dtype)
         if not isinstance(weight, DTensor):
             return merged
         return DTensor.from_local(
