@@ -211,9 +211,11 @@ class ReferencePolicy:
 
     def _draw_adapters(self, seed: int) -> dict[str, torch.Tensor]:
         """Return random adapters in ``dtype``, whose updates are about as large as the weights of the tiny models."""
+        if self.adapters is None:
+            return {}
         weights, generator = hf_views(self.model), torch.Generator().manual_seed(seed)
         drawn: dict[str, torch.Tensor] = {}
-        for module in () if self.adapters is None else self.adapters.modules:
+        for module in self.adapters.modules:
             num_rows, num_columns = weights[f"{module}.weight"].shape
             down, up = AdapterWeights.names(module)
             drawn[down] = torch.randn(self.adapters.rank, num_columns, generator=generator) / num_columns**0.5
