@@ -152,6 +152,14 @@ ONE_GPU: Final = (
         engine="vllm",
     ),
     Debt(
+        "vllm-many-sequences",
+        "vLLM starts in the trainer's process with room for 1,280 sequences, where its warm-up failed once",
+        (_rollout("vllm", "1", "--eager", "--sequences", "{1280|8}"),),
+        seconds=60,
+        gib=30,
+        engine="vllm",
+    ),
+    Debt(
         "kit-tied",
         "the kit's checks of tied embeddings pass with VLLMRollout",
         ((*PYTEST, "plugins/rollout_vllm/tests/test_vllm_conformance.py", "-k", "tied"),),
