@@ -31,7 +31,8 @@ def round_to_bfloat16(values: Tensor, first: int = 0) -> Tensor:
 
 def _thresholds(first: int, number: int, device: torch.device) -> Tensor:
     """Return int32 [number] between 0 and ``DROPPED``, as if drawn evenly, for positions from ``first`` on."""
-    found = torch.arange(first, first + number, dtype=torch.int64, device=device).to(torch.int32)  # may wrap around
+    wrapped = (first + (1 << 31)) % (1 << 32) - (1 << 31)
+    found = torch.arange(number, dtype=torch.int32, device=device).add_(wrapped)
     for shift, factor in MIX:
         found.bitwise_xor_((found >> shift).bitwise_and_((1 << 32 - shift) - 1)).mul_(factor)
     return found.bitwise_and_(DROPPED)
