@@ -80,7 +80,8 @@ class MemoryPlan:
 
     def _items(self, phase: PlanPhase) -> Items:
         facts = self.facts
-        items = {"weights, float32": self._weights(phase, facts.policy), "optimizer state": self._state(phase)}
+        weights = "weights, float32" if facts.policy.adapters is None else "frozen weights, adapters"
+        items = {weights: self._weights(phase, facts.policy), "optimizer state": self._state(phase)}
         if facts.critic is not None:
             items["critic, float32"] = self._weights(phase, facts.critic)
         if facts.reference is not None:
@@ -100,7 +101,7 @@ class MemoryPlan:
         if network.adapters is None:
             return Item(self._shard(FLOAT32 * network.shape.parameters))
         frozen = self._shard(self.facts.itemsize * network.shape.parameters)
-        return Item(frozen + self._shard(FLOAT32 * network.adapters), "frozen, with adapters")
+        return Item(frozen + self._shard(FLOAT32 * network.adapters))
 
     def _reference(self, phase: PlanPhase, network: ModelInputs) -> Item:
         if phase != "logprobs" and self.facts.offload == "optimizer_and_weights":

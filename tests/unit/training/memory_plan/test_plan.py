@@ -145,7 +145,7 @@ def test_offload_parks_what_offload_py_parks() -> None:
 def test_adapters_alone_have_gradients_and_state() -> None:
     facts = replace(make_facts(), policy=ModelInputs(LLAMA, EAGER, 8.0, adapters=1000))
     found = items(facts, "update")
-    assert found["weights, float32"] == 2 * LLAMA.parameters + 4 * 1000
+    assert found["frozen weights, adapters"] == 2 * LLAMA.parameters + 4 * 1000
     assert found["gradients"] == 4 * 1000
     assert found["optimizer state"] == 8 * 1000
 
