@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_debt_list import Debt
+from gpu_debt import Debt
 
 PYTEST_END: Final = re.compile(r"^(?:=+ )?(\d+ (?:passed|failed|skipped|error).* in [\d.]+s.*?)(?: =+)?$")
 LEFT_OUT: Final = ("keywords", "stats", "advice", "versions", "engine_args", "options", "buckets")

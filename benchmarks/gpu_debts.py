@@ -5,9 +5,10 @@
     python benchmarks/gpu_debts.py --out OUT --only restart vllm-bf16
     python benchmarks/gpu_debts.py --table OUT...
 
-Claims are in ``gpu_debt_list.py``, by worth, and start in that order. Those that need one GPU share it as far as their
-memory goes, unless they are timed; those that need two wait for both. ``OUT/debts.json`` and ``OUT/debts.md`` are
-written anew after each one, and ``OUT/NAME.log`` holds what it printed. ``--tiny`` tries the commands on a CPU.
+Claims are in ``gpu_debt_list.py`` and ``gpu_debt_two_gpus.py``, by worth, and start in that order. Those that need one
+GPU share it as far as their memory goes, unless they are timed; those that need two wait for both. ``OUT/debts.json``
+and ``OUT/debts.md`` are written anew after each one, and ``OUT/NAME.log`` holds what it printed. ``--tiny`` tries the
+commands on a CPU.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gpu_debt_list import DEBTS, Debt
+from gpu_debt import Debt
+from gpu_debt_list import DEBTS
 from gpu_debt_table import Outcome, markdown, read_outcomes
 
 ROOT: Final = Path(__file__).parents[1]
