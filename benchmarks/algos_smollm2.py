@@ -80,8 +80,6 @@ ENGINES: dict[str, dict[str, Any]] = {
     },
 }
 """``init_args``; vLLM's are small, so that several runs share a GPU, and start without compilation."""
-MAX_TOKENS = 8192
-"""Of a micro-batch: the update takes about 10 GiB of a GPU."""
 
 
 @dataclass(frozen=True)
@@ -106,25 +104,38 @@ def runs_of(options: argparse.Namespace) -> list[Run]:
     return [Run(*parts) for parts in itertools.product(options.only, options.variants, range(options.seeds))]
 
 
+def task_arguments(model: Path, puzzles: Path, accelerator: str, max_tokens: int) -> list[str]:
+    """Return the options of ``rlplug fit`` that every run of the task has: policy, puzzles, reward and sampling.
+
+    Args:
+        model: Folder of the policy.
+        puzzles: Folder with ``train.jsonl`` and ``val.jsonl``.
+        accelerator: ``gpu`` or ``cpu``.
+        max_tokens: Of a micro-batch.
+    """
+    line = [
+        *("fit", "--config", "configs/quickstart.yaml", "--trainer.accelerator", accelerator),
+        *("--trainer.devices", "1", "--model.policy.path", str(model.resolve()), "--model.policy.init", "pretrained"),
+        *("--model.policy.dtype", "bfloat16" if accelerator == "gpu" else "float32"),
+        *("--model.rewards", json.dumps([{"class_path": "ExactMatch", "init_args": {"answer_pattern": r"(-?\d+)"}}])),
+        *("--data.chat", "true", "--model.sampling.max_new_tokens", "24", "--model.sampling.temperature", "0.7"),
+        *("--model.batch.max_tokens_per_gpu", str(max_tokens), "--model.limits.max_grad_norm", "1.0"),
+    ]
+    for split in ("train", "val"):
+        path = str(puzzles.resolve() / f"{split}.jsonl")
+        line += [f"--data.{split}", json.dumps({"class_path": "FileSource", "init_args": {"path": path}})]
+    return line
+
+
 def arguments(run: Run, options: argparse.Namespace) -> list[str]:
     """Return the command line; all but algorithm, critic, variant and seed is the same for every run."""
-    sources = {
-        split: json.dumps({"class_path": "FileSource", "init_args": {"path": str(options.out / f"{split}.jsonl")}})
-        for split in ("train", "val")
-    }
     algorithm = {"class_path": run.algorithm, "init_args": ALGORITHMS[run.algorithm]}
     engine = {"class_path": options.rollout, "init_args": ENGINES[options.rollout]}
     line = [
-        *("fit", "--config", "configs/quickstart.yaml", "--trainer.accelerator", options.accelerator),
-        *("--seed_everything", str(run.seed), "--trainer.devices", "1"),
-        *("--model.policy.path", str(options.model), "--model.policy.init", "pretrained"),
-        *("--model.policy.dtype", "bfloat16" if options.accelerator == "gpu" else "float32"),
+        *task_arguments(options.model, options.out, options.accelerator, options.max_tokens),
+        *("--seed_everything", str(run.seed)),
         *("--model.algorithm", json.dumps(algorithm), "--model.rollout", json.dumps(engine)),
-        *("--model.rewards", json.dumps([{"class_path": "ExactMatch", "init_args": {"answer_pattern": r"(-?\d+)"}}])),
-        *("--data.train", sources["train"], "--data.val", sources["val"], "--data.chat", "true"),
-        *("--model.sampling.max_new_tokens", "24", "--model.sampling.temperature", "0.7"),
         *("--model.batch.prompts_per_step", str(options.prompts), "--model.batch.group_size", "8"),
-        *("--model.batch.max_tokens_per_gpu", str(MAX_TOKENS), "--model.limits.max_grad_norm", "1.0"),
         *("--model.num_steps", str(options.steps), "--model.validation.every_n_steps", str(min(20, options.steps))),
         *("--checkpoint.every_n_steps", str(options.steps), "--checkpoint.keep", "1", "--run.export_policy", "false"),
         *("--run.report", "false", "--run.dir", str(options.out / "runs" / run.name)),
@@ -258,6 +269,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="runs of each algorithm and variant")
     parser.add_argument("--rollout", default="HFRollout", choices=ENGINES, help="the engine")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--max-tokens", type=int, default=8192, help="of a micro-batch: 8192 take 10 GiB of a GPU")
     parser.add_argument("--limit", type=float, default=86400.0, metavar="S", help="end what still runs after S seconds")
     parser.add_argument("--accelerator", default="gpu", help="gpu, or cpu to try the script")
     options = parser.parse_args()

@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from algos_smollm2 import task_arguments
 
 Rows = list[dict[str, str]]
 Runs = dict[str, dict[int, Rows]]
@@ -68,8 +69,9 @@ def engine_of(mode: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return ``model.rollout`` of a run: sizes for all requests that the mode has in flight."""
     if options.url:
         return {"class_path": "VLLMServerRollout", "init_args": {"urls": [options.url]}}
+    is_server = options.engine == "servers" or "asynchronous: true" in PARTIAL.get(mode, "")
     sizes: dict[str, Any] = {
-        "max_num_seqs": GROUP * options.prompts * 5,
+        "max_num_seqs": GROUP * options.prompts * (5 if is_server else 2),
         "max_num_batched_tokens": 4096,
         "enforce_eager": True,
         "kv_cache_gib": 3.0 if options.accelerator == "gpu" else 0.5,
@@ -78,7 +80,7 @@ def engine_of(mode: str, options: argparse.Namespace) -> dict[str, Any]:
         sizes["gpu_memory_utilization"] = 0.06  # what must be free at the start; kv_cache_gib says what is taken
     if options.task == "smollm2":
         sizes["max_model_len"] = 256
-    if options.engine == "colocated" and "asynchronous: true" not in PARTIAL.get(mode, ""):
+    if not is_server:
         return {"class_path": "VLLMRollout", "init_args": sizes}
     if options.accelerator == "gpu":
         sizes["gpus"] = [torch.cuda.device_count() - 1]
@@ -87,21 +89,20 @@ def engine_of(mode: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def task_of(options: argparse.Namespace) -> list[str]:
     """Return the options of ``rlplug fit`` that all modes share; SmolLM2's are those of ``algos_smollm2.py``."""
-    shared = ["fit", "--config", "configs/quickstart.yaml", "--trainer.accelerator", options.accelerator]
     if options.task == "quickstart":
-        return shared
-    for split in ("train", "val"):
-        source = {"class_path": "FileSource", "init_args": {"path": str(options.puzzles.resolve() / f"{split}.jsonl")}}
-        shared += [f"--data.{split}", json.dumps(source)]
-    reward = {"class_path": "ExactMatch", "init_args": {"answer_pattern": r"(-?\d+)"}}
+        accelerator = options.accelerator
+        return [
+            "fit",
+            "--config",
+            "configs/quickstart.yaml",
+            "--trainer.accelerator",
+            accelerator,
+            "--trainer.devices",
+            "1",
+        ]
     return [
-        *shared,
-        *("--data.chat", "true", "--model.rewards", json.dumps([reward])),
-        *("--model.policy.path", str(options.model.resolve()), "--model.policy.init", "pretrained"),
-        *("--model.policy.dtype", "bfloat16" if options.accelerator == "gpu" else "float32"),
+        *task_arguments(options.model, options.puzzles, options.accelerator, options.max_tokens),
         *("--model.algorithm.aggregation", "sequence", "--model.optimizer.init_args.lr", "2e-5"),
-        *("--model.sampling.max_new_tokens", "24", "--model.sampling.temperature", "0.7"),
-        *("--model.limits.max_grad_norm", "1.0", "--model.batch.max_tokens_per_gpu", "6144"),
     ]
 
 
@@ -111,7 +112,7 @@ def command_of(mode: str, seed: int, folder: Path, options: argparse.Namespace) 
     command = [
         *task_of(options),
         *("--run.report", "false", "--run.export_policy", "false", "--run.dir", str(folder)),
-        *("--trainer.devices", "1", "--model.num_steps", steps, "--checkpoint.every_n_steps", steps),
+        *("--model.num_steps", steps, "--checkpoint.every_n_steps", steps),
         *("--model.seed", str(seed), "--model.policy.seed", str(seed)),
         *("--model.validation.every_n_steps", steps, "--model.validation.at_start", "false"),
         *("--model.batch.prompts_per_step", str(options.prompts), "--model.batch.group_size", str(GROUP)),
@@ -272,6 +273,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--task", choices=("quickstart", "smollm2"), default="quickstart")
     parser.add_argument("--model", type=Path, help="folder of SmolLM2-135M-Instruct")
     parser.add_argument("--puzzles", type=Path, help="folder with train.jsonl and val.jsonl, for SmolLM2")
+    parser.add_argument("--max-tokens", type=int, default=6144, help="of a micro-batch, for SmolLM2")
     parser.add_argument("--accelerator", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--engine", choices=("servers", "colocated"), default="servers", help="where vLLM generates")
     parser.add_argument("--url", help="vLLM server that runs already, with its key in VLLM_API_KEY")
