@@ -21,11 +21,20 @@ def test_one_compilation_serves_all_blocks_and_lengths():
     model = tiny_model()
     CompileBlocks(backend=counter).before_shard(model)
     optimized_results(model, tiny_batch(LENGTHS[0]))
-    assert counter.frame_count <= 2  # torch traces again where it first took a number for one that varies
+    assert counter.frame_count == 1
     with torch._dynamo.config.patch(error_on_recompile=True):
         for seed, lengths in enumerate(LENGTHS):
             batch = tiny_batch(lengths, seed)
             assert_same(optimized_results(model, batch), plain_results(tiny_model(packed=False), batch))
+
+
+def test_frozen_embeddings_are_no_second_compilation():
+    counter = CompileCounterWithBackend("eager")
+    model = tiny_model()
+    model.get_input_embeddings().requires_grad_(False)
+    CompileBlocks(backend=counter).before_shard(model)
+    optimized_results(model, tiny_batch())
+    assert counter.frame_count == 1
 
 
 def test_each_length_by_itself():

@@ -12,7 +12,7 @@ from torch import nn
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.interfaces import ActivationTraits, Effect, Optimization
 from rlplug_optims.block_forward import Forward, WrapOrder, num_wrapped, wrap_forward
-from rlplug_optims.compiler import stop_when_not_compiled
+from rlplug_optims.compiler import let_lengths_vary, stop_when_not_compiled
 
 
 class CompileBlocks(Optimization):
@@ -28,7 +28,9 @@ class CompileBlocks(Optimization):
     includes what is recomputed. A block that is recompiled too often stops the run, rather than continue uncompiled.
 
     Args:
-        dynamic: Compile once for any length; ``false`` compiles for each length that comes, where they are few.
+        dynamic: Compile once for any length; ``false`` compiles for each length that comes, where they are few. Only
+            the batch and the length are symbols: torch's own ``dynamic=True`` makes symbols of hidden sizes and of
+            constants too, and traces five times as long.
         mode: Mode of ``torch.compile``: ``max-autotune-no-cudagraphs`` searches longer for faster kernels. No mode
             uses CUDA graphs, because the parameters that FSDP2 gathers are not always at the same address.
         backend: Backend of ``torch.compile``; ``aot_eager`` compiles nothing, and shows whether a fault is the
@@ -58,8 +60,9 @@ class CompileBlocks(Optimization):
             wrap_forward(block, WrapOrder.COMPILE, self._compiled)
 
     def _compiled(self, forward: Forward) -> Forward:
-        compiled: Forward = torch.compile(forward, dynamic=self.dynamic, mode=self.mode, backend=self.backend)
-        return compiled
+        if not self.dynamic:
+            return torch.compile(forward, dynamic=False, mode=self.mode, backend=self.backend)
+        return let_lengths_vary(torch.compile(forward, mode=self.mode, backend=self.backend))
 
     def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:
         return replace(traits, fused_pointwise=True)

@@ -2,10 +2,44 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 import torch
+from torch.utils._pytree import tree_leaves
+
+from rlplug_optims.block_forward import Forward
+
+LONGEST: Final = r"L\[.*max_length_[qk]'\]"
+"""Names under which the compiler knows the length of a micro-batch's longest sequence, an argument of every block."""
 
 
 def stop_when_not_compiled() -> None:
     """Make code that is recompiled too often raise an error; by default torch would run it uncompiled from then on."""
     torch._dynamo.config.recompile_limit = 32  # enough for policy, reference and critic, with and without gradients
     torch._dynamo.config.fail_on_recompile_limit_hit = True
+
+
+def let_lengths_vary(compiled: Forward) -> Forward:
+    """Return a block's ``compiled`` forward method, of which one compilation serves every batch and length.
+
+    What else varies is compiled anew. The input of the first block needs a gradient as that of all others does: with
+    frozen embeddings it would not, and the block would be compiled twice, forward and backward.
+    """
+    known = torch.compiler.config.dynamic_sources
+    if LONGEST not in known:
+        torch.compiler.config.dynamic_sources = f"{known},{LONGEST}".lstrip(",")
+
+    def forward(hidden_states: torch.Tensor, *values: Any, **named: Any) -> Any:
+        if torch.is_grad_enabled() and not hidden_states.requires_grad:
+            hidden_states.requires_grad_()
+        for value in tree_leaves((hidden_states, values, named)):
+            if isinstance(value, torch.Tensor):
+                torch._dynamo.maybe_mark_dynamic(value, lengths_of(value))
+        return compiled(hidden_states, *values, **named)
+
+    return forward
+
+
+def lengths_of(value: torch.Tensor) -> list[int]:
+    """Return the dimensions of a block's input that are a batch or a length: all of a mask [B, 1, T, T], else two."""
+    return list(range(value.dim() if value.dim() == 4 else min(value.dim(), 2)))
