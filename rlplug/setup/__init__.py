@@ -3,7 +3,7 @@
 from rlplug.setup.build import build_models, make_optimizers, make_update, take_optimizer_options
 from rlplug.setup.inputs import RunInputs, check_machine, check_rollout, read_inputs
 from rlplug.setup.planning import RunPlan, plan_fit, plan_run
-from rlplug.setup.start import Run, make_generator, make_rewards, start_run
+from rlplug.setup.start import Run, make_generator, make_mismatch_gate, make_rewards, start_run
 
 __all__ = [
     "Run",
@@ -13,6 +13,7 @@ __all__ = [
     "check_machine",
     "check_rollout",
     "make_generator",
+    "make_mismatch_gate",
     "make_optimizers",
     "make_rewards",
     "make_update",

@@ -1,4 +1,4 @@
-"""The parts that generate and score in a run: its engine, its generator and its rewards."""
+"""The parts that generate and score in a run: its engine, its generator, its rewards and its mismatch gate."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch._C._distributed_c10d import Store
 
 from rlplug.config import RunConfig
@@ -14,7 +15,7 @@ from rlplug.data.datamodule import PromptDataModule
 from rlplug.distributed.offload import Offload
 from rlplug.distributed.stop_signal import StopSignal
 from rlplug.distributed.strategy import RLFSDP2Strategy
-from rlplug.interfaces.rollout import Placement
+from rlplug.interfaces.rollout import Placement, PolicySpec
 from rlplug.models.build import Models
 from rlplug.plugin_manager import plugins
 from rlplug.rewards import RewardRunner
@@ -22,6 +23,7 @@ from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.generator import RolloutGenerator
 from rlplug.rollout.observation_tokens import ObservationTokens
 from rlplug.setup.inputs import RunInputs
+from rlplug.training.mismatch_gate import MismatchGate, limit_of
 from rlplug.weight_sync.buckets import policy_buckets
 
 
@@ -123,3 +125,11 @@ def make_generator(
         gather=gather,
         store=store,
     )
+
+
+def make_mismatch_gate(config: RunConfig, policy: PolicySpec, device: torch.device) -> MismatchGate:
+    """Return what compares engine and trainer; its limit follows from the policy's dtype unless it is configured."""
+    usual, limits = limit_of(policy, device, config.sampling), config.limits
+    gate = usual if limits.mismatch_gate == "auto" else limits.mismatch_gate
+    engine, has_old_tokens = type(config.engine).__name__, config.partial_rollout is not None
+    return MismatchGate(engine, gate, usual, limits.gate_every_step, has_old_tokens)
