@@ -21,28 +21,23 @@ and the picture says so.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import json
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from algos_smollm2 import task_arguments
-
-Rows = list[dict[str, str]]
-Runs = dict[str, dict[int, Rows]]
-"""Rows of metrics, by mode and seed."""
+from asynchronous_table import folder_of, read, write
 
 PARTIAL: Final = {
     "stop when enough, 1.5": "{over_provisioning: 1.5, max_staleness: 2}",
@@ -53,12 +48,6 @@ PARTIAL: Final = {
 """``model.partial_rollout`` of each mode but the synchronous one."""
 MODES: Final = ("synchronous", *PARTIAL)
 GROUP: Final = 8
-WINDOW: Final = 5
-"""Steps that rewards are averaged over."""
-COLUMNS: Final = (
-    *("step", "seconds", "reward/mean", "partial/staleness_mean", "partial/staleness_max", "partial/resumed"),
-    *("partial/wait_s", "mismatch/mean", "validate/pass@1"),
-)
 POLL_S: Final = 0.2
 END_S: Final = 20.0
 """Seconds between two looks at a run, and for it to end after its time is over."""
@@ -90,16 +79,8 @@ def engine_of(mode: str, options: argparse.Namespace) -> dict[str, Any]:
 def task_of(options: argparse.Namespace) -> list[str]:
     """Return the options of ``rlplug fit`` that all modes share; SmolLM2's are those of ``algos_smollm2.py``."""
     if options.task == "quickstart":
-        accelerator = options.accelerator
-        return [
-            "fit",
-            "--config",
-            "configs/quickstart.yaml",
-            "--trainer.accelerator",
-            accelerator,
-            "--trainer.devices",
-            "1",
-        ]
+        device = ["--trainer.accelerator", options.accelerator, "--trainer.devices", "1"]
+        return ["fit", "--config", "configs/quickstart.yaml", *device]
     return [
         *task_arguments(options.model, options.puzzles, options.accelerator, options.max_tokens),
         *("--model.algorithm.aggregation", "sequence", "--model.optimizer.init_args.lr", "2e-5"),
@@ -122,34 +103,6 @@ def command_of(mode: str, seed: int, folder: Path, options: argparse.Namespace) 
     if mode in PARTIAL:
         command += ["--model.partial_rollout", PARTIAL[mode]]
     return command
-
-
-def folder_of(mode: str, seed: int | str, out: Path) -> Path:
-    """Return the folder of a run."""
-    return out / "runs" / f"{mode}-{seed}".replace(", ", "-").replace(" = ", "").replace(" ", "-")
-
-
-def read_all(out: Path) -> Runs:
-    """Return the rows of all runs below ``out`` that have any."""
-    runs: Runs = {mode: {} for mode in MODES}
-    for mode, seeds in runs.items():
-        for folder in sorted((out / "runs").glob(folder_of(mode, "*", out).name)):
-            if rows := read(folder):
-                seeds[int(folder.name.rpartition("-")[2])] = rows
-    return {mode: seeds for mode, seeds in runs.items() if seeds}
-
-
-def read(folder: Path) -> Rows:
-    """Return a row for each step that a run has ended, with its seconds so far, without an unfinished last line."""
-    path, rows, seconds = folder / "001" / "metrics.csv", [], 0.0
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            if row.get("reward/mean") and row.get("time/step"):
-                seconds += float(row["time/step"]) - float(row.get("time/validate") or 0)
-                rows.append(row | {"seconds": str(seconds)})
-    return rows
 
 
 def train(mode: str, seed: int, options: argparse.Namespace, is_over: Callable[[], bool]) -> str:
@@ -188,77 +141,6 @@ def end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def table(runs: Runs) -> str:
-    """Return a row per mode: over its seeds, the mean and in brackets the smallest and the largest."""
-    lines = [
-        f"| mode | seeds | steps | reward, all steps | reward, last {WINDOW} steps | held-out pass@1 "
-        "| s/step (median) | staleness, mean | largest | trajectories resumed a step |",
-        "|-" * 10 + "|",
-    ]
-    for mode, seeds in runs.items():
-        rewards = [column(rows, "reward/mean") for rows in seeds.values()]
-        solved = [value for rows in seeds.values() for value in column(rows, "validate/pass@1")[-1:]]
-        ends = [[0.0, *column(rows, "seconds")] for rows in seeds.values()]
-        every = list(itertools.chain.from_iterable(seeds.values()))
-        stale, largest, resumed = (column(every, name) or [0.0] for name in COLUMNS[3:6])
-        cells = [
-            *(mode, str(len(seeds)), str(min(map(len, seeds.values())))),
-            _range([statistics.fmean(values) for values in rewards]),
-            _range([statistics.fmean(values[-WINDOW:]) for values in rewards]),
-            _range(solved) if solved else "-",
-            f"{statistics.median(b - a for times in ends for a, b in itertools.pairwise(times)):.2f}",
-            f"{statistics.fmean(stale):.2f}",
-            f"{max(largest):.0f}",
-            f"{statistics.fmean(resumed):.1f}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def column(rows: Rows, name: str) -> list[float]:
-    """Return the values of a metric, without the steps that have none."""
-    return [float(row[name]) for row in rows if row.get(name)]
-
-
-def _range(values: Sequence[float]) -> str:
-    return f"{statistics.fmean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
-
-
-def write(out: Path, samples_per_step: int, is_shared: bool) -> None:
-    """Write ``table.md``, ``curves.csv`` and ``curves.png`` of the runs that ``out`` has."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    runs = read_all(out)
-    (out / "table.md").write_text(table(runs))
-    with (out / "curves.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["mode", "seed", "samples", *COLUMNS])
-        for mode, seeds in runs.items():
-            for seed, row in ((seed, row) for seed, rows in seeds.items() for row in rows):
-                cells = [f"{float(row[name]):.4g}" if row.get(name) else "" for name in COLUMNS]
-                writer.writerow([mode, seed, int(row["step"]) * samples_per_step, *cells])
-    figure, (by_samples, by_seconds) = pyplot.subplots(1, 2, figsize=(13, 5), dpi=110, sharey=True)
-    for mode, seeds in runs.items():
-        rewards = _means([column(rows, "reward/mean") for rows in seeds.values()])
-        smooth = [statistics.fmean(rewards[max(0, n - WINDOW) : n]) for n in range(1, len(rewards) + 1)]
-        by_samples.plot([samples_per_step * n for n in range(1, len(smooth) + 1)], smooth, label=mode, linewidth=1.2)
-        by_seconds.plot(_means([column(rows, "seconds") for rows in seeds.values()]), smooth, label=mode, linewidth=1.2)
-    by_samples.set(xlabel="samples trained on", ylabel=f"mean reward, average of {WINDOW} steps")
-    by_seconds.set(xlabel="seconds of steps" + (", on a machine that all runs shared" if is_shared else ""))
-    by_samples.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(out / "curves.png")
-    pyplot.close(figure)
-
-
-def _means(of_seeds: Sequence[Sequence[float]]) -> list[float]:
-    """Return the mean over seeds at each step that all seeds have."""
-    return [statistics.fmean(values) for values in zip(*of_seeds, strict=False)]
 
 
 def parse() -> argparse.Namespace:
@@ -307,7 +189,7 @@ def main() -> int:
     is_told_to_end = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: is_told_to_end.set())
     if options.draw:
-        write(options.out, samples, is_shared)
+        write(options.out, MODES, samples, is_shared)
         return 0
     lock, has_failed = threading.Lock(), False
 
@@ -318,7 +200,7 @@ def main() -> int:
         with lock:
             has_failed |= bool(said)
             print(f"{mode}, seed {seed}: {said or 'done'} ({time.monotonic() - began:.0f} s)", flush=True)
-            write(options.out, samples, is_shared)
+            write(options.out, MODES, samples, is_shared)
 
     with ThreadPoolExecutor(options.at_once) as pool:
         list(pool.map(run, *zip(*itertools.product(range(options.seeds), options.modes), strict=True)))

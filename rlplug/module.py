@@ -28,7 +28,6 @@ from rlplug.distributed.stop_signal import StopRequested, StopSignal, end_at_onc
 from rlplug.distributed.strategy import RLFSDP2Strategy, require_strategy
 from rlplug.errors import RunError
 from rlplug.interfaces.checks.calls import PluginCall
-from rlplug.interfaces.checks.hooks import GivenMetrics
 from rlplug.interfaces.checks.metrics import MetricsOfStep
 from rlplug.interfaces.checks.process_state import watched
 from rlplug.models.build import Models
@@ -40,9 +39,9 @@ from rlplug.rollout.partial.state import PartialRolloutState, load_partial_rollo
 from rlplug.training.advantages import compute_advantages
 from rlplug.training.host_tuning import freeze_gc, limit_host_threads
 from rlplug.training.logprobs import compute_logprobs
-from rlplug.training.mismatch_gate import MismatchGate, limit_of
+from rlplug.training.mismatch_gate import MismatchGate
 from rlplug.training.samples.importance_weights import weights_by_age
-from rlplug.training.samples.metrics import mean_over_ranks, rollout_metrics, source_metrics
+from rlplug.training.samples.metrics import means_over_ranks, rollout_metrics, source_metrics
 from rlplug.training.samples.selection import GroupSelection
 from rlplug.training.samples.table import sample_table
 from rlplug.training.samples.token_capture import TokenCapture
@@ -324,13 +323,10 @@ class RLModule(LightningModule):
 
     def _observe_rollout(self, rollout: Rollout) -> None:
         """Show plugins this rank's samples, and add their metrics of all ranks."""
-        found: list[GivenMetrics] = []
-        if rollout.samples:
-            found = plugins().observe("rlplug_after_rollout", step=self.step, rollout=rollout)
-        everyone = self.strategy.gather([(str(given.call), dict(given), len(rollout.samples)) for given in found])
-        for call in dict.fromkeys(call for call, _, _ in everyone):
-            of_ranks = [(metrics, weight) for other, metrics, weight in everyone if other == call]
-            self.step_metrics.add(PluginCall(call), mean_over_ranks(of_ranks))
+        samples = rollout.samples
+        found = plugins().observe("rlplug_after_rollout", step=self.step, rollout=rollout) if samples else []
+        for given in means_over_ranks(found, len(samples), self.strategy.gather):
+            self.step_metrics.add(given.call, given)
 
     def _compare_with_engine(self, batch: StepBatch, tokens: TokenLogprobs) -> None:
         """Measure how far engine and trainer are apart; see :class:`MismatchGate`."""
@@ -377,12 +373,8 @@ class RLModule(LightningModule):
 
     @cached_property
     def mismatch_gate(self) -> MismatchGate:
-        """What compares engine and trainer; its limit follows from the policy's dtype unless it is configured."""
-        config, limits = self.config, self.config.limits
-        usual = limit_of(self.inputs.spec, self.strategy.root_device, config.sampling)
-        gate = usual if limits.mismatch_gate == "auto" else limits.mismatch_gate
-        engine, has_old_tokens = type(config.engine).__name__, config.partial_rollout is not None
-        return MismatchGate(engine, gate, usual, limits.gate_every_step, has_old_tokens)
+        """What compares engine and trainer."""
+        return run_setup.make_mismatch_gate(self.config, self.inputs.spec, self.strategy.root_device)
 
     @property
     def prompt_rules(self) -> PromptRules:
@@ -512,15 +504,18 @@ class RLModule(LightningModule):
     # ---- checkpoints ----------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self._run is not None:
+            self._run.generator.pause()
+        partial, gather = self.partial_rollout, self.strategy.gather
         checkpoint["rlplug"] = {
             "rollout_step": self.rollout_step,
             "policy_version": self.policy_version,
             "trainer": type(self.config.model_trainer).__name__,
             "adapters": self.models.adapters,
             "algorithm": self.config.algorithm.state_dict(),
-            "partial_rollout": self._partial_rollout_state(),
+            "partial_rollout": None if partial is None else partial.state_dict(gather),
             "stepped": [bool(optimizer.state) for optimizer in self.trainer.optimizers],
-            "rng": self.strategy.gather([rng_state()]),
+            "rng": gather([rng_state()]),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -535,10 +530,3 @@ class RLModule(LightningModule):
             if not stepped:
                 optimizer.state.clear()  # see RLFSDP2Strategy.optimizer_state
         set_rng_state(state["rng"][self.global_rank % len(state["rng"])])
-
-    def _partial_rollout_state(self) -> dict[str, Any] | None:
-        if self.partial_rollout is None:
-            return None
-        if self._run is not None:
-            self._run.generator.pause()
-        return self.partial_rollout.state_dict(self.strategy.gather)

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import platform
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
-from email.parser import HeaderParser
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from lightning.pytorch import Callback, Trainer
 
 from rlplug.cli.resume import Changes
+from rlplug.cli.run_files import METRICS, REWARD_ERRORS, SAMPLES, cut_back
 from rlplug.cli.run_output import print_interrupted, print_samples, print_start, print_summary, print_validation
-from rlplug.distributed.checkpoint_files import CONFIG, run_dir_of, set_aside_after
+from rlplug.cli.run_record import RECORD, RunRecord
+from rlplug.distributed.checkpoint_files import CONFIG, run_dir_of
 from rlplug.distributed.checkpoint_writer import CONFIG_KEY
 from rlplug.distributed.durable_files import (
     FolderLock,
     RowFile,
-    cut_back_lines,
     new_numbered_folder,
     remove,
     replace_folder,
@@ -43,30 +38,22 @@ from rlplug.observability.loggers.experiment_log import is_due, log_configuratio
 from rlplug.observability.loggers.tensorboard import RunTensorBoard
 from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.observability.report.run_data import read_metrics
-from rlplug.observability.sample_records import first_of_ranks, is_trained, sample_record, write_records
+from rlplug.observability.sample_records import first_of_ranks, sample_record, write_records
 from rlplug.observability.terminal import say
 from rlplug.observability.timeline import timeline_of
 from rlplug.observability.token_log.files import FOLDER as TOKENS
 from rlplug.observability.token_log.files import TokenLogWriter
-from rlplug.observability.token_log.files import cut_back as cut_back_tokens
-from rlplug.plugin_manager import describe, plugins
 from rlplug.rollout.partial.replay import FILE as GROUPS
 from rlplug.setup import take_optimizer_options
 from rlplug.training.advantages import advantage_values
-from rlplug.training.memory_plan.table import memory_notes, memory_rows
 from rlplug.training.samples.sample_log import SampleLog
 from rlplug.training.samples.token_capture import TokenCapture
-from rlplug.training.validation.config import ValidationConfig
-from rlplug.types import GIB, Sample
+from rlplug.types import Sample
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
 
-METRICS: Final = "metrics.csv"
-RECORD: Final = "run.json"
-SAMPLES: Final = "samples.jsonl"
-REWARD_ERRORS: Final = "reward_errors.jsonl"
 MOST_ERRORS: Final = 100
 """Samples written to ``reward_errors.jsonl`` per step."""
 
@@ -112,7 +99,7 @@ class RunFolder(Callback):
         self.path = Path()
         """The run's own folder, once it is chosen in ``setup``."""
         self._began = 0.0
-        self._record: dict[str, Any] = {}
+        self._record: RunRecord
         self._metrics: MetricsCSV | None = None
         self._rows: dict[str, RowFile] = {}
         """Files of samples, by name."""
@@ -149,24 +136,7 @@ class RunFolder(Callback):
         if importlib.util.find_spec("tensorboard"):
             trainer.loggers = [*trainer.loggers, RunTensorBoard(self.path, name="", version="tensorboard")]
         if trainer.is_global_zero:
-            self._record = {
-                "status": "running",
-                "command": stage,
-                "started": _now(),
-                "finished": None,
-                "versions": {"python": platform.python_version(), **installed_versions()},
-                "plugins": describe(plugins().records),
-                "device": str(trainer.strategy.root_device),
-                "gpu_gib": _gpu_gib(trainer.strategy.root_device),
-                "world_size": trainer.world_size,
-                "batch_plan": [],
-                "memory_plan": [],
-                "memory_notes": [],
-                "prompts": trainer.datamodule.counts,  # type: ignore[attr-defined]
-                "effects": [],
-                "hook_costs": [],
-                "message": None,
-            }
+            self._record = RunRecord(self.path / RECORD, stage, trainer)
             if not self._is_resumed(trainer):
                 self._accept(trainer, module)
 
@@ -202,34 +172,12 @@ class RunFolder(Callback):
         self._is_accepted = True
         if self.config_yaml is not None:
             write_file(self.path / CONFIG, self.config_yaml)
-        self._save_record()
+        self._record.write()
         if self._is_resumed(trainer):
-            for line in self._go_back_to(module.rollout_step, module.config.validation):
+            assert self._metrics is not None
+            step, validation = module.rollout_step, module.config.validation
+            for line in cut_back(self.path, self._metrics, step, validation, bool(self.samples_per_step)):
                 say(line)
-
-    def _go_back_to(self, step: int, validation: ValidationConfig) -> list[str]:
-        """Remove what the run wrote after ``step`` and will write again; return lines that say what is lost.
-
-        Args:
-            step: Step of the checkpoint.
-            validation: When there is a validation; one beside the training is repeated, where it is of ``step``.
-        """
-        begins = validation.beside_training and validation.is_due(step)
-
-        def is_repeated(record: dict[str, Any]) -> bool:
-            return begins and record["step"] == step and record.get("phase") == "validate"
-
-        assert self._metrics is not None
-        said = []
-        aside = set_aside_after(self.path, step, [METRICS, SAMPLES, REWARD_ERRORS, GROUPS])
-        if aside is not None:
-            said.append(f"the checkpoints after step {step} are now in {aside}, with copies of their rows")
-        last = step or -1  # the validation before the first step is repeated
-        said += self._metrics.cut_back(last)
-        said += cut_back_lines(self.path / GROUPS, last)
-        said += cut_back_tokens(self.path / TOKENS, last, aside)
-        said += cut_back_lines(self.path / SAMPLES, last, is_trained if self.samples_per_step else None, is_repeated)
-        return said + cut_back_lines(self.path / REWARD_ERRORS, last)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module: Any = pl_module
@@ -241,17 +189,12 @@ class RunFolder(Callback):
         self._began = time.monotonic()
         if self.config_yaml is not None:
             log_configuration(trainer.loggers, self.config_yaml)
-        self._record["batch_plan"] = module.plan.batch.table_rows(module.config.on_policy_pass)
-        memory = module.plan.memory
-        if memory is not None:
-            self._record["memory_plan"] = memory_rows(memory.plan)
-            self._record["memory_notes"] = memory_notes(memory)
-        self._record["effects"] = [effect.description for effect in module.models.effects]
+        self._record.add_plan(module)
         if self._is_accepted:
-            self._save_record()
+            self._record.write()
         for line in self.changes.lines:
             say(line)
-        print_start(module, self._record["prompts"], self.path)
+        print_start(module, self._record.values["prompts"], self.path)
 
     # ---- each step ------------------------------------------------------------------------------------------------
 
@@ -333,7 +276,7 @@ class RunFolder(Callback):
         if trainer.is_global_zero:
             self._finish("finished")
             seconds = time.monotonic() - self._began
-            advice = advise(read_metrics(self.path, []), self._record)
+            advice = advise(read_metrics(self.path, []), self._record.values)
             print_summary(self.path, MetricsCSV(self.path / METRICS), seconds, advice, self._results())
 
     def _export(self, trainer: Trainer, module: Any) -> None:
@@ -369,12 +312,7 @@ class RunFolder(Callback):
 
     def _finish(self, status: str, message: str | None = None) -> None:
         self._sync_rows()
-        costs = plugins().costs.rows()
-        self._record |= {"status": status, "message": message, "finished": _now(), "hook_costs": costs}
-        self._save_record()
-
-    def _save_record(self) -> None:
-        write_file(self.path / RECORD, json.dumps(self._record, indent=2))
+        self._record.finish(status, message)
 
     def _results(self) -> list[str]:
         """Write the report, and say where results are."""
@@ -387,25 +325,3 @@ class RunFolder(Callback):
         elif self.report:
             lines.append(f"no report: pip install 'rlplug[report]', then rlplug report {self.path}")
         return lines
-
-
-def installed_versions() -> dict[str, str]:
-    """Return the version of each distribution that is installed, by its name.
-
-    Only the heads of their metadata are parsed: with the long descriptions it would take a third of a second.
-    """
-    versions = {}
-    for distribution in distributions():
-        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
-        head = HeaderParser().parsestr(text.partition("\n\n")[0])
-        versions[head["Name"]] = head["Version"]
-    return versions
-
-
-def _gpu_gib(device: torch.device) -> float | None:
-    """Return the memory of a GPU."""
-    return float(torch.cuda.get_device_properties(device).total_memory / GIB) if device.type == "cuda" else None
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -133,7 +133,7 @@ def test_hooks_are_called_in_the_declared_order(install_plugin, declared, expect
 
 @pytest.fixture
 def any_batch(monkeypatch):
-    """Let lists stand for batches, whose checks ``interfaces/test_seam_checks.py`` tests."""
+    """Let lists stand for batches, whose checks ``interfaces/checks`` has tests of."""
     monkeypatch.setattr(hook_costs, "CHECKS", {})
 
 

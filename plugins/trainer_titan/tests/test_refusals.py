@@ -17,10 +17,10 @@ from titan_cases import CONFIGS, SIZES
 from transformers import LlamaConfig, MixtralConfig, Qwen3Config
 
 from rlplug.config import RunConfig
-from rlplug.config_checks import check_trainer
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ModelConfig
 from rlplug.models.critic import CriticConfig
+from rlplug.setup.checks.trainer import check_trainer
 from rlplug.types import MeshSizes
 
 ONE = MeshSizes(1, 1, 1, 1)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
 from rlplug.cli.parser import shorten
-from rlplug.cli.run_folder import installed_versions
+from rlplug.cli.run_record import installed_versions
 from rlplug.config import RunConfig
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.data.sources import FileSource

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from transformers import T5Config
 
-from rlplug.config_checks import check_trainer
 from rlplug.distributed.mesh import AXES
 from rlplug.errors import ConfigError
 from rlplug.interfaces.trainer import ModelConfig, TrainerClaims
+from rlplug.setup.checks.trainer import check_trainer
 from rlplug.testing.trainers.base import TrainerChecks
 from rlplug.testing.trainers.bench import INDIVISIBLE, TrainerBench
 from rlplug.testing.trainers.ranks import KEY, run_config

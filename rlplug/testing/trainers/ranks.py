@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rlplug.config import RunConfig
-from rlplug.config_checks import check_trainer
 from rlplug.distributed.mesh import local_part
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
@@ -31,6 +30,7 @@ from rlplug.models.export import export_policy
 from rlplug.models.forward import policy_forward
 from rlplug.models.lm_head import LMHead, LMHeadOutput, LogprobRequest, lm_head_of
 from rlplug.models.packing import pack_batch
+from rlplug.setup.checks.trainer import check_trainer
 from rlplug.testing.trainers.cases import LEARNING_RATE, MAX_NORM, SAMPLING, Case, Job, loss_weights, rows
 from rlplug.types import Batch, MeshSizes
 from rlplug.weight_sync.buckets import weight_buckets

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.checks.hooks import GivenMetrics
 from rlplug.training.samples.table import SampleTable
 from rlplug.types import ENVIRONMENT
 
@@ -63,8 +66,25 @@ def source_metrics(table: SampleTable, sources: Sequence[str]) -> dict[str, floa
     return metrics
 
 
-def mean_over_ranks(found: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
-    """Return the weighted mean of each metric over the ranks that have it, given the metrics and weight of each."""
+def means_over_ranks(
+    found: Sequence[GivenMetrics], num_samples: int, gather: Callable[[Any], Any]
+) -> list[GivenMetrics]:
+    """Return the metrics of plugins' calls as means over the ranks that have them. Collective.
+
+    Args:
+        found: What the calls on this rank gave.
+        num_samples: Samples of this rank, its weight.
+        gather: Returns the concatenation of all ranks' lists.
+    """
+    everyone = gather([(str(given.call), dict(given), num_samples) for given in found])
+    by_call: dict[str, list[tuple[Mapping[str, float], int]]] = {}
+    for call, metrics, weight in everyone:
+        by_call.setdefault(call, []).append((metrics, weight))
+    return [GivenMetrics(PluginCall(call), _weighted_means(of_ranks)) for call, of_ranks in by_call.items()]
+
+
+def _weighted_means(found: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
+    """Return the weighted mean of each metric over those that have it, given the metrics and weight of each."""
     names = dict.fromkeys(name for metrics, _ in found for name in metrics)
     means = {}
     for name in names:

@@ -8,11 +8,11 @@ import json
 import pytest
 from judge_server import Reply, chat, judge_server, said
 
-from rlplug.config_checks import check_group_rewards
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Reward
 from rlplug.rewards import BestOfGroup, ExactMatch, PairwiseJudge, RewardRunner
 from rlplug.rewards.judges.comparisons import orders_of, pairs_of
+from rlplug.setup.checks.training import check_group_rewards
 from rlplug.training.validation.config import ValidationConfig
 from rlplug.types import RewardError
 

@@ -16,7 +16,6 @@ from rlplug_algos.corrections import Correction
 from rlplug_algos.grpo import GRPO
 from virtual_world import run_case
 
-from rlplug.config_checks import check_partial_rollout
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import EngineCapabilities, EngineFault
 from rlplug.models.forward import policy_forward
@@ -26,6 +25,7 @@ from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.rollout.partial.background import BackgroundGeneration
 from rlplug.rollout.partial.state import PartialRolloutState
+from rlplug.setup.checks.engine import check_partial_rollout
 from rlplug.types import Completion, Prompt, SamplingParams, StepBatch
 
 PROMPTS = [Prompt(uid=str(number), token_ids=(3, 4 + number % 6), text="") for number in range(30)]

@@ -7,7 +7,9 @@ import math
 import numpy
 import pytest
 
-from rlplug.training.samples.metrics import mean_over_ranks, rollout_metrics
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.checks.hooks import GivenMetrics
+from rlplug.training.samples.metrics import means_over_ranks, rollout_metrics
 from rlplug.training.samples.table import sample_table
 from rlplug.types import Prompt, RewardError, Rollout, Sample
 
@@ -84,5 +86,7 @@ def test_a_reward_that_always_failed_has_no_mean():
 
 
 def test_a_metric_of_ranks_is_the_mean_over_their_samples():
-    found = [({"a": 1.0, "b": 5.0}, 3), ({}, 0), ({"a": 3.0}, 1)]
-    assert mean_over_ranks(found) == {"a": 1.5, "b": 5.0}
+    """A call that gave no metric on a rank takes no part there; the names stay those of their calls."""
+    others = [("p", {"a": 3.0}, 1), ("q", {"a": 7.0}, 1)]
+    means = means_over_ranks([GivenMetrics(PluginCall("p"), {"a": 1.0, "b": 5.0})], 3, lambda mine: mine + others)
+    assert [(str(given.call), dict(given)) for given in means] == [("p", {"a": 1.5, "b": 5.0}), ("q", {"a": 7.0})]

@@ -12,7 +12,7 @@ from unit.training.memory_plan.memory_cases import EAGER, FUSED, LLAMA, make_eng
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ActivationTraits, Optimization
-from rlplug.memory_inputs import optimizer_state_bytes, traits_of
+from rlplug.setup.memory_inputs import optimizer_state_bytes, traits_of
 from rlplug.training.memory_plan.decisions import decide, shortfall
 from rlplug.training.memory_plan.inputs import GPU, MemoryInputs, ModelInputs
 from rlplug.training.memory_plan.plan import MemoryPlan

@@ -15,10 +15,10 @@ from unit.training.memory_plan.memory_cases import make_engine, make_facts
 from rlplug.config import MemoryConfig, RunConfig
 from rlplug.errors import ConfigError
 from rlplug.interfaces import EngineMemoryRequest, PolicySpec
-from rlplug.memory_inputs import traits_of
 from rlplug.models.config import ModelConfig
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.setup import fullest_gpu, make_optimizers, refuse_shortfall, take_optimizer_options
+from rlplug.setup.memory_inputs import traits_of
+from rlplug.setup.planning import fullest_gpu, refuse_shortfall
 from rlplug.training.memory_plan.decisions import Decisions, decide
 from rlplug.training.memory_plan.inputs import GPU
 from rlplug.types import GIB
@@ -30,7 +30,7 @@ def settle(*free_gib: float) -> Decisions:
     """Decide on ranks whose GPUs of 139.8 GiB have so much free: 1.7B and an engine that takes a tenth of an H200."""
     ranks = [(int(139.8 * GIB), int(free * GIB)) for free in free_gib]
     strategy = SimpleNamespace(root_device=torch.device("cuda", 0), gather=lambda mine: [*mine, *ranks[1:]])
-    with mock.patch("rlplug.setup.total_and_free", return_value=ranks[0]):
+    with mock.patch("rlplug.setup.planning.total_and_free", return_value=ranks[0]):
         gpu = fullest_gpu(strategy)  # type: ignore[arg-type]
 
     def inputs_with(optimizations):  # type: ignore[no-untyped-def]
@@ -83,68 +83,3 @@ def test_transformers_keeps_its_copy_and_frees_its_cache() -> None:
     assert memory.kv_cache == 16 * 100 * 1000
     assert not memory.can_sleep
     assert HFRollout(max_batch_size=256).plan_memory(spec, needs).kv_cache == 64 * 100 * 1000
-
-
-def adamw(parameters, **options):
-    return torch.optim.AdamW(parameters, **({"lr": 0.1, "weight_decay": 0.0} | options))
-
-
-SCHEDULES = {
-    "none": None,
-    "cosine": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20, eta_min=0.01),
-    "longer": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40, eta_min=0.02),
-    "lambda": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
-    "exponential": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
-    "one cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=20),
-    "warm-up": lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
-        optimizer,
-        [
-            torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=4),
-            torch.optim.lr_scheduler.StepLR(optimizer, 2),
-        ],
-        milestones=[4],
-    ),
-}
-
-
-@pytest.mark.parametrize("new", SCHEDULES)
-@pytest.mark.parametrize("old", ["none", "cosine", "warm-up"])
-@pytest.mark.parametrize("critic", [False, True])
-def test_a_resumed_optimizer_takes_new_options_as_if_it_had_always_had_them(old, new, critic):
-    """It catches an option that the restored state overrides, such as the learning rate."""
-    policy = torch.nn.Linear(2, 2)
-    models = SimpleNamespace(policy=policy, critic=torch.nn.Linear(1, 1) if critic else None)
-
-    def config(schedule, **options):
-        of_critic = SimpleNamespace(make_optimizer=adamw, lr_scheduler=SCHEDULES["cosine"])
-        return SimpleNamespace(
-            optimizer=lambda parameters: adamw(parameters, **options),
-            lr_scheduler=SCHEDULES[schedule],
-            critic=of_critic if critic else None,
-        )
-
-    def take_step(optimizer, scheduler):
-        policy(torch.ones(2)).sum().backward()
-        used = {name: value for name, value in optimizer.param_groups[0].items() if not name.startswith("param")}
-        optimizer.step()
-        if scheduler is not None:
-            scheduler.step()
-        return used
-
-    optimizers, schedulers = make_optimizers(config(old), models)
-    for _ in range(6):
-        take_step(optimizers[0], schedulers[0])
-    moments = {name: value.clone() for name, value in optimizers[0].state[policy.weight].items()}
-    saved = optimizers[0].state_dict()
-    changed = config(new, lr=0.02, betas=(0.5, 0.6), weight_decay=0.3)
-    optimizers, schedulers = make_optimizers(changed, models)
-    optimizers[0].load_state_dict(saved)
-
-    take_optimizer_options(changed, models, optimizers, schedulers, [6, 8][: len(optimizers)])
-
-    assert all(torch.equal(optimizers[0].state[policy.weight][name], moments[name]) for name in moments)
-    always = make_optimizers(changed, models)
-    expected = [take_step(always[0][0], always[1][0]) for _ in range(10)]
-    assert [take_step(optimizers[0], schedulers[0]) for _ in range(4)] == expected[6:]
-    if critic:
-        assert schedulers[1].last_epoch == 8

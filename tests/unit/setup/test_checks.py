@@ -9,15 +9,6 @@ import torch
 from capable_engines import ServesAdapters
 
 from rlplug.config import Limits, MemoryConfig, RunConfig
-from rlplug.config_checks import (
-    check_algorithm,
-    check_engine,
-    check_optimizations,
-    check_streamed_prompts,
-    check_streaming,
-    check_trainer,
-    check_validation,
-)
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Algorithm, Effect, EngineCapabilities, Needs, Optimization, TrainerClaims
 from rlplug.models.config import ModelConfig
@@ -26,6 +17,10 @@ from rlplug.models.lora.config import LoRAConfig
 from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.rollout.config import PartialRollout
 from rlplug.rollout.hf_engine import HFRollout
+from rlplug.setup.checks.engine import check_engine
+from rlplug.setup.checks.streaming import check_streamed_prompts, check_streaming
+from rlplug.setup.checks.trainer import check_optimizations, check_trainer
+from rlplug.setup.checks.training import check_algorithm, check_validation
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
 from rlplug.training.validation.config import ValidationConfig
 from rlplug.types import MeshSizes

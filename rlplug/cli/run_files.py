@@ -1,0 +1,48 @@
+"""Files that a run writes into its folder, row by row, and how a resumed run cuts them back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from rlplug.distributed.checkpoint_files import set_aside_after
+from rlplug.distributed.durable_files import cut_back_lines
+from rlplug.observability.metrics_csv import MetricsCSV
+from rlplug.observability.sample_records import is_trained
+from rlplug.observability.token_log.files import FOLDER as TOKENS
+from rlplug.observability.token_log.files import cut_back as cut_back_tokens
+from rlplug.rollout.partial.replay import FILE as GROUPS
+from rlplug.training.validation.config import ValidationConfig
+
+METRICS: Final = "metrics.csv"
+SAMPLES: Final = "samples.jsonl"
+REWARD_ERRORS: Final = "reward_errors.jsonl"
+
+
+def cut_back(
+    folder: Path, metrics: MetricsCSV, step: int, validation: ValidationConfig, writes_samples: bool
+) -> list[str]:
+    """Remove what the run wrote after ``step`` and will write again; return lines that say what is lost.
+
+    Args:
+        folder: The run's.
+        metrics: Its ``metrics.csv``.
+        step: Step of the checkpoint.
+        validation: When there is a validation; one beside the training is repeated, where it is of ``step``.
+        writes_samples: Whether the run writes samples of its steps.
+    """
+    begins = validation.beside_training and validation.is_due(step)
+
+    def is_repeated(record: dict[str, Any]) -> bool:
+        return begins and record["step"] == step and record.get("phase") == "validate"
+
+    said = []
+    aside = set_aside_after(folder, step, [METRICS, SAMPLES, REWARD_ERRORS, GROUPS])
+    if aside is not None:
+        said.append(f"the checkpoints after step {step} are now in {aside}, with copies of their rows")
+    last = step or -1  # the validation before the first step is repeated
+    said += metrics.cut_back(last)
+    said += cut_back_lines(folder / GROUPS, last)
+    said += cut_back_tokens(folder / TOKENS, last, aside)
+    said += cut_back_lines(folder / SAMPLES, last, is_trained if writes_samples else None, is_repeated)
+    return said + cut_back_lines(folder / REWARD_ERRORS, last)

@@ -1,0 +1,140 @@
+"""The models of a run, their optimizers, and the update that trains them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from rlplug.config import RunConfig
+from rlplug.distributed.strategy import RLFSDP2Strategy
+from rlplug.interfaces.optimization import Effect
+from rlplug.models.build import Models, build_critic, build_policy, build_reference
+from rlplug.models.lora.adapters import WithoutAdapters
+from rlplug.plugin_manager import plugins
+from rlplug.rewards import start_rewards
+from rlplug.setup.checks.trainer import check_trainer
+from rlplug.setup.inputs import RunInputs
+from rlplug.setup.planning import RunPlan
+from rlplug.training.actor_critic import ActorCritic, TrainableModel
+from rlplug.training.forward_backward import MicroBatchRunner
+from rlplug.training.samples.token_capture import TokenCapture
+from rlplug.training.trainer_record import adapter_record, check_records
+from rlplug.training.update import PolicyUpdate
+from rlplug.weight_sync.fp8_layers import describe
+from rlplug.weight_sync.manifest import adapters_line
+
+
+def build_models(
+    models: Models, config: RunConfig, inputs: RunInputs, plan: RunPlan | None, strategy: RLFSDP2Strategy
+) -> None:
+    """Build the models that are missing: those of training with ``plan``, the policy alone without.
+
+    A validation before the training has built the policy already.
+    """
+    trainer = config.model_trainer
+    if plan is None:
+        check_trainer(config, strategy.mesh_sizes(strategy.world_size))
+    optimizations = config.optimizations if plan is None else plan.optimizations
+    if models.policy is None:
+        models.policy, effects = build_policy(
+            config.policy, optimizations, strategy, trainer, config.router_replay, config.lora
+        )
+        models.effects += effects
+        models.effects += () if plan is None or plan.memory is None else plan.memory.left_out
+        models.effects += () if inputs.spec.fp8 is None else (Effect(describe(inputs.spec.fp8)),)
+        if inputs.spec.adapters is not None:
+            models.effects += (Effect(adapters_line(inputs.spec, type(config.engine).__name__)),)
+        models.adapters = adapter_record(models.policy, strategy.gather)
+        notes = [*inputs.notes, *start_rewards(config.rewards, strategy.root_device)]
+        models.effects += [Effect(note) for note in notes]
+    strategy.accept_checkpoint = partial(check_records, trainer, models.adapters)
+    if plan is None:
+        return
+    if config.reference_is_policy and models.reference is None:
+        models.set_reference(WithoutAdapters(models.policy))
+        models.effects += [Effect("reference: the policy without its adapters")]
+    if config.algorithm.needs.reference_policy and models.reference is None:
+        reference, effects = build_reference(config.reference, config.policy, optimizations, strategy, trainer)
+        models.set_reference(reference)
+        models.effects += effects
+    if config.critic is not None and models.critic is None:
+        models.critic, effects = build_critic(
+            config.critic, models.policy, config.policy, optimizations, strategy, trainer
+        )
+        models.effects += effects
+
+
+def make_optimizers(config: RunConfig, models: Models) -> tuple[list[Any], list[Any]]:
+    """Return the optimizers and their schedulers (``None`` for a constant rate): the policy's, then the critic's."""
+    assert models.policy is not None
+    trained = [(name, weight) for name, weight in models.policy.named_parameters() if weight.requires_grad]
+    optimizers = [config.optimizer(trained)]
+    make_schedulers = [config.lr_scheduler]
+    if config.critic is not None and models.critic is not None:
+        optimizers.append(config.critic.make_optimizer(models.critic.named_parameters()))
+        make_schedulers.append(config.critic.lr_scheduler)
+    pairs = zip(make_schedulers, optimizers, strict=True)
+    return optimizers, [None if make is None else make(optimizer) for make, optimizer in pairs]
+
+
+def take_optimizer_options(
+    config: RunConfig, models: Models, optimizers: Sequence[Any], schedulers: Sequence[Any], num_steps: Sequence[int]
+) -> None:
+    """Give resumed optimizers and schedulers the options of a changed configuration; their state stays.
+
+    Args:
+        config: Options of the run.
+        models: Policy and critic.
+        optimizers: The policy's, then the critic's, as restored.
+        schedulers: Theirs; ``None`` for a constant rate.
+        num_steps: RL steps that each has taken, after which a new schedule gives the rate.
+    """
+    for optimizer, scheduler, new, new_scheduler, steps in zip(
+        optimizers, schedulers, *make_optimizers(config, models), num_steps, strict=True
+    ):
+        if new_scheduler is not None:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*before.*optimizer.step")
+                for _ in range(steps):
+                    new_scheduler.step()
+            scheduler.load_state_dict(new_scheduler.state_dict())
+        for group, new_group in zip(optimizer.param_groups, new.param_groups, strict=True):
+            parameters = group["params"]
+            group.clear()
+            group.update(new_group | {"params": parameters})
+
+
+def make_update(
+    config: RunConfig,
+    plan: RunPlan,
+    models: Models,
+    strategy: RLFSDP2Strategy,
+    optimizers: Sequence[Any],
+    schedulers: Sequence[Any],
+    backward: Callable[[Any], None],
+    capture: TokenCapture | None,
+) -> PolicyUpdate:
+    """Join models with their optimizers and schedulers, the policy's first, into what updates them."""
+    assert models.policy is not None
+    policy = TrainableModel("policy", models.policy, optimizers[0], schedulers[0], config.limits.max_grad_norm)
+    critic = None
+    if config.critic is not None:
+        assert models.critic is not None
+        critic = TrainableModel("critic", models.critic, optimizers[1], schedulers[1], config.critic.max_grad_norm)
+    return PolicyUpdate(
+        models=ActorCritic(
+            policy=policy,
+            critic=critic,
+            critic_config=config.critic,
+            reference=models.reference,
+            algorithm=config.algorithm,
+            sampling=config.sampling,
+            hook=plugins().hook,
+        ),
+        runner=MicroBatchRunner(plan.batch, strategy, capture),
+        backward=backward,
+        skip_nonfinite=config.limits.on_nonfinite == "skip",
+        seed=config.seed,
+    )

@@ -1,0 +1,1 @@
+"""Checks that the parts of a run agree, made before anything is loaded."""

@@ -1,0 +1,84 @@
+"""Checks that the engine can do what the run asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rlplug.config import RunConfig
+from rlplug.errors import ConfigError
+from rlplug.interfaces.algorithm import Algorithm
+from rlplug.interfaces.rollout import RolloutEngine, require_capability
+from rlplug.rollout.config import PartialRollout, TurnOptions
+from rlplug.types import SamplingParams
+
+
+def check_engine(config: RunConfig, engines: Iterable[type], is_here: bool = True) -> None:
+    """Refuse an engine that cannot do what the run asks of it.
+
+    Args:
+        config: Options of the run.
+        engines: The registered classes, among which messages name those that can.
+        is_here: False for an engine that will run on another machine. Whether it can sleep, or take FP8, may depend on
+            the device, and is not known here.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    engine, algorithm = config.engine, config.algorithm
+    if config.environment is None and config.turns != TurnOptions():
+        raise ConfigError("model.turns is set, and model.environment is not: name an environment, or remove it.")
+    if config.memory.sleep_between_rollouts is True and is_here:
+        require_capability(engine, "sleep", "model.memory.sleep_between_rollouts", engines)
+    if algorithm.needs.rollout_logprobs:
+        key = f"model.algorithm.init_args.correction ({type(algorithm).__name__})"
+        require_capability(engine, "logprobs", key, engines)
+    if config.limits.mismatch_gate is not None and not engine.capabilities.logprobs:
+        raise ConfigError(
+            f"{type(engine).__name__} returns no logprobs, so its mismatch with the trainer cannot be measured. Set "
+            "model.limits.mismatch_gate to null to run without that check."
+        )
+    if config.weight_sync.dtype is not None:
+        for capability in ("fp8_refit", "logprobs") if is_here else ("logprobs",):
+            require_capability(engine, capability, "model.weight_sync.dtype", engines)
+    if config.lora is not None and config.lora.sync == "adapters":
+        instead = "Or set model.lora.sync to merged."
+        require_capability(engine, "adapters", "model.lora.sync: adapters", engines, instead)
+        if config.weight_sync.dtype is not None:
+            raise ConfigError(
+                "model.lora.sync is adapters, and model.weight_sync.dtype asks for FP8: nobody has tried adapters "
+                "beside weights in FP8. Set model.lora.sync to merged, or model.weight_sync.dtype to null."
+            )
+    if config.router_replay:
+        require_capability(engine, "routed_experts", "model.router_replay", engines)
+    if config.partial_rollout is not None:
+        check_partial_rollout(config.partial_rollout, config.sampling, algorithm, engine, engines)
+
+
+def check_partial_rollout(
+    options: PartialRollout,
+    sampling: SamplingParams,
+    algorithm: Algorithm,
+    engine: RolloutEngine,
+    engines: Iterable[type],
+) -> None:
+    """Refuse a partial rollout that nothing would correct for, or that the engine cannot interrupt.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    if not (options.streams or algorithm.needs.rollout_logprobs):
+        raise ConfigError(
+            f"model.partial_rollout trains on tokens of former policies, and {type(algorithm).__name__} does not "
+            "correct for that: set its init_args.correction, or remove model.partial_rollout."
+        )
+    for option in ("asynchronous", "over_provisioning", "max_seconds_per_step", "trajectory_deadline_s"):
+        if getattr(options, option):
+            require_capability(engine, "streaming", f"model.partial_rollout.{option}", engines)
+    if options.asynchronous:
+        require_capability(engine, "disaggregated", "model.partial_rollout.asynchronous", engines)
+    tokens = options.max_tokens_per_step
+    if tokens is not None and tokens >= sampling.max_new_tokens:
+        raise ConfigError(
+            f"model.partial_rollout.max_tokens_per_step is {tokens}, and no trajectory gets more than "
+            f"model.sampling.max_new_tokens {sampling.max_new_tokens}: give less, or remove it."
+        )

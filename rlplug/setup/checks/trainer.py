@@ -1,0 +1,93 @@
+"""Checks of the trainer's claims, of optimizers, and of optimizations that do not go together."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from rlplug.config import RunConfig
+from rlplug.errors import ConfigError
+from rlplug.interfaces.optimization import Optimization
+from rlplug.training.optimizer_checks import try_optimizer
+from rlplug.types import MeshSizes
+
+
+def check_trainer(config: RunConfig, mesh: MeshSizes) -> None:
+    """Refuse a run that needs more than its trainer claims, and models that the trainer cannot build.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    trainer, name = config.model_trainer, type(config.model_trainer).__name__
+    claims, instead = trainer.claims, "or remove model.trainer to train the models of transformers"
+    for axis in ("replicate", "sequence", "tensor"):
+        if getattr(mesh, axis) > 1 and axis not in claims.axes:
+            raise ConfigError(
+                f"trainer.strategy.init_args.{axis} is {getattr(mesh, axis)}, which {name} does not support: set it to "
+                f"1, {instead}."
+            )
+    if config.router_replay and not claims.router_replay:
+        raise ConfigError(f"model.router_replay is true, and {name} cannot replay experts: remove it, {instead}.")
+    if config.lora is not None and not claims.lora:
+        raise ConfigError(f"model.lora is set, and {name} has no adapters: remove it, {instead}.")
+    if config.lora is not None and mesh.tensor > 1:
+        raise ConfigError(
+            f"model.lora is set, and trainer.strategy.init_args.tensor is {mesh.tensor}: adapters are not split over "
+            "the tensor axis. Set it to 1; FSDP shards over the same ranks."
+        )
+    if config.critic is not None and not claims.critic:
+        raise ConfigError(f"model.critic is set, and {name} trains no critic: remove it, {instead}.")
+    for optimization in (type(optimization).__name__ for optimization in config.optimizations):
+        if claims.optimizations is not None and optimization not in claims.optimizations:
+            known = ", ".join(sorted(claims.optimizations)) or "none"
+            raise ConfigError(
+                f"model.optimizations has {optimization}, which does not work on the models of {name}: remove it, "
+                f"{instead}. Those that work: {known}."
+            )
+        if optimization in claims.conflicts:
+            raise ConfigError(
+                f"model.optimizations has {optimization}, and {claims.conflicts[optimization]}: remove one of the two."
+            )
+    trunk = None if config.critic is None else config.critic.trunk
+    models = {"model.policy": config.policy, "model.reference": config.reference, "model.critic.trunk": trunk}
+    for key, model in models.items():
+        if model is None:
+            continue
+        if claims.attention is not None and model.attn_implementation not in claims.attention:
+            raise ConfigError(
+                f"{key}.attn_implementation is {model.attn_implementation!r}, which {name} does not have: give "
+                f"{' or '.join(sorted(claims.attention))}."
+            )
+        trainer.check(model, key, mesh)
+
+
+def check_optimizers(config: RunConfig, mesh: DeviceMesh, device: torch.device) -> None:
+    """Try the optimizers and schedulers of policy and critic on a tiny model.
+
+    Raises:
+        ConfigError: One of them refuses its options; the message names the key and the reason.
+    """
+    try_optimizer("model.", config.optimizer, config.lr_scheduler, mesh, device)
+    if config.critic is not None and config.critic.optimizer is not None:
+        try_optimizer("model.critic.", config.critic.optimizer, config.critic.lr_scheduler, mesh, device)
+
+
+def check_optimizations(optimizations: Sequence[Optimization]) -> None:
+    """Refuse an optimization that is enabled twice, and a pair that does not go together.
+
+    Raises:
+        ConfigError: The message names both and the reason.
+    """
+    classes = [type(optimization) for optimization in optimizations]
+    for first, second in itertools.combinations(classes, 2):
+        if first is second:
+            raise ConfigError(f"model.optimizations has {first.__name__} twice: remove one.")
+        reason = first.conflicts.get(second.__name__) or second.conflicts.get(first.__name__)
+        if reason is not None:
+            raise ConfigError(
+                f"model.optimizations has {first.__name__} and {second.__name__}, which do not go together: {reason}. "
+                "Remove one of the two."
+            )

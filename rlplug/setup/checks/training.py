@@ -1,0 +1,194 @@
+"""Checks that algorithm, critic, rewards, validation and batch of a training run agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from rlplug.config import RunConfig
+from rlplug.errors import ConfigError
+from rlplug.interfaces.algorithm import Algorithm
+from rlplug.interfaces.reward import Reward
+from rlplug.interfaces.trainer import ModelConfig
+from rlplug.models.config import MakeTokenizer, require_same_tokens
+from rlplug.models.critic import CriticConfig
+from rlplug.models.hf_files import read_config
+from rlplug.models.packing_checks import check_long_sequences
+from rlplug.training.batch_plan import BatchPlan
+from rlplug.training.validation.config import ValidationConfig
+from rlplug.types import SamplingParams
+
+
+def check_training(
+    config: RunConfig,
+    batch: BatchPlan,
+    total_steps: int,
+    longest: int,
+    sequence_size: int,
+    tokenizer: PreTrainedTokenizerBase,
+    make_tokenizer: MakeTokenizer,
+    has_val_prompts: bool,
+) -> None:
+    """Check that the parts of a training run agree.
+
+    Args:
+        config: Options of the run.
+        batch: Sizes of the run.
+        total_steps: RL steps of the run.
+        longest: Tokens of the longest possible sequence.
+        sequence_size: Ranks that share a row.
+        tokenizer: The policy's.
+        make_tokenizer: Makes those of other models.
+        has_val_prompts: Whether there are held-out prompts.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    check_sampling(config.sampling, config.validation, has_val_prompts)
+    check_validation(config)
+    check_max_grad_norm(config.limits.max_grad_norm, "model.limits.max_grad_norm")
+    check_group_rewards(config.rewards, batch.group_size, config.validation, has_val_prompts)
+    check_algorithm(config.algorithm, batch, config.critic, config.reference, total_steps)
+    trunk = None if config.critic is None else config.critic.trunk
+    models = {"policy": config.policy, "reference": config.reference, "critic.trunk": trunk}
+    check_models(models, tokenizer, make_tokenizer, longest, sequence_size)
+
+
+def check_sampling(sampling: SamplingParams, validation: ValidationConfig, has_val_prompts: bool) -> None:
+    """Refuse greedy training, and validation without prompts.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    if sampling.is_greedy:
+        raise ConfigError(
+            "model.sampling.temperature is 0: completions of a prompt would all be the same, and nothing could be "
+            "learned from comparing them. Set it to 1."
+        )
+    if not has_val_prompts and (validation.at_start or validation.every_n_steps):
+        raise ConfigError(
+            "model.validation asks for validation, and data.val is not set: name a source of held-out prompts there, "
+            "or set model.validation.every_n_steps to null and at_start to false."
+        )
+
+
+def check_validation(config: RunConfig) -> None:
+    """Refuse a validation beside the training where nothing is generated beside it.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    if not config.validation.beside_training:
+        return
+    partial, instead = config.partial_rollout, "or set model.validation.beside_training to false"
+    if partial is None or not partial.asynchronous:
+        raise ConfigError(
+            "model.validation.beside_training is true, and generation and update take turns: set "
+            f"model.partial_rollout.asynchronous to true, with an engine on GPUs of its own, {instead}."
+        )
+    if partial.streams:
+        raise ConfigError(
+            "model.validation.beside_training is true, and model.partial_rollout.max_staleness is 0, so nothing is "
+            f"generated while the weights change: set max_staleness to 1 or more, {instead}."
+        )
+
+
+def check_group_rewards(
+    rewards: Sequence[Reward], group_size: int, validation: ValidationConfig, has_val_prompts: bool
+) -> None:
+    """Refuse rewards that compare the samples of a prompt where a prompt has one sample.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    comparing = [reward for reward in rewards if reward.compares_group]
+    if comparing and group_size < 2:
+        raise ConfigError(
+            f"model.rewards: reward {comparing[0].name!r} compares the completions of a prompt, and "
+            f"model.batch.group_size is {group_size}: give at least 2."
+        )
+    validates = has_val_prompts and (validation.at_start or validation.every_n_steps)
+    if comparing and validates and validation.num_samples < 2:
+        raise ConfigError(
+            f"model.rewards: reward {comparing[0].name!r} compares the completions of a prompt, and "
+            "model.validation.num_samples is 1: give at least 2 with a temperature above 0, or switch validation off "
+            "(at_start: false, every_n_steps: null)."
+        )
+
+
+def check_max_grad_norm(max_grad_norm: float | None, key: str) -> None:
+    """Refuse a limit that would leave no gradient.
+
+    Raises:
+        ConfigError: The message names ``key`` and the fix.
+    """
+    if max_grad_norm is not None and not max_grad_norm > 0:
+        raise ConfigError(f"{key} is {max_grad_norm}: give a positive number, or null to clip nothing.")
+
+
+def check_algorithm(
+    algorithm: Algorithm,
+    plan: BatchPlan,
+    critic: CriticConfig | None,
+    reference: ModelConfig | None,
+    num_steps: int,
+) -> None:
+    """Refuse a run that lacks what the algorithm needs, or configures what it does not use.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    name, needs = type(algorithm).__name__, algorithm.needs
+    if needs.groups and plan.group_size < 2:
+        raise ConfigError(
+            f"{name} compares the completions of a prompt, and model.batch.group_size is {plan.group_size}: give at "
+            "least 2; 8 is usual."
+        )
+    if needs.critic and critic is None:
+        raise ConfigError(f"{name} needs a critic: set model.critic; `critic: {{}}` takes every default.")
+    if needs.critic and type(algorithm).value_loss is Algorithm.value_loss:
+        raise ConfigError(f"{name} needs a critic and does not say how it learns: its class lacks value_loss.")
+    if critic is not None and not needs.critic:
+        raise ConfigError(f"{name} uses no critic: remove model.critic, or take an algorithm that does, such as PPO.")
+    if critic is not None and critic.warmup_steps >= num_steps:
+        raise ConfigError(
+            f"model.critic.warmup_steps is {critic.warmup_steps} and the run has {num_steps} steps: the policy would "
+            "never train. Lower it, or raise model.num_steps."
+        )
+    if critic is not None:
+        check_max_grad_norm(critic.max_grad_norm, "model.critic.max_grad_norm")
+    if reference is not None and not needs.reference_policy:
+        raise ConfigError(
+            f"{name} would not use model.reference as it is configured: remove it, or give the algorithm a "
+            "kl_coefficient above 0."
+        )
+
+
+def check_models(
+    models: Mapping[str, ModelConfig | None],
+    tokenizer: PreTrainedTokenizerBase,
+    make_tokenizer: MakeTokenizer,
+    longest: int,
+    sequence_size: int,
+) -> None:
+    """Refuse models that cannot be trained on the run's sequences, or beside the policy on its tokens.
+
+    Args:
+        models: By key below ``model``, with the policy; what is not configured is ``None``.
+        tokenizer: The policy's.
+        make_tokenizer: Makes those of the others.
+        longest: Tokens of the longest possible sequence.
+        sequence_size: Ranks that share a row.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    for name, config in models.items():
+        if config is None:
+            continue
+        key = f"model.{name}"
+        if name != "policy":
+            require_same_tokens(config, key, tokenizer, make_tokenizer)
+        text_config = read_config(config.path, key).get_text_config()
+        check_long_sequences(text_config, config.attn_implementation, key, longest, sequence_size)

@@ -1,0 +1,136 @@
+"""The plan of a run: its sizes, steps, optimizations and memory, decided before a weight is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from lightning.pytorch.utilities import rank_zero_warn
+
+from rlplug.config import RunConfig
+from rlplug.data.datamodule import PromptDataModule
+from rlplug.distributed.strategy import RLFSDP2Strategy
+from rlplug.interfaces.algorithm import RunInfo
+from rlplug.interfaces.optimization import Optimization
+from rlplug.models.hf_files import read_config
+from rlplug.models.shape import attention_cost
+from rlplug.plugin_manager import CORE, plugins
+from rlplug.setup.checks.streaming import check_streamed_prompts, check_streaming
+from rlplug.setup.checks.trainer import check_optimizers, check_trainer
+from rlplug.setup.checks.training import check_training
+from rlplug.setup.inputs import RunInputs, check_rollout
+from rlplug.setup.memory_inputs import PlannedRun
+from rlplug.training.batch_plan import BatchPlan
+from rlplug.training.memory_plan.decisions import Decisions, shortfall
+from rlplug.training.memory_plan.inputs import GPU, total_and_free
+from rlplug.types import MeshSizes
+
+UNCORRECTED: Final = (
+    "model.weight_sync sends weights in FP8, so completions are drawn from a policy that is not quite the trainer's, "
+    "and {name} does not correct for that: set its init_args.correction, or watch mismatch/kl."
+)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A training run as it will be, decided before a weight is loaded."""
+
+    mesh: MeshSizes
+    longest: int
+    """Tokens of the longest possible prompt and completion."""
+    batch: BatchPlan
+    total_steps: int
+    optimizations: tuple[Optimization, ...]
+    """Configured optimizations, without those that the memory plan could leave out."""
+    sleeps: bool
+    """Whether the engine sleeps between rollouts."""
+    memory: Decisions | None = None
+    """The memory plan of a run on GPUs, and what it decided."""
+
+
+def plan_run(
+    config: RunConfig,
+    inputs: RunInputs,
+    data: PromptDataModule,
+    strategy: RLFSDP2Strategy,
+    world_size: int,
+    gpu: GPU | None,
+) -> RunPlan:
+    """Check all that can be checked before anything is loaded, and decide sizes and memory.
+
+    Args:
+        config: Options of the run.
+        inputs: Facts about policy and environment, read from files.
+        data: Data module with the prompts.
+        strategy: Only its options are read: it need not be set up.
+        world_size: Ranks of the run.
+        gpu: The fullest GPU of the run; ``None`` without GPUs, where memory is not planned.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    check_rollout(config, inputs, engine_is_here=gpu is None or gpu.is_here)
+    mesh = strategy.mesh_sizes(world_size)
+    check_trainer(config, mesh)
+    longest = data.train_stream.longest_prompt + config.sampling.max_new_tokens
+    text_config = read_config(config.policy.path, "model.policy").get_text_config()
+    batch = BatchPlan(
+        config.batch,
+        mesh.world_size,
+        data_size=mesh.data_size,
+        sequence_size=mesh.sequence,
+        longest=longest,
+        quadratic_cost=attention_cost(text_config),
+    )
+    num_prompts = data.train_stream.num_prompts
+    check_streamed_prompts(config, num_prompts is None)
+    total_steps = config.num_steps or max(1, (num_prompts or 0) // batch.prompts_per_step)
+    hook = plugins().hook.rlplug_make_tokenizer
+    check_training(config, batch, total_steps, longest, mesh.sequence, inputs.tokenizer, hook, bool(data.val_prompts))
+    in_fp8 = inputs.spec.fp8 is not None
+    algorithm = config.algorithm
+    if config.partial_rollout is not None and config.partial_rollout.streams:
+        callers = plugins().call_order()["prepare_batch"]
+        check_streaming(algorithm, batch, [caller.plugin for caller in callers if caller.plugin != CORE])
+    max_new_tokens = config.sampling.max_new_tokens
+    algorithm.setup(RunInfo(batch.num_completions, batch.group_size, max_new_tokens, in_fp8, config.seed))
+    if in_fp8 and not algorithm.needs.rollout_logprobs:
+        rank_zero_warn(UNCORRECTED.format(name=type(algorithm).__name__))
+    sleeps = config.memory.sleep_between_rollouts is True
+    plan = RunPlan(mesh, longest, batch, total_steps, tuple(config.optimizations), sleeps)
+    if gpu is None:
+        return plan
+    memory = PlannedRun(config, inputs.spec, batch, strategy, mesh, longest).decide(gpu)
+    return replace(plan, memory=memory, sleeps=memory.plan.facts.sleeps, optimizations=memory.kept)
+
+
+def fullest_gpu(strategy: RLFSDP2Strategy) -> GPU | None:
+    """Return the GPU with the least memory to plan with of all ranks, so that they decide alike; ``None`` on CPUs."""
+    if strategy.root_device.type != "cuda":
+        return None
+    gpus = [GPU(*numbers) for numbers in strategy.gather([total_and_free(strategy.root_device)])]
+    return min(gpus, key=lambda gpu: gpu.capacity)
+
+
+def plan_fit(
+    config: RunConfig, inputs: RunInputs, data: PromptDataModule, strategy: RLFSDP2Strategy, world_size: int
+) -> RunPlan:
+    """Plan a run on the ranks of ``strategy``, which is set up, and refuse or warn when it does not fit.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    check_optimizers(config, strategy.mesh, strategy.root_device)
+    plan = plan_run(config, inputs, data, strategy, world_size, fullest_gpu(strategy))
+    if plan.memory is not None:
+        refuse_shortfall(config, plan.memory)
+    return plan
+
+
+def refuse_shortfall(config: RunConfig, memory: Decisions) -> None:
+    """Stop before anything is loaded when the memory plan does not fit, or warn, as ``model.memory`` says."""
+    problem = shortfall(memory.plan)
+    if problem is not None and config.memory.on_shortfall == "stop":
+        raise problem
+    if problem is not None:
+        rank_zero_warn(str(problem))
