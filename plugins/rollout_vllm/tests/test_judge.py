@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from vllm_api import KEY, vllm_api
+from vllm_api import KEY, SMOLLM2, vllm_api
 
 from rlplug.errors import ConfigError
 from rlplug.rewards import BestOfGroup, Judge, PairwiseJudge, RewardRunner
@@ -16,13 +16,12 @@ from rlplug.rewards.requests.limits import RequestLimits
 from rlplug.testing import make_sample
 
 pytestmark = pytest.mark.nightly
-MODEL = Path(__file__).parents[3] / "models/SmolLM2-135M-Instruct"
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     options = ["--max-model-len", "1024", "--max-num-seqs", "8", "--enforce-eager"]
-    with vllm_api(MODEL, "smollm2", tmp_path_factory.mktemp("vllm"), *options) as address:
+    with vllm_api(SMOLLM2, "smollm2", tmp_path_factory.mktemp("vllm"), *options) as address:
         yield f"{address}/v1"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
-from vllm_api import KEY, vllm_api
+from vllm_api import KEY, SMOLLM2, vllm_api
 
 from rlplug.errors import ConfigError
 from rlplug.rewards import RemoteRewardModel, RewardModel, RewardRunner
@@ -20,14 +20,13 @@ from rlplug.rewards.reward_model.endpoint import RewardEndpoint
 from rlplug.testing import make_sample
 
 pytestmark = pytest.mark.nightly
-TOKENIZER = Path(__file__).parents[3] / "models/SmolLM2-135M-Instruct"
 LONGEST = 256
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("reward-model")
-    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    tokenizer = AutoTokenizer.from_pretrained(SMOLLM2)
     tokenizer.save_pretrained(made)
     torch.manual_seed(0)
     config = LlamaConfig(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import subprocess
@@ -13,8 +14,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("`make test-vllm` installs vLLM", allow_module_level=True)
+
 START_S = 600
 KEY = "sk-of-this-test"
+SMOLLM2 = Path(os.environ.get("SMOLLM2") or Path(__file__).parents[3] / "models/SmolLM2-135M-Instruct")
+"""Folder of SmolLM2-135M-Instruct."""
 
 
 @contextmanager
