@@ -95,6 +95,7 @@ class RLCLI(LightningCLI):
     def before_fit(self) -> None:
         """Let a signal close what is started from now on."""
         end_at_once()
+        self.model.start_timer.begin("data")
 
     before_validate = before_fit
 

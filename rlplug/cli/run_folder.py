@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from email.parser import HeaderParser
 from importlib.metadata import distributions
@@ -44,6 +45,7 @@ from rlplug.observability.loggers.tensorboard import RunTensorBoard
 from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.observability.report.run_data import read_metrics
 from rlplug.observability.sample_records import first_of_ranks, is_trained, sample_record, write_records
+from rlplug.observability.start import Compilation, start_line
 from rlplug.observability.terminal import say
 from rlplug.observability.timeline import timeline_of
 from rlplug.observability.token_log.files import FOLDER as TOKENS
@@ -164,6 +166,7 @@ class RunFolder(Callback):
                 "memory_notes": [],
                 "prompts": trainer.datamodule.counts,  # type: ignore[attr-defined]
                 "effects": [],
+                "start": {},
                 "hook_costs": [],
                 "message": None,
             }
@@ -272,10 +275,24 @@ class RunFolder(Callback):
     ) -> None:
         self._log_samples(trainer, pl_module)
         module: Any = pl_module
+        if module.start_timer.is_running and module.rollout_step == module.step:  # no interrupt took the step back
+            self._end_start(trainer, module)
         schedule = None if module.partial_rollout is None else module.partial_rollout.schedule
         if trainer.is_global_zero and schedule is not None and schedule.taken and schedule.step == module.rollout_step:
             phases, engine = module.timer.pop_spans(), module.run.generator.pop_timeline()
             self._rows[GROUPS].append(schedule.line(timeline_of(phases, engine)))
+
+    def _end_start(self, trainer: Trainer, module: Any) -> None:
+        """Record how long the start took, up to the end of the first step, and say it."""
+        module.start_timer.end()
+        if trainer.is_global_zero:
+            seconds, compilation = module.start_timer.seconds, Compilation.so_far()
+            self._record["start"] = {
+                "seconds": {name: round(each, 2) for name, each in seconds.items()},
+                "compilation": {name: round(each, 2) for name, each in asdict(compilation).items()},
+            }
+            self._save_record()
+            say(start_line(seconds, module.newest_metrics, compilation), wraps=True)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._follow_engines(pl_module)
