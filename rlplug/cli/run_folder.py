@@ -35,6 +35,7 @@ from rlplug.distributed.durable_files import (
 )
 from rlplug.errors import ConfigError, RunError
 from rlplug.evaluation.card import write_card
+from rlplug.interfaces.optimization import Effect
 from rlplug.launch.plan import RUN_FOLDER_VARIABLE
 from rlplug.models.export import export_policy
 from rlplug.models.lora.files import export_adapter
@@ -86,6 +87,8 @@ class RunFolder(Callback):
             ``samples.jsonl`` the text: as many whole groups as fit, or else the first of a group. 0 writes none.
         token_every_n_steps: Steps from one with tokens to the next; the first step has some too.
         token_log_mib: Size of ``tokens/``, in MiB, beyond which its oldest steps are removed.
+        compile_cache: Folder that keeps what torch.compile, Triton and the engine compile, for later runs to load.
+            Environment variables such as ``TORCHINDUCTOR_CACHE_DIR`` win over it; ``null`` leaves all to the libraries.
     """
 
     def __init__(
@@ -97,12 +100,14 @@ class RunFolder(Callback):
         token_samples_per_step: int = 8,
         token_every_n_steps: int = 1,
         token_log_mib: int = 1024,
+        compile_cache: str | None = "~/.cache/rlplug/compile",
     ) -> None:
         self.dir = dir
         self.samples_per_step = samples_per_step
         self.token_samples_per_step = token_samples_per_step
         self.token_every_n_steps = token_every_n_steps
         self.token_log_mib = token_log_mib
+        self.compile_cache = compile_cache
         self.export_policy = export_policy
         self.report = report
         self.config_yaml: str | None = None
@@ -111,6 +116,8 @@ class RunFolder(Callback):
         """Path of the checkpoint from which the run resumes; the command line sets it."""
         self.changes = Changes({})
         """Keys that changed since that checkpoint; the command line sets them."""
+        self.cache_note: str | None = None
+        """Where compiled code is kept; the command line, which has set the variables, sets it."""
         self.path = Path()
         """The run's own folder, once it is chosen in ``setup``."""
         self._began = 0.0
@@ -249,6 +256,8 @@ class RunFolder(Callback):
         if memory is not None:
             self._record["memory_plan"] = memory_rows(memory.plan)
             self._record["memory_notes"] = memory_notes(memory)
+        if self.cache_note is not None:
+            module.models.effects += [Effect(self.cache_note)]
         self._record["effects"] = [effect.description for effect in module.models.effects]
         if self._is_accepted:
             self._save_record()
