@@ -33,6 +33,7 @@ from rlplug.interfaces.checks.process_state import watched
 from rlplug.models.build import Models
 from rlplug.models.lm_head import TokenLogprobs
 from rlplug.observability.phase_timer import PHASES_BEFORE_UPDATE, PhaseTimer
+from rlplug.observability.start import FIRST_STEP, StartTimer
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.partial.state import PartialRolloutState, load_partial_rollout
@@ -66,6 +67,7 @@ class RLModule(LightningModule):
         **options: Any,
     ) -> None:
         super().__init__()
+        self.start_timer = StartTimer()
         self.automatic_optimization = False
         config = self.config = RunConfig(optimizer=optimizer, **options)
         self.rewards = run_setup.make_rewards(config)
@@ -383,6 +385,7 @@ class RLModule(LightningModule):
 
     def setup(self, stage: str) -> None:
         """Check what can be checked before anything is loaded, and plan a training."""
+        self.start_timer.begin("checks")
         self.timer.device = self.strategy.root_device
         run_setup.check_machine(self.config, self.inputs, self.strategy)
         if stage != "fit":
@@ -394,6 +397,7 @@ class RLModule(LightningModule):
             self.partial_rollout.identify(self.config.seed, data, group_size, self._plan.total_steps)
 
     def configure_model(self) -> None:
+        self.start_timer.begin("models")
         plan = self._plan if self.trainer.state.fn == "fit" else None
         run_setup.build_models(self.models, self.config, self.inputs, plan, self.strategy)
 
@@ -422,8 +426,11 @@ class RLModule(LightningModule):
         freeze_gc()
         if self.rollout_step >= self.plan.total_steps:
             self.trainer.should_stop = True
-        elif self.rollout_step == 0 and (metrics := self.validate_if_due()):
-            self._log(metrics)
+        elif self.rollout_step == 0:
+            self.start_timer.begin("first validation")
+            if metrics := self.validate_if_due():
+                self._log(metrics)
+        self.start_timer.begin(FIRST_STEP)
 
     def on_validation_start(self) -> None:
         self._start_run()
@@ -440,6 +447,7 @@ class RLModule(LightningModule):
             self._run.generator.close()
 
     def _start_run(self) -> None:
+        self.start_timer.begin("engine start")
         end_at_once(self.global_rank)
         sleeps = self.config.memory.sleep_between_rollouts is True if self._plan is None else self._plan.sleeps
         models, data, strategy, optimizers = self.models, self.data, self.strategy, self.trainer.optimizers

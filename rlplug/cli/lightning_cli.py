@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from transformers.utils import logging as transformers_logging
 
+from rlplug.cli.compile_cache import use_compile_cache
 from rlplug.cli.config_files import check_config_files
 from rlplug.cli.environment_values import with_plain_texts, with_references
 from rlplug.cli.lightning_callbacks import LightningCallbacks
@@ -95,8 +96,15 @@ class RLCLI(LightningCLI):
     def before_fit(self) -> None:
         """Let a signal close what is started from now on."""
         end_at_once()
+        self.use_compile_cache()
+        self.model.start_timer.begin("data")
 
     before_validate = before_fit
+
+    def use_compile_cache(self) -> None:
+        """Keep what this process compiles where ``run.compile_cache`` says."""
+        run_folder: RunFolder = self._get(self.config_init, "run")
+        run_folder.cache_note = use_compile_cache(run_folder.compile_cache, self.model.config.engine)
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         """Make the trainer, with callbacks in the order in which a step needs them."""

@@ -96,6 +96,7 @@ LAUNCH_DESCRIPTION: Final = """start a run on one or many hosts, with engine ser
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status; errors print as one message unless ``--debug``."""
     exit_at_once()
+    is_process = arguments is None
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] in ([], ["-h"], ["--help"]):
         print(f"usage: rlplug [--debug] [--block PLUGIN] {{{','.join(COMMANDS)}}} ...\n\n{DESCRIPTION}")
@@ -106,8 +107,11 @@ def main(arguments: list[str] | None = None) -> int:
     debug = _take_flag(arguments, "--debug")
     if _command_of(arguments) == "doctor":
         return _doctor_command(arguments)  # before packages are imported that may be missing
+    from rlplug.observability.start import note_process_start
     from rlplug.observability.terminal import guarded, visible
 
+    if is_process:
+        note_process_start()
     with guarded():
         try:
             blocked = _take_values(arguments, "--block", "the name of a plugin")

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +30,7 @@ from rlplug.distributed.durable_files import (
 )
 from rlplug.errors import ConfigError, RunError
 from rlplug.evaluation.card import write_card
+from rlplug.interfaces.optimization import Effect
 from rlplug.launch.plan import RUN_FOLDER_VARIABLE
 from rlplug.models.export import export_policy
 from rlplug.models.lora.files import export_adapter
@@ -39,6 +41,7 @@ from rlplug.observability.loggers.tensorboard import RunTensorBoard
 from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.observability.report.run_data import read_metrics
 from rlplug.observability.sample_records import first_of_ranks, sample_record, write_records
+from rlplug.observability.start import Compilation, start_line
 from rlplug.observability.terminal import say
 from rlplug.observability.timeline import timeline_of
 from rlplug.observability.token_log.files import FOLDER as TOKENS
@@ -71,6 +74,8 @@ class RunFolder(Callback):
             ``samples.jsonl`` the text: as many whole groups as fit, or else the first of a group. 0 writes none.
         token_every_n_steps: Steps from one with tokens to the next; the first step has some too.
         token_log_mib: Size of ``tokens/``, in MiB, beyond which its oldest steps are removed.
+        compile_cache: Folder that keeps what torch.compile, Triton and the engine compile, for later runs to load.
+            Environment variables such as ``TORCHINDUCTOR_CACHE_DIR`` win over it; ``null`` leaves all to the libraries.
     """
 
     def __init__(
@@ -82,12 +87,14 @@ class RunFolder(Callback):
         token_samples_per_step: int = 8,
         token_every_n_steps: int = 1,
         token_log_mib: int = 1024,
+        compile_cache: str | None = "~/.cache/rlplug/compile",
     ) -> None:
         self.dir = dir
         self.samples_per_step = samples_per_step
         self.token_samples_per_step = token_samples_per_step
         self.token_every_n_steps = token_every_n_steps
         self.token_log_mib = token_log_mib
+        self.compile_cache = compile_cache
         self.export_policy = export_policy
         self.report = report
         self.config_yaml: str | None = None
@@ -96,6 +103,8 @@ class RunFolder(Callback):
         """Path of the checkpoint from which the run resumes; the command line sets it."""
         self.changes = Changes({})
         """Keys that changed since that checkpoint; the command line sets them."""
+        self.cache_note: str | None = None
+        """Where compiled code is kept; the command line, which has set the variables, sets it."""
         self.path = Path()
         """The run's own folder, once it is chosen in ``setup``."""
         self._began = 0.0
@@ -189,6 +198,8 @@ class RunFolder(Callback):
         self._began = time.monotonic()
         if self.config_yaml is not None:
             log_configuration(trainer.loggers, self.config_yaml)
+        if self.cache_note is not None:
+            module.models.effects += [Effect(self.cache_note)]
         self._record.add_plan(module)
         if self._is_accepted:
             self._record.write()
@@ -215,10 +226,24 @@ class RunFolder(Callback):
     ) -> None:
         self._log_samples(trainer, pl_module)
         module: Any = pl_module
+        if module.start_timer.is_running and module.rollout_step == module.step:  # no interrupt took the step back
+            self._end_start(trainer, module)
         schedule = None if module.partial_rollout is None else module.partial_rollout.schedule
         if trainer.is_global_zero and schedule is not None and schedule.taken and schedule.step == module.rollout_step:
             phases, engine = module.timer.pop_spans(), module.run.generator.pop_timeline()
             self._rows[GROUPS].append(schedule.line(timeline_of(phases, engine)))
+
+    def _end_start(self, trainer: Trainer, module: Any) -> None:
+        """Record how long the start took, up to the end of the first step, and say it."""
+        module.start_timer.end()
+        if trainer.is_global_zero:
+            seconds, compilation = module.start_timer.seconds, Compilation.so_far()
+            self._record.values["start"] = {
+                "seconds": {name: round(each, 2) for name, each in seconds.items()},
+                "compilation": {name: round(each, 2) for name, each in asdict(compilation).items()},
+            }
+            self._record.write()
+            say(start_line(seconds, module.newest_metrics, compilation), wraps=True)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._follow_engines(pl_module)

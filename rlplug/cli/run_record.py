@@ -47,6 +47,7 @@ class RunRecord:
             "memory_notes": [],
             "prompts": trainer.datamodule.counts,  # type: ignore[attr-defined]
             "effects": [],
+            "start": {},
             "hook_costs": [],
             "message": None,
         }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Literal, TypeAlias
+from types import MappingProxyType
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 
@@ -137,9 +138,14 @@ class RolloutEngine(ABC):
         is_stopping: Function that returns whether the run is told to stop, which the core sets; it is quick, and not
             collective. Then ``generate`` may end early: what is not complete has the tokens so far and the finish
             reason ``abort``.
+        compile_cache_variables: Environment variables with which the engine's library is told where to keep what it
+            compiles, and for each a folder below ``run.compile_cache``. The core sets those that are not set, for this
+            process and those that it starts, before ``prepare``.
     """
 
     capabilities: EngineCapabilities = EngineCapabilities()
+
+    compile_cache_variables: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     is_stopping: Callable[[], bool] = staticmethod(lambda: False)
 

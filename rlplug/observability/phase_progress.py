@@ -20,6 +20,33 @@ class PhaseState:
     unit: str
     num_tokens: int
     """Tokens generated so far."""
+    compiling_s: float | None = None
+    """Since torch.compile began, while it runs."""
+
+
+class CompileClock:
+    """Seconds in which torch.compile runs; it calls :meth:`begin` and :meth:`end`, with arguments that do not count."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._ended_s = 0.0
+
+    def begin(self, *_: object) -> None:
+        self._began = time.monotonic()
+
+    def end(self, *_: object) -> None:
+        self._ended_s, self._began = self.seconds, None
+
+    @property
+    def running_s(self) -> float | None:
+        """Seconds since it began; ``None`` while it does not run."""
+        began = self._began
+        return None if began is None else time.monotonic() - began
+
+    @property
+    def seconds(self) -> float:
+        """Sum of all that has run."""
+        return self._ended_s + (self.running_s or 0.0)
 
 
 class PhaseProgress:
@@ -30,6 +57,7 @@ class PhaseProgress:
     """
 
     def __init__(self) -> None:
+        self.compiling = CompileClock()
         self.begin("starting")
 
     def begin(self, name: str) -> None:
@@ -68,6 +96,7 @@ class PhaseProgress:
             self._total,
             self._unit,
             self._num_tokens + self._call_tokens,
+            self.compiling.running_s,
         )
 
 

@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar as Bar
 from rich.table import Table
 
 from rlplug.observability.phase_progress import PHASE_PROGRESS
+from rlplug.observability.start import watch_compilation
 from rlplug.observability.terminal import console, guarded, is_interactive, start_live, stop_live, styled
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ class RunProgress:
         self._seconds: deque[float] = deque(maxlen=NUM_TIMED)
         self._step_began = time.monotonic()
 
+    def begin_steps(self, total_steps: int, step: int) -> None:
+        """Take the numbers of a run, which are not known when its start begins."""
+        self.total_steps, self.step, self._step_began = total_steps, step, time.monotonic()
+
     def end_step(self, step: int, metrics: dict[str, float]) -> None:
         now = time.monotonic()
         self._seconds.append(now - self._step_began)
@@ -67,7 +72,7 @@ class RunProgress:
         phase = PHASE_PROGRESS.state
         count = "" if phase.total is None else f" {phase.num_done:,}/{phase.total:,} {phase.unit}"
         parts = [f"step {self.step}/{self.total_steps}"] if self.total_steps else []
-        parts += [f"{phase.name}{count}, {clock(phase.seconds)}", tokens_per_s(), self.left]
+        parts += [f"{phase.name}{count}, {clock(phase.seconds)}", compiling(), tokens_per_s(), self.left]
         return " | ".join(filter(None, parts))
 
 
@@ -75,7 +80,8 @@ class RLProgressBar(ProgressBar):
     """Progress of a run: steps, the current phase with what it has done, tokens a second, time left, main metrics.
 
     It is a live display when stdout and stderr are terminals. Otherwise a line is written to stderr after every tenth
-    of the run, and whenever 30 s have passed without one.
+    of the run, and whenever 30 s have passed without one. It begins before the models are built, and says what the
+    start waits for.
     """
 
     def __init__(self) -> None:
@@ -83,6 +89,7 @@ class RLProgressBar(ProgressBar):
         self._enabled = True
         self._progress = RunProgress(0, 0)
         self._shown = ExitStack()
+        self._is_shown = False
         self._lines: ProgressLines | None = None
 
     def disable(self) -> None:
@@ -91,13 +98,15 @@ class RLProgressBar(ProgressBar):
     def enable(self) -> None:
         self._enabled = True
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        self._progress = RunProgress(0, 0)
+        self._show(pl_module)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module: Any = pl_module
-        self._start(module, RunProgress(module.plan.total_steps, module.rollout_step))
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == "validate":
-            self._start(pl_module, RunProgress(0, 0))
+        self._progress.begin_steps(module.plan.total_steps, module.rollout_step)
+        self._show(module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -116,13 +125,14 @@ class RLProgressBar(ProgressBar):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._shown.close()
 
-    def _start(self, module: Any, progress: RunProgress) -> None:
-        self._progress = progress
-        if not self._enabled:
+    def _show(self, module: Any) -> None:
+        if self._is_shown or not self._enabled:
             return
-        PHASE_PROGRESS.begin("starting")
         module.timer.on_enter = PHASE_PROGRESS.begin
-        self._lines = self._shown.enter_context(shown(progress))
+        watch_compilation()
+        self._is_shown = True
+        self._shown.callback(setattr, self, "_is_shown", False)
+        self._lines = self._shown.enter_context(shown(self._progress))
 
 
 @contextmanager
@@ -157,7 +167,7 @@ def display(progress: RunProgress) -> RenderableType:
     else:
         bar = Bar(total=phase.total or 1, completed=phase.num_done)
         count = f"{phase.num_done:,}/{phase.total:,} {phase.unit}"
-    info = "  ".join(filter(None, [tokens_per_s(), clock(phase.seconds)]))
+    info = "  ".join(filter(None, [compiling(), tokens_per_s(), clock(phase.seconds)]))
     grid.add_row(styled(phase.name, "bold"), styled(count), bar, styled(info))
     rows = Table.grid(expand=True)
     rows.add_row(grid)
@@ -170,6 +180,12 @@ def tokens_per_s() -> str:
     """Return the tokens a second of the phase as text; empty when it generates none."""
     phase = PHASE_PROGRESS.state
     return f"{phase.num_tokens / max(phase.seconds, 1e-3):,.0f} tokens/s" if phase.num_tokens else ""
+
+
+def compiling() -> str:
+    """Return since when torch.compile runs, as text; empty while it does not."""
+    seconds = PHASE_PROGRESS.state.compiling_s
+    return "" if seconds is None else f"compiling, {clock(seconds)}"
 
 
 def clock(seconds: float) -> str:

@@ -53,6 +53,7 @@ def test_the_folder_is_whole(quickstart: tuple[Path, str], num_steps: int) -> No
     record = json.loads((folder / "run.json").read_text())
 
     assert record["status"] == "finished"
+    assert list(record["start"]["seconds"])[-3:] == ["engine start", "first validation", "first step"]
     assert {"torch", "lightning", "transformers", "rlplug", "rlplug-algos"} <= record["versions"].keys()
     assert {each.name: each.version for each in distributions()}.items() <= record["versions"].items()
     assert "algos" in {plugin["name"] for plugin in record["plugins"]}
@@ -77,6 +78,7 @@ def test_the_end_says_what_came_out_and_what_to_do(quickstart: tuple[Path, str],
     folder, output = quickstart
 
     assert f"batch plan, {num_steps} steps" in output
+    assert "\nstarted in " in output
     assert "mean reward 0.0" in output
     assert f"report: {folder / 'report.html'}" in output
     assert "next: open the report" in output

@@ -102,6 +102,7 @@ def chat_command(arguments: list[str]) -> int:
     accelerator, system, is_chat = "auto", options.system, None
     if files:
         cli = _read(files, keys)
+        cli.use_compile_cache()
         config, data, accelerator = cli.model.config, cli.datamodule, str(cli.trainer_options.accelerator)
         system, is_chat = data.system_prompt if system is None else system, data.chat
     else:

@@ -161,6 +161,7 @@ def _evaluate(cli: Any, folder: EvalFolder) -> int:
     config, accelerator = cli.model.config, str(cli.trainer_options.accelerator)
     record = folder.record
     record.status = "running"
+    cli.use_compile_cache()
     end_at_once()
     stop = StopSignal()
     progress = RunProgress(0, 0)

@@ -97,6 +97,9 @@ def test_a_long_phase_has_lines_where_there_is_no_terminal(
     )
     bar: Any = RLProgressBar()
     streams = sys.stdout, sys.stderr
+    bar.setup(SimpleNamespace(is_global_zero=True), module, "fit")
+    PHASE_PROGRESS.begin("engine start")
+    assert bar._progress.line.startswith("engine start, 0:")
     bar.on_train_start(None, module)
     module.timer.on_enter("rollout")
     PHASE_PROGRESS.expect(512, "completions")

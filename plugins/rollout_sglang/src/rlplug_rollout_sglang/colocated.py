@@ -30,7 +30,7 @@ from rlplug.types import GIB
 from rlplug.weight_sync.flat_buckets import flatten_bucket
 from rlplug_rollout_sglang.engine_requests import SGLangRequests
 from rlplug_rollout_sglang.fp8 import check_fp8
-from rlplug_rollout_sglang.options import ENVIRONMENT, SGLangOptions
+from rlplug_rollout_sglang.options import CACHE_VARIABLES, ENVIRONMENT, SGLangOptions
 from rlplug_rollout_sglang.versions import require_sglang
 from rlplug_rollout_sglang.weights import serialised
 
@@ -70,6 +70,8 @@ class SGLangRollout(FirstRankEngine):
     capabilities: EngineCapabilities = EngineCapabilities(
         colocated=True, sleep=True, restart=True, streaming=True, fp8_refit=True, multi_turn=True, tensor_parallel=True
     )
+
+    compile_cache_variables = CACHE_VARIABLES
 
     engine: ClassVar[str] = "SGLang"
     elsewhere: ClassVar[str] = "run servers of their own (SGLangServerRollout)"

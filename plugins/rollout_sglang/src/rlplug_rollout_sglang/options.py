@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
@@ -17,6 +18,9 @@ CONTEXT_MARGIN: Final = 8
 
 ENVIRONMENT: Final = {FLAG: "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
 """What the environment of SGLang must have: its sampler, and the margin, which no request reaches."""
+
+CACHE_VARIABLES: Final[Mapping[str, str]] = {"SGLANG_CACHE_DIR": "sglang", "SGLANG_DG_CACHE_DIR": "sglang/deep_gemm"}
+"""Where SGLang keeps what it compiles, and DeepGEMM's kernels; read in its ``srt/environ.py``, and not run."""
 
 SAMPLING_BACKEND: Final = "rlplug"
 """The name under which :mod:`rlplug_rollout_sglang.sampler` registers."""

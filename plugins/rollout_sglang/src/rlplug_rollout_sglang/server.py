@@ -35,7 +35,7 @@ from rlplug.rollout.servers import (
 from rlplug.token_arrays import as_tokens
 from rlplug.types import Completion
 from rlplug_rollout_sglang.fp8 import check_fp8
-from rlplug_rollout_sglang.options import CONTEXT_MARGIN, ENVIRONMENT, SAMPLING_BACKEND, SGLangOptions
+from rlplug_rollout_sglang.options import CACHE_VARIABLES, CONTEXT_MARGIN, ENVIRONMENT, SAMPLING_BACKEND, SGLangOptions
 from rlplug_rollout_sglang.sampler import FLAG
 from rlplug_rollout_sglang.sampling import Output, sampling_arguments, to_completion
 from rlplug_rollout_sglang.versions import VERSIONS, require_sglang
@@ -226,6 +226,7 @@ class SGLangServerRollout(ServerEngine):
     capabilities: EngineCapabilities = EngineCapabilities(
         colocated=False, disaggregated=True, streaming=True, fp8_refit=True, tensor_parallel=True
     )
+    compile_cache_variables = CACHE_VARIABLES
     backend_class = SGLangBackend
 
     def __init__(

@@ -38,7 +38,7 @@ from rlplug.types import GIB
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug_rollout_vllm.adapters import ServedAdapters, plain_layers
 from rlplug_rollout_vllm.engine_requests import VLLMRequests
-from rlplug_rollout_vllm.options import VERSIONS, VLLMOptions
+from rlplug_rollout_vllm.options import CACHE_VARIABLES, VERSIONS, VLLMOptions
 from rlplug_rollout_vllm.weights import load_weights
 
 PASS_BYTES: Final = int(0.96 * GIB)
@@ -68,6 +68,8 @@ class VLLMRollout(ColocatedEngine):
         routed_experts=torch.cuda.is_available(),  # vLLM 0.32 records them in a model runner that CPUs have not
         adapters=True,
     )
+
+    compile_cache_variables = CACHE_VARIABLES
 
     engine: ClassVar[str] = "vLLM"
     elsewhere: ClassVar[str] = "run servers of their own (VLLMServerRollout)"
@@ -218,6 +220,8 @@ def _process_for_vllm(placement: Placement) -> Iterator[None]:
         "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it cannot seed requests, and compiles at every start
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the threads are the trainer's too
         "VLLM_DIST_IDENT": None,  # its workers on CPUs set it, for their own start
+        "TORCHINDUCTOR_CACHE_DIR": None,  # vLLM points it at a folder of this engine's configuration,
+        "TRITON_CACHE_DIR": None,  # where another run would not find what the trainer compiles
     }
     needed = {name: os.environ.get(name, value) for name, value in wanted.items()} | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

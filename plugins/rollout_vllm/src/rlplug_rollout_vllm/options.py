@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
@@ -15,6 +16,9 @@ from rlplug_rollout_vllm.adapters import lora_arguments
 
 INSTALL: Final = "pip install 'rlplug-rollout-vllm[cuda]', or [cpu] on a machine without a GPU"
 VERSIONS: Final = SupportedVersions("vLLM", "rlplug-rollout-vllm", Version("0.26"), Version("0.33"), INSTALL)
+
+CACHE_VARIABLES: Final[Mapping[str, str]] = {"VLLM_CACHE_ROOT": "vllm"}
+"""Where vLLM keeps what it compiles, and with it DeepGEMM's kernels and FlashInfer's tuning."""
 
 CPU_BATCHED_TOKENS: Final = 4096
 CPU_KV_CACHE_GIB: Final = 1.0

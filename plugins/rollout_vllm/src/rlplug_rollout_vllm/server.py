@@ -35,7 +35,7 @@ from rlplug.rollout.servers import (
 from rlplug.rollout.servers.process_group import Group, Rendezvous
 from rlplug_rollout_vllm.engine_requests import sampling_arguments
 from rlplug_rollout_vllm.gloo_transfer import BACKEND
-from rlplug_rollout_vllm.options import VERSIONS, VLLMOptions
+from rlplug_rollout_vllm.options import CACHE_VARIABLES, VERSIONS, VLLMOptions
 
 KEY: Final = "VLLM_API_KEY"
 LOGPROBS_MODE: Final = "processed_logprobs"
@@ -216,6 +216,7 @@ class VLLMServerRollout(ServerEngine):
     capabilities: EngineCapabilities = EngineCapabilities(
         colocated=False, disaggregated=True, streaming=True, fp8_refit=torch.cuda.is_available(), tensor_parallel=True
     )
+    compile_cache_variables = CACHE_VARIABLES
     backend_class = VLLMBackend
 
     def __init__(

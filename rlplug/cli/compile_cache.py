@@ -1,0 +1,95 @@
+"""The folder in which compiled code is kept between runs: torch.compile's, Triton's, and the rollout engine's."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+from rlplug.distributed.durable_files import reason
+from rlplug.errors import ConfigError
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.rollout import RolloutEngine
+
+KEY: Final = "run.compile_cache"
+INDUCTOR: Final = "TORCHINDUCTOR_CACHE_DIR"
+VARIABLES: Final[Mapping[str, str]] = {INDUCTOR: "inductor", "TRITON_CACHE_DIR": "triton"}
+"""Environment variables of torch.compile and Triton, and the folders below the cache's that they name."""
+
+
+def use_compile_cache(folder: str | None, engine: RolloutEngine) -> str | None:
+    """Keep what is compiled from now on, in this process and in those that it starts, below a folder.
+
+    Torch and Triton look at their variables when they compile; an engine's library may do so when it is imported, which
+    comes later. A variable that the environment has already stays as it is.
+
+    Args:
+        folder: ``run.compile_cache``; ``None`` leaves everything to the libraries.
+        engine: Its class says which variables its library has.
+
+    Returns:
+        What took effect, in one line; ``None`` where nothing was changed.
+
+    Raises:
+        ConfigError: Nothing can be written there.
+        RunError: The engine's class names variables or folders that are none.
+    """
+    if folder is None:
+        return None
+    place = _absolute(folder)
+    names = {**VARIABLES, **_of_engine(engine)}
+    given = {name: os.environ[name] for name in names if _is_given(name)}
+    ours = {name: place / below for name, below in names.items() if name not in given}
+    for path in ours.values():
+        _require_writable(path, folder)
+    os.environ.update({name: str(path) for name, path in ours.items()})
+    kept = f"compiled code is kept in {place} ({', '.join(ours)})" if ours else f"{KEY} is not used"
+    of_environment = "".join(f"; {name} of the environment is {value}" for name, value in given.items())
+    return kept + of_environment
+
+
+def _is_given(name: str) -> bool:
+    """Return whether the environment had a variable before torch, which sets its own to its default when imported."""
+    value = os.environ.get(name)
+    if name == INDUCTOR and value == os.path.abspath(default_cache_dir()):
+        return False
+    return bool(value)
+
+
+def _of_engine(engine: RolloutEngine) -> Mapping[str, str]:
+    found = engine.compile_cache_variables
+    call = PluginCall(engine, "compile_cache_variables")
+    if not isinstance(found, Mapping):
+        raise call.violation("be a mapping of environment variables to folders", f"is {found!r}")
+    for name, below in found.items():
+        path = PurePosixPath(below) if isinstance(below, str) else PurePosixPath("/")
+        if not isinstance(name, str) or not name.isidentifier() or path.is_absolute() or ".." in path.parts:
+            raise call.violation("name variables, and folders below the cache's", f"has {name!r}: {below!r}")
+    return found
+
+
+def _absolute(folder: str) -> Path:
+    try:
+        return Path(folder).expanduser().absolute()
+    except RuntimeError as error:  # there is no home folder
+        raise _refusal(folder, reason(error)) from error
+
+
+def _require_writable(path: Path, folder: str) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)  # what is in it is executed
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise _refusal(folder, f"{path} cannot be written: {reason(error)}") from error
+
+
+def _refusal(folder: str, problem: str) -> ConfigError:
+    return ConfigError(
+        f"{KEY} is {folder}. {problem}. Name a folder of your own, or set null, which leaves compiled code where torch "
+        "and the engine put it."
+    )
