@@ -33,6 +33,7 @@ from rlplug.rollout.engines import (
     MemoryBefore,
     StartedEngine,
     environment_variables,
+    process_kept,
 )
 from rlplug.types import GIB
 from rlplug.weight_sync.manifest import policy_weights
@@ -225,7 +226,7 @@ def _process_for_vllm(placement: Placement) -> Iterator[None]:
         "LOCAL_RANK": str(placement.device.index or 0),
         "WORLD_SIZE": str(placement.world_size),
     }
-    with environment_variables(needed), preserved_rng(), warnings.catch_warnings():
+    with process_kept(), environment_variables(needed), preserved_rng(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
         yield
 
