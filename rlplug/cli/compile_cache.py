@@ -16,6 +16,7 @@ from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.rollout import RolloutEngine
 
 KEY: Final = "run.compile_cache"
+DEFAULT: Final = "~/.cache/rlplug/compile"
 INDUCTOR: Final = "TORCHINDUCTOR_CACHE_DIR"
 VARIABLES: Final[Mapping[str, str]] = {INDUCTOR: "inductor", "TRITON_CACHE_DIR": "triton"}
 """Environment variables of torch.compile and Triton, and the folders below the cache's that they name."""
@@ -28,24 +29,33 @@ def use_compile_cache(folder: str | None, engine: RolloutEngine) -> str | None:
     comes later. A variable that the environment has already stays as it is.
 
     Args:
-        folder: ``run.compile_cache``; ``None`` leaves everything to the libraries.
+        folder: ``run.compile_cache``; ``None`` leaves everything to the libraries, as does the default where the home
+            folder cannot be written.
         engine: Its class says which variables its library has.
 
     Returns:
         What took effect, in one line; ``None`` where nothing was changed.
 
     Raises:
-        ConfigError: Nothing can be written there.
+        ConfigError: Nothing can be written there, and it is not the default.
         RunError: The engine's class names variables or folders that are none.
     """
     if folder is None:
         return None
-    place = _absolute(folder)
     names = {**VARIABLES, **_of_engine(engine)}
     given = {name: os.environ[name] for name in names if _is_given(name)}
-    ours = {name: place / below for name, below in names.items() if name not in given}
-    for path in ours.values():
-        _require_writable(path, folder)
+    try:
+        place = Path(folder).expanduser().absolute()
+        ours = {name: place / below for name, below in names.items() if name not in given}
+        for path in ours.values():
+            _require_writable(path)
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
+        if folder == DEFAULT:
+            return f"compiled code is not kept for later runs: {KEY} is {folder}: {reason(error)}"
+        raise ConfigError(
+            f"{KEY} is {folder}, which cannot be written: {reason(error)}. Name a folder of your own, or set null, "
+            "which leaves compiled code where torch and the engine put it."
+        ) from error
     os.environ.update({name: str(path) for name, path in ours.items()})
     kept = f"compiled code is kept in {place} ({', '.join(ours)})" if ours else f"{KEY} is not used"
     of_environment = "".join(f"; {name} of the environment is {value}" for name, value in given.items())
@@ -72,24 +82,7 @@ def _of_engine(engine: RolloutEngine) -> Mapping[str, str]:
     return found
 
 
-def _absolute(folder: str) -> Path:
-    try:
-        return Path(folder).expanduser().absolute()
-    except RuntimeError as error:  # there is no home folder
-        raise _refusal(folder, reason(error)) from error
-
-
-def _require_writable(path: Path, folder: str) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)  # what is in it is executed
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as error:
-        raise _refusal(folder, f"{path} cannot be written: {reason(error)}") from error
-
-
-def _refusal(folder: str, problem: str) -> ConfigError:
-    return ConfigError(
-        f"{KEY} is {folder}. {problem}. Name a folder of your own, or set null, which leaves compiled code where torch "
-        "and the engine put it."
-    )
+def _require_writable(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)  # what is in it is executed
+    with tempfile.TemporaryFile(dir=path):
+        pass

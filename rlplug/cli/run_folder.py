@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning.pytorch import Callback, Trainer
 
+from rlplug.cli.compile_cache import DEFAULT as DEFAULT_COMPILE_CACHE
 from rlplug.cli.resume import Changes
 from rlplug.cli.run_files import METRICS, REWARD_ERRORS, SAMPLES, cut_back
 from rlplug.cli.run_output import print_interrupted, print_samples, print_start, print_summary, print_validation
@@ -87,7 +88,7 @@ class RunFolder(Callback):
         token_samples_per_step: int = 8,
         token_every_n_steps: int = 1,
         token_log_mib: int = 1024,
-        compile_cache: str | None = "~/.cache/rlplug/compile",
+        compile_cache: str | None = DEFAULT_COMPILE_CACHE,
     ) -> None:
         self.dir = dir
         self.samples_per_step = samples_per_step

@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy
@@ -25,6 +26,8 @@ import torch
 SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGALRM", "SIGPIPE")
 SHARED_HELPERS: Final = ("resource_tracker", "forkserver")
 """Parts of the command lines of Python's own helper processes, which last as long as the process."""
+OF_COMPILER: Final = ("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "TORCHINDUCTOR_CACHE_DIR")
+"""Environment variables that torch's compiler sets when anything in the process first compiles."""
 
 
 def generator_states() -> dict[str, Any]:
@@ -57,9 +60,10 @@ def process_state() -> dict[str, Any]:
         "torch.backends.cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
         "numpy's error handling": tuple(sorted(numpy.geterr().items())),
         "signal handlers": {name: signal.getsignal(getattr(signal, name)) for name in SIGNALS if hasattr(signal, name)},
-        "environment variables": dict(os.environ),
+        "environment variables": {name: value for name, value in os.environ.items() if name not in OF_COMPILER},
         "working directory": os.getcwd(),
-        "sys.path": list(sys.path),
+        # setuptools puts its own packages at the end when anything first imports it
+        "sys.path": [entry for entry in sys.path if Path(entry).parts[-2:] != ("setuptools", "_vendor")],
         # by name: torch puts the same one around itself for each process group
         "sys.excepthook": getattr(sys.excepthook, "__qualname__", repr(sys.excepthook)),
         "the recursion limit": sys.getrecursionlimit(),

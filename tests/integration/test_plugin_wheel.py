@@ -196,7 +196,7 @@ def test_run_record_names_plugins_and_effects(folder, everything):
         "the probe's trainer: weights drawn with seed 0, block by block",
         f"froze {num_values} values of the input embeddings",
     ]
-    assert of_cache.startswith("compiled code is kept in ")
+    assert of_cache.startswith("run.compile_cache is not used; TORCHINDUCTOR_CACHE_DIR of the environment is ")
 
 
 def test_run_record_has_the_cost_of_each_hook(everything):

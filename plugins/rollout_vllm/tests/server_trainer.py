@@ -37,6 +37,7 @@ def main() -> None:
         "versions": [completion.policy_version for completion in completions],
         "num_tensors": report.num_tensors,
         "stats": engine.stats(),
+        "has_imported_vllm": "vllm" in sys.modules,
         "processes": [process.pid for process in psutil.Process().children(recursive=True)],
     }
     print(json.dumps(result), flush=True)

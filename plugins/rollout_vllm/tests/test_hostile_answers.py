@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from rlplug_rollout_vllm.server import VLLMBackend
 from server_answers import check_completion_or_fault, completion_of
 
-BACKEND = VLLMBackend.__new__(VLLMBackend)  # its constructor imports vLLM, which reading an answer does not need
+BACKEND = VLLMBackend.__new__(VLLMBackend)  # its constructor wants vLLM, which reading an answer does not need
 ANSWER: dict[str, Any] = {
     "choices": [
         {

@@ -25,7 +25,8 @@ pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM")
 
 from rlplug_rollout_vllm import VLLMServerRollout
 from rlplug_rollout_vllm.gloo_transfer import BACKEND
-from rlplug_rollout_vllm.options import VLLMOptions
+from rlplug_rollout_vllm.options import VLLMOptions, vllm_argument_names
+from rlplug_rollout_vllm.server import frontend_flags
 from transformers import AutoModelForCausalLM
 
 from rlplug.errors import ConfigError, RunError
@@ -151,6 +152,14 @@ def test_contradictions_are_refused(arguments: dict[str, Any], message: str) -> 
 def test_typo_in_engine_args_is_refused(spec: PolicySpec) -> None:
     with pytest.raises(ConfigError, match=r"rollout\.engine_args\.max_num_seqz .*Did you mean"):
         VLLMServerRollout(engine_args={"max_num_seqz": 2}).start(spec, PLACEMENT)
+
+
+def test_names_of_arguments_are_those_of_vllms_classes() -> None:
+    """They are read in its source. A server without the flag of the middleware would ask for no key."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    assert vllm_argument_names() == set(EngineArgs.__dataclass_fields__)
+    assert "--middleware" in frontend_flags()
 
 
 def test_flags_are_read_back_as_they_were(spec: PolicySpec) -> None:
@@ -342,6 +351,7 @@ def test_servers_of_two_ranks_end_with_the_trainer(folder: Path) -> None:
         assert first["num_tensors"] == second["num_tensors"] == 21
         assert set(second["stats"]) == {"num_tokens", "tokens_per_s"}
         assert second["processes"] == []
+        assert not first["has_imported_vllm"], "it changes the process that imports it"
         assert len(first["processes"]) >= 4, "the supervisor, the API server, the engine's core, its worker"
         assert running(first["processes"]) == first["processes"]
         ranks[0].kill()

@@ -1,9 +1,10 @@
-"""Environment variables around an engine's start."""
+"""Environment variables around an engine's start, and what else its library changes of the trainer's process."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -31,6 +32,21 @@ def environment_variables(changes: Mapping[str, str | None]) -> Iterator[None]:
         yield
     finally:
         _apply(former)
+
+
+@contextmanager
+def process_kept() -> Iterator[None]:
+    """Put all environment variables and ``sys.excepthook`` back at the end.
+
+    Around the import and the start of a library in the trainer's process: processes that rewards and environments start
+    later would inherit what it sets, such as ``LD_PRELOAD``.
+    """
+    variables, hook = dict(os.environ), sys.excepthook
+    try:
+        yield
+    finally:
+        _apply(dict.fromkeys(os.environ) | variables)
+        sys.excepthook = hook
 
 
 def _apply(changes: Mapping[str, str | None]) -> None:

@@ -1,11 +1,14 @@
-"""Versions of an engine's library that a plugin knows."""
+"""Versions of an engine's library that a plugin knows, and fields of its classes, which are read in its source."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
 from dataclasses import dataclass
+from pathlib import Path
 
 from packaging.version import Version
 
@@ -51,17 +54,16 @@ class SupportedVersions:
             ) from problem
         return self.require(Version(str(module.__version__)))
 
-    def require_distribution(self, name: str) -> Version:
-        """Return the version of an installed distribution, without importing it.
+    def require_distribution(self, *names: str) -> Version:
+        """Return the version of the first of these distributions that is installed, without importing it.
 
         Raises:
-            ConfigError: It is not installed, or is of another version.
+            ConfigError: None is installed, or that one is of another version.
         """
-        try:
-            version = Version(importlib.metadata.version(name))
-        except importlib.metadata.PackageNotFoundError:
-            raise self._missing() from None
-        return self.require(version)
+        for name in names:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                return self.require(Version(importlib.metadata.version(name)))
+        raise self._missing()
 
     def require(self, version: Version, place: str | None = None) -> Version:
         """Return ``version``, if the plugin knows it.
@@ -82,3 +84,25 @@ class SupportedVersions:
 
     def _missing(self) -> ConfigError:
         return ConfigError(f"model.rollout needs {self.engine}, which is not installed: {self.install}.")
+
+
+def package_folder(name: str) -> Path:
+    """Return the folder of an installed package, without importing it."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None, f"{name} is installed"
+    assert spec.submodule_search_locations, f"{name} is a package"
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def declared_fields(source: str) -> dict[str, set[str]]:
+    """Return the names that each class of a module declares with a type in its body, as dataclasses do.
+
+    Args:
+        source: The module's text. To import it may take seconds, and change the process.
+    """
+    found = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef):
+            targets = [field.target for field in node.body if isinstance(field, ast.AnnAssign)]
+            found[node.name] = {target.id for target in targets if isinstance(target, ast.Name)}
+    return found

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-from rlplug.cli.compile_cache import INDUCTOR, use_compile_cache
+from rlplug.cli.compile_cache import DEFAULT, INDUCTOR, use_compile_cache
 from rlplug.errors import ConfigError, RunError
 from rlplug.rollout.hf_engine import HFRollout
 
@@ -53,9 +53,21 @@ def test_null_changes_nothing() -> None:
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    text = r"run\.compile_cache is \S+/file/cache\. .* cannot be written: .* Name a folder of your own, or set null"
+    text = r"run\.compile_cache is \S+/file/cache, which cannot be written: .* Name a folder of your own, or set null"
     with pytest.raises(ConfigError, match=text):
         use_compile_cache(str(tmp_path / "file" / "cache"), HFRollout())
+    assert os.environ[INDUCTOR] == default_cache_dir()
+
+
+def test_the_default_is_no_hurdle_where_the_home_folder_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in containers. Catches every run there being refused for a key that nobody set."""
+    (tmp_path / "home").write_text("")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    note = use_compile_cache(DEFAULT, HFRollout())
+    assert note is not None
+    assert note.startswith("compiled code is not kept for later runs: run.compile_cache is ~/.cache/rlplug/compile: ")
     assert os.environ[INDUCTOR] == default_cache_dir()
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 from importlib.resources.abc import Traversable
-from pathlib import Path
 from typing import Final
 
 from packaging.version import Version
 
-from rlplug.rollout.engines import SupportedVersions
+from rlplug.rollout.engines import SupportedVersions, declared_fields, package_folder
 
 OLDEST: Final = Version("0.5.13")
 NEWEST: Final = Version("0.5.24")
@@ -31,10 +29,7 @@ def require_sglang() -> Version:
 
 def sglang_argument_names() -> set[str]:
     """Return the names of the arguments of the installed SGLang's ``ServerArgs``."""
-    spec = importlib.util.find_spec("sglang")
-    assert spec is not None, "require_sglang came first"
-    assert spec.submodule_search_locations, "it is a package"
-    return argument_names(Path(next(iter(spec.submodule_search_locations))))
+    return argument_names(package_folder("sglang"))
 
 
 def argument_names(package: Traversable) -> set[str]:
@@ -42,11 +37,7 @@ def argument_names(package: Traversable) -> set[str]:
 
     It is a dataclass, and since about 0.5.20 a struct that is put together from a list of its fields.
     """
-    names: set[str] = set()
-    for node in ast.parse((package / "srt" / "server_args.py").read_text()).body:
-        if isinstance(node, ast.ClassDef) and node.name == "ServerArgs":
-            targets = [field.target for field in node.body if isinstance(field, ast.AnnAssign)]
-            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    names = declared_fields((package / "srt" / "server_args.py").read_text()).get("ServerArgs", set())
     fields = package / "srt" / "arg_groups" / "field_order.py"
     if fields.is_file():
         for node in ast.parse(fields.read_text()).body:

@@ -33,6 +33,7 @@ from rlplug.rollout.engines import (
     MemoryBefore,
     StartedEngine,
     environment_variables,
+    process_kept,
 )
 from rlplug.types import GIB
 from rlplug.weight_sync.manifest import policy_weights
@@ -220,8 +221,6 @@ def _process_for_vllm(placement: Placement) -> Iterator[None]:
         "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it cannot seed requests, and compiles at every start
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the threads are the trainer's too
         "VLLM_DIST_IDENT": None,  # its workers on CPUs set it, for their own start
-        "TORCHINDUCTOR_CACHE_DIR": None,  # vLLM points it at a folder of this engine's configuration,
-        "TRITON_CACHE_DIR": None,  # where another run would not find what the trainer compiles
     }
     needed = {name: os.environ.get(name, value) for name, value in wanted.items()} | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -229,7 +228,7 @@ def _process_for_vllm(placement: Placement) -> Iterator[None]:
         "LOCAL_RANK": str(placement.device.index or 0),
         "WORLD_SIZE": str(placement.world_size),
     }
-    with environment_variables(needed), preserved_rng(), warnings.catch_warnings():
+    with process_kept(), environment_variables(needed), preserved_rng(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
         yield
 

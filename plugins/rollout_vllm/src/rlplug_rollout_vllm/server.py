@@ -1,10 +1,12 @@
-"""``VLLMServerRollout``: vLLM in server processes, which it starts, or which run already at URLs."""
+"""``VLLMServerRollout``: vLLM in server processes, which it starts, or which run already at URLs.
+
+The trainer's process imports vLLM only on a GPU, for NCCL: that takes seconds, and changes the process.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import json
 import os
 import sys
@@ -15,6 +17,7 @@ from packaging.version import Version
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import EngineCapabilities, EngineFault
+from rlplug.rollout.engines import declared_fields, package_folder, process_kept
 from rlplug.rollout.servers import (
     LOOPBACK,
     BackendContext,
@@ -35,7 +38,7 @@ from rlplug.rollout.servers import (
 from rlplug.rollout.servers.process_group import Group, Rendezvous
 from rlplug_rollout_vllm.engine_requests import sampling_arguments
 from rlplug_rollout_vllm.gloo_transfer import BACKEND
-from rlplug_rollout_vllm.options import CACHE_VARIABLES, VERSIONS, VLLMOptions
+from rlplug_rollout_vllm.options import CACHE_VARIABLES, DISTRIBUTIONS, VERSIONS, VLLMOptions
 
 KEY: Final = "VLLM_API_KEY"
 LOGPROBS_MODE: Final = "processed_logprobs"
@@ -65,9 +68,10 @@ class NCCLGroup:
     """vLLM's own group for NCCL, as its workers make it."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
-        from vllm.distributed.weight_transfer.nccl_common import trainer_init
+        with process_kept():
+            from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
-        self._group = trainer_init(rendezvous.payload())
+            self._group = trainer_init(rendezvous.payload())
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         self._group.broadcast(tensor, src=0, stream=torch.cuda.current_stream())
@@ -90,7 +94,7 @@ class VLLMBackend(ServerBackend):
 
     def __init__(self, options: VLLMOptions, context: BackendContext) -> None:
         super().__init__(options, context)
-        VERSIONS.require_module("vllm")
+        VERSIONS.require_distribution(*DISTRIBUTIONS)
         self._transfer = {"backend": "nccl" if self.device.type == "cuda" else BACKEND}
         self._arguments = {"stream_interval": STREAM_INTERVAL} | options.arguments(self.policy, self.device)
         self._arguments["data_parallel_size"] = context.data_parallel_size
@@ -243,8 +247,10 @@ def frontend_flags() -> list[str]:
         "enable_scale_out": True,  # /inference/v1/generate is behind it in vLLM 0.32, and always there in 0.26
         "disable_uvicorn_access_log": True,
     }
-    for module in ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args"):
-        with contextlib.suppress(ModuleNotFoundError):
-            known = importlib.import_module(module).FrontendArgs.__dataclass_fields__
+    for place in ("launchers", "openai"):
+        file = package_folder("vllm") / "entrypoints" / place / "cli_args.py"
+        classes = declared_fields(file.read_text()) if file.is_file() else {}
+        known = {field for name, fields in classes.items() if name.endswith("FrontendArgs") for field in fields}
+        if "middleware" in known:
             return to_flags({name: value for name, value in wanted.items() if name in known})
     raise EngineFault("the installed vLLM has no arguments of an API server where its known versions have them.")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
-from rlplug.rollout.engines import environment_variables, is_trainer_variable
+from rlplug.rollout.engines import environment_variables, is_trainer_variable, process_kept
 
 
 def test_variables_come_back_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,6 +26,18 @@ def test_variables_come_back_as_they_were(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ValueError, match="inside"):
         change()
     assert dict(os.environ) == former
+
+
+def test_what_a_library_changes_at_its_start_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLPLUG_OLD", "before")
+    monkeypatch.setenv("RLPLUG_GONE", "before")
+    former, hook = dict(os.environ), sys.excepthook
+    with process_kept():
+        os.environ |= {"RLPLUG_OLD": "now", "RLPLUG_NEW": "now"}
+        del os.environ["RLPLUG_GONE"]
+        sys.excepthook = lambda *_: None
+    assert dict(os.environ) == former
+    assert sys.excepthook is hook
 
 
 @pytest.mark.parametrize(

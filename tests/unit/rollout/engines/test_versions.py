@@ -11,7 +11,7 @@ import pytest
 from packaging.version import Version
 
 from rlplug.errors import ConfigError
-from rlplug.rollout.engines import SupportedVersions
+from rlplug.rollout.engines import SupportedVersions, declared_fields, package_folder
 
 VERSIONS = SupportedVersions("Engine", "rlplug-engine", Version("0.26"), Version("0.33"), "pip install engine")
 
@@ -52,4 +52,15 @@ def test_library_that_lacks_another_says_which(monkeypatch: pytest.MonkeyPatch, 
 def test_distribution_is_asked_for_its_version() -> None:
     version = Version(packaging.__version__)
     known = SupportedVersions("packaging", "rlplug", version, Version(f"{version.major + 1}"), "pip install packaging")
-    assert known.require_distribution("packaging") == version
+    assert known.require_distribution("rlplug-no-such-engine", "packaging") == version
+
+
+def test_fields_of_a_librarys_classes_are_read_without_its_import(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "unread_engine").mkdir()
+    (tmp_path / "unread_engine/__init__.py").write_text("raise RuntimeError")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert package_folder("unread_engine") == tmp_path / "unread_engine"
+    source = "class A:\n    x: int\n    y: int = 3\n    z = 4\n    def f(self): w: int = 1\nclass B(A):\n    v: int"
+    assert declared_fields(source) == {"A": {"x", "y"}, "B": {"v"}}
