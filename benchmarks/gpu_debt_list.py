@@ -8,6 +8,8 @@ from gpu_debt import ENOUGH, LOUD, MODES, SHORT, UPDATE, WITHOUT_DEEP_GEMM, Debt
 from gpu_debt_two_gpus import TWO_GPUS
 
 PYTEST: Final = ("{python}", "-m", "pytest", "-p", "no:cacheprovider", "--timeout", "150")
+KIT: Final = (*PYTEST, "plugins/rollout_vllm/tests/test_vllm_conformance.py")
+"""In the trainer's process vLLM starts once: each check that starts it is a command of its own."""
 RESTARTS: Final = (
     *("{python}", "benchmarks/restarts.py", "--engine", "vllm", "--eager", "--shape", "{qwen3-1.7b|tiny}"),
     *("--sequences", "{64|8}", "--new", "{32|8}", "--share", "0.15", "--options", '{"kv_cache_gib": 2}'),
@@ -87,9 +89,17 @@ ONE_GPU: Final = (
     Debt(
         "kit-adapters",
         "the kit's checks of adapters pass with VLLMRollout, in bfloat16 and after a sleep",
-        ((*PYTEST, "plugins/rollout_vllm/tests/test_vllm_conformance.py", "-k", "adapters"),),
-        seconds=50,
-        gib=5,
+        tuple((*KIT, "-k", check) for check in ("adapters_are_used", "incomplete_adapters")),
+        seconds=90,
+        gib=20,
+        engine="vllm",
+    ),
+    Debt(
+        "judge",
+        "20 steps with SmolLM2 behind vLLM as judge, a reward model on the policy's GPU, and faults: none is silent",
+        ((*PYTEST, "-s", "-m", "nightly", "--timeout", "300", "plugins/rollout_vllm/tests/test_judge_run.py"),),
+        seconds=120,
+        gib=40,
         engine="vllm",
     ),
     Debt(
