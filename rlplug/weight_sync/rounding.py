@@ -9,6 +9,8 @@ from torch import Tensor
 
 DROPPED: Final = 0xFFFF
 """Bits of a float32 that bfloat16 has not."""
+TILE: Final = 1 << 16
+"""Positions whose thresholds are hashed one by one; those of other tiles follow from them and a hash of the tile."""
 MIX: Final = ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32)))
 """Shifts and odd factors of the integer hash ``lowbias32``: https://github.com/skeeto/hash-prospector."""
 
@@ -26,13 +28,19 @@ def round_to_bfloat16(values: Tensor, first: int = 0) -> Tensor:
     """
     bits = values.contiguous().view(torch.int32)
     up = _thresholds(first, bits.numel(), bits.device).view_as(bits).add_(bits).bitwise_and_(~DROPPED)
-    return torch.where(values.isfinite(), up.view(torch.float32), values).to(torch.bfloat16)
+    return torch.where(values.isnan(), values, up.view(torch.float32)).to(torch.bfloat16)
 
 
 def _thresholds(first: int, number: int, device: torch.device) -> Tensor:
     """Return int32 [number] between 0 and ``DROPPED``, as if drawn evenly, for positions from ``first`` on."""
-    wrapped = (first + (1 << 31)) % (1 << 32) - (1 << 31)
-    found = torch.arange(number, dtype=torch.int32, device=device).add_(wrapped)
+    start, end = first // TILE, (first + number - 1) // TILE + 1
+    in_tile = _hashes(torch.arange(TILE, dtype=torch.int32, device=device))
+    of_tile = _hashes(torch.arange(TILE + start, TILE + end, dtype=torch.int32, device=device))
+    return (of_tile[:, None] ^ in_tile).view(-1)[first % TILE :][:number]
+
+
+def _hashes(numbers: Tensor) -> Tensor:
+    """Return int32 between 0 and ``DROPPED`` for each of ``numbers``, which are overwritten."""
     for shift, factor in MIX:
-        found.bitwise_xor_((found >> shift).bitwise_and_((1 << 32 - shift) - 1)).mul_(factor)
-    return found.bitwise_and_(DROPPED)
+        numbers.bitwise_xor_((numbers >> shift).bitwise_and_((1 << 32 - shift) - 1)).mul_(factor)
+    return numbers.bitwise_and_(DROPPED)

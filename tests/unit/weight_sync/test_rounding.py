@@ -22,8 +22,10 @@ def test_small_updates_arrive_on_average() -> None:
 
 
 def test_the_parts_of_ranks_are_those_of_the_whole() -> None:
+    """Of 150,000 positions in three tiles. A rank may have no rows."""
     values = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1))
-    parts = [round_to_bfloat16(values[start : start + 100], start * SHAPE[1]) for start in (0, 100, 200)]
+    starts = (0, 100, 200, SHAPE[0])
+    parts = [round_to_bfloat16(values[start : start + 100], start * SHAPE[1]) for start in starts]
     assert torch.equal(torch.cat(parts), round_to_bfloat16(values))
 
 
@@ -32,3 +34,5 @@ def test_values_that_need_no_rounding_stay() -> None:
     rounded = round_to_bfloat16(values.repeat(1000, 1))
     assert torch.equal(rounded[:, :-1], values[:-1].bfloat16().repeat(1000, 1))
     assert rounded[:, -1].isnan().all()
+    of_cuda = torch.tensor([0x7FFFFFFF], dtype=torch.int32).view(torch.float32)
+    assert round_to_bfloat16(of_cuda.repeat(1000)).isnan().all()
