@@ -1,4 +1,4 @@
-"""One claim that waits for a run on GPUs, and the commands that claims share."""
+"""One claim that needs GPUs, and the commands that claims share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Claims that wait for a run on GPUs, by worth: for each the commands that check it, and what they need."""
+"""Claims that need a GPU, by worth: for each the commands that check it, and what they need.
+
+``benchmarks/results`` says which were run, and what came of them.
+"""
 
 from __future__ import annotations
 

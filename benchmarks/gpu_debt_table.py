@@ -1,4 +1,4 @@
-"""What came of the claims that waited for GPUs: read from logs, kept as JSON, and written as Markdown."""
+"""What came of the claims that needed GPUs: read from logs, kept as JSON, and written as Markdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims that wait for a run on two GPUs, by worth."""
+"""Claims that need two GPUs, by worth."""
 
 from __future__ import annotations
 

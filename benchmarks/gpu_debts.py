@@ -1,4 +1,4 @@
-"""Runs what waits for GPUs, each claim in processes of its own, one failure aside from the next, and keeps the figures.
+"""Runs what needs GPUs, each claim in processes of its own, one failure aside from the next, and keeps the figures.
 
     python benchmarks/gpu_debts.py --list
     python benchmarks/gpu_debts.py --out OUT --path vllm=/site/vllm --budget 400
