@@ -41,9 +41,11 @@ MEANING_CHANGES: Final = """
 
 | version | change |
 |---|---|
-| 2.1 | new, each with a default that leaves a plugin as it was: `Algorithm.streamed_divisor`; `LossOutput.per_token`; `Prompt.source` \
-and `messages`, `PromptRow.source`, `PromptSource.stream`; `Reward.compares_group`, `deadline_s`, `place`, `device_bytes` and \
-`pop_counts`; `RolloutEngine.scrape_targets` and `compile_cache_variables`; `EngineCapabilities.adapters` and `PolicySpec.adapters` |
+| 2.1 | new, each with a default that leaves a plugin as it was: `Algorithm.streamed_divisor`; `LossOutput.per_token`; \
+`Prompt.source` and `messages`, `PromptRow.source`, `PromptSource.stream`; \
+`Reward.compares_group`, `deadline_s`, `place`, `device_bytes` and `pop_counts`; \
+`RolloutEngine.scrape_targets` and `compile_cache_variables`; \
+`EngineCapabilities.adapters` and `PolicySpec.adapters` |
 | 2.0 | ranks see their own completions: a `StepBatch` and a `Rollout`; means of `rlplug_after_rollout` are averaged |
 | 1.3 | tokens of a `Sample` or `Completion` are read-only NumPy arrays; lists and tuples are accepted at its making |
 """
