@@ -54,7 +54,7 @@ DESCRIPTION: Final = """reinforcement-learning post-training of language models 
   rlplug eval runs/quickstart/001 --base         pass@k of finished policies, with intervals, and a page that compares
   rlplug chat RUN                                talk to a policy, with the tools of its environment
   rlplug export RUN --push-to-hub NAME           a run's policy as a Hugging Face folder with a model card; upload it
-  rlplug launch -c CONFIG --launcher slurm       train on one or many hosts, with engine servers; also: local
+  rlplug launch -c CONFIG --launcher slurm       train on one or many hosts, with engine servers; also: local, ray
   rlplug plan -c CONFIG --gpu-gib 80             what will live on each GPU, without one; does it fit?
   rlplug plugins                                 what is installed; --check shows what fails, --run RUN what hooks cost
   rlplug new-plugin NAME --kind reward           write a package with a plugin of your own; seven kinds

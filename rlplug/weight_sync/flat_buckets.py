@@ -31,7 +31,7 @@ class FlatTensor:
 def flatten_bucket(bucket: Bucket) -> tuple[Tensor, list[FlatTensor]]:
     """Return a copy of a bucket, uint8 [bytes] on the same device, and where in it each tensor is.
 
-    It is a copy, since the bucket's own memory is used again while an engine may still read.
+    It is a copy, since a bucket is valid until the next only, and an engine may read longer.
     """
     places: list[FlatTensor] = []
     start = 0

@@ -95,14 +95,14 @@ class WeightChecks(RefusalChecks):
             bench.assert_greedy(requests, bench.generate(requests, sampling), advice)
 
     def test_buckets_are_left_as_they_are(self, bench: Bench) -> None:
-        """Buckets may be the trainer's own weights: one rank sends them without a copy."""
+        """An engine may read a bucket until it asks for the next; what it changes, it copies."""
         bench.holding("first")
         for max_bytes in (1 << 30, 1):
             bench.sync("first", max_bytes)
         written = bench.policy("first").written
         assert not written, (
-            f"update_weights wrote to {len(written)} tensors of its buckets, such as {min(written)!r}: they may be the "
-            "trainer's own weights. Copy first."
+            f"update_weights wrote to {len(written)} tensors of its buckets, such as {min(written)!r}: it may only "
+            "read them. Copy first."
         )
 
     def test_buckets_smaller_than_the_largest_tensor(self, bench: Bench) -> None:

@@ -36,7 +36,7 @@ def load_weights(model: nn.Module, vllm_config: Any, buckets: Iterable[Bucket]) 
         initialize_layerwise_reload(model)
         try:
             for bucket in buckets:
-                # a layer may wait for weights of the next bucket, and this one's memory is used again for it
+                # a layer may wait for weights of the next bucket, and this one is valid until then only
                 load((name, tensor.clone()) for name, tensor in bucket)
         finally:
             finalize_layerwise_reload(model, vllm_config.model_config)
