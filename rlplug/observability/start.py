@@ -87,7 +87,7 @@ class Compilation:
 
 
 def watch_compilation() -> None:
-    """Have the progress display say when torch.compile runs, from now on in this process."""
+    """Time torch.compile from now on in this process, for :class:`Compilation` and the progress display."""
     from torch._dynamo.callback import callback_handler
 
     compiling = PHASE_PROGRESS.compiling
