@@ -40,6 +40,7 @@ def test_a_process_that_was_noted_began_in_the_past(monkeypatch: pytest.MonkeyPa
     ("compilation", "end"),
     [
         (Compilation(0.0, 0, 0), ""),
+        (Compilation(8.2, 0, 0), "; torch.compile 8 of it"),
         (Compilation(20.4, 3, 1), "; torch.compile 20 of it: 3 graphs from the cache, 1 compiled"),
     ],
 )
