@@ -35,12 +35,12 @@ def let_lengths_vary(compiled: Forward) -> Forward:
             hidden_states.requires_grad_()
         for value in tree_leaves((hidden_states, values, named)):
             if isinstance(value, torch.Tensor):
-                torch._dynamo.maybe_mark_dynamic(value, lengths_of(value))
+                torch._dynamo.maybe_mark_dynamic(value, dynamic_dims(value))
         return compiled(hidden_states, *values, **named)
 
     return forward
 
 
-def lengths_of(value: torch.Tensor) -> list[int]:
+def dynamic_dims(value: torch.Tensor) -> list[int]:
     """Return the dimensions of a block's input that are a batch or a length: all of a mask [B, 1, T, T], else two."""
     return list(range(value.dim() if value.dim() == 4 else min(value.dim(), 2)))
