@@ -33,7 +33,7 @@ from rlplug.interfaces.checks.process_state import watched
 from rlplug.models.build import Models
 from rlplug.models.lm_head import TokenLogprobs
 from rlplug.observability.phase_timer import PHASES_BEFORE_UPDATE, PhaseTimer
-from rlplug.observability.start import FIRST_STEP, StartTimer
+from rlplug.observability.start import FIRST_STEP, StartTimer, watch_compilation
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.partial.state import PartialRolloutState, load_partial_rollout
@@ -386,6 +386,7 @@ class RLModule(LightningModule):
     def setup(self, stage: str) -> None:
         """Check what can be checked before anything is loaded, and plan a training."""
         self.start_timer.begin("checks")
+        watch_compilation()
         self.timer.device = self.strategy.root_device
         run_setup.check_machine(self.config, self.inputs, self.strategy)
         if stage != "fit":

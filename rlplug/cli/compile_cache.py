@@ -83,6 +83,7 @@ def _of_engine(engine: RolloutEngine) -> Mapping[str, str]:
 
 
 def _require_writable(path: Path) -> None:
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)  # what is in it is executed
+    for folder in (*reversed(path.parents), path):
+        folder.mkdir(exist_ok=True, mode=0o700)  # what is in it is executed; parents=True would ask the umask above it
     with tempfile.TemporaryFile(dir=path):
         pass

@@ -31,7 +31,6 @@ from rlplug.distributed.durable_files import (
 )
 from rlplug.errors import ConfigError, RunError
 from rlplug.evaluation.card import write_card
-from rlplug.interfaces.optimization import Effect
 from rlplug.launch.plan import RUN_FOLDER_VARIABLE
 from rlplug.models.export import export_policy
 from rlplug.models.lora.files import export_adapter
@@ -75,8 +74,9 @@ class RunFolder(Callback):
             ``samples.jsonl`` the text: as many whole groups as fit, or else the first of a group. 0 writes none.
         token_every_n_steps: Steps from one with tokens to the next; the first step has some too.
         token_log_mib: Size of ``tokens/``, in MiB, beyond which its oldest steps are removed.
-        compile_cache: Folder that keeps what torch.compile, Triton and the engine compile, for later runs to load.
-            Environment variables such as ``TORCHINDUCTOR_CACHE_DIR`` win over it; ``null`` leaves all to the libraries.
+        compile_cache: Folder where the command line keeps what torch.compile, Triton and the engine compile, for later
+            runs to load. Environment variables such as ``TORCHINDUCTOR_CACHE_DIR`` win over it; ``null`` leaves all to
+            the libraries.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class RunFolder(Callback):
         if importlib.util.find_spec("tensorboard"):
             trainer.loggers = [*trainer.loggers, RunTensorBoard(self.path, name="", version="tensorboard")]
         if trainer.is_global_zero:
-            self._record = RunRecord(self.path / RECORD, stage, trainer)
+            self._record = RunRecord(self.path / RECORD, stage, trainer, self.cache_note)
             if not self._is_resumed(trainer):
                 self._accept(trainer, module)
 
@@ -199,13 +199,13 @@ class RunFolder(Callback):
         self._began = time.monotonic()
         if self.config_yaml is not None:
             log_configuration(trainer.loggers, self.config_yaml)
-        if self.cache_note is not None:
-            module.models.effects += [Effect(self.cache_note)]
         self._record.add_plan(module)
         if self._is_accepted:
             self._record.write()
         for line in self.changes.lines:
             say(line)
+        if self.cache_note is not None:
+            say(self.cache_note, wraps=True)
         print_start(module, self._record.values["prompts"], self.path)
 
     # ---- each step ------------------------------------------------------------------------------------------------

@@ -28,9 +28,10 @@ class RunRecord:
         path: The file.
         command: Lightning's stage, ``fit`` or ``validate``.
         trainer: The run's.
+        compile_cache: Where compiled code is kept, as a line; ``None`` where the run does not say.
     """
 
-    def __init__(self, path: Path, command: str, trainer: Trainer) -> None:
+    def __init__(self, path: Path, command: str, trainer: Trainer, compile_cache: str | None) -> None:
         self._path = path
         self.values: dict[str, Any] = {
             "status": "running",
@@ -48,6 +49,7 @@ class RunRecord:
             "prompts": trainer.datamodule.counts,  # type: ignore[attr-defined]
             "effects": [],
             "start": {},
+            "compile_cache": compile_cache,
             "hook_costs": [],
             "message": None,
         }

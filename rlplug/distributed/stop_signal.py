@@ -151,7 +151,7 @@ def end_at_once(rank: int | None = None) -> None:
 
     def end(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # schedulers and launchers send it more than once
-        signal.signal(signal.SIGINT, lambda *_: os._exit(128 + number))
+        signal.signal(signal.SIGINT, lambda *_: _leave(number))
         _say(f"{NAMES[signal.Signals(number)]}: ended; no step was under way.", rank)
         raise SignalExit(128 + number)
 
@@ -171,11 +171,19 @@ def _pipe_of_watch() -> int:
             pass
         time.sleep(GRACE_S)
         _say(f"{NAMES[signal.Signals(number)]}: ended without closing what was started.")
-        os._exit(128 + number)
+        _leave(number)
 
     threading.Thread(target=watch, name="rlplug-signals", daemon=True).start()
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
     return writer
+
+
+def _leave(number: int) -> None:
+    """End the process without closing anything, but show the terminal's cursor, which a live display hides."""
+    with contextlib.suppress(OSError):
+        if os.isatty(STDERR):
+            os.write(STDERR, b"\x1b[?25h")
+    os._exit(128 + number)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

@@ -19,7 +19,6 @@ from rich.progress_bar import ProgressBar as Bar
 from rich.table import Table
 
 from rlplug.observability.phase_progress import PHASE_PROGRESS
-from rlplug.observability.start import watch_compilation
 from rlplug.observability.terminal import console, guarded, is_interactive, start_live, stop_live, styled
 
 if TYPE_CHECKING:
@@ -129,7 +128,6 @@ class RLProgressBar(ProgressBar):
         if self._is_shown or not self._enabled:
             return
         module.timer.on_enter = PHASE_PROGRESS.begin
-        watch_compilation()
         self._is_shown = True
         self._shown.callback(setattr, self, "_is_shown", False)
         self._lines = self._shown.enter_context(shown(self._progress))

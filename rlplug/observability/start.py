@@ -87,7 +87,7 @@ class Compilation:
 
 
 def watch_compilation() -> None:
-    """Have the progress display say when torch.compile runs, from now on in this process."""
+    """Time torch.compile from now on in this process, for :class:`Compilation` and the progress display."""
     from torch._dynamo.callback import callback_handler
 
     compiling = PHASE_PROGRESS.compiling
@@ -110,9 +110,9 @@ def start_line(seconds: Mapping[str, float], step: Mapping[str, float], compilat
     named = [f"{name} {value:.0f}" for name, value in parts.items() if value >= max(0.5, total / 10)]
     first = f"{FIRST_STEP} {seconds[FIRST_STEP]:.0f}" + (f" ({', '.join(named)})" if named else "")
     line = f"started in {sum(seconds.values()):.0f} s: {', '.join([*phases, first])}"
-    if not compilation.num_cached + compilation.num_compiled:
-        return line
-    return (
-        f"{line}; torch.compile {compilation.seconds:.0f} of it: {compilation.num_cached} graphs from the cache, "
-        f"{compilation.num_compiled} compiled"
-    )
+    cached, compiled = compilation.num_cached, compilation.num_compiled
+    if compilation.seconds >= 0.5 or cached + compiled:
+        line += f"; torch.compile {compilation.seconds:.0f} of it"
+    if cached + compiled:  # torch's compiler counts them, other backends do not
+        line += f": {cached} graphs from the cache, {compiled} compiled"
+    return line

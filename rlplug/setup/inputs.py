@@ -1,4 +1,4 @@
-"""Facts about policy and environment that a run reads before a weight is loaded, and what they rule out."""
+"""Facts about policy and environment that a run reads before a weight is loaded."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from transformers import PreTrainedTokenizerBase
 
 from rlplug.config import RunConfig
 from rlplug.data.prompt_encoder import PromptRules
-from rlplug.distributed.strategy import RLFSDP2Strategy
-from rlplug.interfaces.rollout import Placement, PolicySpec
+from rlplug.interfaces.rollout import PolicySpec
 from rlplug.models.config import load_spec, load_tokenizer
 from rlplug.models.lora.adapters import adapter_weights
 from rlplug.models.routers import router_shape
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.environment_calls import ask_environment
-from rlplug.setup.checks.engine import check_engine
-from rlplug.setup.checks.trainer import check_optimizations
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights
 from rlplug.weight_sync.manifest import meta_model
 
@@ -58,29 +55,3 @@ def read_inputs(config: RunConfig) -> RunInputs:
     if config.environment is not None:
         tools, notes = ask_environment(config.environment)
     return RunInputs(tokenizer, spec, tools, notes)
-
-
-def check_rollout(config: RunConfig, inputs: RunInputs, engine_is_here: bool = True) -> None:
-    """Refuse an engine that cannot do what the run asks of it, and optimizations that do not go together.
-
-    Args:
-        config: Options of the run.
-        inputs: Facts about policy and environment.
-        engine_is_here: False for a run that is planned for another machine, whose engine may sleep or take FP8 where
-            this one's cannot.
-
-    Raises:
-        ConfigError: The message names the key and the fix.
-    """
-    check_engine(config, plugins().registry.classes("rollouts").values(), engine_is_here)
-    config.engine.check(inputs.spec)
-    check_optimizations(config.optimizations)
-
-
-def check_machine(config: RunConfig, inputs: RunInputs, strategy: RLFSDP2Strategy) -> None:
-    """Refuse a machine that lacks what the engine needs, which may be a library or a GPU.
-
-    Raises:
-        ConfigError: The message names what is missing and how to get it.
-    """
-    config.engine.prepare(inputs.spec, Placement(strategy.root_device, strategy.global_rank, strategy.world_size))

@@ -15,10 +15,11 @@ from rlplug.interfaces.optimization import Optimization
 from rlplug.models.hf_files import read_config
 from rlplug.models.shape import attention_cost
 from rlplug.plugin_manager import CORE, plugins
+from rlplug.setup.checks.engine import check_rollout
 from rlplug.setup.checks.streaming import check_streamed_prompts, check_streaming
 from rlplug.setup.checks.trainer import check_optimizers, check_trainer
 from rlplug.setup.checks.training import check_training
-from rlplug.setup.inputs import RunInputs, check_rollout
+from rlplug.setup.inputs import RunInputs
 from rlplug.setup.memory_inputs import PlannedRun
 from rlplug.training.batch_plan import BatchPlan
 from rlplug.training.memory_plan.decisions import Decisions, shortfall

@@ -1,15 +1,45 @@
-"""Checks that the engine can do what the run asks of it."""
+"""Checks that the engine can do what the run asks of it, and that the machine has what it needs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from rlplug.config import RunConfig
+from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.interfaces.algorithm import Algorithm
-from rlplug.interfaces.rollout import RolloutEngine, require_capability
+from rlplug.interfaces.rollout import Placement, RolloutEngine, require_capability
+from rlplug.plugin_manager import plugins
 from rlplug.rollout.config import PartialRollout, TurnOptions
+from rlplug.setup.checks.trainer import check_optimizations
+from rlplug.setup.inputs import RunInputs
 from rlplug.types import SamplingParams
+
+
+def check_rollout(config: RunConfig, inputs: RunInputs, engine_is_here: bool = True) -> None:
+    """Refuse an engine that cannot do what the run asks of it, and optimizations that do not go together.
+
+    Args:
+        config: Options of the run.
+        inputs: Facts about policy and environment.
+        engine_is_here: False for a run that is planned for another machine, whose engine may sleep or take FP8 where
+            this one's cannot.
+
+    Raises:
+        ConfigError: The message names the key and the fix.
+    """
+    check_engine(config, plugins().registry.classes("rollouts").values(), engine_is_here)
+    config.engine.check(inputs.spec)
+    check_optimizations(config.optimizations)
+
+
+def check_machine(config: RunConfig, inputs: RunInputs, strategy: RLFSDP2Strategy) -> None:
+    """Refuse a machine that lacks what the engine needs, which may be a library or a GPU.
+
+    Raises:
+        ConfigError: The message names what is missing and how to get it.
+    """
+    config.engine.prepare(inputs.spec, Placement(strategy.root_device, strategy.global_rank, strategy.world_size))
 
 
 def check_engine(config: RunConfig, engines: Iterable[type], is_here: bool = True) -> None:

@@ -36,6 +36,17 @@ def test_the_folder_is_that_of_torch_triton_and_the_engine(tmp_path: Path) -> No
     assert note == f"compiled code is kept in {tmp_path / 'cache'} ({', '.join(expected)})"
 
 
+def test_nobody_else_may_fill_the_folder(tmp_path: Path) -> None:
+    """Catches folders with the umask of groups that share files: what is in them is executed."""
+    former = os.umask(0o002)
+    try:
+        use_compile_cache(str(tmp_path / "home" / "cache"), HFRollout())
+    finally:
+        os.umask(former)
+    folders = [folder for folder in tmp_path.rglob("*") if folder.is_dir()]
+    assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
+
+
 def test_variables_of_the_user_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
     note = use_compile_cache(str(tmp_path), HFRollout())

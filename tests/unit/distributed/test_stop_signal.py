@@ -137,3 +137,26 @@ stop_signal.{handlers}()
     assert ended.stderr.count(": ended; no") == (way == "dropped")
     assert ended.stderr.count("without closing") == (handlers == "end_at_once")
     assert time.monotonic() - began < 8
+
+
+def test_an_end_without_closing_shows_the_cursor_of_a_terminal() -> None:
+    """The progress display, which begins with the start of a run, hides it."""
+    code = """
+import os, signal, time
+from rlplug.distributed import stop_signal
+stop_signal.end_at_once()
+for _ in range(2):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+    except SystemExit:
+        pass
+"""
+    ours, terminal = os.openpty()
+    try:
+        ended = subprocess.run([sys.executable, "-c", code], stderr=terminal, timeout=120, check=False)
+        assert ended.returncode == 128 + INT
+        assert os.read(ours, 4096).endswith(b"\x1b[?25h")
+    finally:
+        os.close(ours)
+        os.close(terminal)

@@ -9,8 +9,8 @@ from torch.utils._pytree import tree_leaves
 
 from rlplug_optims.block_forward import Forward
 
-LONGEST: Final = r"L\[.*max_length_[qk]'\]"
-"""Names under which the compiler knows the length of a micro-batch's longest sequence, an argument of every block."""
+LONGEST: Final = r"L\[.*max_length_[qk]\b"
+"""Names under which the compiler knows the length of a micro-batch's longest sequence, which every block gets."""
 
 
 def stop_when_not_compiled() -> None:
@@ -22,8 +22,9 @@ def stop_when_not_compiled() -> None:
 def let_lengths_vary(compiled: Forward) -> Forward:
     """Return a block's ``compiled`` forward method, of which one compilation serves every batch and length.
 
-    What else varies is compiled anew. The input of the first block needs a gradient as that of all others does: with
-    frozen embeddings it would not, and the block would be compiled twice, forward and backward.
+    What else varies is compiled anew, and so is a packed row of a single sequence, because the compiler makes no symbol
+    of 1. The input of the first block needs a gradient as that of all others does: with frozen embeddings it would not,
+    and the block would be compiled twice, forward and backward.
     """
     known = torch.compiler.config.dynamic_sources
     if LONGEST not in known:
@@ -34,12 +35,12 @@ def let_lengths_vary(compiled: Forward) -> Forward:
             hidden_states.requires_grad_()
         for value in tree_leaves((hidden_states, values, named)):
             if isinstance(value, torch.Tensor):
-                torch._dynamo.maybe_mark_dynamic(value, lengths_of(value))
+                torch._dynamo.maybe_mark_dynamic(value, dynamic_dims(value))
         return compiled(hidden_states, *values, **named)
 
     return forward
 
 
-def lengths_of(value: torch.Tensor) -> list[int]:
+def dynamic_dims(value: torch.Tensor) -> list[int]:
     """Return the dimensions of a block's input that are a batch or a length: all of a mask [B, 1, T, T], else two."""
     return list(range(value.dim() if value.dim() == 4 else min(value.dim(), 2)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -12,13 +12,12 @@ from rlplug.models.attention import packed_attention
 from rlplug_trainer_titan.library import titan
 
 
-@dataclass(frozen=True)
-class PackedSequences:
-    """Borders of the sequences in a packed row; it travels through TorchTitan's models as ``attention_masks``."""
+class PackedSequences(NamedTuple):
+    """Lengths of the sequences in a packed row; it travels through TorchTitan's models as ``attention_masks``."""
 
-    borders: Tensor
+    cu_seq_lens_q: Tensor
     """int32 [S + 1]: cumulative lengths of the sequences"""
-    longest: int
+    max_length_q: int
     """Tokens of the longest sequence."""
 
 
@@ -57,10 +56,7 @@ def _packed_attention_class() -> Any:
         ) -> Tensor:
             """Return [1, n, heads, head_dim] of queries [1, n, heads, head_dim] and keys and values of fewer heads."""
             query, key, value = (states.transpose(1, 2) for states in (q_BLNH, k_BLNH, v_BLNH))
-            borders, longest = attention_masks.borders, attention_masks.longest
-            output, _ = packed_attention(
-                self, query, key, value, None, scaling=scale, cu_seq_lens_q=borders, max_length_q=longest
-            )
+            output, _ = packed_attention(self, query, key, value, None, scaling=scale, **attention_masks._asdict())
             return output
 
     return PackedAttention
