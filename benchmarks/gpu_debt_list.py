@@ -237,6 +237,15 @@ ONE_GPU: Final = (
         engine="vllm",
     ),
     Debt(
+        "start",
+        "a second start of the same run finds what the first compiled: from the command to the end of its first step",
+        (("{python}", "benchmarks/start.py", "--workload", "{fixed|tiny}", "--out", "{out}/start"),),
+        seconds=160,
+        gib=130,
+        is_timed=True,
+        engine="vllm",
+    ),
+    Debt(
         "lora-8b",
         "a GRPO step of 8B with LoRA on one GPU, beside TRL with LoRA, and the GPUs that all weights would need",
         (
