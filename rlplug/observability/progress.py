@@ -88,7 +88,6 @@ class RLProgressBar(ProgressBar):
         self._enabled = True
         self._progress = RunProgress(0, 0)
         self._shown = ExitStack()
-        self._is_shown = False
         self._lines: ProgressLines | None = None
 
     def disable(self) -> None:
@@ -100,12 +99,14 @@ class RLProgressBar(ProgressBar):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         self._progress = RunProgress(0, 0)
-        self._show(pl_module)
+        if self._enabled:  # on the first rank
+            module: Any = pl_module
+            module.timer.on_enter = PHASE_PROGRESS.begin
+            self._lines = self._shown.enter_context(shown(self._progress))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module: Any = pl_module
         self._progress.begin_steps(module.plan.total_steps, module.rollout_step)
-        self._show(module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -123,14 +124,6 @@ class RLProgressBar(ProgressBar):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._shown.close()
-
-    def _show(self, module: Any) -> None:
-        if self._is_shown or not self._enabled:
-            return
-        module.timer.on_enter = PHASE_PROGRESS.begin
-        self._is_shown = True
-        self._shown.callback(setattr, self, "_is_shown", False)
-        self._lines = self._shown.enter_context(shown(self._progress))
 
 
 @contextmanager
