@@ -28,6 +28,7 @@ class ActivationTraits:
         activations_on_host: Whether the saved activations of blocks are in host memory, except for those of about two
             blocks.
         logits_chunk: Number of tokens whose logits exist at a time; ``None`` for all tokens of a forward pass.
+        keeps_logits: Whether an update keeps the logits of all chunks for its backward pass, in the pass's dtype.
         sequence_parallel: Whether ranks of the tensor axis also split embeddings, output layer, and the tokens between
             blocks.
     """
@@ -38,6 +39,7 @@ class ActivationTraits:
     recompute_every: int = 1
     activations_on_host: bool = False
     logits_chunk: int | None = None
+    keeps_logits: bool = False
     sequence_parallel: bool = False
 
 

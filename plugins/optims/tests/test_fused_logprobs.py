@@ -82,16 +82,19 @@ def assert_equals_plain(
     top_p=st.sampled_from([1.0, 0.7]),
     entropy_mode=st.sampled_from(["none", "value", "gradient"]),
     bias=st.booleans(),
+    recomputes=st.booleans(),
 )
-def test_equals_plain_torch(num_rows, vocabulary, temperature, top_k, top_p, entropy_mode, bias):
+def test_equals_plain_torch(num_rows, vocabulary, temperature, top_k, top_p, entropy_mode, bias, recomputes):
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
-    assert_equals_plain(ChunkedLMHead(8, is_compiled=False), num_rows, vocabulary, sampling, entropy_mode, bias)
+    head = ChunkedLMHead(8, False, recomputes)
+    assert_equals_plain(head, num_rows, vocabulary, sampling, entropy_mode, bias)
 
 
-def test_compiled_for_one_size_whatever_comes():
+@pytest.mark.parametrize("recomputes", [True, False])
+def test_compiled_for_one_size_whatever_comes(recomputes):
     """Two functions are compiled once: later batches have other numbers of rows, and a rest to fill up."""
     torch._dynamo.reset()
-    layer = ChunkedLMHead(8, is_compiled=True)
+    layer = ChunkedLMHead(8, True, recomputes)
     sampling = SamplingParams(temperature=0.7, top_k=9)
     assert_equals_plain(layer, 20, 100, sampling, "gradient", bias=True)
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -178,6 +181,28 @@ def test_no_tensor_has_the_size_of_all_logits():
 
     assert largest_of(plain, leaves, request) == num_rows * vocabulary
     assert largest_of(ChunkedLMHead(8, is_compiled=False), leaves, request) <= max(8, HIDDEN) * vocabulary
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    num = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.num += "mm" in function.overloadpacket.__name__
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("recomputes", [True, False])
+def test_logits_are_computed_again_unless_they_are_kept(recomputes):
+    leaves, targets = inputs(20, 100)
+    request = LogprobRequest(targets, SamplingParams(), "none")
+    with Products() as products:
+        ChunkedLMHead(8, False, recomputes)(*leaves, request).tokens.logprobs.sum().backward()
+    assert products.num == 3 * (4 if recomputes else 3)  # of three chunks: logits, and gradients of both factors
+    with Largest() as largest, torch.no_grad():
+        ChunkedLMHead(8, False, recomputes)(*leaves, request)
+    assert largest.num_elements <= max(8, HIDDEN) * 100, "a pass without gradients keeps nothing"
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])

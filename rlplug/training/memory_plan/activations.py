@@ -70,5 +70,9 @@ def output_layer(shape: ModelShape, traits: ActivationTraits, num_scored: int, i
     logits = traits.logits_chunk * shape.vocab * itemsize
     if not is_update:
         return logits
+    if traits.keeps_logits:
+        logits += -(-num_scored // traits.logits_chunk) * traits.logits_chunk * shape.vocab * itemsize
+    else:
+        logits *= 2  # of a chunk, and their gradient
     # the weight's gradient is summed in float32 and then cast: both exist at once
-    return 2 * logits + shape.vocab * shape.hidden * (FLOAT32 + itemsize)
+    return logits + shape.vocab * shape.hidden * (FLOAT32 + itemsize)

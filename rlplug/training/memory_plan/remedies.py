@@ -102,14 +102,17 @@ def offload(facts: MemoryInputs) -> Iterator[Change]:
 
 
 def fused_logprobs(facts: MemoryInputs) -> Iterator[Change]:
-    if facts.policy.traits.logits_chunk is None:
+    traits = facts.policy.traits
+    if traits.logits_chunk is not None and not traits.keeps_logits:
+        return
 
-        def fused(network: ModelInputs) -> ModelInputs:
-            return replace(network, traits=replace(network.traits, logits_chunk=CHUNK))
+    def fused(network: ModelInputs) -> ModelInputs:
+        chunk = network.traits.logits_chunk or CHUNK
+        return replace(network, traits=replace(network.traits, logits_chunk=chunk, keeps_logits=False))
 
-        reference = None if facts.reference is None else fused(facts.reference)
-        changed = replace(facts, policy=fused(facts.policy), reference=reference)
-        yield Change("FusedLogprobs in model.optimizations", changed)
+    reference = None if facts.reference is None else fused(facts.reference)
+    changed = replace(facts, policy=fused(facts.policy), reference=reference)
+    yield Change(f"FusedLogprobs in model.optimizations{', with recompute: true' * traits.keeps_logits}", changed)
 
 
 def smaller_engine(facts: MemoryInputs) -> Iterator[Change]:

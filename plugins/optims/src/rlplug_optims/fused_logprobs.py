@@ -21,7 +21,7 @@ class FusedLogprobs(Optimization):
 
     Saves: the logits ``[N, V]`` in the pass's dtype, their float32 copy and their gradients, mostly the largest tensors
     of an update; and passes over them.
-    Costs: one more matrix product with the output layer's weight in the backward pass.
+    Costs: one more matrix product with the output layer's weight in the backward pass, unless ``recompute`` is false.
     Proof: the fused function that takes the place of the output layer.
 
     The idea is that of "Cut Your Losses in Large-Vocabulary Language Models", arXiv:2411.09009, and of Liger's fused
@@ -31,6 +31,8 @@ class FusedLogprobs(Optimization):
     Args:
         chunk_size: Tokens whose logits exist at a time.
         compile: Fuse the operations after the matrix product with ``torch.compile``; by default on CUDA only.
+        recompute: Compute the logits of a chunk again in the backward pass. ``false`` keeps the logits ``[N, V]`` of a
+            micro-batch in the pass's dtype instead, and saves the matrix product.
     """
 
     applies_to = ("policy", "reference")
@@ -39,28 +41,30 @@ class FusedLogprobs(Optimization):
         "EntropyCheckpointing": "FusedLogprobs recomputes what entropies need already",
     }
 
-    def __init__(self, chunk_size: int = 4096, compile: bool | None = None) -> None:
+    def __init__(self, chunk_size: int = 4096, compile: bool | None = None, recompute: bool = True) -> None:
         if chunk_size < 1:
             raise ConfigError(f"FusedLogprobs.chunk_size is {chunk_size}: give at least 1; 4096 is usual.")
         self.chunk_size = chunk_size
         self.compile = compile
+        self.recompute = recompute
         self._model: nn.Module | None = None
 
     def before_shard(self, model: nn.Module) -> None:
         self._model = model
         lm_head_of(model).fused = ChunkedLMHead(
-            self.chunk_size, torch.cuda.is_available() if self.compile is None else self.compile
+            self.chunk_size, torch.cuda.is_available() if self.compile is None else self.compile, self.recompute
         )
 
     def plan_memory(self, traits: ActivationTraits) -> ActivationTraits:
-        return replace(traits, logits_chunk=self.chunk_size)
+        return replace(traits, logits_chunk=self.chunk_size, keeps_logits=not self.recompute)
 
     def effects(self) -> list[Effect]:
         head = None if self._model is None else lm_head_of(self._model).fused
         if not isinstance(head, ChunkedLMHead):
             return []
         how = "compiled" if head.is_compiled else "not compiled"
-        return [Effect(f"output layer fused with logprobs, {head.chunk_size} tokens at a time, {how}")]
+        kept = "" if head.recomputes else ", logits kept for the backward pass"
+        return [Effect(f"output layer fused with logprobs, {head.chunk_size} tokens at a time, {how}{kept}")]
 
 
 class ChunkedLMHead:
@@ -70,11 +74,13 @@ class ChunkedLMHead:
         chunk_size: Tokens of a chunk.
         is_compiled: Whether its two elementwise functions are compiled. All chunks then have one size, so that batches
             of any number of tokens share the compiled code.
+        recomputes: Whether the backward pass computes logits again, rather than keep all of them.
     """
 
-    def __init__(self, chunk_size: int, is_compiled: bool) -> None:
+    def __init__(self, chunk_size: int, is_compiled: bool, recomputes: bool = True) -> None:
         self.chunk_size = chunk_size
         self.is_compiled = is_compiled
+        self.recomputes = recomputes
         self.logprobs: Callable[..., tuple[Tensor, ...]] = chunk_logprobs
         self.gradient: Callable[..., Tensor] = logits_gradient
         if is_compiled:
@@ -83,7 +89,9 @@ class ChunkedLMHead:
             self.gradient = torch.compile(logits_gradient, dynamic=False)
 
     def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, request: LogprobRequest) -> LMHeadOutput:
-        logprobs, entropies, sampled = _FusedLogprobs.apply(hidden, weight, bias, request, self)  # type: ignore[no-untyped-call]
+        keeps_all = not self.recomputes and torch.is_grad_enabled()
+        inputs = (hidden, weight, bias, request, self, keeps_all)
+        logprobs, entropies, sampled = _FusedLogprobs.apply(*inputs)  # type: ignore[no-untyped-call]
         tokens = TokenLogprobs(logprobs, sampled if request.needs_truncation else logprobs.detach())
         return LMHeadOutput(tokens, entropies)
 
@@ -100,7 +108,7 @@ class ChunkedLMHead:
 
 @dataclass(frozen=True)
 class _Logits:
-    """Buffer for the logits of one chunk after another.
+    """Memory for logits: of one chunk after another, or of all.
 
     Rows past the end of the last chunk hold stale numbers; nothing that is computed from them is used.
     """
@@ -109,22 +117,32 @@ class _Logits:
     """[V, D]"""
     bias: Tensor | None
     """[V]"""
-    buffer: Tensor
-    """[C, V], in the pass's dtype"""
+    memory: Tensor
+    """[chunks, C, V], in the pass's dtype; where there is one chunk, all take turns in it"""
 
     @classmethod
-    def of(cls, head: ChunkedLMHead, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> _Logits:
-        num_tokens = head.chunk_size if head.is_compiled else min(head.chunk_size, len(hidden))
-        return cls(weight, bias, hidden.new_empty(num_tokens, len(weight)))
+    def of(
+        cls, head: ChunkedLMHead, hidden: Tensor, weight: Tensor, bias: Tensor | None, keeps_all: bool = False
+    ) -> _Logits:
+        size = head.chunk_size if head.is_compiled else min(head.chunk_size, max(len(hidden), 1))
+        num_chunks = -(-len(hidden) // size) if keeps_all else 1
+        return cls(weight, bias, hidden.new_empty(num_chunks, size, len(weight)))
 
-    def compute(self, head: ChunkedLMHead, hidden: Tensor) -> Tensor:
-        """Return the logits of ``hidden`` [c, D]: [C, V] where all chunks have one size, else [c, V]."""
-        logits = self.buffer[: len(hidden)]
+    def compute(self, hidden: Tensor, tokens: slice) -> None:
+        """Compute the logits of a chunk: of the ``tokens`` of ``hidden`` [N, D]."""
+        inputs = hidden[tokens]
+        logits = self._place(tokens)[: len(inputs)]
         if self.bias is None:
-            torch.mm(hidden, self.weight.t(), out=logits)
+            torch.mm(inputs, self.weight.t(), out=logits)
         else:
-            torch.addmm(self.bias, hidden, self.weight.t(), out=logits)
-        return self.buffer if head.is_compiled else logits
+            torch.addmm(self.bias, inputs, self.weight.t(), out=logits)
+
+    def chunk(self, head: ChunkedLMHead, tokens: slice) -> Tensor:
+        """Return the computed logits of a chunk: [C, V] where all chunks have one size, else [c, V]."""
+        return self._place(tokens)[: head.chunk_size if head.is_compiled else tokens.stop - tokens.start]
+
+    def _place(self, tokens: slice) -> Tensor:
+        return self.memory[tokens.start // self.memory.shape[1] % len(self.memory)]
 
 
 class _FusedLogprobs(torch.autograd.Function):
@@ -138,12 +156,14 @@ class _FusedLogprobs(torch.autograd.Function):
         bias: Tensor | None,
         request: LogprobRequest,
         head: ChunkedLMHead,
+        keeps_all: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         temperature = request.sampling.temperature or 1.0
-        logits = _Logits.of(head, hidden, weight, bias)
+        logits = _Logits.of(head, hidden, weight, bias, keeps_all)
         results = hidden.new_zeros(4, len(hidden), dtype=torch.float32)
         for tokens in head.chunks(len(hidden)):
-            chunk = logits.compute(head, hidden[tokens])
+            logits.compute(hidden, tokens)
+            chunk = logits.chunk(head, tokens)
             targets = request.targets[tokens]
             computed = head.logprobs(chunk, temperature, head.padded(targets), request.entropy_mode != "none")
             for result, values in zip(results, computed, strict=False):
@@ -152,14 +172,15 @@ class _FusedLogprobs(torch.autograd.Function):
                 results[3, tokens] = truncated_logprobs(chunk[: len(targets)], targets, request.sampling)
         logprobs, lse, entropies, sampled = results.unbind()
         ctx.head, ctx.temperature = head, temperature
-        ctx.save_for_backward(hidden, weight, bias, request.targets, lse, entropies)
+        kept = logits.memory if keeps_all else None
+        ctx.save_for_backward(hidden, weight, bias, request.targets, lse, entropies, kept)
         ctx.mark_non_differentiable(sampled, *([entropies] if request.entropy_mode != "gradient" else []))
         ctx.set_materialize_grads(False)
         return logprobs, entropies, sampled
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, lse, entropies = ctx.saved_tensors
+        hidden, weight, bias, targets, lse, entropies, kept = ctx.saved_tensors
         head: ChunkedLMHead = ctx.head
         d_logprobs, d_entropies, _ = gradients
         per_token = [targets, lse, torch.zeros_like(lse) if d_logprobs is None else d_logprobs]
@@ -168,11 +189,13 @@ class _FusedLogprobs(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden) if needs_hidden else None
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
         d_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
-        logits = _Logits.of(head, hidden, weight, bias)
+        logits = _Logits.of(head, hidden, weight, bias) if kept is None else _Logits(weight, bias, kept)
         for tokens in head.chunks(len(hidden)):
             inputs = hidden[tokens]
             arguments = [head.padded(values[tokens]) for values in per_token]
-            d_logits = head.gradient(logits.compute(head, inputs), ctx.temperature, *arguments)[: len(inputs)]
+            if kept is None:
+                logits.compute(hidden, tokens)
+            d_logits = head.gradient(logits.chunk(head, tokens), ctx.temperature, *arguments)[: len(inputs)]
             if d_hidden is not None:
                 torch.mm(d_logits, weight, out=d_hidden[tokens])
             if d_weight is not None:
@@ -180,7 +203,7 @@ class _FusedLogprobs(torch.autograd.Function):
             if d_bias is not None:
                 d_bias += d_logits.sum(dim=0, dtype=torch.float32)
         d_weight = None if d_weight is None else d_weight.to(weight.dtype)
-        return d_hidden, d_weight, None if d_bias is None else d_bias.to(bias.dtype), None, None
+        return d_hidden, d_weight, None if d_bias is None else d_bias.to(bias.dtype), None, None, None
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
