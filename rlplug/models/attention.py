@@ -8,7 +8,9 @@ exchange their parts of the row for heads of the whole row before attention, and
 from __future__ import annotations
 
 import inspect
-from typing import Any, Final
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -24,6 +26,46 @@ from rlplug.models.packing import LONG
 NAME: Final = "packed"
 """Value of ``attn_implementation`` that selects this attention."""
 
+# torch 2.11 has grouped-query attention without this argument
+GROUPED: Final[dict[str, Any]] = (
+    {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The sequences of a packed row, and how each of them is attended to."""
+
+    borders: Tensor
+    """int32 [S + 1]: cumulative lengths"""
+    longest: int
+    """Tokens of the longest sequence."""
+    scale: float | None = None
+    """Factor of the query-key products; 1 / sqrt(head_dim) by default."""
+    window: int | None = None
+    """Number of keys that a query attends to, its own position included."""
+
+
+FlashAttention: TypeAlias = Callable[[Tensor, Tensor, Tensor, Sequences], Tensor]
+"""From [N, H, head_dim], and twice [N, H_kv, head_dim], in half precision on a GPU, to [N, H, head_dim]."""
+
+
+def torch_flash_attention(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
+    """Return torch's variable-length flash attention."""
+    output: Any = varlen_attn(
+        query,
+        key,
+        value,
+        cu_seq_q=sequences.borders,
+        cu_seq_k=sequences.borders,
+        max_q=sequences.longest,
+        max_k=sequences.longest,
+        scale=sequences.scale,
+        window_size=(-1 if sequences.window is None else sequences.window - 1, 0),
+        **GROUPED,
+    )
+    return output  # type: ignore[no-any-return]
+
 
 def packed_attention(
     module: nn.Module,
@@ -37,6 +79,7 @@ def packed_attention(
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
     sequence_group: dist.ProcessGroup | None = None,
+    flash: FlashAttention | None = None,
     **unused: Any,
 ) -> tuple[Tensor, None]:
     """Compute causal attention; the signature is that of transformers' attention functions.
@@ -54,13 +97,14 @@ def packed_attention(
             is one sequence.
         max_length_q: Tokens of the longest sequence.
         sequence_group: Process group of the ranks that hold the parts of the row.
+        flash: Kernels that compute all attention; by default torch's, where they support the inputs.
         unused: Other arguments of transformers.
 
     Returns:
         [1, n, H, head_dim], and None for attention weights.
 
     Raises:
-        ConfigError: The layer has attention sinks or is not causal.
+        ConfigError: The layer has attention sinks or is not causal, or ``flash`` does not support it.
     """
     if unused.get("s_aux") is not None or not getattr(module, "is_causal", True):
         raise ConfigError(
@@ -76,10 +120,18 @@ def packed_attention(
     if sequence_group is not None:
         query, key, value = sequences_to_heads(query, key, value, sequence_group)
     window = None if sliding_window is None or sliding_window >= max_length_q else sliding_window
-    if uses_cudnn(query, value, cu_seq_lens_q, window, softcap):
-        output = _one_sequence(query, key, value, scaling)
+    if flash is not None and not uses_flash(query, value, softcap):
+        raise ConfigError(
+            f"{type(module).__name__} has a soft cap of its scores, or passes are not in half precision on a GPU, "
+            "which the attention kernels of model.optimizations do not support: remove them, or set model.policy.dtype "
+            "to bfloat16."
+        )
+    states = (query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
+    if flash is None and uses_cudnn(query, value, cu_seq_lens_q, window, softcap):
+        output = one_long_sequence(*states, scaling).transpose(0, 1)
     elif uses_flash(query, value, softcap):
-        output = _flash(query, key, value, cu_seq_lens_q, max_length_q, scaling, window)
+        sequences = Sequences(cu_seq_lens_q, max_length_q, scaling, window)
+        output = (flash or torch_flash_attention)(*states, sequences).transpose(0, 1)
     else:
         output = _padded(query, key, value, cu_seq_lens_q, max_length_q, scaling, window, softcap)
     if sequence_group is not None:
@@ -88,11 +140,6 @@ def packed_attention(
 
 
 AttentionInterface.register(NAME, packed_attention)
-
-# torch 2.11 has grouped-query attention without this argument
-GROUPED: Final[dict[str, Any]] = (
-    {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-)
 
 
 def uses_flash(query: Tensor, value: Tensor, softcap: float | None) -> bool:
@@ -111,32 +158,14 @@ def uses_cudnn(query: Tensor, value: Tensor, borders: Tensor, window: int | None
     return borders.shape[0] == 2 and query.shape[1] >= LONG and torch.cuda.get_device_capability() >= (9, 0)
 
 
-def _one_sequence(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-    """Return cuDNN's attention of one sequence; all tensors are [heads, N, head_dim]."""
+def one_long_sequence(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+    """Return cuDNN's attention of one sequence; all tensors are [N, heads, head_dim]."""
+    query, key, value = (states.transpose(0, 1)[None] for states in (query, key, value))
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
         output = nn.functional.scaled_dot_product_attention(
-            query[None], key[None], value[None], is_causal=True, scale=scale, enable_gqa=True
+            query, key, value, is_causal=True, scale=scale, enable_gqa=True
         )
-    return output[0]
-
-
-def _flash(
-    query: Tensor, key: Tensor, value: Tensor, borders: Tensor, longest: int, scale: float | None, window: int | None
-) -> Tensor:
-    """Return variable-length flash attention; all tensors are [heads, N, head_dim]."""
-    output: Any = varlen_attn(
-        query.transpose(0, 1),
-        key.transpose(0, 1),
-        value.transpose(0, 1),
-        cu_seq_q=borders,
-        cu_seq_k=borders,
-        max_q=longest,
-        max_k=longest,
-        scale=scale,
-        window_size=(-1 if window is None else window - 1, 0),
-        **GROUPED,
-    )
-    return output.transpose(0, 1)  # type: ignore[no-any-return]
+    return output[0].transpose(0, 1)
 
 
 def _padded(

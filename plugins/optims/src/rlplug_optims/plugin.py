@@ -5,6 +5,7 @@ from rlplug.registry import Registry
 from rlplug_optims.activation_offload import ActivationOffload
 from rlplug_optims.compile_blocks import CompileBlocks
 from rlplug_optims.entropy_memory import EntropyCheckpointing, EntropyChunking
+from rlplug_optims.flash_attention import FlashAttention4
 from rlplug_optims.fused_logprobs import FusedLogprobs
 from rlplug_optims.gradient_checkpointing import GradientCheckpointing
 from rlplug_optims.liger import Liger
@@ -19,6 +20,7 @@ OPTIMIZATIONS = (
     CompileBlocks,
     EntropyCheckpointing,
     EntropyChunking,
+    FlashAttention4,
     ForwardPrefetch,
     FusedLogprobs,
     GradientCheckpointing,
