@@ -4,8 +4,10 @@
 ``--model FOLDER`` trains SmolLM2-135M-Instruct on sums on a GPU instead, each engine on one of its own when there are
 several. It writes a CSV of metrics for each engine, prints a summary, and ``--plot FILE`` draws all the CSVs of OUT.
 
-``--arguments ENGINE KEY=VALUE ...``, once for an engine, are arguments of its run alone. Engines that need environments
-of their own are trained in calls of their own, with the same OUT; ``--engines`` with nothing behind it only plots.
+``--qwen3`` trains the quickstart's model in the shape of Qwen3, which every engine holds in FP8: SGLang 0.5.16 drops
+the scales of a Llama. ``--arguments ENGINE KEY=VALUE ...``, once for an engine, are arguments of its run alone. Engines
+that need environments of their own are trained in calls of their own, with the same OUT; ``--engines`` with nothing
+behind it only plots.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import csv
 import json
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,13 +31,24 @@ WINDOW = 10
 def arguments_of(engine: str, options: argparse.Namespace) -> list[str]:
     """Return the command line of one engine's run."""
     if options.model is None:
-        base = [*QUICKSTART, "--trainer.accelerator", "cpu"]
+        base = [*QUICKSTART, "--trainer.accelerator", "gpu" if torch.cuda.is_available() else "cpu"]
+        base += ["--model.policy.path", str(qwen3_model(options.out))] if options.qwen3 else []
     else:
         base = smollm2(options.model, options.out, options.steps)
     chosen = ["--model.rollout", engine]
     for key, value in options.arguments.get(engine, {}).items():
         chosen += [f"--{key}", value]
     return [*base, "--model.num_steps", str(options.steps), *chosen]
+
+
+def qwen3_model(out: Path) -> Path:
+    """Write the quickstart's model folder with the configuration of a Qwen3 of the same sizes; return it."""
+    folder = out / "qwen3"
+    shutil.copytree("examples/quickstart/model", folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def read_arguments(groups: list[list[str]], engines: list[str], parser: argparse.ArgumentParser) -> dict[str, Any]:
@@ -71,6 +85,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--engines", nargs="*", default=["HFRollout", "VLLMRollout"])
     parser.add_argument("--model", type=Path, help="folder of SmolLM2-135M-Instruct")
+    parser.add_argument("--qwen3", action="store_true", help="without --model: the quickstart's model as a Qwen3")
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument(
         "--arguments", nargs="+", action="append", default=[], metavar=("ENGINE", "KEY=VALUE"), help="of its run alone"

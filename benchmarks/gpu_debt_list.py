@@ -21,6 +21,13 @@ LONG: Final = ("--layers", "{4|2}", "--rows", "1", "--completion", "{65280|40}",
 ALL: Final = ("plain", "fused", "entropy chunks", "checkpointing", "selective", "activation offload", "low memory")
 LORA: Final = ("fused", "entropy chunks", "low memory", "selective", "compile+fused+checkpointing", "liger+fused")
 GRAPHS: Final = ("--graph-sizes", "64", "128", "256")
+CURVE: Final = (
+    *("{python}", "benchmarks/engine_curves.py", "--out", "{out}", "--qwen3", "--steps", "{160|2}", "--engines"),
+    *("{SGLangRollout|HFRollout}", "--arguments", "{SGLangRollout|HFRollout}", "model.policy.dtype=bfloat16"),
+    "{model.rollout.mem_fraction_static=0.1|run.export_policy=false}",
+    "{model.rollout.attention_backend=triton|run.report=false}",
+)
+"""Its end are the engine's own arguments, which more may follow."""
 FIRST_STEP: Final = "test_first_optimizer_step_may_use_what_activations_have_left"
 
 ONE_GPU: Final = (
@@ -190,14 +197,40 @@ ONE_GPU: Final = (
     ),
     Debt(
         "parity",
-        "logprobs of HFRollout and of vLLM, with a KV cache in bfloat16 and in FP8, beside the trainer's",
+        "logprobs of HFRollout, vLLM with a KV cache in bfloat16 and in FP8, and SGLang, beside the trainer's",
         (
             ("{python}", "benchmarks/gpu_debt_parity.py", "{large-vocabulary|tiny}", "{out}/model"),
             ("{python}", "benchmarks/parity.py", "{out}/model/parity.yaml", "--out", "{out}/parity"),
         ),
-        seconds=90,
-        gib=70,
+        seconds=220,
+        gib=60,
         engine="vllm",
+    ),
+    Debt(
+        "sglang-bf16-curve",
+        "the quickstart as a Qwen3 learns with SGLang in bfloat16: what the next one is compared with",
+        (CURVE,),
+        seconds=130,
+        gib=20,
+        engine="sglang",
+    ),
+    Debt(
+        "sglang-fp8-curve",
+        "the same with FP8 weights in SGLang",
+        ((*CURVE, "{model.weight_sync.dtype=fp8_block|model.limits.stall_s=900}"),),
+        seconds=130,
+        gib=20,
+        engine="sglang",
+        environment={"SGLANG_ENABLE_JIT_DEEPGEMM": "0"},
+    ),
+    Debt(
+        "attention",
+        "FlashAttention-4 beside FlashAttention-2 and cuDNN: speed, outputs and gradients",
+        (("{python}", "benchmarks/attention.py", "--out", "{out}"),),
+        seconds=60,
+        gib=10,
+        is_timed=True,
+        engine="sglang",
     ),
     Debt(
         "kernel-tests",
@@ -209,7 +242,10 @@ ONE_GPU: Final = (
                     "tests/unit/weight_sync/test_fp8_kernel.py",
                     f"tests/unit/training/test_update.py::{FIRST_STEP}",
                 ),
-                *(f"plugins/optims/tests/test_{name}.py" for name in ("fused_logprobs", "block_forward", "liger")),
+                *(
+                    f"plugins/optims/tests/test_{name}.py"
+                    for name in ("fused_logprobs", "block_forward", "liger", "flash_attention")
+                ),
             ),
         ),
         seconds=90,

@@ -1,11 +1,13 @@
 """Writes a model of random weights, and the file of engines with which ``parity.py`` compares them on it.
 
 ``python benchmarks/gpu_debt_parity.py large-vocabulary OUT`` makes the model of that workload of ``step.py`` and
-``OUT/parity.yaml``: for a host that has no model, all engines in the environment of this process.
+``OUT/parity.yaml``: for a host that has no model. Engines run in the environment of this process, but for SGLang, which
+takes its packages from the folder that the variable ``SITE_SGLANG`` names, where there is one.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +16,15 @@ import torch
 import yaml
 from step_work import WORKLOADS, prepare
 
-OF_VLLM: Final = {"gpu_memory_utilization": 0.3, "max_num_seqs": 128, "max_model_len": 512}
+OF_VLLM: Final = {"gpu_memory_utilization": 0.2, "kv_cache_gib": 15, "max_num_seqs": 128, "max_model_len": 512}
+"""A cache of a given size, since vLLM would otherwise measure what is free while others on the GPU come and go."""
+OF_SGLANG: Final = {
+    "mem_fraction_static": 0.3,
+    "max_running_requests": 128,
+    "context_length": 512,
+    "attention_backend": "triton",
+    "cuda_graph_batch_sizes": [32, 64, 128],
+}
 ON_GPU: Final = {"cudagraph_capture_sizes": [32, 64, 128]}
 
 
@@ -26,6 +36,9 @@ def engines() -> list[dict[str, Any]]:
     if on_gpu:
         in_fp8 = arguments | {"kv_cache_dtype": "fp8"}
         entries.append({"engine": "VLLMRollout", "name": "VLLMRollout-fp8-cache", "init_args": in_fp8})
+    if on_gpu and (site := os.environ.get("SITE_SGLANG")):
+        path = os.pathsep.join([site, str(Path(__file__).parent)])
+        entries.append({"engine": "SGLangRollout", "init_args": OF_SGLANG, "environment": {"PYTHONPATH": path}})
     return [{"python": sys.executable, **entry} for entry in entries]
 
 

@@ -35,7 +35,7 @@ from gpu_debt_table import Outcome, markdown, read_outcomes
 ROOT: Final = Path(__file__).parents[1]
 GPU_GIB: Final = 125
 """Of a GPU's 140 GiB, what claims may share."""
-MOST_AT_ONCE: Final = 3
+MOST_AT_ONCE: Final = 5
 """Claims that may share one GPU."""
 TAIL: Final = 30
 """Lines of a log that a failure shows."""
@@ -65,7 +65,8 @@ class Engines:
 
     def environment(self, engine: str) -> dict[str, str]:
         parts = [self._paths.get(engine, ""), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
-        return {"PYTHONPATH": os.pathsep.join(filter(None, parts))}
+        sites = {f"SITE_{name.upper()}": path for name, path in self._paths.items()}
+        return sites | {"PYTHONPATH": os.pathsep.join(filter(None, parts))}
 
     def can_be(self, engine: str) -> bool:
         """Return whether ``engine`` is installed, or its folder is waited for."""

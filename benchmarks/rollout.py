@@ -226,6 +226,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--longest", type=int, help="tokens; completions are then log-normal, not all of one length")
     parser.add_argument("--smallest", type=int, default=64, help="tokens of the shortest, with --longest")
     parser.add_argument("--seeded", action="store_true", help="bare vLLM also with each request's seed")
+    parser.add_argument("--profile", type=int, default=0, metavar="ROWS", help="bare vLLM's costliest kernels")
     parser.add_argument(
         "--share", type=float, default=0.5, help="gpu_memory_utilization; mem_fraction_static, of what is free at start"
     )

@@ -60,6 +60,10 @@ def vllm(arguments: argparse.Namespace, spec: PolicySpec, requests: Sequence[Req
     record.say("generate", **timed(lambda: generate(seeded=False), arguments.repeats))
     if arguments.seeded:
         record.say("generate, seeded", **timed(lambda: generate(seeded=True), arguments.repeats))
+    if arguments.profile:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            generate(seeded=arguments.seeded)
+        print(profiler.key_averages().table(sort_by="self_device_time_total", row_limit=arguments.profile), flush=True)
 
 
 def sglang(arguments: argparse.Namespace, spec: PolicySpec, requests: Sequence[Request], record: Record) -> None:

@@ -26,8 +26,11 @@ from rlplug.types import GIB
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 ON_GPU = torch.cuda.is_available()
 SERVER = ["--max-model-len", "512", "--max-num-seqs", "16", "--enforce-eager"]
-SERVER += ["--gpu-memory-utilization", "0.1"] if ON_GPU else ["--dtype", "float32"]
+# a size, since vLLM would otherwise measure what is free while others on the GPU come and go
+SERVER += ["--gpu-memory-utilization", "0.1", "--kv-cache-memory-bytes", "2G"] if ON_GPU else ["--dtype", "float32"]
 REQUEST_DEADLINE_S = 5.0 if ON_GPU else 20.0
+REWARD_DEADLINE_S = max(4 * REQUEST_DEADLINE_S, 30.0)
+"""A reward model's own deadline is 28 s."""
 SAMPLING = {"temperature": 1.0, "max_tokens": 4, "structured_outputs": {"choice": list("123456789")}}
 """vLLM enforces a digit; no verdict is a 0, so that a 0 would be a failure."""
 
@@ -81,7 +84,7 @@ def test_failures_between_a_run_and_its_real_judge_are_counted(
             run = RewardedRun(
                 tmp_path,
                 rewards(proxy.url, tmp_path),
-                {"max_reward_error_share": 0.6, "reward_deadline_s": 4 * REQUEST_DEADLINE_S},
+                {"max_reward_error_share": 0.6, "reward_deadline_s": REWARD_DEADLINE_S},
                 ("--trainer.accelerator", "gpu" if ON_GPU else "cpu", "--trainer.devices", "1"),
                 {"JUDGE_KEY": KEY},
             )
