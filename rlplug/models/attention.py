@@ -120,20 +120,8 @@ def packed_attention(
     if sequence_group is not None:
         query, key, value = sequences_to_heads(query, key, value, sequence_group)
     window = None if sliding_window is None or sliding_window >= max_length_q else sliding_window
-    if flash is not None and not uses_flash(query, value, softcap):
-        raise ConfigError(
-            f"{type(module).__name__} has a soft cap of its scores, or passes are not in half precision on a GPU, "
-            "which the attention kernels of model.optimizations do not support: remove them, or set model.policy.dtype "
-            "to bfloat16."
-        )
-    states = (query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
-    if flash is None and uses_cudnn(query, value, cu_seq_lens_q, window, softcap):
-        output = one_long_sequence(*states, scaling).transpose(0, 1)
-    elif uses_flash(query, value, softcap):
-        sequences = Sequences(cu_seq_lens_q, max_length_q, scaling, window)
-        output = (flash or torch_flash_attention)(*states, sequences).transpose(0, 1)
-    else:
-        output = _padded(query, key, value, cu_seq_lens_q, max_length_q, scaling, window, softcap)
+    sequences = Sequences(cu_seq_lens_q, max_length_q, scaling, window)
+    output = _attend(query, key, value, sequences, softcap, flash)
     if sequence_group is not None:
         output = heads_to_sequences(output, sequence_group)
     return output.view(-1, batch_size, length, output.shape[-1]).permute(1, 2, 0, 3), None
@@ -142,20 +130,45 @@ def packed_attention(
 AttentionInterface.register(NAME, packed_attention)
 
 
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sequences: Sequences,
+    softcap: float | None,
+    flash: FlashAttention | None,
+) -> Tensor:
+    """Return attention within sequences, with the kernels that were asked for or support it; [heads, N, head_dim]."""
+    has_flash = uses_flash(query, value, softcap)
+    if flash is not None and not has_flash:
+        raise ConfigError(
+            "the attention kernels of model.optimizations need passes in half precision on a GPU and scores without a "
+            "soft cap: remove them, or set model.policy.dtype to bfloat16."
+        )
+    if not has_flash:
+        how = (sequences.borders, sequences.longest, sequences.scale, sequences.window, softcap)
+        return _padded(query, key, value, *how)
+    states = (query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
+    if flash is None and _is_one_long_sequence(query, sequences):
+        return one_long_sequence(*states, sequences.scale).transpose(0, 1)
+    return (flash or torch_flash_attention)(*states, sequences).transpose(0, 1)
+
+
 def uses_flash(query: Tensor, value: Tensor, softcap: float | None) -> bool:
     """Return whether torch's variable-length flash attention supports these inputs."""
     fits = query.shape[-1] == value.shape[-1] <= 256 and query.shape[-1] % 8 == 0
     return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and softcap is None and fits
 
 
-def uses_cudnn(query: Tensor, value: Tensor, borders: Tensor, window: int | None, softcap: float | None) -> bool:
+def _is_one_long_sequence(query: Tensor, sequences: Sequences) -> bool:
     """Return whether to use cuDNN's attention: for one long sequence, on Hopper or newer.
 
     It is then 1.6 times as fast as the variable-length kernel (``benchmarks/results/2026-11-21-update-on-h200``).
     """
-    if not uses_flash(query, value, softcap) or window is not None or query.shape[-1] > 128:
+    if sequences.window is not None or query.shape[-1] > 128:
         return False
-    return borders.shape[0] == 2 and query.shape[1] >= LONG and torch.cuda.get_device_capability() >= (9, 0)
+    is_long = sequences.borders.shape[0] == 2 and query.shape[1] >= LONG
+    return is_long and torch.cuda.get_device_capability() >= (9, 0)
 
 
 def one_long_sequence(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:

@@ -12,7 +12,7 @@ import itertools
 
 import pytest
 import torch
-from optims_models import CONFIGS, tiny_batch, tiny_model
+from optims_models import CONFIGS, assert_same, optimized_results, plain_results, tiny_batch, tiny_model
 from rlplug_optims import FlashAttention4, flash_attention
 from rlplug_optims.flash_attention import flash_attention_4
 from transformers import AutoModelForCausalLM
@@ -113,6 +113,15 @@ def test_operators_obey_their_contracts(kernels):
     borders = torch.tensor(BORDERS, dtype=torch.int32)
     arguments = (*leaves, borders, 11, None, 0)
     torch.library.opcheck(torch.ops.rlplug_optims.flash_attention_4.default, arguments)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_model_gives_the_same_loss_and_gradients(kernels, family, monkeypatch):
+    """As on a GPU, but for what computes there: rows are turned to the kernels' layout, and back."""
+    monkeypatch.setattr(attention, "uses_flash", lambda *_: True)
+    model = tiny_model(family)
+    model.set_attn_implementation(flash_attention.NAME)
+    assert_same(optimized_results(model, tiny_batch()), plain_results(tiny_model(family, packed=False), tiny_batch()))
 
 
 def test_a_model_whose_kernels_do_not_support_it_stops(kernels):

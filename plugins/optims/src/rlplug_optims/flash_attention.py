@@ -32,7 +32,7 @@ class FlashAttention4(Optimization):
     Saves: time in attention, forward and backward.
     Costs: seconds at the start, to compile its kernels. Needs a Hopper or Blackwell GPU, passes in half precision, and
     ``pip install rlplug-optims[flash-attention]``.
-    Proof: the blocks whose attention it computes, after outputs and gradients for the model's heads were compared with
+    Proof: the layers whose attention it computes, after outputs and gradients for the model's heads were compared with
     those of torch's kernels.
 
     FlashAttention-4 continues Shah et al., "FlashAttention-3: Fast and Accurate Attention with Asynchrony and
@@ -99,14 +99,16 @@ def _compare_with_torch(config: Any) -> None:
         ConfigError: They differ.
     """
     heads = config.num_attention_heads
+    shared = getattr(config, "num_key_value_heads", None) or heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     generator = torch.Generator(device="cuda").manual_seed(0)
     *inputs, d_output = (
         torch.randn(sum(LENGTHS), count, size, device="cuda", dtype=torch.bfloat16, generator=generator)
-        for count in (heads, config.num_key_value_heads, config.num_key_value_heads, heads)
+        for count in (heads, shared, shared, heads)
     )
     borders = torch.tensor([0, *LENGTHS], device="cuda").cumsum(0, dtype=torch.int32)
 
+    @torch.enable_grad()
     def results(attend: FlashAttention) -> list[Tensor]:
         query, key, value = leaves = [tensor.detach().requires_grad_() for tensor in inputs]
         output = attend(query, key, value, Sequences(borders, max(LENGTHS)))
