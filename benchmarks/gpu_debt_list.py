@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from gpu_debt import ENOUGH, LOUD, MODES, SHORT, UPDATE, WITHOUT_DEEP_GEMM, Debt, gradients_arguments, rollout_command
-from gpu_debt_two_gpus import TWO_GPUS
+from gpu_debt_two_gpus import GATHERED, TWO_GPUS
 
 PYTEST: Final = ("{python}", "-m", "pytest", "-p", "no:cacheprovider", "--timeout", "150")
 KIT: Final = (*PYTEST, "plugins/rollout_vllm/tests/test_vllm_conformance.py")
@@ -233,6 +233,23 @@ ONE_GPU: Final = (
         engine="sglang",
     ),
     Debt(
+        "update-kernels",
+        "a whole update with FlashAttention-4, and with logits that are kept, beside the same without",
+        tuple(
+            (
+                *(*UPDATE, "--phases", "update", "--strategy", GATHERED, "--shape", shape, "--rows", "{128|4}"),
+                *("--prompt", "{256|6}", "--completion", "{512|10}", "--longest", "{768|16}", "--variants"),
+                *("compile+fused", "{compile+fused+fa4|compile+fused}", "compile+fused, logits kept"),
+                "{compile+fused+fa4, logits kept|compile+fused}",
+            )
+            for shape in ("{llama-1.7b|tiny}", "{qwen3-1.7b|tiny}")
+        ),
+        seconds=220,
+        gib=90,
+        is_timed=True,
+        engine="sglang",
+    ),
+    Debt(
         "kernel-tests",
         "tests that take a GPU where there is one",
         (
@@ -306,6 +323,15 @@ ONE_GPU: Final = (
             ),
         ),
         seconds=420,
+        gib=130,
+        is_timed=True,
+        engine="vllm",
+    ),
+    Debt(
+        "modes-fixed",
+        "stop when enough beside the synchronous step where all completions are equally long: it should not cost",
+        ((*MODES, "--workload", "{fixed|tiny}", "--modes", "synchronous", *ENOUGH),),
+        seconds=520,
         gib=130,
         is_timed=True,
         engine="vllm",
