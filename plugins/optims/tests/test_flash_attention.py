@@ -13,7 +13,7 @@ import itertools
 import pytest
 import torch
 from optims_models import CONFIGS, assert_same, optimized_results, plain_results, tiny_batch, tiny_model
-from rlplug_optims import FlashAttention4, flash_attention
+from rlplug_optims import FlashAttention4, GradientCheckpointing, SelectiveCheckpointing, flash_attention
 from rlplug_optims.flash_attention import flash_attention_4
 from transformers import AutoModelForCausalLM
 
@@ -112,7 +112,7 @@ def test_operators_obey_their_contracts(kernels):
     leaves = [leaf.transpose(0, 1) for leaf in row()]
     borders = torch.tensor(BORDERS, dtype=torch.int32)
     arguments = (*leaves, borders, 11, None, 0)
-    torch.library.opcheck(torch.ops.rlplug_optims.flash_attention_4.default, arguments)
+    torch.library.opcheck(flash_attention.OPERATOR, arguments)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -122,6 +122,18 @@ def test_a_model_gives_the_same_loss_and_gradients(kernels, family, monkeypatch)
     model = tiny_model(family)
     model.set_attn_implementation(flash_attention.NAME)
     assert_same(optimized_results(model, tiny_batch()), plain_results(tiny_model(family, packed=False), tiny_batch()))
+
+
+@pytest.mark.parametrize(("checkpointing", "times"), [(SelectiveCheckpointing, 1), (GradientCheckpointing, 2)])
+def test_selective_checkpointing_keeps_its_results(kernels, checkpointing, times, monkeypatch):
+    monkeypatch.setattr(attention, "uses_flash", lambda *_: True)
+    calls, forward = [], Kernels._flash_attn_fwd
+    monkeypatch.setattr(Kernels, "_flash_attn_fwd", lambda *states, **how: calls.append(0) or forward(*states, **how))
+    model = tiny_model()
+    model.set_attn_implementation(flash_attention.NAME)
+    checkpointing().before_shard(model)
+    optimized_results(model, tiny_batch())
+    assert len(calls) == times * len(model.model.layers)
 
 
 def test_a_model_whose_kernels_do_not_support_it_stops(kernels):

@@ -198,5 +198,7 @@ def _gradients(ctx: Any, d_output: Tensor, _: Any) -> tuple[Any, ...]:
 
 
 _forward.register_autograd(_gradients, setup_context=_save)
+OPERATOR: Final = torch.ops.rlplug_optims.flash_attention_4.default
+"""The forward pass, as graphs and checkpointing know it."""
 
 AttentionInterface.register(NAME, functools.partial(packed_attention, flash=flash_attention_4))

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from rlplug.distributed.fsdp_units import transformer_blocks
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ActivationTraits, Effect, Optimization
+from rlplug_optims import flash_attention
 from rlplug_optims.block_forward import Forward, WrapOrder, num_wrapped, wrap_forward
 from rlplug_optims.gradient_checkpointing import checkpointed
 
@@ -31,6 +32,7 @@ OPERATORS: Final[Mapping[Kind, list[Any]]] = {
         aten._scaled_dot_product_attention_math.default,
         aten._flash_attention_forward.default,
         torch.ops.torch_attn._varlen_attn.default,
+        flash_attention.OPERATOR,
     ],
 }
 """Operators whose results are kept, by the name that a configuration gives."""
