@@ -13,7 +13,7 @@ import itertools
 import pytest
 import torch
 from optims_models import CONFIGS, assert_same, optimized_results, plain_results, tiny_batch, tiny_model
-from rlplug_optims import FlashAttention4, GradientCheckpointing, SelectiveCheckpointing, flash_attention
+from rlplug_optims import CompileBlocks, FlashAttention4, GradientCheckpointing, SelectiveCheckpointing, flash_attention
 from rlplug_optims.flash_attention import flash_attention_4
 from transformers import AutoModelForCausalLM
 
@@ -122,6 +122,21 @@ def test_a_model_gives_the_same_loss_and_gradients(kernels, family, monkeypatch)
     model = tiny_model(family)
     model.set_attn_implementation(flash_attention.NAME)
     assert_same(optimized_results(model, tiny_batch()), plain_results(tiny_model(family, packed=False), tiny_batch()))
+
+
+def test_one_compilation_of_a_block_serves_all_lengths(kernels, monkeypatch):
+    """An operator that took the longest length for a constant would be compiled for each."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(attention, "uses_flash", lambda *_: True)
+    model = tiny_model()
+    model.set_attn_implementation(flash_attention.NAME)
+    CompileBlocks(backend="aot_eager").before_shard(model)
+    optimized_results(model, tiny_batch())
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for lengths in ([(3, 9), (4, 4)], [(5, 20), (2, 2), (1, 1), (7, 3)]):
+            model.zero_grad()
+            batch = tiny_batch(lengths)
+            assert_same(optimized_results(model, batch), plain_results(tiny_model(packed=False), batch))
 
 
 @pytest.mark.parametrize(("checkpointing", "times"), [(SelectiveCheckpointing, 1), (GradientCheckpointing, 2)])
