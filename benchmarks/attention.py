@@ -20,7 +20,6 @@ from typing import Any, Final
 import torch
 from rlplug_optims.flash_attention import flash_attention_4
 from torch import Tensor
-from triton.testing import do_bench
 
 from rlplug.models.attention import Sequences, one_long_sequence, torch_flash_attention
 
@@ -44,6 +43,8 @@ def kernels_for(sequences: Sequences) -> dict[str, Kernel]:
 
 def measure(shape: str, lengths: list[int]) -> list[dict[str, Any]]:
     """Return a line for each kernel."""
+    from triton.testing import do_bench
+
     heads, shared, size = HEADS[shape]
     total = sum(lengths)
     borders = torch.tensor([0, *lengths], device="cuda").cumsum(0, dtype=torch.int32)

@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 from rlplug.distributed.fsdp_units import pretrained_part, transformer_blocks
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Effect, Optimization
-from rlplug.models import attention
+from rlplug.models.attention import NAME as PACKED
 from rlplug.models.attention import FlashAttention, Sequences, packed_attention, torch_flash_attention
 
 NAME: Final = "packed_fa4"
@@ -48,7 +48,7 @@ class FlashAttention4(Optimization):
             raise ConfigError(f"FlashAttention4 needs a Hopper or Blackwell GPU, and this machine has none: {REMOVE}.")
         trunk: Any = pretrained_part(model)
         used = None if trunk is None else trunk.config._attn_implementation
-        if used != attention.NAME:
+        if used != PACKED:
             what = "the model is none of transformers" if trunk is None else f"attn_implementation is {used!r}"
             raise ConfigError(f"FlashAttention4 replaces kernels of rlplug's packed attention, and {what}: {REMOVE}.")
         try:
