@@ -21,7 +21,7 @@ import torch
 from rlplug_optims.flash_attention import flash_attention_4
 from torch import Tensor
 
-from rlplug.models.attention import Sequences, one_long_sequence, torch_flash_attention
+from rlplug.models.attention import Sequences, cudnn_attention, torch_flash_attention
 
 HEADS: Final = {"llama-1.7b": (32, 32, 64), "qwen3-1.7b": (16, 8, 128), "qwen3-8b": (32, 8, 128)}
 """Heads of queries, of keys and values, and their size."""
@@ -37,7 +37,7 @@ def kernels_for(sequences: Sequences) -> dict[str, Kernel]:
         "FlashAttention-4": lambda *states: flash_attention_4(*states, sequences),
     }
     if len(sequences.borders) == 2:
-        found["cuDNN"] = lambda *states: one_long_sequence(*states, sequences.scale)
+        found["cuDNN"] = lambda *states: cudnn_attention(*states, sequences.scale)
     return found
 
 

@@ -150,7 +150,7 @@ def _attend(
         return _padded(query, key, value, *how)
     states = (query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
     if flash is None and _is_one_long_sequence(query, sequences):
-        return one_long_sequence(*states, sequences.scale).transpose(0, 1)
+        return cudnn_attention(*states, sequences.scale).transpose(0, 1)
     return (flash or torch_flash_attention)(*states, sequences).transpose(0, 1)
 
 
@@ -171,7 +171,7 @@ def _is_one_long_sequence(query: Tensor, sequences: Sequences) -> bool:
     return is_long and torch.cuda.get_device_capability() >= (9, 0)
 
 
-def one_long_sequence(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+def cudnn_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
     """Return cuDNN's attention of one sequence; all tensors are [N, heads, head_dim]."""
     query, key, value = (states.transpose(0, 1)[None] for states in (query, key, value))
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
