@@ -1,8 +1,9 @@
 """Trains the same run with several rollout engines and lays their learning curves over each other.
 
-``python benchmarks/engine_curves.py --out OUT --engines HFRollout VLLMRollout`` trains the quickstart on the CPU;
-``--model FOLDER`` trains SmolLM2-135M-Instruct on sums on a GPU instead, each engine on one of its own when there are
-several. It writes a CSV of metrics for each engine, prints a summary, and ``--plot FILE`` draws all the CSVs of OUT.
+``python benchmarks/engine_curves.py --out OUT --engines HFRollout VLLMRollout`` trains the quickstart, on a GPU if
+there is one; ``--model FOLDER`` trains SmolLM2-135M-Instruct on sums on a GPU instead, each engine on one of its own
+when there are several. It writes a CSV of metrics for each engine, prints a summary, and ``--plot FILE`` draws all the
+CSVs of OUT.
 
 ``--qwen3`` trains the quickstart's model in the shape of Qwen3, which every engine holds in FP8: SGLang 0.5.16 drops
 the scales of a Llama. ``--arguments ENGINE KEY=VALUE ...``, once for an engine, are arguments of its run alone. Engines

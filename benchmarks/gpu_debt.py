@@ -57,17 +57,13 @@ def gradients_arguments(*arguments: str) -> tuple[str, ...]:
     return ("--shape", "{llama-1.7b|tiny}", "--prompt", "{256|6}", "--phases", "gradients", *arguments)
 
 
+def modes_command(workload: str, *others: str) -> tuple[str, ...]:
+    """Return the command that times the synchronous mode, stop when enough, and others."""
+    sizes = ("--out", "{out}/modes", "--steps", "{6|3}", "--warm-up", "{2|1}", "--workload", f"{{{workload}|tiny}}")
+    return ("{python}", "benchmarks/step_modes.py", *sizes, "--modes", "synchronous", *ENOUGH, *others)
+
+
 SHORT: Final = ("--rows", "{8|4}", "--completion", "{512|10}")
 WITHOUT_DEEP_GEMM: Final = {"VLLM_USE_DEEP_GEMM": "0", "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER": "0"}
-MODES: Final = (
-    "{python}",
-    "benchmarks/step_modes.py",
-    "--out",
-    "{out}/modes",
-    "--steps",
-    "{6|3}",
-    "--warm-up",
-    "{2|1}",
-)
 ENOUGH: Final = tuple(f"stop when enough, {times}" for times in (1.25, 1.5, 2.0))
 LOUD: Final = {"VLLM_LOGGING_LEVEL": "INFO"}

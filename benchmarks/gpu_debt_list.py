@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpu_debt import ENOUGH, LOUD, MODES, SHORT, UPDATE, WITHOUT_DEEP_GEMM, Debt, gradients_arguments, rollout_command
+from gpu_debt import (
+    LOUD,
+    SHORT,
+    UPDATE,
+    WITHOUT_DEEP_GEMM,
+    Debt,
+    gradients_arguments,
+    modes_command,
+    rollout_command,
+)
 from gpu_debt_two_gpus import GATHERED, TWO_GPUS
 
 PYTEST: Final = ("{python}", "-m", "pytest", "-p", "no:cacheprovider", "--timeout", "150")
@@ -330,7 +339,7 @@ ONE_GPU: Final = (
     Debt(
         "modes-fixed",
         "stop when enough beside the synchronous step where all completions are equally long: it should not cost",
-        ((*MODES, "--workload", "{fixed|tiny}", "--modes", "synchronous", *ENOUGH),),
+        (modes_command("fixed"),),
         seconds=520,
         gib=130,
         is_timed=True,
@@ -339,7 +348,7 @@ ONE_GPU: Final = (
     Debt(
         "modes-long",
         "stop when enough beside the synchronous step, 1,500 tokens on average and 8,192 at most",
-        ((*MODES, "--workload", "{long|tiny}", "--modes", "synchronous", *ENOUGH),),
+        (modes_command("long"),),
         seconds=900,
         gib=130,
         is_timed=True,

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from gpu_debt import (
-    ENOUGH,
     LOUD,
-    MODES,
     RANKS,
     SHORT,
     UPDATE,
     WITHOUT_DEEP_GEMM,
     Debt,
     gradients_arguments,
+    modes_command,
     rollout_command,
 )
 
@@ -112,9 +111,9 @@ TWO_GPUS: Final = (
         "modes-two-gpus",
         "on two GPUs the best mode is 1.5 times as fast as the synchronous one, and the trainer waits under 15%",
         (
-            (
-                *(*MODES, "--workload", "{heavy-tailed|tiny}", "--modes", "synchronous", "servers", *ENOUGH),
-                *("streamed", "asynchronous, K = 1", "asynchronous, K = 2", "asynchronous, K = 4"),
+            modes_command(
+                "heavy-tailed",
+                *("servers", "streamed", "asynchronous, K = 1", "asynchronous, K = 2", "asynchronous, K = 4"),
             ),
         ),
         seconds=900,

@@ -260,6 +260,8 @@ def check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Non
         parser.error("--engine sglang --phases plugin needs a GPU")
     if "bare" in arguments.phases and arguments.tensor_parallel > 1 and size > 1:
         parser.error("--phases bare --tensor-parallel: one process starts the engine on all its GPUs (nproc 1)")
+    if arguments.profile and (arguments.engine != "vllm" or "bare" not in arguments.phases):
+        parser.error("--profile is of bare vLLM: give --engine vllm --phases bare")
     if arguments.eager and arguments.graph_sizes is not None:
         parser.error("--eager has no CUDA graphs: leave --graph-sizes out")
     if arguments.longest is not None and arguments.longest <= arguments.new:

@@ -75,8 +75,6 @@ VARIANTS: dict[str, list[str]] = {
     "compile+fused, logits kept": ["CompileBlocks", "FusedLogprobs {recompute: false}"],
     "compile+fused+fa4": ["CompileBlocks", "FusedLogprobs", "FlashAttention4"],
     "compile+fused+fa4, logits kept": ["CompileBlocks", "FusedLogprobs {recompute: false}", "FlashAttention4"],
-    "compile autotuned+fused": ["CompileBlocks {mode: max-autotune-no-cudagraphs}", "FusedLogprobs"],
-    "fused+fa4": ["FusedLogprobs", "FlashAttention4"],
     "compile+fused+checkpointing": ["GradientCheckpointing", "CompileBlocks", "FusedLogprobs"],
     "compile+fused+selective": ["SelectiveCheckpointing", "CompileBlocks", "FusedLogprobs"],
     "compile+fused+half": ["GradientCheckpointing {every_n_blocks: 2}", "CompileBlocks", "FusedLogprobs"],
