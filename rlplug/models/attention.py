@@ -204,7 +204,8 @@ def _padded(
         mask: dict[str, Any] = {"is_causal": True} if window is None else {"attn_mask": seen}
         output = nn.functional.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=True, **mask)
     tokens = torch.arange(num_tokens, device=query.device)
-    sequence = torch.searchsorted(borders[1:], tokens, right=True)
+    # of all borders: compiled for a GPU, torch 2.11 searches a slice as if it began at 0 (pytorch#182343)
+    sequence = torch.searchsorted(borders, tokens, right=True) - 1
     return output[sequence, :, tokens - borders[sequence]].transpose(0, 1)
 
 

@@ -46,6 +46,14 @@ def test_each_length_by_itself():
         assert counter.frame_count == count
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="on a CPU the compiler leaves searchsorted to torch")
+def test_sequences_stay_apart_where_attention_is_padded_and_compiled_for_a_gpu():
+    model = tiny_model().cuda()  # float32, so without flash attention
+    CompileBlocks().before_shard(model)
+    expected = optimized_results(tiny_model().cuda(), tiny_batch())
+    assert_same(optimized_results(model, tiny_batch()), expected, rtol=1e-4)
+
+
 @pytest.mark.nightly
 def test_the_real_compiler():
     model = tiny_model()
