@@ -57,6 +57,14 @@ def sync(engine: VLLMRollout, spec: PolicySpec) -> None:
     engine.update_weights(weight_buckets(policy, torch.float32, 1 << 14), version=1)
 
 
+def test_an_engine_looks_at_its_model_in_this_process(engine, monkeypatch):
+    from vllm.model_executor.models import registry
+
+    monkeypatch.setattr(registry._LazyRegisteredModel, "_load_modelinfo_from_cache", lambda *_: None)
+    monkeypatch.setattr(registry, "_run_in_subprocess", lambda _: pytest.fail("vLLM imports itself a second time"))
+    assert registry.ModelRegistry.models["LlamaForCausalLM"].inspect_model_cls().is_text_generation_model
+
+
 def test_engine_that_raises_is_a_fault_that_keeps_what_is_done(engine, spec, monkeypatch):
     sync(engine, spec)
     step, outputs = engine._engine.step, []

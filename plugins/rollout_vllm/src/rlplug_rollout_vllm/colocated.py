@@ -114,6 +114,7 @@ class VLLMRollout(ColocatedEngine):
             self._shares_group = dist.is_initialized()
             if self._shares_group:
                 arguments["distributed_executor_backend"] = "external_launcher"
+            _import_model(policy.path)
             try:
                 self._engine = _make_engine(arguments, self._observe)
             except (AssertionError, RuntimeError, ValueError) as problem:
@@ -195,6 +196,22 @@ class VLLMRollout(ColocatedEngine):
             super().wake(part)
         self._engine.wake_up(tags=[part])
         self._is_asleep = False
+
+
+def _import_model(path: str) -> None:
+    """Import vLLM's class of the policy, and let vLLM look at it here.
+
+    With an empty cache vLLM looks at it in a process of its own, which imports all of vLLM again, so that CUDA is not
+    initialized here; it is already. What cannot be imported stays as it is, and vLLM reports it.
+    """
+    from transformers import PretrainedConfig
+    from vllm import ModelRegistry
+
+    for architecture in PretrainedConfig.get_config_dict(path)[0].get("architectures") or ():
+        known = ModelRegistry.models.get(architecture)
+        with contextlib.suppress(Exception):
+            if known is not None:
+                ModelRegistry.register_model(architecture, known.load_model_cls())
 
 
 def _make_engine(arguments: dict[str, Any], observe: Callable[..., None]) -> Any:
