@@ -33,7 +33,7 @@ GRAPHS: Final = ("--graph-sizes", "64", "128", "256")
 CURVE: Final = (
     *("{python}", "benchmarks/engine_curves.py", "--out", "{out}", "--qwen3", "--steps", "{160|2}", "--engines"),
     *("{SGLangRollout|HFRollout}", "--arguments", "{SGLangRollout|HFRollout}", "model.policy.dtype=bfloat16"),
-    "{model.rollout.mem_fraction_static=0.1|run.export_policy=false}",
+    "{model.rollout.mem_fraction_static=0.2|run.export_policy=false}",
     "{model.rollout.attention_backend=triton|run.report=false}",
 )
 """Its end are the engine's own arguments, which more may follow."""
@@ -131,7 +131,7 @@ ONE_GPU: Final = (
                 *("--repeats", "2", "--out", "{out}/lora.jsonl"),
             ),
         ),
-        seconds=140,
+        seconds=220,
         gib=80,
         is_timed=True,
         engine="vllm",
@@ -219,16 +219,16 @@ ONE_GPU: Final = (
         "sglang-bf16-curve",
         "the quickstart as a Qwen3 learns with SGLang in bfloat16: what the next one is compared with",
         (CURVE,),
-        seconds=130,
-        gib=20,
+        seconds=300,
+        gib=35,
         engine="sglang",
     ),
     Debt(
         "sglang-fp8-curve",
         "the same with FP8 weights in SGLang",
         ((*CURVE, "{model.weight_sync.dtype=fp8_block|model.limits.stall_s=900}"),),
-        seconds=130,
-        gib=20,
+        seconds=300,
+        gib=35,
         engine="sglang",
         environment={"SGLANG_ENABLE_JIT_DEEPGEMM": "0"},
     ),
@@ -270,7 +270,7 @@ ONE_GPU: Final = (
                 ),
                 *(
                     f"plugins/optims/tests/test_{name}.py"
-                    for name in ("fused_logprobs", "block_forward", "liger", "flash_attention")
+                    for name in ("fused_logprobs", "block_forward", "compile_blocks", "liger", "flash_attention")
                 ),
             ),
         ),

@@ -51,7 +51,7 @@ def main() -> None:
         "prompts": {"count": 32 if on_gpu else 2, "length": 128 if on_gpu else 8},
         "samples_per_prompt": 4,
         "sampling": {"max_new_tokens": 128 if on_gpu else 8},
-        "deadline_s": 120,
+        "deadline_s": 300,
         "engines": engines(),
     }
     (folder / "parity.yaml").write_text(yaml.safe_dump(comparison, sort_keys=False))

@@ -15,7 +15,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final
@@ -112,6 +114,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the run is ended too, and leaves the GPU
     options = parse()
     if options.table is not None:
         print(table(read(options.table), options.warm_up))
