@@ -24,6 +24,7 @@ def runs(tmp_path_factory):
         ],
         "whole": ["eval", run, f"first={run}/checkpoints/step-00000001", "-n", "2", "--out", str(folder / "whole")],
         "resumed": ["eval", "--resume", str(folder / "cut" / "001")],
+        "no cache": ["eval", run, "--out", f"{evals}-refused", "--run.compile_cache", f"{run}/metrics.csv/cache"],
         "chat": ["chat", run, "--seed", "1"],
         "export": ["export", f"{run}/checkpoints/step-00000002", "--to", str(folder / "exported")],
     }
@@ -59,6 +60,12 @@ def test_a_run_its_checkpoint_and_its_base(runs):
     assert base["num_errors"] == 0
     assert "tables: " in output
     assert (folder / "report.html").stat().st_size > 10_000
+
+
+def test_a_cache_that_cannot_be_written_is_refused_before_a_folder_is_made(runs, monkeypatch):
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)  # the tests' own, which would win
+    assert "metrics.csv/cache, which cannot be written" in runs.ended("no cache", 2).message
+    assert not (runs.folder / "evals-refused").exists()
 
 
 def test_a_chat_through_a_pipe(runs):

@@ -161,7 +161,6 @@ def _evaluate(cli: Any, folder: EvalFolder) -> int:
     config, accelerator = cli.model.config, str(cli.trainer_options.accelerator)
     record = folder.record
     record.status = "running"
-    cli.use_compile_cache()
     end_at_once()
     stop = StopSignal()
     progress = RunProgress(0, 0)
@@ -245,7 +244,10 @@ def split_keys(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _read(arguments: Sequence[str]) -> Any:
-    return read_command(ConfiguredCLI, ["fit", *arguments])
+    """Read a run's configuration, and keep compiled code where it says, or refuse it, before a folder is made."""
+    cli = read_command(ConfiguredCLI, ["fit", *arguments])
+    cli.use_compile_cache()
+    return cli
 
 
 def _policies(record: EvalRecord, config: RunConfig) -> list[EvalPolicy]:
