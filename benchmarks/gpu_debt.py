@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 UPDATE: Final = ("{python}", "benchmarks/update.py")
+PYTEST: Final = ("{python}", "-m", "pytest", "-p", "no:cacheprovider", "--timeout", "150")
 RANKS: Final = ("{python}", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 

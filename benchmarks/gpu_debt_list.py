@@ -1,4 +1,4 @@
-"""Claims that need a GPU, by worth: for each the commands that check it, and what they need.
+"""All claims that need GPUs, in their order; here those of engines and whole steps on one GPU, by worth.
 
 ``benchmarks/results`` says which were run, and what came of them.
 """
@@ -7,28 +7,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpu_debt import (
-    LOUD,
-    SHORT,
-    UPDATE,
-    WITHOUT_DEEP_GEMM,
-    Debt,
-    gradients_arguments,
-    modes_command,
-    rollout_command,
-)
-from gpu_debt_two_gpus import GATHERED, TWO_GPUS
+from gpu_debt import LOUD, PYTEST, WITHOUT_DEEP_GEMM, Debt, modes_command, rollout_command
+from gpu_debt_two_gpus import TWO_GPUS
+from gpu_debt_updates import UPDATES
 
-PYTEST: Final = ("{python}", "-m", "pytest", "-p", "no:cacheprovider", "--timeout", "150")
 KIT: Final = (*PYTEST, "plugins/rollout_vllm/tests/test_vllm_conformance.py")
 """In the trainer's process vLLM starts once: each check that starts it is a command of its own."""
 RESTARTS: Final = (
     *("{python}", "benchmarks/restarts.py", "--engine", "vllm", "--eager", "--shape", "{qwen3-1.7b|tiny}"),
     *("--sequences", "{64|8}", "--new", "{32|8}", "--share", "0.15", "--options", '{"kv_cache_gib": 2}'),
 )
-LONG: Final = ("--layers", "{4|2}", "--rows", "1", "--completion", "{65280|40}", "--max-tokens", "{65536|64}")
-ALL: Final = ("plain", "fused", "entropy chunks", "checkpointing", "selective", "activation offload", "low memory")
-LORA: Final = ("fused", "entropy chunks", "low memory", "selective", "compile+fused+checkpointing", "liger+fused")
 GRAPHS: Final = ("--graph-sizes", "64", "128", "256")
 CURVE: Final = (
     *("{python}", "benchmarks/engine_curves.py", "--out", "{out}", "--qwen3", "--steps", "{160|2}", "--engines"),
@@ -37,42 +25,8 @@ CURVE: Final = (
     "{model.rollout.attention_backend=triton|run.report=false}",
 )
 """Its end are the engine's own arguments, which more may follow."""
-FIRST_STEP: Final = "test_first_optimizer_step_may_use_what_activations_have_left"
 
-ONE_GPU: Final = (
-    Debt(
-        "gradients",
-        "each optimization leaves the gradients of a bfloat16 update as far from float32's as plain torch does",
-        (
-            (
-                *UPDATE,
-                *gradients_arguments(*SHORT, "--variants", "plain in float32", *ALL, "compile+fused", "liger+fused"),
-            ),
-        ),
-        seconds=80,
-        gib=60,
-    ),
-    Debt(
-        "lora-gradients",
-        "adapters of rank 16 get plain float32 gradients from each optimization, and from Liger's kernels",
-        ((*UPDATE, *gradients_arguments("--lora", "16", *SHORT, "--dtype", "float32", "--variants", "plain", *LORA)),),
-        seconds=80,
-        gib=60,
-    ),
-    Debt(
-        "gradients-64k",
-        "the same of one sequence of 65,536 tokens, four blocks of the 1.7B shape",
-        ((*UPDATE, *gradients_arguments(*LONG, "--variants", "checkpointing in float32", *ALL, "compile+fused")),),
-        seconds=110,
-        gib=90,
-    ),
-    Debt(
-        "output-layer",
-        "logprobs, entropies and gradients of the output layer in bfloat16, beside float64",
-        (("{python}", "benchmarks/logprob_accuracy.py", "--tokens", "{8192|64}", "--vocabulary", "{151936|300}"),),
-        seconds=40,
-        gib=30,
-    ),
+ENGINES_AND_STEPS: Final = (
     Debt(
         "restart",
         "vLLM starts again in the trainer's process after it was closed",
@@ -175,36 +129,6 @@ ONE_GPU: Final = (
         environment=WITHOUT_DEEP_GEMM | LOUD,
     ),
     Debt(
-        "memory",
-        "time and memory of an update with ActivationOffload, EntropyChunking and checkpointing",
-        (
-            (
-                *(*UPDATE, "--shape", "{llama-1.7b|tiny}", "--rows", "{16|4}", "--prompt", "{256|6}", "--completion"),
-                *("{512|10}", "--phases", "update", "--warm-up", "1", "--variants", *ALL),
-            ),
-            (
-                *(*UPDATE, "--shape", "{qwen-vocabulary|tiny}", "--rows", "{32|4}", "--prompt", "{256|6}"),
-                *("--completion", "{512|10}", "--warm-up", "1", "--variants", "plain", "entropy chunks", "fused"),
-            ),
-        ),
-        seconds=120,
-        gib=90,
-        is_timed=True,
-    ),
-    Debt(
-        "offload",
-        "the optimizer's state and the weights wait on the host while an engine works",
-        (
-            (
-                *(*UPDATE, "--shape", "{llama-1.7b|tiny}", "--rows", "{32|4}", "--phases", "offload"),
-                *("--variants", "fused", "--warm-up", "1"),
-            ),
-        ),
-        seconds=70,
-        gib=80,
-        is_timed=True,
-    ),
-    Debt(
         "parity",
         "logprobs of HFRollout, vLLM with a KV cache in bfloat16 and in FP8, and SGLang, beside the trainer's",
         (
@@ -231,51 +155,6 @@ ONE_GPU: Final = (
         gib=35,
         engine="sglang",
         environment={"SGLANG_ENABLE_JIT_DEEPGEMM": "0"},
-    ),
-    Debt(
-        "attention",
-        "FlashAttention-4 beside FlashAttention-2 and cuDNN: speed, outputs and gradients",
-        (("{python}", "benchmarks/attention.py", "--out", "{out}"),),
-        seconds=60,
-        gib=10,
-        is_timed=True,
-        engine="sglang",
-    ),
-    Debt(
-        "update-kernels",
-        "a whole update with FlashAttention-4, and with logits that are kept, beside the same without",
-        tuple(
-            (
-                *(*UPDATE, "--phases", "update", "--strategy", GATHERED, "--shape", shape, "--rows", "{128|4}"),
-                *("--prompt", "{256|6}", "--completion", "{512|10}", "--longest", "{768|16}", "--variants"),
-                *("compile+fused", "{compile+fused+fa4|compile+fused}", "compile+fused, logits kept"),
-                "{compile+fused+fa4, logits kept|compile+fused}",
-            )
-            for shape in ("{llama-1.7b|tiny}", "{qwen3-1.7b|tiny}")
-        ),
-        seconds=220,
-        gib=90,
-        is_timed=True,
-        engine="sglang",
-    ),
-    Debt(
-        "kernel-tests",
-        "tests that take a GPU where there is one",
-        (
-            (
-                *(
-                    *PYTEST,
-                    "tests/unit/weight_sync/test_fp8_kernel.py",
-                    f"tests/unit/training/test_update.py::{FIRST_STEP}",
-                ),
-                *(
-                    f"plugins/optims/tests/test_{name}.py"
-                    for name in ("fused_logprobs", "block_forward", "compile_blocks", "liger", "flash_attention")
-                ),
-            ),
-        ),
-        seconds=90,
-        gib=5,
     ),
     Debt(
         "step-fixed",
@@ -356,4 +235,4 @@ ONE_GPU: Final = (
     ),
 )
 
-DEBTS: Final = {debt.name: debt for debt in (*ONE_GPU, *TWO_GPUS)}
+DEBTS: Final = {debt.name: debt for debt in (*UPDATES, *ENGINES_AND_STEPS, *TWO_GPUS)}

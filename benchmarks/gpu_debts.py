@@ -5,10 +5,9 @@
     python benchmarks/gpu_debts.py --out OUT --only restart vllm-bf16
     python benchmarks/gpu_debts.py --table OUT...
 
-Claims are in ``gpu_debt_list.py`` and ``gpu_debt_two_gpus.py``, by worth, and start in that order. Those that need one
-GPU share it as far as their memory goes, unless they are timed; those that need two wait for both. ``OUT/debts.json``
-and ``OUT/debts.md`` are written anew after each one, and ``OUT/NAME.log`` holds what it printed. ``--tiny`` tries the
-commands on a CPU.
+Claims are those of ``gpu_debt_list.py``, and start in that order. Those that need one GPU share it as far as their
+memory goes, unless they are timed; those that need two wait for both. ``OUT/debts.json`` and ``OUT/debts.md`` are
+written anew after each one, and ``OUT/NAME.log`` holds what it printed. ``--tiny`` tries the commands on a CPU.
 """
 
 from __future__ import annotations
