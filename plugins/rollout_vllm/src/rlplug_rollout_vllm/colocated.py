@@ -201,8 +201,8 @@ class VLLMRollout(ColocatedEngine):
 def _import_model(path: str) -> None:
     """Import vLLM's class of the policy, and let vLLM look at it here.
 
-    With an empty cache vLLM looks at it in a process of its own, which imports all of vLLM again, so that CUDA is not
-    initialized here; it is already. What cannot be imported stays as it is, and vLLM reports it.
+    With an empty cache vLLM looks at it in a process of its own, which imports all of vLLM again, to leave CUDA alone
+    in this one; the trainer has initialized it already. What cannot be imported stays as it is, and vLLM reports it.
     """
     from transformers import PretrainedConfig
     from vllm import ModelRegistry
