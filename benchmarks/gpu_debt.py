@@ -36,21 +36,10 @@ class Debt:
     """Name of a debt before it: this one asks why that failed."""
 
 
-def rollout_command(engine: str, ranks: str, *arguments: str) -> tuple[str, ...]:
+def rollout_command(engine: str, ranks: str, *arguments: str, shape: str = "qwen3-1.7b") -> tuple[str, ...]:
     sizes = ("--sequences", "{256|8}", "--group", "{8|4}", "--prompt", "{256|8}", "--new", "{256|8}")
-    common = (
-        "--share",
-        "0.4",
-        "--repeats",
-        "2",
-        "--cycles",
-        "0",
-        "--mismatch",
-        "{16|2}",
-        "--out",
-        "{out}/rollout.jsonl",
-    )
-    start = (*RANKS, ranks, "benchmarks/rollout.py", "--engine", engine, "--shape", "{qwen3-1.7b|tiny}")
+    common = ("--share", "0.4", "--repeats", "2", "--cycles", "0", "--mismatch", "{16|2}")
+    start = (*RANKS, ranks, "benchmarks/rollout.py", "--engine", engine, "--shape", f"{{{shape}|tiny}}")
     return (*start, *sizes, *common, "--out", "{out}/rollout.jsonl", *arguments)
 
 

@@ -129,6 +129,34 @@ ENGINES_AND_STEPS: Final = (
         environment=WITHOUT_DEEP_GEMM | LOUD,
     ),
     Debt(
+        "vllm-8b-fp8",
+        "FP8 weights of 8B in vLLM, with DeepGEMM and without",
+        tuple(
+            ("env", f"VLLM_USE_DEEP_GEMM={use}", *rollout_command("vllm", "1", *GRAPHS, "--fp8", shape="qwen3-8b"))
+            for use in "10"
+        ),
+        seconds=280,
+        gib=110,
+        is_timed=True,
+        engine="vllm",
+        environment={"VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER": "0", "VLLM_DEEP_GEMM_WARMUP": "skip"} | LOUD,
+    ),
+    Debt(
+        "sglang-fp8",
+        "FP8 weights in SGLang, with DeepGEMM, compiled where it is first used, and without",
+        tuple(
+            (
+                *("env", f"SGLANG_ENABLE_JIT_DEEPGEMM={use}", "SGLANG_JIT_DEEPGEMM_PRECOMPILE=0"),
+                *rollout_command("sglang", "1", *GRAPHS, "--fp8", "--options", '{"attention_backend": "triton"}'),
+            )
+            for use in "10"
+        ),
+        seconds=240,
+        gib=110,
+        is_timed=True,
+        engine="sglang",
+    ),
+    Debt(
         "parity",
         "logprobs of HFRollout, vLLM with a KV cache in bfloat16 and in FP8, and SGLang, beside the trainer's",
         (

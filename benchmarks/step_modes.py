@@ -6,8 +6,9 @@ r"""Times whole GRPO steps in each way to wait less for the longest completion, 
 
 Needs GPUs, vLLM and rlplug with its plugins; ``--workload tiny`` tries it on a CPU. Model, prompts and lengths are
 those of ``step.py``, and every trajectory keeps its length however often it is broken off. Modes without servers have
-the engine in the trainer's process. The others start one vLLM server: on the second GPU where there is one; else on
-the trainer's, with which it shares time. Weights travel through the host then: NCCL wants a GPU for each of its ranks.
+an engine in the trainer's process, on each GPU. The others start one vLLM server: on the second GPU where there is one,
+while the policy trains on the first; else on the trainer's, with which it shares time. Weights travel through the host
+then: NCCL wants a GPU for each of its ranks.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ import torch
 from step import HERE, run
 from step_work import WORKLOADS, Workload
 
-SERVERS: Final = ("servers", "streamed", "asynchronous, K = 1", "asynchronous, K = 2", "asynchronous, K = 4")
+VERSIONS: Final = {"streamed": 0, **{f"asynchronous, K = {n}": n for n in (1, 2, 4)}}
+"""``max_staleness`` of each asynchronous mode."""
+SERVERS: Final = ("servers", *VERSIONS)
 """Modes with vLLM in a server."""
 PARTIAL: Final = {
     **{f"stop when enough, {n}": f"{{over_provisioning: {n}, max_staleness: 2}}" for n in (1.25, 1.5, 2.0)},
-    "streamed": "{asynchronous: true, max_staleness: 0}",
-    **{f"asynchronous, K = {n}": f"{{asynchronous: true, max_staleness: {n}}}" for n in (1, 2, 4)},
+    **{mode: f"{{asynchronous: true, max_staleness: {most}}}" for mode, most in VERSIONS.items()},
 }
 """``model.partial_rollout`` of each mode but the synchronous ones."""
 MODES: Final = ("synchronous", *PARTIAL, "servers")
@@ -50,19 +52,21 @@ COLUMNS: Final = {
 
 def arguments(mode: str, workload: Workload, num_gpus: int) -> list[str]:
     """Return the options of ``rlplug fit`` that make a run of ``workload`` one of ``mode``."""
-    most_open = 2 * workload.num_completions
-    chosen = ["--trainer.devices", "1", "--model.algorithm.correction", "{}"]
+    chosen = ["--model.algorithm.correction", "{}"]
     if mode in PARTIAL:
         chosen += ["--model.partial_rollout", PARTIAL[mode]]
     if mode not in SERVERS:
+        most_open = 2 * workload.num_completions // max(num_gpus, 1)
         return [*chosen, "--model.rollout.init_args.max_num_seqs", str(most_open)]
+    most_open = (VERSIONS.get(mode, 0) + 1) * workload.num_completions
     engine = {
         "max_model_len": workload.prompt + workload.longest,
         "max_num_seqs": most_open,
         "gpu_memory_utilization": 0.9 if num_gpus > 1 else workload.kv_cache_share,
         **({"gpus": [1 if num_gpus > 1 else 0]} if num_gpus else {}),
     }
-    return [*chosen, "--model.rollout", json.dumps({"class_path": "VLLMServerRollout", "init_args": engine})]
+    server = json.dumps({"class_path": "VLLMServerRollout", "init_args": engine})
+    return [*chosen, "--trainer.devices", "1", "--model.rollout", server]
 
 
 def table(rows: dict[str, list[dict[str, Any]]], warm_up: int) -> str:
