@@ -160,6 +160,7 @@ def test_a_model_whose_kernels_do_not_support_it_stops(kernels):
 
 
 def test_refuses_by_name(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"needs a Hopper or Blackwell GPU.*remove FlashAttention4"):
         FlashAttention4().before_shard(tiny_model())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
