@@ -41,10 +41,9 @@ def test_a_run_that_loses_its_server_and_is_killed_keeps_its_bound(tmp_path):
     run = start(log, *ASYNCHRONOUS, "--run.dir", str(folder.parent))
     try:
         wait_until(run, log, lambda: len(metrics_of(folder)) >= 2)
-        servers = [
-            each for each in psutil.Process(run.pid).children(recursive=True) if "api_server" in str(each.cmdline())
-        ]
-        servers[0].send_signal(signal.SIGKILL)
+        children = psutil.Process(run.pid).children(recursive=True)
+        server = next(each for each in children if each.cmdline()[1:3] == ["-m", "rlplug_rollout_vllm.serve"])
+        server.send_signal(signal.SIGKILL)
         for num_steps in (4, 6, 8):
             wait_until(run, log, lambda num_steps=num_steps: len(metrics_of(folder)) >= num_steps)
             time.sleep(rng.uniform(0.0, 1.0))

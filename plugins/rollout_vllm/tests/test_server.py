@@ -74,14 +74,14 @@ class OtherServer:
 def other(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OtherServer]:
     """Started with the documented command, but for what a CPU needs; it starts while the first tests run."""
     (port,) = free_ports(1)
-    options = ["--model", str(folder), "--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28)]
+    options = ["--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28)]
     options += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "2048"]
-    changes = {"10.0.0.7": "127.0.0.1", "8000": str(port), "bfloat16": "float32", "4096": "2048"}
+    changes = {"10.0.0.7": "127.0.0.1", "8000": str(port), "bfloat16": "float32", "4096": "2048", "4": "2"}
     changes['{"backend": "nccl"}'] = json.dumps({"backend": BACKEND})
     with (tmp_path_factory.mktemp("log") / "other.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, supervisor.__file__, str(os.getpid()), str(tmp_path_factory.mktemp("end")), sys.executable]
-            + ["-m", "vllm.entrypoints.openai.api_server"]
+            + ["-m", "rlplug_rollout_vllm.serve", str(folder)]
             + [changes.get(word, word) for word in documented_flags()]
             + options,
             env=os.environ | {"VLLM_SERVER_DEV_MODE": "1", "VLLM_API_KEY": "their key"},

@@ -38,7 +38,7 @@ from rlplug.rollout.servers import (
 from rlplug.rollout.servers.process_group import Group, Rendezvous
 from rlplug_rollout_vllm.engine_requests import sampling_arguments
 from rlplug_rollout_vllm.gloo_transfer import BACKEND
-from rlplug_rollout_vllm.options import CACHE_VARIABLES, DISTRIBUTIONS, VERSIONS, VLLMOptions
+from rlplug_rollout_vllm.options import CACHE_VARIABLES, DISTRIBUTIONS, VERSIONS, VLLMServerOptions
 
 KEY: Final = "VLLM_API_KEY"
 LOGPROBS_MODE: Final = "processed_logprobs"
@@ -92,7 +92,7 @@ class VLLMBackend(ServerBackend):
     )
     generate_route = "inference/v1/generate"
 
-    def __init__(self, options: VLLMOptions, context: BackendContext) -> None:
+    def __init__(self, options: VLLMServerOptions, context: BackendContext) -> None:
         super().__init__(options, context)
         VERSIONS.require_distribution(*DISTRIBUTIONS)
         self._transfer = {"backend": "nccl" if self.device.type == "cuda" else BACKEND}
@@ -101,7 +101,9 @@ class VLLMBackend(ServerBackend):
         self._arguments["weight_transfer_config"] = self._transfer
 
     def launch(self, slot: ServerSlot) -> Launch:
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *to_flags(self._arguments)]
+        arguments = {name: value for name, value in self._arguments.items() if name != "model"}
+        arguments["api_server_count"] = self.options.api_server_count
+        command = [sys.executable, "-m", "rlplug_rollout_vllm.serve", self._arguments["model"], *to_flags(arguments)]
         command += ["--host", LOOPBACK, "--port", str(slot.port), *frontend_flags()]
         environment = {
             KEY: slot.key,
@@ -214,7 +216,7 @@ class VLLMServerRollout(ServerEngine):
         start_deadline_s: For servers to become healthy.
         request_deadline_s: For one completion, from when it is asked for; a longer one counts as a fault.
         sync_deadline_s: For each bucket of weights; a longer one counts as a fault.
-        options: Those of :class:`rlplug_rollout_vllm.options.VLLMOptions`; not with ``urls``.
+        options: Those of :class:`rlplug_rollout_vllm.options.VLLMServerOptions`; not with ``urls``.
     """
 
     capabilities: EngineCapabilities = EngineCapabilities(
@@ -234,7 +236,7 @@ class VLLMServerRollout(ServerEngine):
         sync_deadline_s: float = 300.0,
         **options: Any,
     ) -> None:
-        chosen = VLLMOptions(**options)
+        chosen = VLLMServerOptions(**options)
         super().__init__(
             chosen, gpus, urls, api_key_env, start_deadline_s, request_deadline_s, sync_deadline_s, data_parallel_size
         )
