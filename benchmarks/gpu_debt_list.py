@@ -47,7 +47,7 @@ ENGINES_AND_STEPS: Final = (
     ),
     Debt(
         "vllm-many-sequences",
-        "vLLM starts in the trainer's process with room for 1,280 sequences, where its warm-up failed once",
+        "vLLM starts in the trainer's process with room for 1,280 sequences, where its warm-up failed three times",
         (MANY,),
         seconds=60,
         gib=80,

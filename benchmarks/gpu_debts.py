@@ -178,8 +178,9 @@ class Runner:
             for command in commands_of(debt, folder, self.engines.python(debt.engine), self.options.tiny)
         )
         environment = os.environ | self.engines.environment(debt.engine) | debt.environment
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(self.num_gpus)))).split(",")
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible[gpu] for gpu in gpus)
+        given = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        names = given if len(given) == self.num_gpus else [str(gpu) for gpu in range(self.num_gpus)]
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[gpu] for gpu in gpus)
         with (self.options.out / f"{debt.name}.log").open("wb") as log:
             log.write(f"# {lines}\n".encode())
             log.flush()

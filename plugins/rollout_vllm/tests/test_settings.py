@@ -13,11 +13,13 @@ import torch
 from rlplug_rollout_vllm import options as options_module
 from rlplug_rollout_vllm.colocated import VLLMRollout
 from rlplug_rollout_vllm.engine_requests import VLLMRequests, sampling_arguments
-from rlplug_rollout_vllm.options import VERSIONS, VLLMOptions
+from rlplug_rollout_vllm.options import VERSIONS, VLLMOptions, VLLMServerOptions
+from rlplug_rollout_vllm.server import VLLMBackend
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import AdapterWeights, EngineFault, FP8Weights, PolicySpec, RouterShape
 from rlplug.rollout.engines import EngineStats, MemoryBefore, RunningRequest
+from rlplug.rollout.servers import BackendContext, ServerSlot
 from rlplug.types import GIB, Request, SamplingParams
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -81,6 +83,14 @@ def test_what_is_null_is_left_to_vllm():
     assert arguments["max_model_len"] == 4096
     assert arguments["dtype"] == "bfloat16"
     assert arguments["enforce_eager"] is False
+
+
+def test_a_server_gets_its_api_processes(tmp_path):
+    """It would serve with one alone, and nothing would say so."""
+    backend = VLLMBackend(VLLMServerOptions(api_server_count=3), BackendContext(SPEC, CPU, True))
+    assert "--api-server-count=3" in backend.launch(ServerSlot(8000, "key", tmp_path)).command
+    with pytest.raises(ConfigError, match=r"rollout\.api_server_count is 0"):
+        VLLMServerOptions(api_server_count=0)
 
 
 def test_options_become_arguments():

@@ -147,8 +147,8 @@ class VLLMServerOptions(VLLMOptions):
     """How a server is built.
 
     Args:
-        api_server_count: Processes of each server that answer requests. One hands over some 13,000 tokens a second, and
-            a small model on a fast GPU generates more: give 4 there.
+        api_server_count: Processes of each server that answer requests. With one, a server handed over some 13,000
+            tokens a second on an H200; raise it where the engine generates more.
     """
 
     positive: ClassVar[tuple[str, ...]] = (*VLLMOptions.positive, "api_server_count")
