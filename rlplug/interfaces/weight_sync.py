@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -15,13 +15,18 @@ Bucket: TypeAlias = Sequence[tuple[str, Tensor]]
 
 @dataclass(frozen=True)
 class SyncReport:
-    """Size, duration and policy version of one weight sync."""
+    """Size, duration and policy version of one weight sync.
+
+    Attributes:
+        parts: Seconds of its parts by name, as far as an engine measures them; the metrics ``sync/<name>_s``.
+    """
 
     num_bytes: int
     num_buckets: int
     num_tensors: int
     seconds: float
     policy_version: int
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

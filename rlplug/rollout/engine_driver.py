@@ -232,6 +232,7 @@ class EngineDriver:
             self._metrics["sync/seconds"] = report.seconds
             self._metrics["sync/gib"] = report.num_bytes / GIB
             self._metrics["sync/buckets"] = float(report.num_buckets)
+            self._metrics |= {f"sync/{name}_s": seconds for name, seconds in report.parts.items()}
         self._offload.before_generation()
         if self._states.state == "synced":
             with self._calls("wake_kv_cache", "wake"):

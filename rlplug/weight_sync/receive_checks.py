@@ -65,15 +65,19 @@ class WeightSyncValidator:
         if missing := sorted(set(self._expected) - self._received):
             raise RunError(f"the weight sync left out {len(missing)} weights of {self._engine}, first {missing[0]!r}.")
 
-    def report(self, version: int) -> SyncReport:
+    def report(self, version: int, parts: Mapping[str, float] | None = None) -> SyncReport:
         """Return the report of the sync, after all buckets.
+
+        Args:
+            version: Version of the policy.
+            parts: Seconds of its parts, by name.
 
         Raises:
             RunError: An expected weight was not received.
         """
         self.require_all()
         seconds = time.perf_counter() - self._began
-        return SyncReport(self._num_bytes, self._num_buckets, len(self._received), seconds, version)
+        return SyncReport(self._num_bytes, self._num_buckets, len(self._received), seconds, version, parts or {})
 
 
 def _words(info: TensorInfo) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -165,13 +166,13 @@ def check_report(call: PluginCall, report: Any, version: int) -> SyncReport:
     """Return the report of a weight sync of ``version``.
 
     Raises:
-        RunError: It is of another version, or no report.
+        RunError: It is of another version, or no report, or its parts are not seconds by name.
     """
     if not isinstance(report, SyncReport):
         raise call.violation("return a SyncReport", f"returned {brief(report)}")
     if report.policy_version != version:
         raise call.violation(f"report policy version {version}", f"reported {report.policy_version!r}")
-    return report
+    return dataclasses.replace(report, parts=read_metrics(call, report.parts))
 
 
 def check_stats(call: PluginCall, stats: Any, core_names: frozenset[str]) -> dict[str, float]:

@@ -289,23 +289,27 @@ class ServerEngine(RolloutEngine):
     def update_weights(self, buckets: Iterable[Bucket], version: int) -> SyncReport:
         self._follow_list()
         validator = WeightSyncValidator(type(self).__name__, self._weights)
-        fault = self._send(validator.count(buckets), version)
+        fault, parts = self._send(validator.count(buckets), version)
         # no rank may generate before all weights are there
         if problem := from_rank_zero("" if fault is None else str(fault)):
             raise EngineFault(problem) from fault
         self._version = version
-        return validator.report(version)
+        return validator.report(version, parts)
 
-    def _send(self, buckets: Iterator[Bucket], version: int) -> EngineFault | None:
-        """Send the buckets from the first rank, and take them on the others; return the fault, if there was one."""
-        fault = None
+    def _send(self, buckets: Iterator[Bucket], version: int) -> tuple[EngineFault | None, dict[str, float]]:
+        """Send the buckets from the first rank, and take them on the others.
+
+        Returns:
+            The fault, if there was one, and the seconds of the parts, on the first rank.
+        """
+        fault, parts = None, dict[str, float]()
         if self._sender is not None:
             try:
-                self._sender.send(buckets, version)
+                parts = self._sender.send(buckets, version)
             except EngineFault as problem:
                 fault = self._explained(problem)
         drain(buckets)
-        return fault
+        return fault, parts
 
     # ---- stats ----------------------------------------------------------------------------------------------------
 

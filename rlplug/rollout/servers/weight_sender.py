@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -16,6 +18,9 @@ from rlplug.errors import RunError
 from rlplug.interfaces import Bucket, EngineFault
 from rlplug.rollout.servers.addresses import address_for, free_ports
 from rlplug.rollout.servers.process_group import Group, Rendezvous
+
+PARTS: Final = ("stop", "transfer", "resume")
+"""Of a sync, in their order."""
 
 
 @dataclass(frozen=True)
@@ -106,14 +111,20 @@ class WeightSender(ABC):
                 f"{self.engine}'s workers cannot join the trainer to take its weights: {problem} {self.remedy()}"
             ) from problem
 
-    def send(self, buckets: Iterable[Bucket], version: int) -> None:
+    def send(self, buckets: Iterable[Bucket], version: int) -> dict[str, float]:
         """Send all weights. What ``buckets`` raises leaves the engines ready for another sync.
+
+        Returns:
+            Seconds that it took until engines had stopped (``stop``), until they had all weights (``transfer``, the
+            making of buckets included), and until they could go on (``resume``).
 
         Raises:
             EngineFault: An engine did not receive them.
         """
+        times = [time.perf_counter()]
         for url in self._urls:
             self.begin(url)
+        times.append(time.perf_counter())
         try:
             for bucket in buckets:
                 self._send_bucket(bucket, version)
@@ -122,7 +133,10 @@ class WeightSender(ABC):
         except BaseException:
             self.abandon()
             raise
+        times.append(time.perf_counter())
         self.finish()
+        times.append(time.perf_counter())
+        return {name: end - begin for name, (begin, end) in zip(PARTS, itertools.pairwise(times), strict=True)}
 
     def leave(self) -> None:  # noqa: B027 - most engines forget a group when its rank 0 is gone
         """Have engines that stay leave the group, as far as they still answer."""

@@ -166,10 +166,11 @@ class TRTLLMRayRollout(TrackedEngine):
 
         counted = complete()
         fault: EngineFault | None = None
+        parts: dict[str, float] = {}
         try:
             self.requests.wait_until_idle()
             if self._sender is not None:
-                self._sender.send(counted, version)
+                parts = self._sender.send(counted, version)
         except EngineFault as problem:
             fault = problem
         for _ in counted:  # the other ranks wait in those that are left
@@ -179,7 +180,7 @@ class TRTLLMRayRollout(TrackedEngine):
         if message := self._ranks.from_first(lambda: own) or own:
             raise EngineFault(message) from fault
         self.requests.version = version
-        return reports[0]
+        return replace(reports[0], parts=parts)
 
 
 class RayEngine:

@@ -108,6 +108,7 @@ ENGINE = PluginCall(Scripted(), "update_weights")
     [
         (lambda: check_report(ENGINE, None, 3), "must return a SyncReport; it returned NoneType None"),
         (lambda: check_report(ENGINE, SyncReport(1, 1, 1, 0.0, 2), 3), "report policy version 3; it reported 2"),
+        (lambda: check_report(ENGINE, SyncReport(1, 1, 1, 0.0, 3, {"stop": None}), 3), "a number as metric 'stop'"),
         (lambda: check_stats(ENGINE, {"a": "fast"}, frozenset()), "a number as metric 'a'; it returned str 'fast'"),
         (lambda: check_stats(ENGINE, {"restarts": 1.0}, frozenset({"restarts"})), "'restarts', which rlplug measures"),
         (lambda: check_stats(ENGINE, [1.0], frozenset()), "metrics as a mapping of names to numbers"),

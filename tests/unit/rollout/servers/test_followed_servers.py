@@ -113,7 +113,9 @@ def test_weights_and_requests_follow_the_launchers_list(engine: tuple[Echo, Any,
     other = url.replace("127.0.0.1", "localhost")
     requests = [Request(str(index), (1, 2), index) for index in range(4)]
     sampling = SamplingParams(max_new_tokens=2)
-    sync(1)
+    report = sync(1)
+    assert [*report.parts] == ["stop", "transfer", "resume"]
+    assert 0 < sum(report.parts.values()) <= report.seconds
     echo.generate(requests, sampling)
     assert echo.seen() == ({url: (1, 3)}, {url}, {url})
 
