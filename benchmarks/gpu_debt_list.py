@@ -46,6 +46,22 @@ ENGINES_AND_STEPS: Final = (
         engine="vllm",
     ),
     Debt(
+        "server-delivery",
+        "tokens/s that a vLLM server hands over with 1, 2 and 4 API processes, beside vLLM in the trainer's process",
+        (
+            rollout_command("vllm", "1"),
+            (
+                *("{python}", "benchmarks/server_delivery.py", "--shape", "{qwen3-1.7b|tiny}"),
+                *("--sequences", "{256|8}", "--group", "{8|4}", "--prompt", "{256|8}", "--new", "{256|8}"),
+                *("--api-servers", "1", "2", "{4|2}", "--out", "{out}/delivery.jsonl"),
+            ),
+        ),
+        seconds=220,
+        gib=80,
+        is_timed=True,
+        engine="vllm",
+    ),
+    Debt(
         "vllm-many-sequences",
         "vLLM starts in the trainer's process with room for 1,280 sequences, where its warm-up failed three times",
         (MANY,),

@@ -34,6 +34,7 @@ def test_the_benchmarks_take_each_command(debts: ModuleType, monkeypatch: pytest
                 "benchmarks/rollout.py": ["--device", "cuda"],
                 "benchmarks/update.py": [],
                 "benchmarks/lora_serving.py": [],
+                "benchmarks/server_delivery.py": [],
                 "benchmarks/step.py": [],
                 "benchmarks/step_modes.py": [],
                 "benchmarks/start.py": [],
