@@ -60,6 +60,16 @@ class RLModule(LightningModule):
         options: The other fields of :class:`rlplug.config.RunConfig`.
     """
 
+    validator: Validator
+    """Scores held-out prompts. It is there once training or validation has started, what follows with training."""
+    groups: GroupSelection
+    """Selects a step's groups, by the algorithm."""
+    policy_update: PolicyUpdate
+    streamed: StreamedStep | None
+    """Trains on a step's groups as they complete, with ``partial_rollout.max_staleness: 0``."""
+    mismatch_gate: MismatchGate
+    """Compares engine and trainer."""
+
     def __init__(
         self,
         # jsonargparse reads the default's source, so that --model.optimizer.init_args.lr alone works
@@ -102,9 +112,6 @@ class RLModule(LightningModule):
         self.schedulers: list[Any] = []
         self._plan: run_setup.RunPlan | None = None
         self._run: run_setup.Run | None = None
-        self._policy_update: PolicyUpdate | None = None
-        self.streamed: StreamedStep | None = None
-        """What trains on a step's groups as they complete, with ``partial_rollout.max_staleness: 0``."""
 
     # ---- the step -------------------------------------------------------------------------------------------------
 
@@ -115,7 +122,7 @@ class RLModule(LightningModule):
         if self.token_capture is not None:
             self.token_capture.begin(self.step)
         with self.rollback_on_interrupt():
-            self.begin_validation()
+            self.validator.begin_step(self.rollout_step, self.policy_version)
             rollout = Rollout()
             while self.groups.wants_more(rollout):
                 with self.phase("prompts"):
@@ -139,11 +146,6 @@ class RLModule(LightningModule):
                 self.publish()
             self.step_metrics |= self.validate_if_due()
             self.log_step()
-
-    def begin_validation(self) -> None:
-        """Let the engine generate the held-out prompts beside the step's groups, if ``validation`` wants it so now."""
-        if self.config.validation.beside_training and self.validator.is_due(self.rollout_step):
-            self.validator.begin_beside(self.policy_version)
 
     def take_prompts(self, rollout: Rollout) -> list[Prompt]:
         """Return the next training prompts, the same on every rank."""
@@ -177,10 +179,9 @@ class RLModule(LightningModule):
         if rollout.num_drawn and not self.groups.awaits_groups:
             # of all rounds: one error in a small refill is no large share of a step
             self.rewards.check(rollout.drawn, self.strategy)
-            self.step_metrics["filter/refills"] = max(rollout.num_rounds - 1.0, 0.0)
-            self.step_metrics["filter/missing_groups"] = self.groups.num_missing(rollout) / self.groups.prompts_per_step
             sources = self.data.train_stream.sources
             table = sample_table(rollout, self.rewards.names, self.strategy.gather_arrays, sources)
+            self.step_metrics |= self.groups.metrics(rollout)
             self.step_metrics |= rollout_metrics(table, self.rewards.names) | source_metrics(table, sources)
             self.newest_values = {"reward": table["reward"], "completion_length": table["num_tokens"]}
         return rollout
@@ -255,25 +256,25 @@ class RLModule(LightningModule):
         self.step_metrics |= self.policy_update.end_step(self.step)
 
     def validate_if_due(self) -> dict[str, float]:
-        """Score the held-out prompts, when ``validation`` says so, and return the metrics.
+        """Score the held-out prompts, when ``validation`` says so, and return the scores of the newest policy.
 
         Those that were generated beside the step get their scores logged at the former step, to which they belong.
         """
-        is_lost, is_due = False, self.validator.is_due(self.rollout_step)
-        is_next = is_due and self.config.validation.beside_training and self.rollout_step < self.plan.total_steps
+        scores: dict[str, float] = {}
         with suppress(StopRequested):
-            if self.validator.is_running:
-                with self.phase("validate"):
-                    is_lost = not self._finish_validation()
-            if (is_due or is_lost) and not is_next:
-                with self.phase("validate"):
-                    return self._validate()
-        return {}
+            for validation in self.validator.end_step(self.step, self.policy_version, self.is_last_step):
+                self.newest_samples.append(("validate", validation.step, validation.samples))
+                if validation.step == self.step:
+                    scores = validation.scores
+                else:
+                    self._late_scores = validation.scores
+                    validation.log_late(self.loggers)
+        return scores
 
     def log_step(self) -> None:
         """Hand the step's metrics to algorithm, plugins and loggers; end the run after its last step or a stop."""
         metrics = self.step_metrics
-        metrics |= self.run.pop_metrics() | self.timer.pop_metrics()
+        metrics |= self.run.pop_metrics() | self.validator.pop_metrics() | self.timer.pop_metrics()
         metrics |= self.rewards.pop_counts(self.strategy) | self.data.train_stream.metrics()
         metrics |= {"throughput/tokens_per_s": metrics["completion/num_tokens"] / metrics["time/step"]}
         call = PluginCall(self.config.algorithm, "after_step")
@@ -286,7 +287,7 @@ class RLModule(LightningModule):
         found = {name: torch.tensor(value) for name, value in {**known, "step": float(self.step)}.items()}
         self.trainer.callback_metrics.update(found)  # what log_dict does, which takes 0.4 ms a metric
         is_told = self.strategy.agree_to_stop(self.stop_signal)
-        self.trainer.should_stop = is_told or self.rollout_step >= self.plan.total_steps
+        self.trainer.should_stop = is_told or self.is_last_step
         self.newest_metrics, self.step_metrics, self._late_scores = known, MetricsOfStep(), {}
 
     # ---- parts of phases ------------------------------------------------------------------------------------------
@@ -341,27 +342,6 @@ class RLModule(LightningModule):
             if self.config.partial_rollout is not None and (bound := self.config.partial_rollout.bound) is not None:
                 self.step_metrics |= weights_by_age(batch, tokens.sampled_logprobs, self.policy_version, bound)
 
-    def _validate(self) -> dict[str, float]:
-        run = self.run
-        # rollout/... and environment/... in the log are of the training rollout
-        self.step_metrics |= run.driver.pop_metrics() | run.generator.pop_metrics()
-        validation = self.validator.run(self.step, self.policy_version)
-        of_sync = {name: value for name, value in run.driver.pop_metrics().items() if name.startswith("sync/")}
-        self.step_metrics |= of_sync
-        run.generator.pop_metrics()
-        self.newest_samples.append(("validate", self.step, validation.samples))
-        return validation.scores
-
-    def _finish_validation(self) -> bool:
-        """Log the scores of what was generated beside this step; return whether there are some."""
-        validation = self.validator.finish_beside(self.step - 1)
-        if validation is None:
-            return False
-        self._late_scores = validation.scores
-        self.newest_samples.append(("validate", validation.step, validation.samples))
-        validation.log_late(self.loggers)
-        return True
-
     def _log(self, metrics: dict[str, float]) -> None:
         for logger in self.loggers:
             logger.log_metrics(metrics, step=self.step)
@@ -372,11 +352,6 @@ class RLModule(LightningModule):
     def inputs(self) -> run_setup.RunInputs:
         """Tokenizer, policy specification and tools, read from files at the first use."""
         return run_setup.read_inputs(self.config)
-
-    @cached_property
-    def mismatch_gate(self) -> MismatchGate:
-        """What compares engine and trainer."""
-        return run_setup.make_mismatch_gate(self.config, self.inputs.spec, self.strategy.root_device)
 
     @property
     def prompt_rules(self) -> PromptRules:
@@ -409,28 +384,16 @@ class RLModule(LightningModule):
     def on_train_start(self) -> None:
         self._start_run()
         self.stop_signal.install(self.strategy.store, self.global_rank)
-        optimizers: Any = self.optimizers()
-        optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
-        self._policy_update = run_setup.make_update(
-            self.config,
-            self.plan,
-            self.models,
-            self.strategy,
-            optimizers,
-            self.schedulers,
-            self.manual_backward,
-            self.token_capture,
-        )
-        if self.config.partial_rollout is not None and self.config.partial_rollout.streams:
-            self.streamed = StreamedStep(self._policy_update, self.run.offload, self._batch)
+        self._make_training_parts()
         limit_host_threads(self.strategy.root_device)
         freeze_gc()
-        if self.rollout_step >= self.plan.total_steps:
+        if self.is_last_step:
             self.trainer.should_stop = True
         elif self.rollout_step == 0:
             self.start_timer.begin("first validation")
-            if metrics := self.validate_if_due():
-                self._log(metrics)
+            if scores := self.validate_if_due():
+                self._log(scores)
+                self.step_metrics |= self.validator.pop_metrics()  # its weight sync; a rollout follows for the rest
         self.start_timer.begin(FIRST_STEP)
 
     def on_validation_start(self) -> None:
@@ -438,7 +401,9 @@ class RLModule(LightningModule):
 
     def validation_step(self, tick: Any, batch_idx: int) -> None:
         """``rlplug validate``: score all held-out prompts at once."""
-        metrics = self._validate() | self.rewards.pop_counts(self.strategy)
+        validation = self.validator.run(self.step, self.policy_version)
+        self.newest_samples.append(("validate", validation.step, validation.samples))
+        metrics = validation.scores | self.rewards.pop_counts(self.strategy)
         self._log(metrics)
         self.log_dict(metrics, logger=False, sync_dist=True)
 
@@ -448,14 +413,47 @@ class RLModule(LightningModule):
             self._run.generator.close()
 
     def _start_run(self) -> None:
+        """Start the engine, and what generates and validates with it."""
         self.start_timer.begin("engine start")
         end_at_once(self.global_rank)
-        sleeps = self.config.memory.sleep_between_rollouts is True if self._plan is None else self._plan.sleeps
-        models, data, strategy, optimizers = self.models, self.data, self.strategy, self.trainer.optimizers
+        config, models, data, strategy = self.config, self.models, self.data, self.strategy
+        sleeps = config.memory.sleep_between_rollouts is True if self._plan is None else self._plan.sleeps
         self._run = run_setup.start_run(
-            self.config, self.inputs, sleeps, models, data, strategy, optimizers, self.stop_signal
+            config, self.inputs, sleeps, models, data, strategy, self.trainer.optimizers, self.stop_signal
         )
         self.timer.asleep_bytes = self._run.driver.asleep_bytes
+        self.validator = Validator(
+            config.validation,
+            config.sampling.max_new_tokens,
+            config.seed,
+            data,
+            self._run.generator,
+            self.score,
+            self.rewards,
+            strategy,
+            self.phase,
+        )
+
+    def _make_training_parts(self) -> None:
+        """Make what selects groups and trains on them."""
+        config, strategy = self.config, self.strategy
+        per_step = self.plan.batch.prompts_per_step
+        self.groups = GroupSelection(config.algorithm, per_step, self.partial_rollout, strategy.gather_arrays)
+        self.mismatch_gate = run_setup.make_mismatch_gate(config, self.inputs.spec, strategy.root_device)
+        optimizers: Any = self.optimizers()
+        optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
+        self.policy_update = run_setup.make_update(
+            config,
+            self.plan,
+            self.models,
+            strategy,
+            optimizers,
+            self.schedulers,
+            self.manual_backward,
+            self.token_capture,
+        )
+        streams = config.partial_rollout is not None and config.partial_rollout.streams
+        self.streamed = StreamedStep(self.policy_update, self.run.offload, self._batch) if streams else None
 
     # ---- what is there by then -------------------------------------------------------------------------------------
 
@@ -465,35 +463,14 @@ class RLModule(LightningModule):
         return self._plan
 
     @property
-    def groups(self) -> GroupSelection:
-        """Selection of the step's groups by the algorithm."""
-        per_step, gather_arrays = self.plan.batch.prompts_per_step, self.strategy.gather_arrays
-        return GroupSelection(self.config.algorithm, per_step, self.partial_rollout, gather_arrays)
+    def is_last_step(self) -> bool:
+        """Whether no step is left."""
+        return self.rollout_step >= self.plan.total_steps
 
     @property
     def run(self) -> run_setup.Run:
         assert self._run is not None, "a run starts with training or validation"
         return self._run
-
-    @property
-    def validator(self) -> Validator:
-        """What scores held-out prompts."""
-        config = self.config
-        return Validator(
-            config.validation,
-            config.sampling.max_new_tokens,
-            config.seed,
-            self.data,
-            self.run.generator,
-            self.score,
-            self.rewards,
-            self.strategy,
-        )
-
-    @property
-    def policy_update(self) -> PolicyUpdate:
-        assert self._policy_update is not None, "the update is there in training"
-        return self._policy_update
 
     @property
     def policy(self) -> nn.Module:

@@ -86,7 +86,6 @@ class RolloutGenerator:
         self._ranks = EngineRanks(placement, driver.engine.ranks_per_engine, communicates=make_environment is not None)
         self._complete = CompleteGroups(store, self._ranks.engine, self._ranks.num_engines)
         self._asynchronous = AsynchronousRollout(driver, self._ranks, self._complete, gather)
-        self._metrics: dict[str, float] = {}
 
     def generate(self, request: RolloutRequest, first_group: int = 0) -> list[Sample]:
         """Return the samples of this rank's share of the prompts. Collective.
@@ -186,12 +185,13 @@ class RolloutGenerator:
         self._asynchronous.pause()
 
     def pop_metrics(self) -> dict[str, float]:
-        """Return the metrics of environments and of an asynchronous rollout since the last call.
+        """Return the metrics of engine, environments and an asynchronous rollout since the last call.
 
         In a run with a partial rollout they are of its environments.
         """
         environments = self._kept_environments or self._environments
-        return self._asynchronous.pop_metrics() | ({} if environments is None else environments.pop_metrics())
+        of_environments = {} if environments is None else environments.pop_metrics()
+        return self._driver.pop_metrics() | self._asynchronous.pop_metrics() | of_environments
 
     def pop_timeline(self) -> dict[str, list[Any]]:
         """Return what the engine of an asynchronous rollout did since the last call."""

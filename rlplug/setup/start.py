@@ -37,7 +37,7 @@ class Run:
 
     def pop_metrics(self) -> dict[str, float]:
         """Return the metrics of engine, environments and offload since the last call."""
-        return self.driver.pop_metrics() | self.generator.pop_metrics() | self.offload.pop_metrics()
+        return self.generator.pop_metrics() | self.offload.pop_metrics()
 
 
 def make_rewards(config: RunConfig) -> RewardRunner:

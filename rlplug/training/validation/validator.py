@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from lightning.fabric.loggers.logger import Logger
@@ -38,7 +39,7 @@ class Validation:
 
 
 class Validator:
-    """Generates and scores the held-out prompts. Every method but :meth:`is_due` is collective.
+    """Generates and scores the held-out prompts, at the steps that the settings name. Every method is collective.
 
     Args:
         config: Settings.
@@ -49,6 +50,7 @@ class Validator:
         score: Returns this rank's samples with their rewards.
         rewards: Stop the run when too many samples have none.
         ranks: Gathers what all ranks have.
+        phase: Makes a context that times a phase of the step, by its name.
     """
 
     def __init__(
@@ -61,55 +63,93 @@ class Validator:
         score: Callable[[list[Sample]], list[Sample]],
         rewards: RewardRunner,
         ranks: RLFSDP2Strategy,
+        phase: Callable[[str], AbstractContextManager[None]],
     ) -> None:
         self._config, self._max_new_tokens, self._seed = config, max_new_tokens, seed
         self._data, self._generator = data, generator
         self._score, self._rewards, self._ranks = score, rewards, ranks
+        self._phase = phase
+        self._metrics: dict[str, float] = {}
 
-    def is_due(self, step: int) -> bool:
-        """Return whether to validate the policy after ``step`` steps."""
-        return self._config.is_due(step) and bool(self._data.val_prompts)
+    def begin_step(self, num_steps: int, version: int) -> None:
+        """Let the engine generate the held-out prompts beside the groups of the step that begins, if it is due so.
 
-    @property
-    def is_running(self) -> bool:
-        """Whether held-out prompts are generated beside a step."""
-        return self._generator.has_held_out
+        Args:
+            num_steps: Steps done.
+            version: Version of the policy.
+        """
+        if self._config.beside_training and self._is_due(num_steps):
+            self._generator.begin_held_out(self._request(version))
 
-    def begin_beside(self, version: int) -> None:
-        """Let the engine generate the held-out prompts beside the groups of the step that begins."""
-        self._generator.begin_held_out(self._request(version))
+    def end_step(self, num_steps: int, version: int, is_last: bool) -> Iterator[Validation]:
+        """Score the policy before the step, if the engine was told so by :meth:`begin_step`, and the one after, if due.
 
-    def finish_beside(self, step: int) -> Validation | None:
-        """Wait for the prompts of :meth:`begin_beside`, and score the policy after ``step`` steps.
+        Args:
+            num_steps: Steps done; 0 before the first.
+            version: Version of the policy.
+            is_last: Whether no step follows, beside which the engine could generate.
+        """
+        is_due, is_lost = self._is_due(num_steps), False
+        if self._generator.has_held_out:
+            with self._phase("validate"):
+                validation = self._finish(num_steps - 1)
+            if validation is not None:
+                yield validation
+            is_lost = validation is None
+        waits = is_due and self._config.beside_training and not is_last
+        if (is_due or is_lost) and not waits:
+            with self._phase("validate"):
+                validation = self.run(num_steps, version)
+            yield validation
+
+    def run(self, num_steps: int, version: int) -> Validation:
+        """Generate the held-out prompts with the newest weights, and score the policy after ``num_steps`` steps."""
+        self._metrics = self._generator.pop_metrics()
+        validation = self._scored(self._generator.generate(self._request(version)), num_steps)
+        of_sync = {name: value for name, value in self._generator.pop_metrics().items() if name.startswith("sync/")}
+        self._metrics |= of_sync
+        return validation
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Return the metrics of the rollout before a validation, with the validation's ``sync/...`` in place of its.
+
+        What the log has as ``rollout/...`` and ``environment/...`` is of the training rollout.
+        """
+        metrics, self._metrics = self._metrics, {}
+        return metrics
+
+    def _is_due(self, num_steps: int) -> bool:
+        return self._config.is_due(num_steps) and bool(self._data.val_prompts)
+
+    def _finish(self, num_steps: int) -> Validation | None:
+        """Wait for the prompts of :meth:`begin_step`, and score the policy after ``num_steps`` steps.
 
         Returns:
-            ``None`` where an engine failed after the update of the step beside it: the weights of ``step`` are gone.
+            ``None`` where an engine failed after the update of the step beside it: those weights are gone.
         """
         try:
             samples = self._generator.finish_held_out(self._config.num_samples)
         except StopRequested:
-            rank_zero_warn(f"The validation after step {step} is left out: the run was told to stop before its end.")
+            rank_zero_warn(
+                f"The validation after step {num_steps} is left out: the run was told to stop before its end."
+            )
             raise
         if samples is None:
             rank_zero_warn(
-                f"The validation after step {step} is left out: an engine failed during it, and the weights have "
-                f"changed since. There is one after step {step + 1} instead."
+                f"The validation after step {num_steps} is left out: an engine failed during it, and the weights have "
+                f"changed since. There is one after step {num_steps + 1} instead."
             )
             return None
-        return self._scored(samples, step)
-
-    def run(self, step: int, version: int) -> Validation:
-        """Generate the held-out prompts with the newest weights, and score the policy after ``step`` steps."""
-        return self._scored(self._generator.generate(self._request(version)), step)
+        return self._scored(samples, num_steps)
 
     def _request(self, version: int) -> RolloutRequest:
         prompts, sampling = self._data.val_prompts, self._config.sampling(self._max_new_tokens)
         return RolloutRequest(prompts, self._config.num_samples, sampling, f"validate/{self._seed}", version)
 
-    def _scored(self, samples: list[Sample], step: int) -> Validation:
+    def _scored(self, samples: list[Sample], num_steps: int) -> Validation:
         samples = self._score(samples)
         self._rewards.check(samples, self._ranks)
         names, sources = self._rewards.names, self._data.val_sources
         table = sample_table(Rollout(tuple(samples)), names, self._ranks.gather_arrays, sources)
         scores = validation_by_source(table, names, self._config.pass_threshold, sources)
-        return Validation(step, samples, scores)
+        return Validation(num_steps, samples, scores)
