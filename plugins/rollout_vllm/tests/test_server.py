@@ -298,13 +298,13 @@ def test_a_sync_ends_what_still_runs(
     """vLLM may hear of an abort only after a sync has begun: a forward pass without weights would kill the server."""
     theirs.start(spec, PLACEMENT)
     theirs.update_weights(iter([bucket]), 1)
-    theirs.submit([Request("running", (5, 9, 6), seed=0)], SamplingParams(2000))
-    while not any(pending.token_ids for pending in theirs._requests._running.values()):
-        time.sleep(0.01)
-
-    theirs.update_weights(iter([bucket]), 2)
-
-    (cut,) = theirs.collect(60.0)
+    for attempt in range(10):  # on a busy machine a server may answer only when it is done
+        theirs.submit([Request(f"running/{attempt}", (5, 9, 6), seed=0)], SamplingParams(2000))
+        time.sleep(0.5)
+        theirs.update_weights(iter([bucket]), 2 + attempt)
+        (cut,) = theirs.collect(60.0)
+        if cut.finish_reason == "abort":
+            break
     assert cut.finish_reason == "abort"
     assert len(theirs.generate(requests("after"), GREEDY)) == 2
 

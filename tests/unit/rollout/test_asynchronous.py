@@ -132,14 +132,16 @@ def test_engines_generate_while_the_policy_trains(make_generator):
     run.generator.close()
 
 
-@pytest.mark.parametrize(("updates_s", "side"), [(0.0, "the trainer waited"), (0.5, "the engine had nothing")])
-def test_the_run_says_which_side_waits(updates_s, side, make_generator, monkeypatch):
+@pytest.mark.parametrize(
+    ("max_new_tokens", "updates_s", "side"), [(100, 0.0, "the trainer waited"), (4, 0.5, "the engine had nothing")]
+)
+def test_the_run_says_which_side_waits(max_new_tokens, updates_s, side, make_generator, monkeypatch):
     said = []
     monkeypatch.setattr("rlplug.rollout.partial.asynchronous.rank_zero_info", said.append)
     monkeypatch.setattr("rlplug.rollout.partial.asynchronous.NUM_MEASURED", 2)
     run = Run(make_generator(ServerLike()))
     for _ in range(4):
-        run.take(max_new_tokens=4)
+        run.take(max_new_tokens)
         time.sleep(updates_s)
     assert any(side in message for message in said)
     run.generator.close()
