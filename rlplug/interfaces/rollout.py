@@ -217,7 +217,10 @@ class RolloutEngine(ABC):
         return {}
 
     def advice(self) -> list[str]:
-        """Return suggestions for settings that follow from the counters so far; the core prints each one once."""
+        """Return suggestions for settings that follow from the counters so far.
+
+        The core prints each one once, and not again with other numbers.
+        """
         return []
 
     def scrape_targets(self) -> ScrapeTargets | None:

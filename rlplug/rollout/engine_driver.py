@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -79,6 +80,7 @@ class EngineDriver:
         self._failed_start: EngineFault | None = None
         self._metrics: dict[str, float] = {}
         self._advised: set[str] = set()
+        """Advice that was printed, without its numbers, which differ from step to step."""
         self._start()
 
     @contextmanager
@@ -254,8 +256,8 @@ class EngineDriver:
             waking = self._states.seconds["wake_weights"] + self._states.seconds["wake_kv_cache"]
             self._metrics["rollout/wake_seconds"] = waking
         for advice in self.engine.advice():
-            if advice not in self._advised:
-                self._advised.add(advice)
+            if (words := re.sub(r"[\d.,]*\d", "#", advice)) not in self._advised:
+                self._advised.add(words)
                 rank_zero_info(f"{type(self.engine).__name__}: {advice}")
 
     # ---- start and sleep ----------------------------------------------------------------------------------------

@@ -278,14 +278,16 @@ def test_ranks_of_one_engine_divide_its_completions(make_driver):
 
 
 def test_advice_is_printed_once(make_driver, monkeypatch):
+    """Its numbers differ from step to step, and each step would print it."""
     printed = []
     monkeypatch.setattr(driver_module, "rank_zero_info", printed.append)
     engine = HFRollout()
-    engine.advice = lambda: ["raise max_num_seqs"]
+    waiting = iter(["448", "1,024"])
+    engine.advice = lambda: [f"{next(waiting)} requests waited: raise max_num_seqs from 64"]
     driver = make_driver(engine)
     generate(driver)
     generate(driver)
-    assert printed == ["HFRollout: raise max_num_seqs"]
+    assert printed == ["HFRollout: 448 requests waited: raise max_num_seqs from 64"]
 
 
 def test_what_sleeps_counts_from_when_it_fell_asleep(make_driver):
