@@ -45,6 +45,8 @@ REWARD_ERRORS: Final = 0.01
 """Share of samples whose reward failed. The run stops at ``model.limits.max_reward_error_share``, 0.1 by default."""
 WAITING: Final = 0.2
 """Share of the time that one side of an asynchronous run waits for the other."""
+API_BUSY: Final = 0.9
+"""Share of a core above which a process that answers a server's requests may hold back what the engine generates."""
 ROLLOUT_SHARE: Final = 0.7
 """Share of a step that is the rollout. Above it an update that ran meanwhile would save less than 30% of the time: the
 engine itself has to become faster."""
@@ -281,6 +283,14 @@ def _waiting(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
     time = sum(metrics.series("time/step").values)
     waits, idle = (sum(metrics.series(f"partial/{name}").values) for name in ("wait_s", "engine_idle_s"))
     if time and waits > WAITING * time and waits >= idle:
+        if (busy := _late(metrics, "rollout/api_cpu")) is not None and busy > API_BUSY:
+            yield Advice(
+                f"The trainer waited for groups in {waits / time:.0%} of the time, and a process that answers the "
+                f"engine's requests used {busy:.0%} of a core. Let more of them answer (vLLM: api_server_count).",
+                "model.rollout.init_args",
+                "rollout-engines.md#on-gpus-of-its-own",
+            )
+            return
         yield Advice(
             f"The trainer waited for groups in {waits / time:.0%} of the time. Give the engine more GPUs, or allow "
             "older groups.",

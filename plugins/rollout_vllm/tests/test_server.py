@@ -350,6 +350,7 @@ def test_servers_of_two_ranks_end_with_the_trainer(folder: Path) -> None:
         assert first["versions"] == second["versions"] == [4, 4, 4]
         assert first["num_tensors"] == second["num_tensors"] == 21
         assert set(second["stats"]) == {"num_tokens", "tokens_per_s"}
+        assert first["stats"]["api_cpu"] > 0, "the API server is found by its command line"
         assert second["processes"] == []
         assert not first["has_imported_vllm"], "it changes the process that imports it"
         assert len(first["processes"]) >= 4, "the supervisor, the API server, the engine's core, its worker"

@@ -11,6 +11,9 @@ ROOM: Final = 0.5
 FULL: Final = 0.9
 """Requests that wait beside a KV cache that is fuller than this wait for room in it."""
 
+BUSY: Final = 0.9
+"""A process that uses more than this share of a core may hold back what it hands over."""
+
 
 @dataclass
 class EngineStats:
@@ -22,6 +25,8 @@ class EngineStats:
     """The option that says how many requests run at once, for advice."""
     memory_key: str = "rollout.gpu_memory_utilization (or kv_cache_gib)"
     """The option that makes the KV cache larger, for advice."""
+    api_processes_key: str = ""
+    """The option that says how many processes of a server answer requests, for advice."""
     observes_scheduler: bool = True
     """Whether the scheduler and the prefix cache are observed. Without it the metrics have tokens alone: a zero for the
     others would be wrong."""
@@ -40,6 +45,8 @@ class EngineStats:
     """Most requests that waited while ``max_num_seqs`` ran."""
     waited_for_cache: int = 0
     """Most requests that waited while the KV cache was full."""
+    api_cpu: float | None = None
+    """Share of a core that the busiest process used that answers requests; ``None`` where it is not measured."""
     _advice: list[str] = field(default_factory=list)
 
     def observe(self, running: int, waiting: int, kv_cache_use: float) -> None:
@@ -67,10 +74,13 @@ class EngineStats:
                 "waiting": float(self.waiting),
                 "preemptions": float(self.preemptions),
             }
+        if self.api_cpu is not None:
+            metrics["api_cpu"] = self.api_cpu
         self._advice = self._suggest() if self.num_tokens and self.observes_scheduler else []
         self.num_tokens = self.running = self.waiting = self.preemptions = 0
         self.prompt_tokens = self.cached_prompt_tokens = self.waited_for_slots = self.waited_for_cache = 0
         self.seconds = self.kv_cache_use = 0.0
+        self.api_cpu = None
         return metrics
 
     def advice(self) -> list[str]:
@@ -78,6 +88,18 @@ class EngineStats:
         return self._advice
 
     def _suggest(self) -> list[str]:
+        return self._suggest_for_scheduler() + self._suggest_for_api()
+
+    def _suggest_for_api(self) -> list[str]:
+        if self.api_cpu is None or self.api_cpu <= BUSY:
+            return []
+        rate = f"{self.num_tokens / max(self.seconds, 1e-9):,.0f} tokens/s"
+        return [
+            f"a process that answers requests used {self.api_cpu:.0%} of a core to hand over {rate}, and may hold back "
+            f"more: raise {self.api_processes_key}."
+        ]
+
+    def _suggest_for_scheduler(self) -> list[str]:
         full = f"KV cache {self.kv_cache_use:.0%} full"
         if self.preemptions:
             return [

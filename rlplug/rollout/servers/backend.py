@@ -44,6 +44,10 @@ class EngineLabels:
     """The option that says how many requests run at once, for advice."""
     memory_key: str = "rollout.gpu_memory_utilization (or kv_cache_gib)"
     """The option that makes the KV cache larger, for advice."""
+    api_processes: tuple[str, ...] = ()
+    """What the command lines of a server's processes that answer requests have in them; empty measures none."""
+    api_processes_key: str = ""
+    """The option that says how many of those there are, for advice."""
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,11 @@ class ServerProcesses:
     def urls(self) -> list[str]:
         return [server.url for server in self._servers]
 
+    @property
+    def pids(self) -> list[int]:
+        """Ids of the processes below which each server runs."""
+        return [server.supervisor.pid for server in self._servers]
+
     def problem(self, wait_s: float = 0.0) -> str:
         """Return the status and the log of a server that ended, waiting for one; an empty string when all run."""
         deadline = time.monotonic() + wait_s

@@ -14,6 +14,7 @@ from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import Bucket, EngineFault, Placement, PolicySpec, RolloutEngine, ScrapeTargets, SyncReport
 from rlplug.rollout.engines.context_limit import max_completion_tokens
 from rlplug.rollout.engines.stats import EngineStats
+from rlplug.rollout.servers.api_processes import APIProcesses
 from rlplug.rollout.servers.backend import BackendContext, PendingRequest, ServerBackend, ServerSettings
 from rlplug.rollout.servers.http_client import HTTPClient, Server
 from rlplug.rollout.servers.processes import ServerProcesses, wait_until_healthy
@@ -81,6 +82,8 @@ class ServerEngine(RolloutEngine):
         self._client: HTTPClient | None = None
         self._sender: ServerWeightSender | None = None
         self._metrics: SchedulerMetrics | None = None
+        self._api: APIProcesses | None = None
+        """Measured on the first rank, for servers that were started here, where the labels name such processes."""
         self._version = NO_VERSION
         self._list = None if urls is None else ServerList.of_launcher(self._labels.engine)
         if self.urls is not None:
@@ -122,12 +125,15 @@ class ServerEngine(RolloutEngine):
             urls = self._list.urls
         backend, servers, rank = self._backend, [Server(client, url) for url in urls], self._placement.rank
         settings = client.run_all(map(self._settings, servers))
-        self._stats = EngineStats(0, 0, self._labels.max_num_seqs_key, self._labels.memory_key)
+        labels = self._labels
+        self._stats = EngineStats(0, 0, labels.max_num_seqs_key, labels.memory_key, labels.api_processes_key)
         self._use_settings(settings)
         requests = self._requests = ServerRequests(backend, client, urls, rank, self.request_deadline_s, self._stats)
         if rank == 0:
             self._metrics = SchedulerMetrics(backend, servers, self._stats, lambda: requests.is_busy)
             client.spawn(self._metrics.run())
+            if self._processes is not None and labels.api_processes:
+                self._api = APIProcesses(self._processes.pids, labels.api_processes)
             self._sender = self._connected_sender(urls, settings)
 
     def _use_settings(self, settings: Sequence[ServerSettings]) -> None:
@@ -226,7 +232,7 @@ class ServerEngine(RolloutEngine):
         client, self._client = self._client, None
         sender, self._sender = self._sender, None
         processes, self._processes = self._processes, None
-        self._metrics = None
+        self._metrics = self._api = None
         if sender is not None and processes is None:
             sender.leave()
         if client is not None:
@@ -324,6 +330,8 @@ class ServerEngine(RolloutEngine):
         if self._metrics is not None:
             await self._metrics.sample()
         self._requests.count_seconds()
+        if self._api is not None:
+            self._stats.api_cpu = self._api.busiest_share(self._stats.seconds)
         return self._stats.drain()
 
     def advice(self) -> list[str]:

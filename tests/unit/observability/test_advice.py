@@ -73,6 +73,10 @@ def wobble(step: int) -> float:
         ({"mismatch__mean": lambda step: 0.002 + 0.02 * (step > 25)}, ["model.algorithm.init_args.correction"]),
         ({"mismatch__mean": lambda step: 1e-7 * 4**step * (step < 8) + 1e-4}, []),
         ({"partial__wait_s": 4.0, "partial__engine_idle_s": 1.0}, ["model.partial_rollout.max_staleness"]),
+        (
+            {"partial__wait_s": 4.0, "partial__engine_idle_s": 1.0, "rollout__api_cpu": 0.97},
+            ["model.rollout.init_args"],
+        ),
         ({"partial__wait_s": 1.0, "partial__engine_idle_s": 4.0}, ["trainer.devices"]),
         ({"rollout__preemptions": 7.0}, ["model.rollout.init_args"]),
         ({"time__rollout": 9.0}, ["model.rollout"]),

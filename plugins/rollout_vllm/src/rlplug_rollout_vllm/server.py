@@ -89,6 +89,8 @@ class VLLMBackend(ServerBackend):
         server_key=KEY,
         gpus_per_server="tensor_parallel_size times data_parallel_size",
         noise=("nanobind:", " - leaked", " - ... skipped", "See https://nanobind"),
+        api_processes=("APIServer", "rlplug_rollout_vllm.serve"),
+        api_processes_key="rollout.api_server_count",
     )
     generate_route = "inference/v1/generate"
 

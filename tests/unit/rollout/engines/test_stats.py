@@ -64,6 +64,17 @@ def test_advice_names_the_options_of_the_engine():
     assert "raise rollout.mem_fraction_static" in stats.advice()[0]
 
 
+def test_a_busy_process_that_answers_requests_is_named():
+    stats = EngineStats(8, 1000, api_processes_key="rollout.api_server_count")
+    for cpu, words in ((0.97, ["97% of a core", "13,000 tokens/s", "raise rollout.api_server_count"]), (0.6, [])):
+        stats.num_tokens, stats.seconds, stats.api_cpu = 26_000, 2.0, cpu
+        assert stats.drain()["api_cpu"] == cpu
+        advice = " ".join(stats.advice())
+        assert all(word in advice for word in words), advice
+        assert bool(advice) == bool(words)
+    assert "api_cpu" not in stats.drain()
+
+
 def test_what_an_engine_cannot_know_is_left_out():
     stats = EngineStats(8, 1000, observes_scheduler=False)
     stats.num_tokens, stats.seconds, stats.prompt_tokens, stats.cached_prompt_tokens = 100, 2.0, 8, 2

@@ -16,6 +16,7 @@ from processes import runs
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
+from rlplug.rollout.servers.api_processes import APIProcesses
 from rlplug.rollout.servers.http_client import HTTPClient
 from rlplug.rollout.servers.processes import Launch, ServerProcesses, ServerSlot, wait_until_healthy
 
@@ -48,6 +49,26 @@ def test_servers_become_healthy_and_end_with_close(client: HTTPClient) -> None:
     servers.close()
     assert not any(map(runs, pids))
     assert not any(folder.exists() for folder in folders)
+
+
+def test_the_busiest_process_that_answers_is_measured(tmp_path: Path) -> None:
+    """It catches the time of other processes of the server, such as its idle ones."""
+    busy, idle = "while True: sum(range(1000))  # answers", "import time; time.sleep(120)"
+    code = f"""
+        import subprocess, sys
+        children = [subprocess.Popen([sys.executable, "-c", text]) for text in ({busy!r}, {idle!r}, {idle!r})]
+        open({str(tmp_path / "started")!r}, "w").write("yes")
+        children[0].wait()
+    """
+    servers = ServerProcesses("Tiny", lambda slot: Launch(python(code), {}), [None])
+    try:
+        wait_for(tmp_path / "started")
+        answering, others = (APIProcesses(servers.pids, [name]) for name in ("# answers", "sleep(120)"))
+        time.sleep(1.0)
+        assert answering.busiest_share(1.0) > 4 * others.busiest_share(1.0)
+    finally:
+        servers.close()
+    assert answering.busiest_share(1.0) == 0  # they have ended
 
 
 def test_environment_is_the_trainers_without_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
