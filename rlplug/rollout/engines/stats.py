@@ -14,6 +14,9 @@ FULL: Final = 0.9
 BUSY: Final = 0.9
 """A process that uses more than this share of a core may hold back what it hands over."""
 
+LEAST_S: Final = 1.0
+"""Least time of rollouts, in seconds, that says how busy a process is."""
+
 
 @dataclass
 class EngineStats:
@@ -91,7 +94,7 @@ class EngineStats:
         return self._suggest_for_scheduler() + self._suggest_for_api()
 
     def _suggest_for_api(self) -> list[str]:
-        if self.api_cpu is None or self.api_cpu <= BUSY:
+        if self.api_cpu is None or self.api_cpu <= BUSY or self.seconds < LEAST_S:
             return []
         rate = f"{self.num_tokens / max(self.seconds, 1e-9):,.0f} tokens/s"
         return [

@@ -17,8 +17,11 @@ class APIProcesses:
     """
 
     def __init__(self, parents: Sequence[int], names: Sequence[str]) -> None:
-        below = [each for parent in parents for each in psutil.Process(parent).children(recursive=True)]
-        self._processes = [each for each in below if any(name in _command_line(each) for name in names)]
+        self._processes: list[psutil.Process] = []
+        for parent in parents:
+            with contextlib.suppress(psutil.NoSuchProcess):  # the next request tells that this server has ended
+                below = psutil.Process(parent).children(recursive=True)
+                self._processes += [each for each in below if any(name in _command_line(each) for name in names)]
         self._before = self._cpu_seconds()
 
     def busiest_share(self, seconds: float) -> float:
@@ -34,7 +37,7 @@ class APIProcesses:
     def _cpu_seconds(self) -> dict[int, float]:
         found = {}
         for process in self._processes:
-            with contextlib.suppress(psutil.Error):  # it has ended, which a request tells
+            with contextlib.suppress(psutil.Error):
                 times = process.cpu_times()
                 found[process.pid] = times.user + times.system
         return found

@@ -66,8 +66,9 @@ def test_advice_names_the_options_of_the_engine():
 
 def test_a_busy_process_that_answers_requests_is_named():
     stats = EngineStats(8, 1000, api_processes_key="rollout.api_server_count")
-    for cpu, words in ((0.97, ["97% of a core", "13,000 tokens/s", "raise rollout.api_server_count"]), (0.6, [])):
-        stats.num_tokens, stats.seconds, stats.api_cpu = 26_000, 2.0, cpu
+    said = ["97% of a core", "13,000 tokens/s", "raise rollout.api_server_count"]
+    for cpu, seconds, words in ((0.97, 2.0, said), (0.6, 2.0, []), (0.97, 0.5, [])):
+        stats.num_tokens, stats.seconds, stats.api_cpu = 26_000, seconds, cpu
         assert stats.drain()["api_cpu"] == cpu
         advice = " ".join(stats.advice())
         assert all(word in advice for word in words), advice
