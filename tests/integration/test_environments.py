@@ -17,7 +17,8 @@ LINES = {
     "undisturbed": SMALL,
     "troubled": [
         *(*SMALL, "--model.environment", "parts.TroubledDigit", "--model.turns.step_deadline_s", "2"),
-        *("--model.limits.max_reward_error_share", "0.9"),
+        *("--model.limits.max_reward_error_share", "0.9", "--model.validation.every_n_steps", "2"),
+        *("--data.val", "{class_path: FileSource, init_args: {path: examples/hidden_digit/train.jsonl}}"),
     ],
     "too troubled": [*SMALL, "--model.environment", "parts.TroubledDigit", "--model.turns.step_deadline_s", "2"],
     "engine dies": [*SMALL, "--model.rollout", "parts.DiesOnce"],
@@ -59,7 +60,10 @@ def test_the_game_is_learned_from_scratch(runs):
 
 
 def test_trouble_costs_its_own_trajectories(runs):
-    """96 trajectories; 1 in 10 calls fails, so about a quarter of them, and all others are as they were."""
+    """96 trajectories; 1 in 10 calls fails, so about a quarter of them, and all others are as they were.
+
+    Step 2 is validated, and counts its own failures, not those of the validation.
+    """
     rows = metrics(runs, "troubled")
     failures = [row["environment/failures"] for row in rows]
     assert all(4 <= each <= 16 for each in failures)
