@@ -34,13 +34,8 @@ from rlplug.rollout.servers.requests import ServerRequests
 from rlplug.types import Request, SamplingParams
 
 DEADLINE_S: Final = 900.0
-PARTS: Final = {
-    "EngineCore": "engine_us",
-    "Worker": "engine_us",
-    "APIServer": "api_us",
-    "rlplug_rollout_vllm.serve": "api_us",
-}
-"""What the command line of a server's process holds, and the part that it belongs to."""
+ENGINE_PROCESSES: Final = ("EngineCore", "Worker")
+"""What the command line of an engine's process has in it."""
 COLUMNS: Final = {
     "api_servers": "API processes",
     "tokens_per_s": "tokens/s handed over",
@@ -60,7 +55,7 @@ class RunningServer:
 
         options = VLLMServerOptions(**engine_options(arguments), api_server_count=api_servers)
         backend = VLLMBackend(options, BackendContext(spec, device, is_launched=True))
-        labels = backend.labels
+        labels = self.labels = backend.labels
         seen = None if device.type == "cpu" else "0"
         self.processes = ServerProcesses(labels.engine, backend.launch, [seen], labels.noise)
         self.client = HTTPClient(self.processes.key, "the server's environment", labels.server_key)
@@ -90,13 +85,14 @@ class RunningServer:
         self.processes.close()
 
 
-def cpu_seconds() -> Counter[tuple[str, int]]:
+def cpu_seconds(api_processes: Sequence[str]) -> Counter[tuple[str, int]]:
     """Return the CPU time so far of this process and of the server's, by part and process."""
+    names = {"engine_us": ENGINE_PROCESSES, "api_us": api_processes}
     own = psutil.Process()
     found: Counter[tuple[str, int]] = Counter({("client_us", own.pid): sum(own.cpu_times()[:2])})
     for process in own.children(recursive=True):
         command = " ".join(process.cmdline())
-        if part := next((part for text, part in PARTS.items() if text in command), None):
+        if part := next((part for part, some in names.items() if any(name in command for name in some)), None):
             found[part, process.pid] = sum(process.cpu_times()[:2])
     return found
 
@@ -105,10 +101,10 @@ def measure(arguments: argparse.Namespace, server: RunningServer, requests: Sequ
     """Return tokens per second, and each part's CPU time for a token in microseconds, of the fastest repeat."""
     sampling, best = SamplingParams(longest_completion(arguments)), None
     for _ in range(arguments.repeats + 1):  # the first of them is not counted: its shapes are new
-        before, began = cpu_seconds(), time.perf_counter()
+        before, began = cpu_seconds(server.labels.api_processes), time.perf_counter()
         num_tokens = server.generate(requests, sampling)
         seconds = time.perf_counter() - began
-        spent = cpu_seconds() - before
+        spent = cpu_seconds(server.labels.api_processes) - before
         if best is None or seconds < best["seconds"]:
             by_part: Counter[str] = Counter()
             for (part, _), value in spent.items():

@@ -274,6 +274,7 @@ class RLModule(LightningModule):
     def log_step(self) -> None:
         """Hand the step's metrics to algorithm, plugins and loggers; end the run after its last step or a stop."""
         metrics = self.step_metrics
+        # a validation keeps those of the step's own rollout, in place of which the run has the validation's by now
         metrics |= self.run.pop_metrics() | self.validator.pop_metrics() | self.timer.pop_metrics()
         metrics |= self.rewards.pop_counts(self.strategy) | self.data.train_stream.metrics()
         metrics |= {"throughput/tokens_per_s": metrics["completion/num_tokens"] / metrics["time/step"]}

@@ -65,7 +65,8 @@ class Generator:
 @pytest.fixture
 def validator_of():
     def make(**options: Any) -> tuple[Validator, Generator, list[str]]:
-        generator, phases = Generator(), []
+        generator: Any = Generator()
+        phases: list[str] = []
 
         @contextmanager
         def phase(name: str):
@@ -75,8 +76,8 @@ def validator_of():
         data: Any = SimpleNamespace(val_prompts=PROMPTS, val_sources=())
         rewards: Any = SimpleNamespace(check=lambda samples, ranks: None, names=["r"])
         ranks: Any = SimpleNamespace(gather_arrays=lambda array: array)
-        config, engine = ValidationConfig(**options), generator
-        return Validator(config, 8, 0, data, engine, list, rewards, ranks, phase), generator, phases  # type: ignore[arg-type]
+        validator = Validator(ValidationConfig(**options), 8, 0, data, generator, list, rewards, ranks, phase)
+        return validator, generator, phases
 
     return make
 
