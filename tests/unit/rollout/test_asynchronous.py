@@ -133,7 +133,7 @@ def test_engines_generate_while_the_policy_trains(make_generator):
 
 
 @pytest.mark.parametrize(
-    ("max_new_tokens", "updates_s", "side"), [(100, 0.0, "the trainer waited"), (4, 0.5, "the engine had nothing")]
+    ("max_new_tokens", "updates_s", "side"), [(30, 0.0, "the trainer waited"), (4, 0.5, "the engine had nothing")]
 )
 def test_the_run_says_which_side_waits(max_new_tokens, updates_s, side, make_generator, monkeypatch):
     said = []
