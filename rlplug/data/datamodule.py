@@ -38,7 +38,8 @@ class PromptDataModule(LightningDataModule):
         chat: Render prompts with the tokenizer's chat template; plain text becomes one user message. By default, this
             is done when the rows are messages.
         system_prompt: System message in front of every prompt; only with ``chat``.
-        max_prompt_tokens: Longest prompt, in tokens. Prompt and completion must also fit the policy's context.
+        max_prompt_tokens: Longest prompt, in tokens. Prompt and completion must also fit the policy's context, and the
+            engine's.
         too_long: ``refuse`` stops when a prompt is longer; ``filter`` leaves such prompts out and says how many.
         shuffle: Draw a new order of the training prompts for each epoch.
         seed: Seed of these orders; 0 follows ``seed_everything``.
@@ -95,6 +96,12 @@ class PromptDataModule(LightningDataModule):
         """The stream that the RL loop takes its prompts from; there after ``setup("fit")``."""
         assert self._train_stream is not None, "there are training prompts after setup('fit')"
         return self._train_stream
+
+    @property
+    def longest_prompt(self) -> int:
+        """Length of the longest prompt of ``train`` and ``val``, in tokens; what streams counts with its limit."""
+        of_train = 0 if self._train_stream is None else self._train_stream.longest_prompt
+        return max([of_train, *(len(prompt.token_ids) for prompt in self.val_prompts)])
 
     def setup(self, stage: str) -> None:
         """Load the prompts of ``stage`` by the rules of the trainer's module, before that module's own ``setup``."""

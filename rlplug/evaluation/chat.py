@@ -104,7 +104,8 @@ class Conversation:
 
     @property
     def max_context(self) -> int:
-        return self._inputs.spec.max_context
+        """Longest conversation, in tokens: the engine's context may be shorter than the policy's."""
+        return self._engine.config.engine.max_context(self._inputs.spec)
 
     def reset(self, system: str | None = None) -> None:
         """Begin anew, with another system message where one is given."""
@@ -115,14 +116,14 @@ class Conversation:
         """Yield the policy's answer to a message, piece by piece, and then how it ended.
 
         Raises:
-            RunError: The conversation fills the policy's context, or the engine failed.
+            RunError: The conversation fills the context, or the engine failed.
             ConfigError: The chat template refuses the message.
         """
         prompt_ids = self._prompt_ids(text)
         room = self.max_context - len(prompt_ids)
         if room < 1:
             raise RunError(
-                f"the conversation has {len(prompt_ids):,} tokens with this message, and the policy's context "
+                f"the conversation has {len(prompt_ids):,} tokens with this message, and the context "
                 f"{self.max_context:,}: /reset begins anew."
             )
         sampling = replace(self.sampling, max_new_tokens=min(self.sampling.max_new_tokens, room))

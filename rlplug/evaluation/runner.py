@@ -15,7 +15,7 @@ from rlplug.observability.phase_progress import PHASE_PROGRESS
 from rlplug.observability.terminal import say
 from rlplug.rewards import RewardRunner, start_rewards
 from rlplug.rollout.generator import RolloutGenerator, RolloutRequest
-from rlplug.setup import RunInputs, make_generator, make_rewards
+from rlplug.setup import RunInputs, check_context, make_generator, make_rewards
 from rlplug.types import Sample
 
 
@@ -100,6 +100,8 @@ class Evaluation:
             if not is_used:
                 self._engine.use(each.policy, inputs, each.run)
                 is_used = True
+            longest_prompt, max_new_tokens = source.data.longest_prompt, self._options.sampling.max_new_tokens
+            check_context(self._config.engine, inputs.spec, longest_prompt, max_new_tokens)
             placement = self._engine.placement
             generator = make_generator(self._config, inputs, self._engine.driver, placement, source.data)
             self._generators.append(generator)

@@ -141,6 +141,7 @@ class RolloutEngine(ABC):
         compile_cache_variables: Environment variables with which the engine's library is told where to keep what it
             compiles, and for each a folder below ``run.compile_cache``. The core sets those that are not set, for this
             process and those that it starts, before ``prepare``.
+        context_key: Key that sets :meth:`max_context`, such as ``rollout.max_model_len``, for messages.
     """
 
     capabilities: EngineCapabilities = EngineCapabilities()
@@ -148,6 +149,8 @@ class RolloutEngine(ABC):
     compile_cache_variables: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     is_stopping: Callable[[], bool] = staticmethod(lambda: False)
+
+    context_key: str = ""
 
     @property
     def ranks_per_engine(self) -> int:
@@ -211,6 +214,14 @@ class RolloutEngine(ABC):
         the engine's library. The default returns ``None``.
         """
         return None
+
+    def max_context(self, policy: PolicySpec) -> int:
+        """Return the longest prompt and completion together that it generates, in tokens: at most the policy's.
+
+        The core asks before ``start``, where options say it, and after, where servers do: it refuses a run whose
+        prompts and completions do not fit, before a step does.
+        """
+        return policy.max_context
 
     def stats(self) -> dict[str, float]:
         """Return counters since the last call, logged as ``rollout/<key>``."""

@@ -15,7 +15,7 @@ from rlplug.interfaces.optimization import Optimization
 from rlplug.models.hf_files import read_config
 from rlplug.models.shape import attention_cost
 from rlplug.plugin_manager import CORE, plugins
-from rlplug.setup.checks.engine import check_rollout
+from rlplug.setup.checks.engine import check_context, check_rollout
 from rlplug.setup.checks.streaming import check_streamed_prompts, check_streaming
 from rlplug.setup.checks.trainer import check_optimizers, check_trainer
 from rlplug.setup.checks.training import check_training
@@ -71,6 +71,7 @@ def plan_run(
         ConfigError: The message names the key and the fix.
     """
     check_rollout(config, inputs, engine_is_here=gpu is None or gpu.is_here)
+    check_context(config.engine, inputs.spec, data.longest_prompt, config.sampling.max_new_tokens)
     mesh = strategy.mesh_sizes(world_size)
     check_trainer(config, mesh)
     longest = data.train_stream.longest_prompt + config.sampling.max_new_tokens

@@ -22,6 +22,7 @@ from rlplug.rewards import RewardRunner
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.generator import RolloutGenerator
 from rlplug.rollout.observation_tokens import ObservationTokens
+from rlplug.setup.checks.engine import check_context
 from rlplug.setup.inputs import RunInputs
 from rlplug.training.mismatch_gate import MismatchGate, limit_of
 from rlplug.weight_sync.buckets import policy_buckets
@@ -85,6 +86,7 @@ def start_run(
         is_stopping=stop.poll,
         agree_to_stop=lambda: strategy.agree_to_stop(stop),
     )
+    check_context(config.engine, inputs.spec, data.longest_prompt, config.sampling.max_new_tokens)
     generator = make_generator(config, inputs, driver, placement, data, strategy.gather, strategy.store)
     return Run(offload, driver, generator)
 

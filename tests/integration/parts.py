@@ -100,6 +100,20 @@ class StampsAnOldVersion(HFRollout):
         return [replace(each, policy_version=-1) for each in super().generate(requests, sampling)]
 
 
+class LearnsItsContext(HFRollout):
+    """An engine that knows only once it has started that its context is short, as of servers."""
+
+    context_key = "rollout.some_length"
+    has_started = False
+
+    def start(self, policy, placement):  # type: ignore[no-untyped-def]
+        super().start(policy, placement)
+        self.has_started = True
+
+    def max_context(self, policy):  # type: ignore[no-untyped-def]
+        return 6 if self.has_started else super().max_context(policy)
+
+
 class NeverReturns(HFRollout):
     """An engine that waits for something that does not come."""
 

@@ -175,6 +175,14 @@ def check_report(call: PluginCall, report: Any, version: int) -> SyncReport:
     return dataclasses.replace(report, parts=read_metrics(call, report.parts))
 
 
+def check_max_context(call: PluginCall, found: Any, policy: PolicySpec) -> int:
+    """Return what a call gave as an engine's context, which must be a part of the policy's."""
+    if type(found) is not int or not 0 < found <= policy.max_context:
+        must = f"return a number of tokens up to the policy's context of {policy.max_context}"
+        raise call.violation(must, f"returned {brief(found)}")
+    return found
+
+
 def check_stats(call: PluginCall, stats: Any, core_names: frozenset[str]) -> dict[str, float]:
     """Return an engine's counters, which must be numbers, under names that the core leaves free."""
     found: Mapping[str, float] = read_metrics(call, stats)

@@ -13,6 +13,7 @@ from rlplug.distributed.ranks import from_rank_zero
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import Bucket, EngineFault, Placement, PolicySpec, RolloutEngine, ScrapeTargets, SyncReport
 from rlplug.rollout.engines.context_limit import max_completion_tokens
+from rlplug.rollout.engines.options import EngineOptions
 from rlplug.rollout.engines.stats import EngineStats
 from rlplug.rollout.servers.api_processes import APIProcesses
 from rlplug.rollout.servers.backend import BackendContext, PendingRequest, ServerBackend, ServerSettings
@@ -84,6 +85,8 @@ class ServerEngine(RolloutEngine):
         self._metrics: SchedulerMetrics | None = None
         self._api: APIProcesses | None = None
         """Measured on the first rank, for servers that were started here, where the labels name such processes."""
+        self._max_model_len: int | None = None
+        """Of the server with the shortest context, once they run."""
         self._version = NO_VERSION
         self._list = None if urls is None else ServerList.of_launcher(self._labels.engine)
         if self.urls is not None:
@@ -91,8 +94,16 @@ class ServerEngine(RolloutEngine):
             also_set = changed_options(options) | {name for name, is_set in beside.items() if is_set}
             check_urls(self.urls, api_key_env, self._labels, also_set)
 
+        key = self._labels.context_key
+        self.context_key = f"rollout.{key}" if urls is None else f"{key} of the servers"
+
     def check(self, policy: PolicySpec) -> None:
         check_fp8_fits(type(self).__name__, policy, self.options.tensor_parallel_size)
+
+    def max_context(self, policy: PolicySpec) -> int:
+        if self._max_model_len is not None:
+            return min(self._max_model_len, policy.max_context)
+        return self.options.longest(policy) if isinstance(self.options, EngineOptions) else policy.max_context
 
     # ---- start and close ------------------------------------------------------------------------------------------
 
@@ -137,7 +148,7 @@ class ServerEngine(RolloutEngine):
             self._sender = self._connected_sender(urls, settings)
 
     def _use_settings(self, settings: Sequence[ServerSettings]) -> None:
-        self._max_model_len = min(self._policy.max_context, *(each.max_model_len for each in settings))
+        self._max_model_len = min(each.max_model_len for each in settings)
         self._stats.max_num_seqs = sum(each.max_num_seqs for each in settings)
         self._stats.kv_cache_tokens = sum(each.kv_cache_tokens for each in settings)
 
@@ -232,7 +243,7 @@ class ServerEngine(RolloutEngine):
         client, self._client = self._client, None
         sender, self._sender = self._sender, None
         processes, self._processes = self._processes, None
-        self._metrics = self._api = None
+        self._metrics = self._api = self._max_model_len = None
         if sender is not None and processes is None:
             sender.leave()
         if client is not None:
@@ -274,8 +285,10 @@ class ServerEngine(RolloutEngine):
     def _pending(
         self, requests: Sequence[Request], sampling: SamplingParams, is_streamed: bool
     ) -> list[PendingRequest]:
+        context = self.max_context(self._policy)
+
         def one(request: Request) -> PendingRequest:
-            fits = max_completion_tokens(request, self._policy, self._max_model_len, self._labels.context_key)
+            fits = max_completion_tokens(request, self._policy, context, self._labels.context_key)
             max_tokens, vocab_size = min(request.limit(sampling), fits), self._policy.vocab_size
             return PendingRequest(request, sampling, max_tokens, self._version, is_streamed, vocab_size)
 

@@ -8,7 +8,9 @@ from rlplug.config import RunConfig
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.interfaces.algorithm import Algorithm
-from rlplug.interfaces.rollout import Placement, RolloutEngine, require_capability
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.checks.engines import check_max_context
+from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine, require_capability
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.setup.checks.trainer import check_optimizations
@@ -31,6 +33,28 @@ def check_rollout(config: RunConfig, inputs: RunInputs, engine_is_here: bool = T
     check_engine(config, plugins().registry.classes("rollouts").values(), engine_is_here)
     config.engine.check(inputs.spec)
     check_optimizations(config.optimizations)
+
+
+def check_context(engine: RolloutEngine, policy: PolicySpec, longest_prompt: int, max_new_tokens: int) -> None:
+    """Refuse a run whose longest prompt and completion do not fit the engine's context.
+
+    Args:
+        engine: Some know their context once they have started, so this is called before and after.
+        policy: What the engine is told about the policy, whose own context the prompts fit.
+        longest_prompt: Of all prompts, in tokens.
+        max_new_tokens: Longest completion, in tokens.
+
+    Raises:
+        ConfigError: The message names the keys.
+    """
+    context = check_max_context(PluginCall(engine, "max_context"), engine.max_context(policy), policy)
+    if longest_prompt + max_new_tokens > context:
+        raise ConfigError(
+            f"{type(engine).__name__} generates up to {context} tokens of prompt and completion together, and the "
+            f"longest prompt ({longest_prompt}) with model.sampling.max_new_tokens ({max_new_tokens}) has "
+            f"{longest_prompt + max_new_tokens}. Raise {engine.context_key or 'its context'}, lower "
+            "model.sampling.max_new_tokens, or set data.max_prompt_tokens, with data.too_long: filter."
+        )
 
 
 def check_machine(config: RunConfig, inputs: RunInputs, strategy: RLFSDP2Strategy) -> None:

@@ -15,6 +15,8 @@ import pytest
 import torch
 
 from rlplug.interfaces import ModelConfig
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.checks.engines import check_max_context
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import AdapterWeights, Bucket, SyncReport
 from rlplug.models.config import load_spec, load_tokenizer
@@ -240,6 +242,12 @@ class Bench:
     def nudged_prompts(self) -> list[tuple[int, ...]]:
         """Return the prompts whose logprobs the small update changes visibly."""
         return self.prompts("nudged", [12] * NUDGED_PROMPTS)
+
+    @property
+    def max_context(self) -> int:
+        """Context of the running engine, as it says, in tokens."""
+        engine = self.running()
+        return check_max_context(PluginCall(engine, "max_context"), engine.max_context(self.spec), self.spec)
 
     @property
     def held_policy(self) -> ReferencePolicy:

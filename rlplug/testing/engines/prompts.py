@@ -54,7 +54,7 @@ class PromptChecks(EngineChecks):
 
     def test_long_prompts_are_read_whole(self, bench: Bench) -> None:
         bench.holding()
-        context = bench.spec.max_context
+        context = bench.max_context
         requests = bench.requests("long", [context - GREEDY.max_new_tokens])
         completions = bench.generate(requests, GREEDY)
         advice = (
@@ -67,7 +67,7 @@ class PromptChecks(EngineChecks):
     def test_context_ends_a_completion(self, bench: Bench) -> None:
         """A request that reaches the end of the context does not shorten the others."""
         bench.holding("endless")
-        context, long = bench.spec.max_context, min(200, bench.spec.max_context // 2)
+        context, long = bench.max_context, min(200, bench.max_context // 2)
         requests = bench.requests("context", [context - 1, 5, context - 3, context - long])
         completions = bench.generate(requests[:3], SamplingParams(10))
         completions += bench.generate(requests[3:], SamplingParams(long + 10))
@@ -80,7 +80,7 @@ class PromptChecks(EngineChecks):
 
     def test_prompt_beyond_the_context_is_refused_by_request_id(self, bench: Bench) -> None:
         bench.holding()
-        context = bench.spec.max_context
+        context = bench.max_context
         for length in (context, context + 5):
             requests = bench.requests("beyond", [3, length])
             with pytest.raises(RunError) as refusal:

@@ -85,7 +85,7 @@ class StreamingChecks(EngineChecks):
 
     @applies_to("streaming")
     def test_prompt_beyond_the_context_is_refused_when_it_is_submitted(self, bench: Bench) -> None:
-        engine, requests = bench.holding(), bench.requests("too long", [3, bench.spec.max_context])
+        engine, requests = bench.holding(), bench.requests("too long", [3, bench.max_context])
         with pytest.raises(RunError) as refusal:  # noqa: PT012 - says what was expected
             engine.submit(requests, GREEDY)
             pytest.fail("submit accepted a prompt that fills max_context: it must raise RunError.")
@@ -214,4 +214,4 @@ class StreamingChecks(EngineChecks):
         assert seconds < 0.2 + SLACK_S, f"collect(0.2) took {seconds:.1f} s when {when}: its deadline is the argument."
 
     def _endless(self, bench: Bench) -> SamplingParams:
-        return SamplingParams(bench.spec.max_context - 10)
+        return SamplingParams(bench.max_context - 10)

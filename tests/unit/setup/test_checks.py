@@ -9,15 +9,15 @@ import torch
 from capable_engines import ServesAdapters
 
 from rlplug.config import Limits, MemoryConfig, RunConfig
-from rlplug.errors import ConfigError
-from rlplug.interfaces import Algorithm, Effect, EngineCapabilities, Needs, Optimization, TrainerClaims
+from rlplug.errors import ConfigError, RunError
+from rlplug.interfaces import Algorithm, Effect, EngineCapabilities, Needs, Optimization, PolicySpec, TrainerClaims
 from rlplug.models.config import ModelConfig
 from rlplug.models.critic import CriticConfig
 from rlplug.models.lora.config import LoRAConfig
 from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.rollout.config import PartialRollout
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.setup.checks.engine import check_engine
+from rlplug.setup.checks.engine import check_context, check_engine
 from rlplug.setup.checks.streaming import check_streamed_prompts, check_streaming
 from rlplug.setup.checks.trainer import check_optimizations, check_trainer
 from rlplug.setup.checks.training import check_algorithm, check_validation
@@ -116,6 +116,26 @@ def test_a_validation_beside_the_training_needs_generation_beside_it(partial, wo
     config = SimpleNamespace(validation=ValidationConfig(beside_training=True), partial_rollout=partial)
     with pytest.raises(ConfigError, match=f"model.validation.beside_training is true, and .*{words}"):
         check_validation(config)
+
+
+class Short(HFRollout):
+    def __init__(self, context):
+        super().__init__()
+        self._context = context
+
+    def max_context(self, policy):
+        return self._context
+
+
+def test_prompts_and_completions_fit_the_engines_context():
+    """It catches a run that ends in the step which draws the first prompt that is too long."""
+    policy = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1,), pad_token_id=0, max_context=100)
+    check_context(Short(60), policy, longest_prompt=20, max_new_tokens=40)
+    with pytest.raises(ConfigError, match=r"Short generates up to 60 tokens .* prompt \(21\) .* \(40\) has 61"):
+        check_context(Short(60), policy, longest_prompt=21, max_new_tokens=40)
+    for wrong in (0, 101, 60.0, None, True):
+        with pytest.raises(RunError, match=f"Short.max_context in .* up to the policy's .* returned .*{wrong}"):
+            check_context(Short(wrong), policy, longest_prompt=20, max_new_tokens=40)
 
 
 class Streamable(Learner):

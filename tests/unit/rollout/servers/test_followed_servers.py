@@ -50,7 +50,7 @@ class EchoBackend(ServerBackend):
     launch: Any = None
 
     async def settings(self, server: Any) -> ServerSettings:
-        return ServerSettings(max_model_len=64, max_num_seqs=8, kv_cache_tokens=512, num_workers=2)
+        return ServerSettings(max_model_len=24, max_num_seqs=8, kv_cache_tokens=512, num_workers=2)
 
     def payload(self, pending: Any) -> dict[str, Any]:
         return {}
@@ -118,6 +118,7 @@ def test_weights_and_requests_follow_the_launchers_list(engine: tuple[Echo, Any,
     assert 0 < sum(report.parts.values()) <= report.seconds
     echo.generate(requests, sampling)
     assert echo.seen() == ({url: (1, 3)}, {url}, {url})
+    assert echo.max_context(echo._policy) == 24
 
     write_server_list(file, [ListedServer(url, 0), ListedServer(other, 0)])
     echo.generate(requests, sampling)

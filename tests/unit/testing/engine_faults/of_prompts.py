@@ -328,6 +328,14 @@ class EndsAtOneHundredAndFifty(Plain):
         )
 
 
+@fault(LIMITS, "test_context_ends_a_completion")
+class SaysHalfItsContext(Plain):
+    """Returns half of its context from ``max_context``."""
+
+    def max_context(self, policy):
+        return super().max_context(policy) // 2
+
+
 @fault(LIMITS, "test_prompt_beyond_the_context_is_refused_by_request_id")
 class AnswersLongPromptsWithNothing(Plain):
     """Returns an empty completion for a prompt beyond the context."""
