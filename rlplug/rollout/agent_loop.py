@@ -22,6 +22,7 @@ from rlplug.rollout.partial.deadlines import ABORT_S, TrajectoryDeadlines
 from rlplug.rollout.partial.held_out import HeldOutRollout
 from rlplug.rollout.step_answer import StepAnswer
 from rlplug.rollout.trajectory import Trajectory
+from rlplug.rollout.turns import Turns
 from rlplug.types import Completion, Request, SamplingParams
 
 COLLECT_S: Final = 1.0
@@ -75,15 +76,14 @@ class AgentLoop:
         if held_out is not None:
             self._other_sampling = {each.key: held_out.sampling for each in held_out.trajectories}
             trajectories = [*trajectories, *held_out.trajectories]
-        self._checks = CompletionChecks(self._most_tokens, policy, version)
-        self._options = options
+        per_step = None if partial is None else partial.max_tokens_per_step
+        self._turns = Turns(
+            trajectories, sampling.max_new_tokens, per_step, options, environments, observations, progress
+        )
+        self._checks = CompletionChecks(self._turns.most_tokens, policy, version)
         self._environments = environments
-        self._observations = observations
         self._ranks = ranks
         self._trajectories = trajectories
-        budget = None if partial is None else partial.max_tokens_per_step
-        self._step_budget = {trajectory.key: budget or sampling.max_new_tokens for trajectory in trajectories}
-        """Tokens that this step may still generate for each trajectory."""
         self._max_seconds = None if partial is None else partial.max_seconds_per_step
         self._deadline_s = None if partial is None else partial.trajectory_deadline_s
         self._is_enough = is_enough
@@ -164,7 +164,7 @@ class AgentLoop:
             if fault is None and self._is_stopped(engine, [completion for _, completion in accepted]):
                 return
             fault = fault or _unasked_abort(call, [completion for _, completion in accepted])
-            ended = [trajectory for trajectory, completion in accepted if self._receive(trajectory, completion)]
+            ended = [trajectory for trajectory, completion in accepted if self._turns.receive(trajectory, completion)]
             if self._environments is not None:
                 self._step_environments(ended, self._environments)
             if fault is not None:
@@ -185,7 +185,7 @@ class AgentLoop:
 
         results = self._ranks.from_first(step)
         for trajectory in ended:
-            self._apply(trajectory, results[trajectory.key])
+            self._turns.apply(trajectory, results[trajectory.key])
 
     # ---- streaming ------------------------------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class AgentLoop:
             accepted, refusal = self._checks.accept(call, completions, running)
             if is_aborted:  # while one that the engine keeps is waited for, the others are paused
                 deadlines.leave([trajectory for trajectory, _ in accepted])
-            ended = [trajectory for trajectory, completion in accepted if self._receive(trajectory, completion)]
+            ended = [trajectory for trajectory, completion in accepted if self._turns.receive(trajectory, completion)]
             if self._environments is not None:
                 self._environments.submit(ended, self.sampling.max_new_tokens)
             if not (is_aborted or engine.is_stopping()):
@@ -257,10 +257,8 @@ class AgentLoop:
         """Give up the unfinished ones of some trajectories that are late, and return the others."""
         for trajectory in trajectories:
             if trajectory.is_late and trajectory.finish_reason is None:
-                trajectory.give_up(
-                    f"took longer than model.partial_rollout.trajectory_deadline_s ({self._deadline_s:g} s)"
-                )
-                self._end(trajectory)
+                key = "model.partial_rollout.trajectory_deadline_s"
+                self._turns.give_up(trajectory, f"took longer than {key} ({self._deadline_s:g} s)")
         return [trajectory for trajectory in trajectories if trajectory.finish_reason is None]
 
     def _ready_at_first(self) -> list[Trajectory]:
@@ -291,17 +289,17 @@ class AgentLoop:
             return []
         results = self._environments.collect(timeout_s)
         for trajectory, result in results:
-            self._apply(trajectory, result)
+            self._turns.apply(trajectory, result)
         return [trajectory for trajectory, _ in results]
 
-    # ---- one trajectory -------------------------------------------------------------------------------------------
+    # ---- requests -------------------------------------------------------------------------------------------------
 
     @property
     def _seconds_left(self) -> float:
         return self._ends_at - time.monotonic()
 
     def _wants_more(self, trajectory: Trajectory) -> bool:
-        return trajectory.finish_reason is None and self._step_budget[trajectory.key] > 0 and self._seconds_left > 0
+        return self._turns.wants_more(trajectory) and self._seconds_left > 0
 
     def _by_sampling(self, trajectories: Sequence[Trajectory]) -> Iterator[tuple[SamplingParams, list[Trajectory]]]:
         """Yield the trajectories that are drawn alike, those of a validation last; nothing for none."""
@@ -311,72 +309,7 @@ class AgentLoop:
         yield from ((sampling, some) for sampling, some in found.items() if some)
 
     def _request(self, trajectory: Trajectory) -> Request:
-        return trajectory.request(self._most_tokens(trajectory))
-
-    def _most_tokens(self, trajectory: Trajectory) -> int:
-        return min(self._step_budget[trajectory.key], self._turn_budget(trajectory))
-
-    def _turn_budget(self, trajectory: Trajectory) -> int:
-        """Return how many more tokens the turn may have, apart from the step's budget."""
-        budget = self.sampling.max_new_tokens - trajectory.num_after_prompt
-        if self._options.max_tokens_per_turn is None:
-            return budget
-        return min(budget, self._options.max_tokens_per_turn - trajectory.num_in_turn)
-
-    def _receive(self, trajectory: Trajectory, completion: Completion) -> bool:
-        """Append the engine's completion; return whether it ends a turn, so that an environment steps."""
-        num_tokens, step_budget = len(completion.token_ids), self._step_budget[trajectory.key]
-        reason = completion.finish_reason
-        if reason == "abort" and num_tokens == self._most_tokens(trajectory):
-            reason = "length"  # the abort came after the last token
-        is_long = reason == "length"
-        is_open = (is_long and num_tokens == step_budget < self._turn_budget(trajectory)) or reason == "abort"
-        is_at_turn_limit = trajectory.num_in_turn + num_tokens == self._options.max_tokens_per_turn
-        self._step_budget[trajectory.key] = step_budget - num_tokens
-        self._progress.advance(num_tokens=num_tokens)
-        if num_tokens or not is_open:
-            trajectory.add_completion(completion, ends_turn=not is_open)
-        if is_open:
-            return False
-        if self._environments is None:
-            trajectory.finish_reason = reason
-            self._progress.advance(1)
-            return False
-        trajectory.turn_was_cut = is_long and not is_at_turn_limit
-        trajectory.awaits_answer = True
-        return True
-
-    def _apply(self, trajectory: Trajectory, answer: StepAnswer | Failure) -> None:
-        """Append the observation of an environment's step and add its reward, or end the trajectory."""
-        trajectory.awaits_answer = False
-        if isinstance(answer, Failure):
-            trajectory.error = answer.message
-            trajectory.finish_reason = "abort"
-        else:
-            trajectory.reward += answer.reward
-            if answer.done:
-                trajectory.finish_reason = "length" if trajectory.turn_was_cut else "stop"
-            else:
-                self._observe(trajectory, answer.text)
-        if trajectory.finish_reason is not None:
-            self._end(trajectory)
-
-    def _end(self, trajectory: Trajectory) -> None:
-        self._progress.advance(1)
-        if self._environments is not None:
-            self._environments.release(trajectory)
-
-    def _observe(self, trajectory: Trajectory, text: str | None) -> None:
-        """Append an observation, or end the trajectory where no further turn fits."""
-        assert self._observations is not None
-        if trajectory.num_turns == self._options.max_turns or text is None:
-            trajectory.finish_reason = "length"
-            return
-        token_ids = self._observations.after(int(trajectory.token_ids[-1]), text)
-        if self.sampling.max_new_tokens - trajectory.num_after_prompt - len(token_ids) < 1:
-            trajectory.finish_reason = "length"
-        else:
-            trajectory.add_observation(token_ids)
+        return trajectory.request(self._turns.most_tokens(trajectory))
 
 
 def _unasked_abort(call: PluginCall, completions: Sequence[Completion]) -> EngineFault | None:

@@ -32,8 +32,8 @@ HUNG_S: Final = 300.0
 WAITS: Final = 0.25
 """Share of the time that is worth saying."""
 ADVICE: Final = {
-    "wait_s": "the trainer waited for groups in {share:.0%} of the time. Give the engines more GPUs, or raise "
-    "model.partial_rollout.max_staleness.",
+    "wait_s": "the trainer waited for groups in {share:.0%} of the time. Give the engines more GPUs (or API processes, "
+    "where rollout/api_cpu is near 1), or raise model.partial_rollout.max_staleness.",
     "engine_idle_s": "the engine had nothing to generate in {share:.0%} of the time. Give the trainer more GPUs.",
 }
 """What to say of either side."""
