@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rlplug.rollout.config import TurnOptions
 from rlplug.rollout.generator import RolloutGenerator
-from rlplug.rollout.observation_tokens import ObservationTokens
 from rlplug.rollout.trajectory import to_samples
+from rlplug.rollout.turns.observation_tokens import ObservationTokens
 
 
 class TextlessTokenizer:

@@ -19,9 +19,9 @@ from rlplug.observability.phase_progress import PhaseProgress
 from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engines.ranks import EngineRanks
-from rlplug.rollout.environment_calls import EnvironmentCalls
-from rlplug.rollout.observation_tokens import ObservationTokens
 from rlplug.rollout.trajectory import Trajectory, new_trajectories
+from rlplug.rollout.turns.environment_calls import EnvironmentCalls
+from rlplug.rollout.turns.observation_tokens import ObservationTokens
 from rlplug.setup import RunInputs
 from rlplug.types import Prompt, SamplingParams
 

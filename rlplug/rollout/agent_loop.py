@@ -16,13 +16,13 @@ from rlplug.rollout.completion_checks import CompletionChecks
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.engines.ranks import EngineRanks
-from rlplug.rollout.environment_calls import EnvironmentCalls, Failure
-from rlplug.rollout.observation_tokens import ObservationTokens
 from rlplug.rollout.partial.deadlines import ABORT_S, TrajectoryDeadlines
 from rlplug.rollout.partial.held_out import HeldOutRollout
-from rlplug.rollout.step_answer import StepAnswer
 from rlplug.rollout.trajectory import Trajectory
-from rlplug.rollout.turns import Turns
+from rlplug.rollout.turns.environment_calls import EnvironmentCalls, Failure
+from rlplug.rollout.turns.observation_tokens import ObservationTokens
+from rlplug.rollout.turns.step_answer import StepAnswer
+from rlplug.rollout.turns.trajectory_turns import TrajectoryTurns
 from rlplug.types import Completion, Request, SamplingParams
 
 COLLECT_S: Final = 1.0
@@ -77,7 +77,7 @@ class AgentLoop:
             self._other_sampling = {each.key: held_out.sampling for each in held_out.trajectories}
             trajectories = [*trajectories, *held_out.trajectories]
         per_step = None if partial is None else partial.max_tokens_per_step
-        self._turns = Turns(
+        self._turns = TrajectoryTurns(
             trajectories, sampling.max_new_tokens, per_step, options, environments, observations, progress
         )
         self._checks = CompletionChecks(self._turns.most_tokens, policy, version)

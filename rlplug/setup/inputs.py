@@ -15,7 +15,7 @@ from rlplug.models.config import load_spec, load_tokenizer
 from rlplug.models.lora.adapters import adapter_weights
 from rlplug.models.routers import router_shape
 from rlplug.plugin_manager import plugins
-from rlplug.rollout.environment_calls import ask_environment
+from rlplug.rollout.turns.environment_calls import ask_environment
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights
 from rlplug.weight_sync.manifest import meta_model
 

@@ -21,7 +21,7 @@ from rlplug.plugin_manager import plugins
 from rlplug.rewards import RewardRunner
 from rlplug.rollout.engine_driver import EngineDriver
 from rlplug.rollout.generator import RolloutGenerator
-from rlplug.rollout.observation_tokens import ObservationTokens
+from rlplug.rollout.turns.observation_tokens import ObservationTokens
 from rlplug.setup.checks.engine import check_context
 from rlplug.setup.inputs import RunInputs
 from rlplug.training.mismatch_gate import MismatchGate, limit_of

@@ -14,8 +14,8 @@ import pytest
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.environment import Environment, StepResult
-from rlplug.rollout.environment_calls import ask_environment
-from rlplug.rollout.step_answer import StepAnswer, read_step
+from rlplug.rollout.turns.environment_calls import ask_environment
+from rlplug.rollout.turns.step_answer import StepAnswer, read_step
 from rlplug.testing.tasks.calls import HOSTILE, NOT_COMPARED, NUM_THREADS, TaskChecks, run_calls, same_random_generators
 from rlplug.timeouts import CallError
 from rlplug.types import Prompt

@@ -13,7 +13,7 @@ from rlplug.environments.sandbox import ToolResult
 from rlplug.environments.tool_calls import CallFormat, ToolCall, find_calls
 from rlplug.environments.tool_environment import ToolEnvironment
 from rlplug.interfaces.plain_values import json_problem
-from rlplug.rollout.step_answer import read_step
+from rlplug.rollout.turns.step_answer import read_step
 
 FORMATS: list[CallFormat] = ["hermes", "llama3", "mistral", "pythonic"]
 LITERALS = [

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from rlplug.observability.phase_progress import PhaseProgress
 from rlplug.rollout.config import TurnOptions
-from rlplug.rollout.environment_calls import EnvironmentCalls, Failure
-from rlplug.rollout.observation_tokens import ObservationTokens
-from rlplug.rollout.step_answer import StepAnswer
 from rlplug.rollout.trajectory import Trajectory
+from rlplug.rollout.turns.environment_calls import EnvironmentCalls, Failure
+from rlplug.rollout.turns.observation_tokens import ObservationTokens
+from rlplug.rollout.turns.step_answer import StepAnswer
 from rlplug.types import Completion
 
 
-class Turns:
+class TrajectoryTurns:
     """Turns of some trajectories in one step, which grow by them until they end or have no budget left.
 
     Args:

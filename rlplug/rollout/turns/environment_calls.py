@@ -21,9 +21,9 @@ from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.plain_values import json_problem
 from rlplug.rollout.config import TurnOptions
-from rlplug.rollout.observation_tokens import ObservationTokens
-from rlplug.rollout.step_answer import StepAnswer, read_step
 from rlplug.rollout.trajectory import Trajectory
+from rlplug.rollout.turns.observation_tokens import ObservationTokens
+from rlplug.rollout.turns.step_answer import StepAnswer, read_step
 from rlplug.timeouts import Call, CallBatch, CallError, TimeoutExecutor, call_within
 from rlplug.token_arrays import TokenIds
 from rlplug.types import Prompt

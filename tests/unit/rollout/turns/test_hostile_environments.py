@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Environment, StepResult
 from rlplug.rollout.config import TurnOptions
-from rlplug.rollout.environment_calls import EnvironmentCalls, Failure, ask_environment
-from rlplug.rollout.observation_tokens import ObservationTokens
 from rlplug.rollout.trajectory import new_trajectories
+from rlplug.rollout.turns.environment_calls import EnvironmentCalls, Failure, ask_environment
+from rlplug.rollout.turns.observation_tokens import ObservationTokens
 from rlplug.types import Completion, Prompt
 
 

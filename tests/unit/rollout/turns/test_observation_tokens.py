@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rlplug.errors import ConfigError
-from rlplug.rollout.observation_tokens import ObservationTokens
+from rlplug.rollout.turns.observation_tokens import ObservationTokens
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
