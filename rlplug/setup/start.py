@@ -15,6 +15,7 @@ from rlplug.data.datamodule import PromptDataModule
 from rlplug.distributed.offload import Offload
 from rlplug.distributed.stop_signal import StopSignal
 from rlplug.distributed.strategy import RLFSDP2Strategy
+from rlplug.errors import RLPlugError
 from rlplug.interfaces.rollout import Placement, PolicySpec
 from rlplug.models.build import Models
 from rlplug.plugin_manager import plugins
@@ -86,7 +87,11 @@ def start_run(
         is_stopping=stop.poll,
         agree_to_stop=lambda: strategy.agree_to_stop(stop),
     )
-    check_context(config.engine, inputs.spec, data.longest_prompt, config.sampling.max_new_tokens)
+    try:  # servers have said their context by now
+        check_context(config.engine, inputs.spec, data.longest_prompt, config.sampling.max_new_tokens)
+    except RLPlugError:
+        driver.close()
+        raise
     generator = make_generator(config, inputs, driver, placement, data, strategy.gather, strategy.store)
     return Run(offload, driver, generator)
 
