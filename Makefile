@@ -35,7 +35,7 @@ test: $(VENV)/.installed-dev models/SmolLM2-135M-Instruct/config.json  ## Run th
 test-all: $(VENV)/.installed-dev $(VLLM_VENV)/.installed models/SmolLM2-135M-Instruct/config.json sglang-wheels  ## Run all tests, the nightly ones too
 	$(INSTALL) ray  # 240 MiB that only nightly tests need
 	$(INSTALL) wandb mlflow-skinny sqlalchemy alembic  # 220 MiB; mlflow itself asks for an older pyarrow
-	$(PYTEST) -m "nightly or not nightly"
+	$(PYTEST) -m "nightly or not nightly" --hypothesis-profile=nightly
 	$(VLLM_BIN)/python -m pytest -m nightly plugins/rollout_vllm/tests
 
 test-vllm: $(VLLM_VENV)/.installed models/SmolLM2-135M-Instruct/config.json  ## Run the tests that need vLLM, on the CPU

@@ -25,7 +25,7 @@ from rlplug_algos.advantages import (
 )
 
 DTYPES = [torch.float64, torch.float32]
-many = settings(max_examples=60, deadline=None, derandomize=True)
+many = settings(max_examples=60, derandomize=True)
 
 
 @pytest.fixture(params=DTYPES, ids=str)

@@ -91,7 +91,7 @@ TIES = [0.3, 0.1 + 0.2, 1.0, 1.0 + 1e-9, 1.0 - 1e-8, 0.0, -0.0, 1e-46, 1e-42, 1e
 OPTIONS = [{}, {"epsilon": 0.5}, {"overlong_buffer": 4}, {"overlong_buffer": 4, "overlong_penalty": 0.25}]
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400, derandomize=True)
 @given(
     st.sampled_from(OPTIONS),
     st.lists(

@@ -73,7 +73,7 @@ def assert_equals_plain(
         torch.testing.assert_close(gradient, reference, rtol=rtol, atol=rtol * scale, check_dtype=False)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     num_rows=st.sampled_from([1, 2, 7, 8, 9, 16, 20]),
     vocabulary=st.sampled_from([2, 31, 100]),

@@ -25,7 +25,7 @@ def test_a_whole_answer_is_a_completion() -> None:
     assert completion_of(BACKEND, ANSWER).token_ids.tolist() == [3, 4, 1]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(answer=mutated(ANSWER))
 def test_a_mutated_answer_is_a_completion_or_a_fault(answer: Any) -> None:
     """Generates answers with parts that are missing, null or of other types and sizes."""

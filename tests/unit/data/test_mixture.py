@@ -49,7 +49,7 @@ class TestMixture(DataSourceConformance):
     before=st.integers(0, 60),
     after=st.lists(st.integers(0, 9), max_size=4),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_shares_are_exact_and_a_resumed_mixture_equals_the_undisturbed_one(weights, before, after):
     """Alone catches a source whose place is lost, and shares that drift."""
     whole = MixedPrompts(streams(SIZES), weights).take(before + sum(after))

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplug.data.prompt_stream import PromptStream
@@ -24,7 +24,6 @@ def numbered_prompts(num_prompts: int) -> list[Prompt]:
     before=st.lists(st.integers(0, 20), max_size=4),
     after=st.lists(st.integers(0, 20), max_size=4),
 )
-@settings(deadline=None)
 def test_resumed_stream_equals_the_undisturbed_one(num_prompts, seed, shuffle, before, after):
     prompts = numbered_prompts(num_prompts)
     whole = PromptStream(prompts, shuffle, seed).take(sum(before) + sum(after))
@@ -36,7 +35,6 @@ def test_resumed_stream_equals_the_undisturbed_one(num_prompts, seed, shuffle, b
 
 
 @given(num_prompts=st.integers(1, 9), seed=st.integers(0, 1000), num_epochs=st.integers(1, 3))
-@settings(deadline=None)
 def test_each_epoch_has_each_prompt_once(num_prompts, seed, num_epochs):
     prompts = numbered_prompts(num_prompts)
     taken = PromptStream(prompts, seed=seed).take(num_epochs * num_prompts)

@@ -89,7 +89,7 @@ def test_what_is_written_is_read(whole):
 FILES = ("__0_0.distcp", ".metadata", "meta.pt", "config.yaml", "manifest.json")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     name=st.sampled_from(FILES),
     place=st.floats(0, 1, exclude_max=True),

@@ -110,7 +110,7 @@ LINES = [json.dumps({"step": step, "phase": "train", "text": "\n\0é"}).encode()
 TORN = st.one_of(st.binary(max_size=60), st.integers(0, 2000).map(bytes), st.sampled_from([b"[1]\n", b"{}\n", b"null"]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(end=st.integers(0, sum(map(len, LINES))), tail=TORN, step=st.integers(-1, 5), flipped=st.integers(0, 400))
 def test_any_end_of_a_file_of_rows_is_cut_back(tmp_path_factory, end, tail, step, flipped):
     """It catches rows that are lost or kept wrongly, or a tail that ends the run."""

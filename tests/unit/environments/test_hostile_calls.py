@@ -64,7 +64,7 @@ def check_answers(environment, text, call_format):
 
 
 @pytest.mark.parametrize("call_format", FORMATS)
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(
     name=st.sampled_from(NAMES) | st.text(characters, max_size=6),
     arguments=st.dictionaries(st.sampled_from(["a", "b", SURROGATE := "\ud801"]), json_values, max_size=2)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplug.models.packing import LONG, STEP, pack
@@ -24,7 +24,6 @@ def masks(rows):
     return ids.masked_fill(~attention, 0), attention, attention & (steps >= prompt[:, None])
 
 
-@settings(deadline=None)
 @given(rows=ROWS, size=st.integers(1, 4))
 def test_parts_of_all_ranks_are_the_rows_end_to_end(rows, size):
     ids, attention, response = masks(rows)
@@ -48,7 +47,6 @@ def test_parts_of_all_ranks_are_the_rows_end_to_end(rows, size):
         assert positions == [position for row in rows for position in range(sum(row))] + [0] * filling
 
 
-@settings(deadline=None)
 @given(rows=ROWS, size=st.integers(1, 4))
 def test_each_trained_token_is_predicted_once_where_its_predecessor_is_read(rows, size):
     ids, attention, response = masks(rows)

@@ -93,7 +93,7 @@ def test_cut_back(path):
     assert path.stat().st_mtime_ns == before  # nothing to drop, nothing written
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     end=st.integers(0, 400),
     tail=st.one_of(st.binary(max_size=80), st.integers(0, 3000).map(bytes), st.sampled_from([b'"', b"7,", b"\n\n"])),

@@ -34,7 +34,7 @@ def rendered(progress: RunProgress, width: int) -> list[str]:
 NUMBERS = st.integers(0, 10**6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     width=st.sampled_from([40, 80, 100, 200]),
     steps=NUMBERS,

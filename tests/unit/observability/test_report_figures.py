@@ -74,7 +74,7 @@ def test_the_chart_of_memory_has_few_lines_that_differ() -> None:
     assert "rangemode" not in figure.y_axis
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=6), min_size=2, max_size=60))
 def test_the_band_stays_within_the_rewards(steps: list[list[float]]) -> None:
     """Catches a band above the best or below the worst reward, which nothing can reach."""

@@ -88,7 +88,7 @@ def printed(function: Callable[[str], None], text: str, width: int, monkeypatch:
 
 
 @pytest.mark.parametrize("name", PRINTERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(text=TEXTS, width=st.sampled_from([20, 80, 100]))
 @example(text="[/INST]", width=80)
 @example(text="\x1b[2J\udc80\u202e漢", width=20)
@@ -104,7 +104,7 @@ def test_no_text_is_obeyed_whoever_prints_it(name: str, text: str, width: int) -
         assert len({cell_len(line) for line in boxes if line}) == 1, "the lines of a table are equally wide"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=TEXTS)
 def test_nothing_vanishes(text: str) -> None:
     """Catches a filter that drops what it does not show: an escape of each hidden character is there."""

@@ -45,7 +45,7 @@ def check(sample: Sample) -> None:
     assert math.isnan(sample.reward) if sample.errors else abs(sample.reward) <= LARGEST
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(
     first=values, second=values, whole=values, shape=st.integers(0, 3), weight=st.sampled_from([1.0, -2.0, 1e15, 0.0])
 )

@@ -17,7 +17,7 @@ from rlplug.rollout.partial.state import PartialRolloutState, load_partial_rollo
 from rlplug.types import Prompt
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.randoms(use_true_random=False))
 def test_no_group_is_too_old_lost_or_trained_twice_and_no_step_hangs(rng):
     run_ledger_case(rng)

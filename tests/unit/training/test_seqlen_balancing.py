@@ -7,7 +7,7 @@ import time
 from itertools import chain
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplug.training import seqlen_balancing
@@ -64,7 +64,6 @@ def test_each_item_once_within_the_budget(problem):
     assert max(chain(*per_pass(passes, weights))) <= max_weight
 
 
-@settings(deadline=None)
 @given(problems())
 def test_dealing_in_rounds_changes_nothing(problem):
     """Each part gets the same items in the same order: what differs would train on other micro-batches."""

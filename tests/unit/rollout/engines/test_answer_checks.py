@@ -32,7 +32,7 @@ def is_good(token_ids: list[Any], values: list[Any]) -> bool:
     return numbers and all(math.isfinite(value) and value <= 1e-3 for value in values)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(token_ids=ids, values=logprobs, same_length=st.booleans())
 def test_what_cannot_be_sampled_is_a_fault(token_ids: list[Any], values: list[Any], same_length: bool) -> None:
     """Generates tokens and logprobs: a NaN that gets through makes the policy NaN, a token crashes it."""

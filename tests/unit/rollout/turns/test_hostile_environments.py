@@ -90,7 +90,7 @@ messages = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(
     field=st.sampled_from(["observation", "reward", "done", "metrics", "metric", "name", "messages", "result"]),
     value=values,
