@@ -21,6 +21,7 @@ from rlplug.cli.compile_cache import use_compile_cache
 from rlplug.cli.config_files import check_config_files
 from rlplug.cli.environment_values import with_plain_texts, with_references
 from rlplug.cli.lightning_callbacks import LightningCallbacks
+from rlplug.cli.messages.imports import explain_import
 from rlplug.cli.option_checks import check_options, seed_all
 from rlplug.cli.parser import RLArgumentParser
 from rlplug.cli.resume import changes_since, check_checkpoint, with_resume
@@ -152,6 +153,8 @@ def instantiation_errors() -> Iterator[None]:
         causes = list(causes_of(error))
         if own := next((cause for cause in causes if isinstance(cause, RLPlugError)), None):
             raise own from error
+        if (problem := explain_import(error)) is not None:
+            raise ConfigError(problem) from error
         cause = causes[-1]
         made = _made_by(cause)
         text = " ".join(str(cause).split())[:500] or type(cause).__name__

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from jsonargparse import ArgumentParser, Namespace
 
-from rlplug.cli.parser import shorten
+from rlplug.cli.messages.values import shorten
 from rlplug.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from jsonargparse import Namespace
 
-from rlplug.cli.parser import shorten
+from rlplug.cli.messages.values import shorten
 from rlplug.errors import ConfigError
 
 TRAINER_DEFAULTS: Final[Mapping[str, Any]] = {

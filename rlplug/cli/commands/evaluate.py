@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
-from rlplug.cli.parser import shorten
+from rlplug.cli.messages.values import shorten
 from rlplug.cli.run_record import installed_versions
 from rlplug.config import RunConfig
 from rlplug.data.datamodule import PromptDataModule

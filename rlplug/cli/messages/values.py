@@ -1,0 +1,130 @@
+"""What is wrong with the value of a key, from jsonargparse's lines of what each type of the key refused."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from typing import Final
+
+from rlplug.cli.messages.imports import explain_wrong_class
+from rlplug.data.sources import PromptSource
+from rlplug.errors import did_you_mean
+from rlplug.plugin_manager import plugins
+from rlplug.registry import KNOWN_DISTRIBUTIONS
+
+KIND_OF_KEY: Final = {
+    "model.algorithm": "algorithms",
+    "model.trainer": "trainers",
+    "model.rollout": "rollouts",
+    "model.rewards": "rewards",
+    "model.environment": "environments",
+    "model.optimizations": "optimizations",
+    "launch.launcher": "launchers",
+}
+"""Kind of the registered classes that a key of the configuration names."""
+
+_UNKNOWN_CLASS: Final = re.compile(r"Expected a dot import path string: ?(.*)")
+_NOISE: Final = re.compile(
+    r"\s*(?:Does not validate against|Subtypes: |Errors:|Given value|- Expected a path but|- Does not validate"
+    r"|- a class path \(str\)|- a dict |Subclass types expect)"
+)
+_INSIDE: Final = re.compile(r"[A-Za-z_][\w.]*(?: is |: )|there is no (?:option|key) |the configuration lacks ")
+"""Start of a message of the parser of a class's options, which this one passes on."""
+_GOT: Final = re.compile(r"(Expected a .*?)\.? Got value: (.*)")
+_EXPECTED: Final = re.compile(r"Expected a (?:<class '([^']+)'>|typing\.(.+)|(.+))|Not a valid subclass of (\S+)")
+_CLASS_PATH: Final = re.compile(r"class_path'?[ =:]+'([^']+)'")
+_NO_BLOCK: Final = "object has no attribute 'keys'"
+"""End of the message for ``init_args`` that are no block."""
+_CALLABLE: Final = re.compile(r"Type .* expects a function or a callable class: (.+?)(?:\. Got value: .*)?$")
+_TYPE_WORDS: Final = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "list": "a list",
+    "dict": "a block",
+    "NoneType": "null",
+}
+_NUMBERS_OR_CLASSES: Final = ("lr",)
+"""Options that are a number, or an object such as a tensor that no YAML holds."""
+
+
+def shorten(value: object) -> str:
+    """Return a value for a message: of a long one only its ends."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = 80
+    return short.repr(value)
+
+
+def explain_value(key: str, lines: list[str]) -> str:
+    """Return what is wrong with the value of ``key``.
+
+    jsonargparse tries each type of a union, and lists why each refused the value. The reason to tell is that of the
+    type which the user meant: the one that accepted the value's form and found a fault inside, as the parser of its
+    options says.
+    """
+    given = next((line.split(":", 1)[1].strip() for line in lines if line.lstrip().startswith("Given value:")), None)
+    reasons = [re.sub(r"^\s*- ", "", line).strip() for line in lines if not _NOISE.match(line)]
+    inside = [reason for reason in reasons if _INSIDE.match(reason)]
+    if inside:
+        return _explain_inside(key, inside[0], given)
+    for reason in reasons:
+        if problem := explain_wrong_class(reason):
+            return f"{key}: {problem}"
+        if _NO_BLOCK in reason and (found := _CLASS_PATH.search(" ".join(lines))):
+            name = found[1].rpartition(".")[2]
+            return (
+                f"{key}: {name} takes its options as a block under init_args. They are: rlplug fit --{key}.help {name}"
+            )
+    named = [found[1] for reason in reasons if (found := _UNKNOWN_CLASS.match(reason))]
+    if named and (explained := _explain_class(key, named[0])):
+        return f"{key}: {explained} Or give an import path, package.Class."
+    for reason in reasons:
+        if found := _CALLABLE.match(reason):
+            return f"{key}: it takes the import path of a function or class, package.Class ({found[1]})."
+        if found := _GOT.match(reason):
+            reasons, given = [found[1]], found[2]
+    types = [_type_words(found) for reason in reasons if (found := _EXPECTED.match(reason))]
+    if types and given is not None:
+        return f"{key} is {given[:80]}: give {' or '.join(dict.fromkeys(types))}."
+    value = "" if given is None else f" (it is {given[:80]})"
+    return f"{key}: {' '.join(' '.join(reasons).split())}{value}"
+
+
+def _explain_inside(key: str, reason: str, given: str | None) -> str:
+    """Return what the parser of a class's options said, with the key of the class before that of the option."""
+    if reason.startswith("there is no option 'class_path'"):
+        return f"{key}: options stand beside class_path: put them in a block, init_args."
+    if reason.startswith(("there is no option ", "there is no key ")):
+        return f"{key}: {reason}"
+    if reason.startswith("the configuration lacks "):
+        return f"{key}: it lacks {reason.removeprefix('the configuration lacks ')}"
+    has_class = given is None or "class_path" in given.split(",")[0]
+    return f"{key}.init_args.{reason}" if has_class else f"{key}.{reason}"
+
+
+def _type_words(found: re.Match[str]) -> str:
+    """Return the words for a type that jsonargparse expected."""
+    name, typing_name, other, subclass = found.groups()
+    if subclass is not None:
+        return f"a block with the class_path of a {subclass}, or its options"
+    if typing_name is not None:
+        return re.sub(r"^Literal\[(.*)\]", lambda literal: literal[1].replace(", ", " or "), typing_name)
+    return _TYPE_WORDS.get(name, name) if name is not None else str(other)
+
+
+def _explain_class(key: str, name: str) -> str | None:
+    """Return what is wrong with the name of a class, or ``None`` where no class is meant."""
+    if kind := KIND_OF_KEY.get(key):
+        for record in plugins().records:
+            if record.state == "blocked" and record.distribution == KNOWN_DISTRIBUTIONS.get(name):
+                return f"{name!r} comes with {record.distribution}, which is blocked: drop --block {record.name}."
+        return plugins().registry.explain_unknown(kind, name)
+    if key.rpartition(".")[2] in _NUMBERS_OR_CLASSES:
+        return None
+    known = (
+        [source.__name__ for source in PromptSource.__subclasses__()]
+        if key.startswith(("data.train", "data.val"))
+        else []
+    )
+    return f"{shorten(name)} is not a known class.{did_you_mean(name, known)}"

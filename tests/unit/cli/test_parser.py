@@ -1,0 +1,108 @@
+"""A command line that cannot be read is refused with its key, what is wrong, and what to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
+from rlplug.errors import ConfigError
+from rlplug.plugin_manager import plugins
+
+ROOT = Path(__file__).parents[3]
+FIT = ["fit", "-c", "configs/quickstart.yaml"]
+MODULES = {
+    "a_game": "from rlplug.interfaces.environment import Environment as E\nclass SlowGame(E): pass\nclass Other: pass",
+    "needs_more": "import no_such_package",
+    "no_python": "x = 1\ndef f(:",
+    "asks_for_a_key": "import os\nos.environ['NO_SUCH_KEY_OF_MINE']",
+}
+"""Modules of a user, by name."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def at_root(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Read paths as at the root, find the user's modules, and leave ``sys.argv`` as it was."""
+    plugins()
+    folder = tmp_path_factory.mktemp("modules")
+    for name, text in MODULES.items():
+        (folder / f"{name}.py").write_text(text + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.syspath_prepend(folder)
+        patch.syspath_prepend(ROOT)
+        patch.setattr("sys.argv", ["rlplug"])
+        yield
+
+
+def refused(*arguments: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_command(ConfiguredCLI, [*FIT, *arguments])
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("model.environment", "a_game.SlowGam", "a_game has no 'SlowGam'. Did you mean 'SlowGame'?"),
+        ("model.algorithm", "no_module.G", "there is no module 'no_module'. Correct the path, install"),
+        ("data.val", "{class_path: no_module.S}", "there is no module 'no_module'."),
+        (
+            "model.rewards",
+            "[{class_path: needs_more.R, init_args: {weight: 0.5}}]",
+            "raises ModuleNotFoundError: No module named 'no_such_package' (at needs_more.py:1). Install",
+        ),
+        ("model.environment", "no_python.E", "no_python.py:2: invalid syntax"),
+        ("model.environment", "asks_for_a_key.E", "raises KeyError: 'NO_SUCH_KEY_OF_MINE' (at"),
+        ("trainer.logger", "lightning.pytorch.loggers.WandbLoggr", "Did you mean 'WandbLogger'?"),
+        ("model.lr_scheduler", "{class_path: torch.optim.lr_scheduler.CosineLR}", "has no 'CosineLR'. Did you mean"),
+        ("model.algorithm.help", "no_module.G", "there is no module 'no_module'."),
+        ("model.optimizer", "torch.optim.AdamX", "torch.optim has no 'AdamX'. Did you mean 'Adamax'?"),
+    ],
+)
+def test_an_import_that_fails_is_named_with_its_reason(key: str, value: str, message: str) -> None:
+    """Alone catches a class key that is refused for another reason than the import, such as options without a block."""
+    text = refused(f"--{key}", value)
+    assert text.startswith(f"{key.removesuffix('.help')}: '")
+    assert "cannot be imported: " in text
+    assert message in text
+
+
+@pytest.mark.parametrize("module", ["needs_more", "no_python", "asks_for_a_key"])
+def test_the_import_of_a_function_among_the_options_of_a_class_is_named_too(module: str) -> None:
+    """Alone catches an exception of the user's module without the path that named it."""
+    text = refused("--model.rewards", f"[{{class_path: FunctionReward, init_args: {{function: {module}.f}}}}]")
+    assert f"'{module}.f' cannot be imported: " in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--model.environment", "a_game.Other"],
+            "model.environment: 'a_game.Other' is no subclass of Environment: give",
+        ),
+        (["--model.algorithm", "a_game.Other"], "model.algorithm: 'a_game.Other' is no subclass of Algorithm: give"),
+        (["--model.algorithm.help", "a_game.Other"], "model.algorithm: 'a_game.Other' is no subclass of Algorithm"),
+        (
+            ["--model.algorithm.help", "GRPOO"],
+            "model.algorithm: 'GRPOO' is not a known algorithm. Did you mean 'GRPO'?",
+        ),
+        (["--model.lr_scheduler", "torch.optim.AdamW"], "is no subclass of LRScheduler or ReduceLROnPlateau: give"),
+        (["--model.environment", "os.getcwd"], "model.environment: 'os.getcwd' is no function that returns Environ"),
+        (["--model.algorithm", "rlplug.interfaces.algorithm.Algorithm"], "is abstract: give the import path of a sub"),
+        (["--model.environment", "a_game..SlowGame"], "'a_game..SlowGame' is no import path: give package.Class."),
+        (["--model.environment", "os.path"], "model.environment: it takes the import path of a function or class"),
+        (["--model.algorithm", "{class_path: GRPO, init_args: 5}"], "GRPO takes its options as a block under init_"),
+        (["--model.optimizer", "{class_path: torch.optim.SGD, init_args: 5}"], "SGD takes its options as a block"),
+        (
+            ["--model.algorithm", "{class_path: GRPO, clip_low: 0.1}"],
+            "model.algorithm: options stand beside class_path",
+        ),
+    ],
+)
+def test_a_mistake_is_named_with_its_fix(arguments: list[str], message: str) -> None:
+    """Each case alone catches the loss of its message, for which jsonargparse's own, or a false one, would come."""
+    assert message in refused(*arguments)
