@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from typing import Any, ClassVar, Final, NoReturn, get_type_hints
 
@@ -17,6 +18,7 @@ MAX_LENGTH: Final = 800
 """Longest message, in characters."""
 
 _UNKNOWN_KEY: Final = re.compile(r"does not accept option '([^']+)'|unrecognized arguments: (?:--)?([^\s=]+)")
+_UNKNOWN_WORD: Final = re.compile(r"unrecognized arguments: ([^\s-]\S*)")
 _UNKNOWN_OPTION: Final = re.compile(r"^Option '([^']+)' is not accepted")
 _NO_SUBCLASS: Final = re.compile(r"Subclasses are disabled for (\w+), thus '([^']+)'")
 _MISSING: Final = re.compile(r"arguments are required: (.+)")
@@ -76,6 +78,8 @@ class RLArgumentParser(LightningArgumentParser):
             lacking = " and ".join(re.sub(r"\b(?:fit|validate)\.", "", found[1]).split(", "))
             example = " configs/quickstart.yaml is a complete configuration." if "." in lacking else ""
             return f"the configuration lacks {lacking}: set it.{example}"
+        if key is None and (found := _UNKNOWN_WORD.search(message)) and (fix := self._explain_word(found[1])):
+            return fix
         if key is None and (found := _UNKNOWN_KEY.search(message)):
             name = next(filter(None, found.groups()))
             if _FOUR_BITS.match(name):
@@ -92,6 +96,18 @@ class RLArgumentParser(LightningArgumentParser):
         if key is None:
             return _cut(" ".join(message.split()))
         return _cut(explain_value(key, body))
+
+    def _explain_word(self, word: str) -> str | None:
+        """Return what to write for a word without ``--``, or ``None`` where it is neither key nor configuration."""
+        name, equals, value = word.lstrip("+").partition("=")
+        parents = [
+            name.rsplit(".", number)[0] for number in range(max(1, name.count(".")))
+        ]  # a class's options have its key
+        if equals and not {*parents}.isdisjoint(self._keys()):
+            return f"write --{name} {'VALUE' if value[:1] in tuple('[{') else value}: keys begin with --."
+        if word.endswith((".yaml", ".yml")) or os.path.isfile(word):
+            return f"give the configuration {word} with -c, as in: rlplug {self.prog.split()[-1]} -c {word}"
+        return None
 
     def _keys(self) -> list[str]:
         """Return every key of the parser and of its subcommands."""

@@ -90,6 +90,13 @@ def test_the_import_of_a_function_among_the_options_of_a_class_is_named_too(modu
             ["--model.algorithm.help", "GRPOO"],
             "model.algorithm: 'GRPOO' is not a known algorithm. Did you mean 'GRPO'?",
         ),
+        (["model.num_steps=3"], "write --model.num_steps 3: keys begin with --."),
+        (["+model.algorithm.clip_low=3"], "write --model.algorithm.clip_low 3: keys begin with --."),
+        (["model.num_stepz=3"], "there is no key 'model.num_stepz'. Did you mean 'model.num_steps'?"),
+        (
+            ["configs/smollm2.yaml"],
+            "give the configuration configs/smollm2.yaml with -c, as in: rlplug fit -c configs/",
+        ),
         (["--model.lr_scheduler", "torch.optim.AdamW"], "is no subclass of LRScheduler or ReduceLROnPlateau: give"),
         (["--model.environment", "os.getcwd"], "model.environment: 'os.getcwd' is no function that returns Environ"),
         (["--model.algorithm", "rlplug.interfaces.algorithm.Algorithm"], "is abstract: give the import path of a sub"),
