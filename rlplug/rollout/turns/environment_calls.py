@@ -40,6 +40,16 @@ class Failure:
     """What went wrong."""
 
 
+@dataclass(eq=False)
+class LiveEnvironment:
+    """Environment of one trajectory, from its first call until the trajectory ends."""
+
+    environment: Environment | None = None
+    """``None`` until it is made, which may end after the trajectory."""
+    is_released: bool = False
+    """Whether the trajectory has ended."""
+
+
 class EnvironmentCalls:
     """Environments of the trajectories that are not finished, one each, and their pending steps.
 
@@ -66,7 +76,10 @@ class EnvironmentCalls:
         self._observations = observations
         self._calls, self._closing = CallBatch(), CallBatch()
         self._pending: dict[int, Trajectory] = {}
-        self._live: dict[str, Environment] = {}
+        self._live: dict[str, LiveEnvironment] = {}
+        """By the trajectory's key."""
+        self._live_lock = threading.Lock()
+        """Environments are made in threads of the calls."""
         self._metrics_lock = threading.Lock()
         """Metrics are read while a thread collects."""
         self._num_failures = 0
@@ -83,9 +96,9 @@ class EnvironmentCalls:
         """
         functions, reads = [], []
         for trajectory in trajectories:
-            turns = trajectory.turns()
-            texts = [self._text(turn) for turn in (turns[-1:] if trajectory.key in self._live else turns)]
-            functions.append(functools.partial(self._advance, trajectory, texts))
+            turns, live = trajectory.turns(), self._live.setdefault(trajectory.key, LiveEnvironment())
+            texts = [self._text(turn) for turn in (turns if live.environment is None else turns[-1:])]
+            functions.append(functools.partial(self._advance, live, trajectory, texts))
             longest = (max_tokens - trajectory.num_after_prompt) * self._observations.characters_per_token
             reads.append(functools.partial(read_step, to_text=self._observations.text, longest=longest))
         for trajectory, call in zip(trajectories, self._runner.add(self._calls, functions, reads), strict=True):
@@ -109,8 +122,8 @@ class EnvironmentCalls:
 
     def release(self, trajectory: Trajectory) -> None:
         """Close the environment of a finished trajectory, without waiting for it."""
-        if (environment := self._live.pop(trajectory.key, None)) is not None:
-            self._close([environment])
+        if (live := self._live.pop(trajectory.key, None)) is not None:
+            self._close([live])
 
     def forget(self, trajectories: Sequence[Trajectory]) -> None:
         """Close the environments of trajectories that nobody goes on with; what they still answer is left out."""
@@ -138,8 +151,11 @@ class EnvironmentCalls:
             self._note_closed(1.0)
         self._note_closed(0.0)
 
-    def _close(self, environments: Sequence[Environment]) -> None:
-        functions = [environment.close for environment in environments]
+    def _close(self, released: Sequence[LiveEnvironment]) -> None:
+        with self._live_lock:
+            for live in released:
+                live.is_released = True
+            functions = [live.environment.close for live in released if live.environment is not None]
         self._runner.add(self._closing, functions, [lambda _: None] * len(functions))
 
     def _note_closed(self, timeout_s: float) -> None:
@@ -160,17 +176,21 @@ class EnvironmentCalls:
             for name, value in {**metrics, "seconds": call.seconds}.items():
                 self._values.setdefault(name, []).append(value)
         if call.error:
-            step = PluginCall(self._live.get(trajectory.key, "model.environment"), "step")
+            live = self._live.get(trajectory.key, LiveEnvironment())
+            step = PluginCall(live.environment or "model.environment", "step")
             return Failure(call.error if step.is_of_core else f"{step}: {call.error}")
         answer: StepAnswer = call.value
         return answer
 
-    def _advance(self, trajectory: Trajectory, texts: Sequence[str]) -> Any:
+    def _advance(self, live: LiveEnvironment, trajectory: Trajectory, texts: Sequence[str]) -> Any:
         """Return the step result of the last of ``texts``, or an awaitable of it."""
-        environment = self._live.get(trajectory.key)
-        if environment is not None:
-            return environment.step(texts[-1])
-        environment = self._live[trajectory.key] = self._make()
+        if live.environment is not None:
+            return live.environment.step(texts[-1])
+        environment = self._make()
+        with self._live_lock:
+            live.environment, is_released = environment, live.is_released
+        if is_released:  # nobody waits for this call any more
+            return environment.close()
         seed = random.Random(f"{trajectory.key}/environment").getrandbits(63)
         calls = [functools.partial(environment.reset, _own_copy(trajectory.prompt), seed)]
         return _in_order([*calls, *(functools.partial(environment.step, text) for text in texts)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 import pytest
@@ -57,6 +58,15 @@ def calls_of(make, deadline_s=20.0):
 def one_step(environment, deadline_s=20.0):
     """Return the answer to one turn, and the metrics afterwards."""
     calls = calls_of(lambda: environment, deadline_s)
+    answer = stepped(calls)
+    calls.close()
+    metrics = calls.pop_metrics()
+    assert all(type(value) is float for value in metrics.values())
+    return answer
+
+
+def stepped(calls):
+    """Return the answer to the first turn of a trajectory, which ends then."""
     (trajectory,) = new_trajectories([Prompt("p", (1,), "")], [0], 1, "run")
     trajectory.add_completion(Completion(trajectory.key, (1, 2), (-1.0, -1.0), "stop", 0), ends_turn=True)
     calls.submit([trajectory], max_tokens=100)
@@ -64,10 +74,7 @@ def one_step(environment, deadline_s=20.0):
     while calls.num_pending:
         answers += calls.collect(1.0)
     calls.release(trajectory)
-    calls.close()
     ((_, answer),) = answers
-    metrics = calls.pop_metrics()
-    assert all(type(value) is float for value in metrics.values())
     return answer
 
 
@@ -140,6 +147,39 @@ def test_a_close_that_raises_or_hangs_is_said_and_costs_nothing(close):
         answer = one_step(Doing(lambda: StepResult("next", 1.0), close), deadline_s=0.5)
     assert answer.text == "next"
     assert time.perf_counter() - began < 10
+
+
+def test_an_environment_that_is_made_too_late_is_closed():
+    """Validations have the same keys: the next one would go on with the late environment of the one before."""
+    made, may_end = [], threading.Event()
+
+    class LateAtFirst(Environment):
+        def __init__(self):
+            made.append(self)
+            self.calls = []
+            if len(made) == 1:
+                may_end.wait(20)
+
+        def reset(self, prompt, seed):
+            self.calls.append("reset")
+
+        def step(self, completion):
+            self.calls.append("step")
+            return StepResult(done=True)
+
+        def close(self):
+            self.calls.append("close")
+
+    calls = calls_of(LateAtFirst, deadline_s=2.0)
+    assert isinstance(stepped(calls), Failure)
+    may_end.set()
+    deadline = time.monotonic() + 20
+    while made[0].calls != ["close"]:
+        assert time.monotonic() < deadline, made[0].calls
+        time.sleep(0.01)
+    assert stepped(calls).done
+    calls.close()
+    assert made[1].calls == ["reset", "step", "close"]
 
 
 @pytest.mark.parametrize("tools", [None, 1, [1], [{1: 2}], [{"name": SURROGATE}], [{"a": ...}]])
