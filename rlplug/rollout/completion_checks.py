@@ -51,7 +51,7 @@ class CompletionChecks:
             try:
                 if not is_sound:
                     self._check(source, trajectory, completion, engine.capabilities.logprobs)
-                checked = self._with_checked_experts(source, trajectory, completion)
+                checked = self._with_checked_experts(source, trajectory, self._with_end(completion))
             except EngineFault as problem:
                 fault = fault or problem
             else:
@@ -62,6 +62,12 @@ class CompletionChecks:
         tokens = (completion.token_ids, completion.logprobs, self.most_tokens(trajectory))
         check_tokens(source, *tokens, self.policy.vocab_size, logprobs)
         check_completion(source, completion, self.policy, self.version)
+
+    def _with_end(self, completion: Completion) -> Completion:
+        """Return a completion as stopped that was aborted with its end token: nothing may follow that."""
+        last, ends = completion.token_ids[-1:].tolist(), self.policy.eos_token_ids
+        is_ended = completion.finish_reason == "abort" and bool(last) and last[0] in ends
+        return replace(completion, finish_reason="stop") if is_ended else completion
 
     def _with_checked_experts(
         self, source: SourceOfTokens, trajectory: Trajectory, completion: Completion
