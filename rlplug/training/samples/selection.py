@@ -70,7 +70,7 @@ class GroupSelection:
             rollout,
             num_groups=rollout.num_groups + int((found["is_accepted"] & ~is_enough).sum()),
             num_drawn=rollout.num_drawn + len(found),
-            num_rounds=rollout.num_rounds + (not self.awaits_groups),
+            num_rounds=rollout.num_rounds + (len(found) > 0 and not self.awaits_groups),
         )
 
     def metrics(self, rollout: Rollout) -> dict[str, float]:
