@@ -68,6 +68,7 @@ class SchedulerMetrics:
         for url, state in now.items():
             before = self._before.get(url, state)
             for name in COUNTERS:
-                change = getattr(state, name) - getattr(before, name)
+                now_is, was = getattr(state, name), getattr(before, name)
+                change = now_is - was if now_is >= was else now_is  # a server that started again counts from 0
                 setattr(self._stats, name, getattr(self._stats, name) + change)
         self._before |= now
