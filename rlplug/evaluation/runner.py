@@ -129,6 +129,7 @@ class Evaluation:
                 self._engine.version,
             )
             samples = generator.generate(request, first_group=start)  # numbers, and so seeds, do not depend on batches
+            generator.pop_metrics()  # says what the engine advises
             PHASE_PROGRESS.begin("rewards")
             samples = self._rewards.score(samples)
             self._folder.add_counts(name, source.name, self._rewards.pop_own_counts())

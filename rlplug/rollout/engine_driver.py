@@ -75,7 +75,7 @@ class EngineDriver:
         self._max_restarts = max_restarts
         self._states = EngineStateMachine(type(engine).__name__, placement.device)
         self._version = NO_VERSION
-        self._has_frozen = False
+        self._has_frozen = self._has_generated = False
         self._num_restarts = 0
         self._failed_start: EngineFault | None = None
         self._metrics: dict[str, float] = {}
@@ -171,8 +171,8 @@ class EngineDriver:
         self._failed_start = (failed or EngineFault(f"{name} of another rank did not start.")) if has_failed else None
 
     def finish(self) -> None:
-        """End a rollout: note the engine's metrics, let it sleep, and bring the trainer's weights back."""
-        self._note_metrics()
+        """End a rollout: let the engine sleep, and bring the trainer's weights back."""
+        self._has_generated = True
         self._sleep()
         self.restore_trainer()
 
@@ -181,7 +181,13 @@ class EngineDriver:
         self._offload.after_generation()
 
     def pop_metrics(self) -> dict[str, float]:
-        """Return ``sync/...`` and the engine's ``rollout/...`` metrics since the last call."""
+        """Return ``sync/...`` and, after rollouts, the engine's ``rollout/...`` metrics since the last call.
+
+        Collective. A step may have several rollouts, whose counters the engine adds up.
+        """
+        if self._has_generated:
+            self._note_metrics()
+        self._has_generated = False
         metrics, self._metrics = self._metrics, {}
         return metrics
 
@@ -195,7 +201,7 @@ class EngineDriver:
 
     def close(self) -> None:
         """Close the engine; safe to call twice."""
-        self._has_frozen = False
+        self._has_frozen = self._has_generated = False
         with self._calls("close", "close"):
             self.engine.close()
 

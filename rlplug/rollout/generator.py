@@ -189,8 +189,10 @@ class RolloutGenerator:
 
         In a run with a partial rollout they are of its environments.
         """
-        environments = self._kept_environments or self._environments
-        of_environments = {} if environments is None else environments.pop_metrics()
+        of_environments: dict[str, float] = {}
+        for environments in (self._environments, self._kept_environments):
+            if environments is not None:
+                of_environments = environments.pop_metrics()
         return self._driver.pop_metrics() | self._asynchronous.pop_metrics() | of_environments
 
     def pop_timeline(self) -> dict[str, list[Any]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import time
+import weakref
 
 import conversations
 import pytest
@@ -299,3 +301,25 @@ def test_the_oldest_complete_groups_train_first(make_generator):
         ("2", 1, 2),
     ]
     assert [trajectory.group for trajectory in state.all_trajectories] == [3]
+
+
+def test_environments_of_validations_are_let_go(make_generator):
+    """It catches a partial rollout whose memory grows by those of each validation."""
+    made = []
+
+    def make():
+        environment = Counting(2)
+        made.append(weakref.ref(environment))
+        return environment
+
+    generator = make_generator(HFRollout(), make)
+    state = PartialRolloutState(PartialRollout(max_tokens_per_step=100), 3)
+    generator.resume(state, RolloutRequest(PROMPTS, 1, SamplingParams(20), "0/1", 1), num_wanted=3)
+    generate(generator)
+    ends_at = time.monotonic() + 20
+    while any(environment() is not None for environment in made):
+        assert time.monotonic() < ends_at
+        generator.pop_metrics()
+        gc.collect()
+        time.sleep(0.01)
+    assert len(made) == 9

@@ -285,9 +285,20 @@ def test_advice_is_printed_once(make_driver, monkeypatch):
     waiting = iter(["448", "1,024"])
     engine.advice = lambda: [f"{next(waiting)} requests waited: raise max_num_seqs from 64"]
     driver = make_driver(engine)
-    generate(driver)
-    generate(driver)
+    for _ in range(2):
+        generate(driver)
+        driver.pop_metrics()
     assert printed == ["HFRollout: 448 requests waited: raise max_num_seqs from 64"]
+
+
+def test_metrics_are_of_all_rollouts_since_they_were_asked_for(make_driver):
+    """A step has several rollouts where it draws prompts again: those of its last one alone may be 0."""
+    driver = make_driver(HFRollout())
+    num_tokens = sum(len(ids) for _ in range(2) for _, ids, _ in generate(driver)) - 2 * 2 * sum(
+        len(prompt.token_ids) for prompt in PROMPTS
+    )
+    assert driver.pop_metrics()["rollout/num_tokens"] == num_tokens
+    assert driver.pop_metrics() == {}
 
 
 def test_what_sleeps_counts_from_when_it_fell_asleep(make_driver):
