@@ -48,7 +48,7 @@ from rlplug.training.samples.table import sample_table
 from rlplug.training.samples.token_capture import TokenCapture
 from rlplug.training.streaming.step import StreamedStep
 from rlplug.training.update import NonFiniteUpdate, PolicyUpdate, save_for_inspection
-from rlplug.training.validation.validator import Validator
+from rlplug.training.validation.validator import Validator, log_late
 from rlplug.types import Prompt, Rollout, Sample, StepBatch
 
 
@@ -97,6 +97,7 @@ class RLModule(LightningModule):
         self.step_metrics = MetricsOfStep()
         self._late_scores: dict[str, float] = {}
         """Of the former step's policy, where a validation ran beside this step."""
+        self._validation_was_cut = False
         self.newest_metrics: dict[str, float] = {}
         """Metrics of the last step that was logged, for the progress bar."""
         self.newest_samples: list[tuple[str, int, Sequence[Sample]]] = []
@@ -258,9 +259,11 @@ class RLModule(LightningModule):
     def validate_if_due(self) -> dict[str, float]:
         """Score the held-out prompts, when ``validation`` says so, and return the scores of the newest policy.
 
-        Those that were generated beside the step get their scores logged at the former step, to which they belong.
+        Those that were generated beside the step get their scores logged at the former step, to which they belong. A
+        run that is told to stop meanwhile validates when it is resumed.
         """
         scores: dict[str, float] = {}
+        self._validation_was_cut = True
         with suppress(StopRequested):
             for validation in self.validator.end_step(self.step, self.policy_version, self.is_last_step):
                 self.newest_samples.append(("validate", validation.step, validation.samples))
@@ -268,7 +271,8 @@ class RLModule(LightningModule):
                     scores = validation.scores
                 else:
                     self._late_scores = validation.scores
-                    validation.log_late(self.loggers)
+                    log_late(self.loggers, validation.scores, validation.step)
+            self._validation_was_cut = False
         return scores
 
     def log_step(self) -> None:
@@ -390,10 +394,10 @@ class RLModule(LightningModule):
         freeze_gc()
         if self.is_last_step:
             self.trainer.should_stop = True
-        elif self.rollout_step == 0:
+        if self._validation_was_cut or (self.rollout_step == 0 and not self.is_last_step):
             self.start_timer.begin("first validation")
             if scores := self.validate_if_due():
-                self._log(scores)
+                log_late(self.loggers, scores, self.step)
                 self.step_metrics |= self.validator.pop_metrics()  # its weight sync; a rollout follows for the rest
         self.start_timer.begin(FIRST_STEP)
 
@@ -501,6 +505,7 @@ class RLModule(LightningModule):
             "adapters": self.models.adapters,
             "algorithm": self.config.algorithm.state_dict(),
             "partial_rollout": None if partial is None else partial.state_dict(gather),
+            "validation_was_cut": self._validation_was_cut,
             "stepped": [bool(optimizer.state) for optimizer in self.trainer.optimizers],
             "rng": gather([rng_state()]),
         }
@@ -509,10 +514,12 @@ class RLModule(LightningModule):
         state = checkpoint["rlplug"]
         self.rollout_step = self.step = state["rollout_step"]
         self.policy_version = state["policy_version"]
+        self._validation_was_cut = state.get("validation_was_cut", False)
         self.config.algorithm.load_state_dict(state["algorithm"])
         if self.trainer.state.fn == "fit":
             groups, prompts = state["partial_rollout"], self.data.train_stream.by_uid
-            load_partial_rollout(self.partial_rollout, groups, prompts, self.policy_version)
+            limits = self.config.sampling.max_new_tokens, self.config.turns
+            load_partial_rollout(self.partial_rollout, groups, prompts, self.policy_version, *limits)
         for optimizer, stepped in zip(self.trainer.optimizers, state["stepped"], strict=False):  # none to validate
             if not stepped:
                 optimizer.state.clear()  # see RLFSDP2Strategy.optimizer_state

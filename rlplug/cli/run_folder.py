@@ -292,6 +292,7 @@ class RunFolder(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module: Any = pl_module
         self._accept(trainer, module)  # a run that had no step left
+        self._log_samples(trainer, module)  # of a validation at its start
         if module.stop_signal.number is not None:
             if trainer.is_global_zero:
                 self._finish("interrupted", f"stopped by {module.stop_signal.name} after step {module.rollout_step}")

@@ -106,7 +106,8 @@ class Request:
 
     def limit(self, sampling: SamplingParams) -> int:
         """Return the longest completion of this request, in tokens."""
-        return min(sampling.max_new_tokens, self.max_new_tokens or sampling.max_new_tokens)
+        own = self.max_new_tokens
+        return sampling.max_new_tokens if own is None else min(sampling.max_new_tokens, own)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from rlplug.distributed.checkpoint_files import list_checkpoints
 from rlplug.observability.phase_timer import PHASES
 
 KILLED_IN = (*PHASES, "validate", "checkpoint")
-INTERRUPTED_IN = ("rollout", "advantages", "update", "publish")
+INTERRUPTED_IN = ("rollout", "advantages", "update", "publish", "validate")
 
 RUN = [
     *(*SMALL, "--model.num_steps", "5", "--model.validation.every_n_steps", "2", "--checkpoint.every_n_steps", "2"),
@@ -115,7 +115,7 @@ def test_killed_in_any_phase_and_resumed_equals_undisturbed(finished: Finished, 
     assert_same_run(finished.run_dir(f"SIGKILL-{phase}"), finished.run_dir("undisturbed"))
 
 
-@pytest.mark.parametrize("phase", samples(INTERRUPTED_IN, "rollout", "update"))
+@pytest.mark.parametrize("phase", samples(INTERRUPTED_IN, "rollout", "update", "validate"))
 def test_ctrl_c_saves_and_resumes_exactly(finished: Finished, phase: str) -> None:
     resumed = finished.run_dir(f"SIGINT-{phase}")
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rlplug.errors import ConfigError
-from rlplug.rollout.config import PartialRollout
+from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.partial.ledger import GroupLedger
 from rlplug.rollout.partial.replay import GroupSchedule, fingerprint, read_schedule
@@ -231,7 +231,8 @@ class PartialRolloutState:
     def state_dict(self, gather: Callable[[Any], Any]) -> dict[str, Any]:
         """Return ledger and trajectories of all engines as plain data, which later steps do not change. Collective."""
         own = [(number, [each.state_dict() for each in group]) for number, group in self.trajectories.items()]
-        return {"ledger": self.ledger.state_dict(), "trajectories": dict(sorted(gather(own)))}
+        by_number = dict(gather(own))  # ranks that share an engine have the same groups
+        return {"ledger": self.ledger.state_dict(), "trajectories": dict(sorted(by_number.items()))}
 
     def load_state_dict(self, state: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> None:
         """Restore a :meth:`state_dict`; ``prompts`` has the training prompts by ``uid``."""
@@ -244,7 +245,12 @@ class PartialRolloutState:
 
 
 def load_partial_rollout(
-    state: PartialRolloutState | None, saved: Mapping[str, Any] | None, by_uid: Mapping[str, Prompt], version: int
+    state: PartialRolloutState | None,
+    saved: Mapping[str, Any] | None,
+    by_uid: Mapping[str, Prompt],
+    version: int,
+    max_new_tokens: int,
+    turns: TurnOptions,
 ) -> None:
     """Load the groups that a checkpoint has under way.
 
@@ -253,12 +259,22 @@ def load_partial_rollout(
         saved: What the checkpoint has; ``None`` if its run had none.
         by_uid: The training prompts.
         version: Version of the checkpoint's policy.
+        max_new_tokens: Most tokens of a trajectory after its prompt.
+        turns: Limits of turns.
 
     Raises:
-        ConfigError: There are some, and the run keeps none, or cannot train them within its bound.
+        ConfigError: There are some, and the run keeps none, has not their prompts, allows fewer tokens than they have,
+            or cannot train them within its bound.
     """
     if state is not None and saved is not None:
+        uids = {each["prompt"] for group in saved["trajectories"].values() for each in group}
+        if missing := sorted(uids - by_uid.keys()):
+            raise ConfigError(
+                f"The checkpoint has groups in flight of {len(missing)} prompts that data.train has not any more, such "
+                f"as {missing[0]!r}: resume with the data.train of the run that wrote the checkpoint."
+            )
         state.load_state_dict(saved, by_uid)
+        _check_lengths(state.all_trajectories, max_new_tokens, turns.max_tokens_per_turn)
         if not state.ledger.is_in_time(version):
             raise ConfigError(
                 f"The checkpoint has {len(state.ledger.open)} groups in flight, which cannot all train within "
@@ -270,3 +286,19 @@ def load_partial_rollout(
             f"The checkpoint has {len(saved['trajectories'])} groups in flight, and model.partial_rollout is not set: "
             "set it as in the run that wrote the checkpoint."
         )
+
+
+def _check_lengths(trajectories: Sequence[Trajectory], max_new_tokens: int, max_tokens_per_turn: int | None) -> None:
+    """Refuse limits that trajectories exceed, or that leave an unfinished one no next token."""
+    unfinished = [each for each in trajectories if each.finish_reason is None and not each.awaits_answer]
+    longest = max((each.num_after_prompt for each in trajectories), default=0)
+    least = {
+        "model.sampling.max_new_tokens": max([longest, *(each.num_after_prompt + 1 for each in unfinished)]),
+        "model.turns.max_tokens_per_turn": max((each.num_in_turn + 1 for each in unfinished), default=0),
+    }
+    for (key, needed), limit in zip(least.items(), (max_new_tokens, max_tokens_per_turn), strict=True):
+        if limit is not None and limit < needed:
+            raise ConfigError(
+                f"{key} is {limit}, and the checkpoint has trajectories in flight that need {needed}: resume with that "
+                "of the run that wrote it."
+            )

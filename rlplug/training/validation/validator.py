@@ -31,11 +31,12 @@ class Validation:
     scores: dict[str, float]
     """``validate/...`` over the samples of all ranks."""
 
-    def log_late(self, loggers: Sequence[Logger]) -> None:
-        """Log the scores at their step, after metrics of that step were logged."""
-        for logger in loggers:
-            log = logger.amend if isinstance(logger, MetricsCSV) else logger.log_metrics
-            log(self.scores, step=self.step)
+
+def log_late(loggers: Sequence[Logger], scores: dict[str, float], step: int) -> None:
+    """Log scores of a validation at its step, after metrics of that step were logged."""
+    for logger in loggers:
+        log = logger.amend if isinstance(logger, MetricsCSV) else logger.log_metrics
+        log(scores, step=step)
 
 
 class Validator:
