@@ -22,7 +22,7 @@ from rlplug.errors import ConfigError
 SAMPLE = "unit.environments.sample_tools"
 TESTS = Path(__file__).parents[2]
 NAMES = [name for name, value in vars(sample_tools).items() if inspect.isfunction(value)]
-LIMITS = Limits(time_s=3.0, memory_mib=256, output_chars=1000, max_processes=8)
+LIMITS = Limits(time_s=6.0, memory_mib=256, output_chars=1000, max_processes=8)
 is_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
@@ -108,9 +108,9 @@ def test_a_long_result_is_cut_and_says_how_much(call, length, more, letter):
         ("crash", {}, "crashed (SIGSEGV)"),
         ("hoard", {"mib": 512}, "used more than 256 MiB of memory"),
         ("shout", {"length": 10**9}, "used more than 256 MiB of memory"),
-        ("sleep", {"seconds": 60.0}, "took longer than 3 s"),
-        ("spin", {}, "took longer than 3 s"),
-        ("bomb", {}, "took longer than 3 s"),
+        ("sleep", {"seconds": 60.0}, "took longer than 6 s"),
+        ("spin", {}, "took longer than 6 s"),
+        ("bomb", {}, "took longer than 6 s"),
     ],
 )
 def test_what_goes_wrong_in_a_call_is_its_result(call, name, arguments, message):
