@@ -224,7 +224,10 @@ class RolloutEngine(ABC):
         return policy.max_context
 
     def stats(self) -> dict[str, float]:
-        """Return counters since the last call, logged as ``rollout/<key>``."""
+        """Return counters since the last call, logged as ``rollout/<key>``; also while the engine sleeps.
+
+        The core asks once a step, which may have several rollouts.
+        """
         return {}
 
     def advice(self) -> list[str]:
