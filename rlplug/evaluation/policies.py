@@ -28,7 +28,7 @@ from rlplug.interfaces.rollout import PolicySpec
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.interfaces.weight_sync import Bucket
 from rlplug.models.build import Models, empty_network
-from rlplug.models.hf_files import read, weight_files
+from rlplug.models.hf_files import check_folder, read, weight_files
 from rlplug.models.loading import load_model, stored_weights, to_empty_on
 from rlplug.models.lora.adapters import add_adapters, load_adapters
 from rlplug.training.trainer_record import adapter_record, check_records
@@ -39,6 +39,7 @@ from rlplug.weight_sync.manifest import policy_weights
 KEY: Final = "policy"
 """Stands for the policy's key in messages: there is no configuration key for it."""
 _NAMED: Final = re.compile(r"([\w.+-]+)=(.+)")
+_HUB_NAME: Final = re.compile(r"\w[\w.-]*(?:/[\w.-]+)?")
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,24 @@ def place_of(argument: str) -> tuple[str, Path | None]:
         f"{argument} is a run without an exported policy, and without a checkpoint that is whole: nothing is there to "
         "evaluate."
     )
+
+
+def require_model(place: str) -> None:
+    """Refuse a place, of those that :func:`place_of` returns without a checkpoint, that holds no model.
+
+    Raises:
+        ConfigError: It is a file, a folder without ``config.json``, or neither a folder nor a name of the Hub, whose
+            cache, where the Hub cannot be reached, lacks it.
+    """
+    path = Path(place)
+    if not path.exists() and _HUB_NAME.fullmatch(place):
+        check_folder(place, KEY)
+    elif not (path / "config.json").is_file():
+        what = "is no folder of a model: it has no config.json" if path.exists() else "does not exist"
+        raise ConfigError(
+            f"the policy {place!r} {what}. Give the folder of a run, a checkpoint or a Hugging Face model, or a name "
+            "on the Hub."
+        )
 
 
 def label_of(argument: str) -> str:

@@ -25,6 +25,10 @@ def runs(tmp_path_factory):
         "whole": ["eval", run, f"first={run}/checkpoints/step-00000001", "-n", "2", "--out", str(folder / "whole")],
         "resumed": ["eval", "--resume", str(folder / "cut" / "001")],
         "no cache": ["eval", run, "--out", f"{evals}-refused", "--run.compile_cache", f"{run}/metrics.csv/cache"],
+        "no data": ["eval", run, "--out", f"{evals}-refused", "--data", "no_file.jsonl"],
+        "no policy": ["eval", run, "--out", f"{evals}-refused", "runs/none/001"],
+        "no model": ["eval", run, "--out", f"{evals}-refused", "tests"],
+        "no run": ["eval", "runs/none/001", "--out", f"{evals}-refused"],
         "chat": ["chat", run, "--seed", "1"],
         "export": ["export", f"{run}/checkpoints/step-00000002", "--to", str(folder / "exported")],
     }
@@ -62,9 +66,20 @@ def test_a_run_its_checkpoint_and_its_base(runs):
     assert (folder / "report.html").stat().st_size > 10_000
 
 
-def test_a_cache_that_cannot_be_written_is_refused_before_a_folder_is_made(runs, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no cache", "metrics.csv/cache, which cannot be written"),
+        ("no data", "--data no_file.jsonl: no .jsonl or .parquet file has that name"),
+        ("no policy", "the policy 'runs/none/001' does not exist. Give the folder of a run"),
+        ("no model", "the policy 'tests' is no folder of a model: it has no config.json"),
+        ("no run", "'runs/none/001' is no folder of a run, and rlplug eval needs rewards and prompts"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_before_a_folder_is_made(runs, monkeypatch, name, message):
+    """Alone catches a check after the folder, and a message that names a key in place of what was given."""
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)  # the tests' own, which would win
-    assert "metrics.csv/cache, which cannot be written" in runs.ended("no cache", 2).message
+    assert message in runs.ended(name, 2).message
     assert not (runs.folder / "evals-refused").exists()
 
 

@@ -28,9 +28,10 @@ from rlplug.evaluation.engine import PolicyEngine, placement_of
 from rlplug.evaluation.folder import EvalFolder, EvalRecord, read_record
 from rlplug.evaluation.options import make_options
 from rlplug.evaluation.page import PAGE, write_page
-from rlplug.evaluation.policies import Policy, is_run, label_of, place_of, split_name
+from rlplug.evaluation.policies import Policy, is_run, label_of, place_of, require_model, split_name
 from rlplug.evaluation.results import TABLE, Results, compute, difference_table, result_table, turned, write_results
 from rlplug.evaluation.runner import EvalPolicy, EvalSource, Evaluation
+from rlplug.evaluation.sources import named_source, require_source
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.observability.progress import RunProgress, shown
 from rlplug.observability.terminal import invocation, make_table, say, show
@@ -118,8 +119,10 @@ def eval_command(arguments: list[str]) -> int:
     named = [split_name(argument) for argument in [*options.policies, *options.policy]]
     first_run = next((Path(place) for _, place in named if is_run(Path(place))), None)
     if not options.config and first_run is None:
+        given = f"{named[0][1]!r} is no folder of a run, and " if named else ""
         raise ConfigError(
-            "rlplug eval needs rewards and prompts: name the folder of a run, or a configuration with -c CONFIG."
+            f"{given}rlplug eval needs rewards and prompts: name the folder of a run, or a configuration with -c "
+            "CONFIG."
         )
     files = options.config or [str(first_run / CONFIG)]  # type: ignore[operator]
     engine = [] if options.engine is None else ["--model.rollout", options.engine]
@@ -130,7 +133,7 @@ def eval_command(arguments: list[str]) -> int:
         policies.insert(0, {"name": "base", "argument": ""})
     if not policies:
         raise ConfigError("rlplug eval needs a policy: a run's folder, a model's folder or a name on the Hub.")
-    data = [_named_source(argument) for argument in options.data or [_usual_source(cli.datamodule)]]
+    data = [named_source(argument) for argument in options.data or [_usual_source(cli.datamodule)]]
     for kind, found in (("policies", policies), ("sources", data)):
         name, count = Counter(each["name"] for each in found).most_common(1)[0]
         if count > 1:
@@ -152,6 +155,8 @@ def eval_command(arguments: list[str]) -> int:
     )
     record = EvalRecord(policies, data, asked, versions=installed_versions())
     _policies(record, config)  # refuse what is not there before a folder is made
+    for each in data:
+        require_source(each["argument"], cli.datamodule)
     path = new_numbered_folder(options.out)
     write_file(path / CONFIG, cli.config_yaml)
     return _evaluate(cli, EvalFolder(path, record))
@@ -259,6 +264,7 @@ def _policies(record: EvalRecord, config: RunConfig) -> list[EvalPolicy]:
             continue
         place, checkpoint = place_of(each["argument"])
         if checkpoint is None:
+            require_model(place)
             model = ModelConfig(place, dtype=config.policy.dtype, attn_implementation=config.policy.attn_implementation)
             found.append(EvalPolicy(Policy(each["name"], model)))
             continue
@@ -271,13 +277,6 @@ def _usual_source(data: PromptDataModule) -> str:
     return "train" if data.val is None else "val"
 
 
-def _named_source(argument: str) -> dict[str, str]:
-    name, place = (None, argument) if argument.startswith("{") else split_name(argument)
-    if name is None and place.startswith("{"):
-        name = "data"
-    return {"name": name or Path(place).stem, "argument": place}
-
-
 def _data(cli: Any, folder: Path, argument: str) -> PromptDataModule:
     """Return a data module whose validation prompts are those of a source, and which renders as the run's does."""
     if argument.startswith("{"):
@@ -288,8 +287,6 @@ def _data(cli: Any, folder: Path, argument: str) -> PromptDataModule:
         data.val = data.train
     elif argument != "val":
         data.val = FileSource(argument)
-    elif data.val is None:
-        raise ConfigError("--data val: the configuration has no data.val; give --data train, or a file of prompts.")
     return data
 
 
