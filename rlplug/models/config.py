@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -16,8 +17,20 @@ MakeTokenizer: TypeAlias = Callable[..., PreTrainedTokenizerBase]
 
 
 def auto_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a folder or Hugging Face Hub name with transformers' ``AutoTokenizer``."""
-    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    """Load the tokenizer of a folder or Hugging Face Hub name with transformers' ``AutoTokenizer``.
+
+    Raises:
+        ValueError: There is no file of a tokenizer, or one of a package that is not installed.
+    """
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    except ValueError as error:
+        if "backend tokenizer" not in str(error):
+            raise
+        raise ValueError(  # transformers' own goes on for five lines
+            "there is no tokenizer.json, and no other file that can be read, for which sentencepiece or tiktoken may "
+            "have to be installed. Copy the tokenizer's files of the model into it."
+        ) from error
     return tokenizer  # type: ignore[no-any-return]
 
 
@@ -30,12 +43,29 @@ def load_tokenizer(
         config: Configuration of the model.
         key: Key of the model in the run's configuration, for messages.
         make: Makes the tokenizer, called with ``path``; a run passes the hook ``rlplug_make_tokenizer``.
+
+    Raises:
+        ConfigError: There is no such model, or it has no tokenizer.
     """
     check_folder(config.path, key)
+    _require_model_folder(config.path, key)
     tokenizer: PreTrainedTokenizerBase = read(config.path, key, "tokenizer", make, path=config.path)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _require_model_folder(path: str, key: str) -> None:
+    """Refuse a folder without ``config.json``, such as one that holds folders of models."""
+    folder = Path(path)
+    if not folder.is_dir() or (folder / "config.json").is_file():
+        return
+    inside = [str(file.parent) for file in sorted(folder.glob("*/config.json"))]
+    near = f" Did you mean {inside[0]!r}?" if inside else ""
+    raise ConfigError(
+        f"{key}.path {path!r} is no model folder: it has no config.json.{near} Give a folder with config.json and the "
+        "tokenizer's files, or a name on the Hugging Face Hub."
+    )
 
 
 def require_same_tokens(

@@ -1,14 +1,31 @@
-"""The policy's export. Loading is in test_policy_loading.py, forward passes in test_forward.py."""
+"""The policy's tokenizer and export. Loading is in test_policy_loading.py, forward passes in test_forward.py."""
 
 from __future__ import annotations
+
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlplug.errors import ConfigError
 from rlplug.models.config import ModelConfig, load_tokenizer
 from rlplug.models.export import export_policy
 from rlplug.models.transformers_trainer import TRANSFORMERS
+
+
+def test_a_folder_that_gives_no_tokenizer_is_named_with_what_it_lacks(model_folder, tmp_path):
+    """Alone catches the first lines of transformers' own message, which end within a sentence."""
+    folder = Path(shutil.copytree(model_folder("llama"), tmp_path / "models" / "llama"))
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    for path, reason in (
+        (folder, "the folder gives no tokenizer: there is no tokenizer.json, and no other file"),
+        (folder.parent, rf"is no model folder: it has no config.json. Did you mean '{folder}'\? Give a folder"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^model.critic.trunk.path '{path}':? {reason}"):
+            load_tokenizer(ModelConfig(path=str(path)), "model.critic.trunk")
 
 
 @pytest.mark.parametrize("family", ["llama", "llama_tied"])
