@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import traceback
 import warnings
@@ -38,6 +39,10 @@ from rlplug.observability.progress import RLProgressBar
 
 CLI = TypeVar("CLI", bound="RLCLI")
 _ORDERED: Final = (RunFolder, RLCheckpoint, StepProfiler)
+_NO_DEVICE_TEXT: Final = re.compile("No supported gpu backend|can not run on your system")
+_NO_DEVICE: Final = (
+    "trainer.accelerator asks for a device that torch does not find here: set it to cpu, or see why with rlplug doctor."
+)
 
 
 class RLCLI(LightningCLI):
@@ -159,7 +164,7 @@ def instantiation_errors() -> Iterator[None]:
         made = _made_by(cause)
         text = " ".join(str(cause).split())[:500] or type(cause).__name__
         if made in ("Trainer", "_AcceleratorConnector"):
-            raise ConfigError(f"trainer: {text}") from error
+            raise ConfigError(_NO_DEVICE if _NO_DEVICE_TEXT.search(text) else f"trainer: {text}") from error
         part = "trainer.max_time: " if made == "Timer" else f"{made} refuses its options: " if made else ""
         raise ConfigError(f"{part}{text} (rlplug --debug fit shows where)") from error
 

@@ -157,6 +157,7 @@ def eval_command(arguments: list[str]) -> int:
     _policies(record, config)  # refuse what is not there before a folder is made
     for each in data:
         require_source(each["argument"], cli.datamodule)
+    placement_of(str(cli.trainer_options.accelerator))
     path = new_numbered_folder(options.out)
     write_file(path / CONFIG, cli.config_yaml)
     return _evaluate(cli, EvalFolder(path, record))
