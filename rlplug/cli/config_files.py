@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,8 @@ MAX_DEPTH: Final = 50
 MAX_DIGITS: Final = 100
 """Most digits of a whole number; beyond about 300 it is no float, beyond 4,300 Python reads none."""
 
+_LINE_BREAK: Final = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
+"""What ends a line of YAML."""
 _jsonargparse_load: Final = get_loader("yaml")
 
 
@@ -109,12 +112,29 @@ def load_yaml(text: str, path: str | Path | None = None) -> Any:
     plain = str.__str__(text)  # the parser takes no subclass
     try:
         _check(plain)
+        loaded = _jsonargparse_load(plain)
     except UnicodeEncodeError as error:
         raise yaml.YAMLError(f"the text holds {error.object[error.start]!r}, which is no character") from error
-    loaded = _jsonargparse_load(plain)
+    except yaml.MarkedYAMLError as error:
+        raise yaml.YAMLError(_explain(error, plain)) from error
+    except yaml.reader.ReaderError as error:
+        found = chr(error.character)
+        raise yaml.YAMLError(f"the character {found!r} at position {error.position}: {error.reason}") from error
     if is_of_variable(text):  # jsonargparse reads texts of options again, to find what type they are
         return text if isinstance(loaded, dict | list) else loaded
     return loaded if path is None else resolve_variables(loaded)
+
+
+def _explain(error: yaml.MarkedYAMLError, text: str) -> str:
+    """Return the line of a fault and what it is, without the name that PyYAML gives to a text."""
+    began, mark = error.context_mark, error.problem_mark or error.context_mark
+    if mark is None:
+        return " ".join(filter(None, (error.context, error.problem)))
+    before = "".join(_LINE_BREAK.split(text)[mark.line : mark.line + 1])[: mark.column + 1]  # may be past the end
+    if before.endswith("\t") and before.isspace():
+        return f"line {mark.line + 1} is indented with a tab: YAML takes spaces"
+    context = f" ({error.context}, from line {began.line + 1})" if error.context and began is not None else ""
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}"
 
 
 def _check(text: str) -> None:
