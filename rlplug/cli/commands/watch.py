@@ -15,6 +15,7 @@ from typing import Final
 from rlplug.errors import ConfigError
 from rlplug.observability.terminal import say
 
+LARGEST_PORT: Final = 65535
 PORT: Final = 6006
 """TensorBoard's port, so that a tunnel or a bookmark made for it works."""
 DESCRIPTION: Final = """Follow runs as they go and compare them, on a page of this machine.
@@ -30,12 +31,15 @@ def watch_command(arguments: Sequence[str]) -> None:
         arguments: Those after the command's name.
 
     Raises:
-        ConfigError: The folder is a file, the port is taken, the host is not this machine's, or plotly is missing.
+        ConfigError: The folder is a file, the port is taken or out of range, the host is not this machine's, or plotly
+            is missing.
     """
     options = watch_parser().parse_args(arguments)
     folder: Path = options.runs_dir
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file: give the folder of your runs, such as runs, or of one run.")
+    if not 0 <= options.port <= LARGEST_PORT:
+        raise ConfigError(f"--port {options.port}: give a port from 1 to {LARGEST_PORT}, or 0 for any that is free.")
     from aiohttp import web
 
     from rlplug.observability.watch.folders import Runs
@@ -80,8 +84,8 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family)
-    except (OSError, OverflowError) as error:
-        if getattr(error, "errno", None) == errno.EADDRINUSE:
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
             raise ConfigError(
                 f"port {port} of {host} is taken, perhaps by TensorBoard or another rlplug watch: give another one, "
                 f"such as --port {port + 1}, or --port 0 for any that is free."

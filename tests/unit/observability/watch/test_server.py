@@ -250,6 +250,9 @@ def test_a_port_that_is_taken_and_a_file_are_refused_by_name(
     assert "--port 0" in shown
     assert main(["watch", str(runs / "bare/metrics.csv")]) == 2
     assert "is a file" in capsys.readouterr().err
+    for beyond in (-1, 65536):  # whose last 16 bits the system would take for another port
+        assert main(["watch", str(runs), "--port", str(beyond)]) == 2
+        assert f"--port {beyond}: give a port from 1 to 65535, or 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("host", "warns"), [("127.0.0.1", False), ("0.0.0.0", True)])
