@@ -26,6 +26,7 @@ from rlplug.cli.messages.imports import explain_import
 from rlplug.cli.option_checks import check_options, seed_all
 from rlplug.cli.parser import RLArgumentParser
 from rlplug.cli.resume import changes_since, check_checkpoint, with_resume
+from rlplug.cli.run_files import require_no_file
 from rlplug.cli.run_folder import RunFolder
 from rlplug.cli.trainer_options import TRAINER_DEFAULTS, check_trainer_options
 from rlplug.data.datamodule import PromptDataModule
@@ -100,8 +101,11 @@ class RLCLI(LightningCLI):
             run_folder.changes = changes_since(run_folder.resumed_from, run_folder.config_yaml)
 
     def before_fit(self) -> None:
-        """Let a signal close what is started from now on."""
+        """Let a signal close what is started from now on, and refuse a folder that cannot be made."""
         end_at_once()
+        run_folder: RunFolder = self._get(self.config_init, "run")
+        if run_folder.resumed_from is None:
+            require_no_file(Path(run_folder.dir), "run.dir")
         self.use_compile_cache()
         self.model.start_timer.begin("data")
 

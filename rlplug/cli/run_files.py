@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from rlplug.distributed.checkpoint_files import set_aside_after
 from rlplug.distributed.durable_files import cut_back_lines
+from rlplug.errors import ConfigError
 from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.observability.sample_records import is_trained
 from rlplug.observability.token_log.files import FOLDER as TOKENS
@@ -17,6 +18,21 @@ from rlplug.training.validation.config import ValidationConfig
 METRICS: Final = "metrics.csv"
 SAMPLES: Final = "samples.jsonl"
 REWARD_ERRORS: Final = "reward_errors.jsonl"
+
+
+def require_no_file(folder: Path, key: str) -> None:
+    """Refuse a folder whose place, or that of a parent, a file takes.
+
+    Args:
+        folder: The folder, which may not exist yet.
+        key: Key or option that names it.
+
+    Raises:
+        ConfigError: The message names the file.
+    """
+    for place in (folder, *folder.parents):
+        if place.exists() and not place.is_dir():
+            raise ConfigError(f"{key} is {str(folder)!r}, and {place} is a file: give a folder.")
 
 
 def cut_back(

@@ -89,8 +89,9 @@ def print_summary(
     rows = metrics.read()
     rewards = [float(row["reward/mean"]) for row in rows if row.get("reward/mean")]
     if rewards:
-        last = statistics.fmean(rewards[-5:])
-        say(f"\nmean reward {rewards[0]:.3f} -> {last:.3f} (last 5 of {len(rewards)} steps), {seconds:.0f} s")
+        last, steps = rewards[-5:], f"{len(rewards)} step{'s' * (len(rewards) > 1)}"
+        end = f"{statistics.fmean(last):.3f} (last {len(last)} of {steps})"
+        say(f"\nmean reward {rewards[0]:.3f} -> {end}, {seconds:.0f} s")
     for piece in advice:
         say(f"advice: {piece.text} Key: {piece.key}; docs/{piece.page}", wraps=True)
     for line in results:

@@ -74,6 +74,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "strategy": [*SMALL, "--trainer.strategy", "auto"],
         "no-held-out": [*SMALL, "--model.validation.every_n_steps", "1", "--data.val", "null"],
         "no-gpu": [*SMALL, "--trainer.accelerator", "gpu"],
+        "file": [*SMALL, "--run.dir", "README.md/runs"],
         "resume": ["fit", "--resume", str(folder)],
         "raises": [*SMALL, *reward("parts.raises")],
         "hangs": [*SMALL, *reward("parts.hangs"), "--model.limits.reward_deadline_s", "0.5"],
@@ -86,7 +87,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "debug": ["--debug", *SMALL, "--model.num_stepz", "3"],
     }
     runs = {name: ["--run.dir", str(folder / "runs" / name)] for name, line in wrong.items() if SMALL[0] in line[:2]}
-    runs.pop("resume")
+    for name in ("resume", "file"):
+        runs.pop(name)
     jobs = {name: Job([*line, *runs.get(name, [])]) for name, line in wrong.items()}
     # a disk that is full at the second checkpoint: files may not grow past what the first one left room for
     disk = [*SMALL, "--run.dir", str(folder / "runs" / "disk"), "--checkpoint.every_n_steps", "1"]
@@ -132,6 +134,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         ("context", ["LearnsItsContext generates up to 6 tokens of prompt and", "Raise rollout.some_length, lower"]),
         ("strategy", ["trainer.strategy", "rlplug.distributed.strategy.RLFSDP2Strategy"]),
         pytest.param("no-gpu", ["trainer.accelerator asks for a device", "set it to cpu"], marks=WITHOUT_GPU),
+        ("file", ["run.dir is 'README.md/runs', and README.md is a file: give a folder"]),
         ("resume", ["--resume", "not the folder of a run"]),
         (
             "raises",

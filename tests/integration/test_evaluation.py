@@ -83,6 +83,11 @@ def test_what_cannot_be_evaluated_is_refused_before_a_folder_is_made(runs, monke
     assert not (runs.folder / "evals-refused").exists()
 
 
+def test_a_short_run_says_of_how_many_steps_its_last_reward_is(runs):
+    """Alone catches "last 5" of a run with fewer steps."""
+    assert "(last 2 of 2 steps)" in runs.ended("train").message
+
+
 def test_a_chat_through_a_pipe(runs):
     output = runs.ended("chat").output
     assert output.count("> 439>") == 2

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
 from rlplug.cli.messages.values import shorten
+from rlplug.cli.run_files import require_no_file
 from rlplug.cli.run_record import installed_versions
 from rlplug.config import RunConfig
 from rlplug.data.datamodule import PromptDataModule
@@ -158,6 +159,7 @@ def eval_command(arguments: list[str]) -> int:
     for each in data:
         require_source(each["argument"], cli.datamodule)
     placement_of(str(cli.trainer_options.accelerator))
+    require_no_file(options.out, "--out")
     path = new_numbered_folder(options.out)
     write_file(path / CONFIG, cli.config_yaml)
     return _evaluate(cli, EvalFolder(path, record))

@@ -14,6 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from rlplug.cli.environment_values import resolve_variables
 from rlplug.cli.lightning_cli import RLCLI, instantiation_errors, read_command
+from rlplug.cli.run_files import require_no_file
 from rlplug.distributed.checkpoint_files import run_dir_of
 from rlplug.distributed.durable_files import new_numbered_folder
 from rlplug.errors import ConfigError
@@ -110,7 +111,9 @@ def _print_placement(launcher: Launcher, name: str, tasks: Sequence[TaskNeeds]) 
 def _run_folder(config: dict[str, Any], checkpoint: str | None) -> Path:
     """Return the folder of the run that goes on, or a new one."""
     folder = run_dir_of(checkpoint) if checkpoint is not None else None
-    folder = folder or new_numbered_folder(Path(config["run"]["dir"]))
+    if folder is None:
+        require_no_file(Path(config["run"]["dir"]), "run.dir")
+        folder = new_numbered_folder(Path(config["run"]["dir"]))
     (folder / FOLDER).mkdir(exist_ok=True)
     return folder
 
