@@ -63,6 +63,7 @@ class Driver:
         self._next_sign = 0.0
         self._servers: Servers | None = None
         self._list_file = self.run_folder.absolute() / FOLDER / "servers.json"
+        self._first_checkpoints = self._dated_checkpoints()
 
     # ---- the whole run --------------------------------------------------------------------------------------------
 
@@ -178,14 +179,23 @@ class Driver:
             return check_node(self.launcher, task.index, need, task.place, paths, wanted)
 
     def _how_to_start(self) -> list[str]:
-        """Return how the trainer's command begins; set aside the rows of an attempt that saved nothing."""
-        has_checkpoints = bool(list_checkpoints(self.run_folder))
-        if has_checkpoints and self.state.attempt > 1:
+        """Return how the trainer's command begins; set aside the rows of an attempt that saved nothing.
+
+        A run that is resumed begins as the first attempt did until it has written a checkpoint or set newer ones
+        aside. Only by then are the options that were given now in the configuration that ``--resume`` reads.
+        """
+        found = self._dated_checkpoints()
+        is_as_before = self.checkpoint is not None and found == self._first_checkpoints
+        if found and self.state.attempt > 1 and not is_as_before:
             return ["--resume", str(self.run_folder), "--ckpt_path", "newest-whole"]
-        if not has_checkpoints:
+        if not found:
             self._set_aside()
         where = [] if self.checkpoint is None else ["--ckpt_path", self.checkpoint]
         return ["--config", str(self.config_file), *where]
+
+    def _dated_checkpoints(self) -> list[tuple[str, int]]:
+        """Return the run's checkpoints with the times of their folders: one of the same step may be written anew."""
+        return [(path.name, path.stat().st_mtime_ns) for path in list_checkpoints(self.run_folder)]
 
     def _set_aside(self) -> None:
         aside = self.run_folder / FOLDER / f"without-checkpoint-{self.state.attempt - 1}"

@@ -138,7 +138,8 @@ def main() -> int:
     if options.get("losing"):
         launcher = LosingLocal(folder)
         servers_module.PLACE_EVERY_S = 0.5  # type: ignore[misc]
-    return Driver(plan, launcher, type(launcher).__name__, run_folder, config_file).run()
+    checkpoint = str(run_folder / options["checkpoint"]) if "checkpoint" in options else None
+    return Driver(plan, launcher, type(launcher).__name__, run_folder, config_file, checkpoint).run()
 
 
 if __name__ == "__main__":

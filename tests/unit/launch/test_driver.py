@@ -27,6 +27,7 @@ from rlplug.rollout.servers.server_list import FILE_VARIABLE, read_server_list
 
 SCRIPT = Path(__file__).with_name("driver_case.py")
 CHECKPOINT = "checkpoints/step-00000001"
+NEWER = "checkpoints/step-00000002"
 
 
 class Case:
@@ -77,6 +78,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Case]]
     options: dict[str, dict[str, Any]] = {
         "finishes": {},
         "trainer killed": {"make": [CHECKPOINT]},
+        "resumed": {"make": [CHECKPOINT, NEWER], "checkpoint": CHECKPOINT, "servers": 1, "max_restarts": 2},
         "server killed": {},
         "node lost": {"losing": True},
         "last node lost": {"losing": True, "servers": 1},
@@ -131,6 +133,24 @@ def test_killed_trainer_starts_again_from_its_checkpoint(cases: dict[str, Case])
     assert "fault: trainer 0 on " in output
     assert "was ended by SIGKILL; the end of " in output
     assert "restart 1 of launch.max_restarts 1" in output
+
+
+def test_resumed_run_starts_again_as_it_was_told_until_it_has_written_a_checkpoint(cases: dict[str, Case]) -> None:
+    """It catches a restart with the newest checkpoint and the former run's options, in place of those given now."""
+    case = cases["resumed"]
+    config_file = str(case.run_folder / "launch/config.yaml")
+    told = ["fit", "--config", config_file, "--ckpt_path", str(case.run_folder / CHECKPOINT)]
+    for attempt in (0, 1):
+        seen = case.trainer(attempt)
+        assert seen["arguments"][3:8] == told
+        if attempt == 1:  # the first step sets the newer one aside, and that step is saved again
+            (case.run_folder / NEWER).rename(case.folder / "abandoned")
+            (case.run_folder / NEWER).mkdir()
+        os.kill(seen["pid"], signal.SIGKILL)
+    seen = case.trainer(2)
+    assert seen["arguments"][3:8] == ["fit", "--resume", str(case.run_folder), "--ckpt_path", "newest-whole"]
+    (case.folder / "finish").touch()
+    assert case.end() == 0
 
 
 @pytest.mark.nightly
