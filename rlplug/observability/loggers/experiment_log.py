@@ -77,7 +77,7 @@ def log_histograms(loggers: Iterable[Logger], values: Mapping[str, NDArray[Any]]
     for name, found in finite.items():
         if len(found) == 0:
             continue
-        counts, edges = np.histogram(found, bins=NUM_BINS)
+        counts, edges = np.histogram(found, bins=NUM_BINS, range=_range_of(found))
         for logger in loggers:
             if isinstance(logger, WandbLogger):
                 import wandb
@@ -90,7 +90,15 @@ def log_histograms(loggers: Iterable[Logger], values: Mapping[str, NDArray[Any]]
             elif isinstance(logger, RunTensorBoard):
                 logger.add_histogram(f"histogram/{name}", found, step)
             elif isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_histogram(f"histogram/{name}", found, step, bins=NUM_BINS)
+                logger.experiment.add_histogram(f"histogram/{name}", found, step, bins=edges)
+
+
+def _range_of(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Return a range that has room for all bins, also where values are equal, or differ by rounding alone."""
+    low, high = float(values.min()), float(values.max())
+    least = NUM_BINS * float(np.spacing(max(abs(low), abs(high))))
+    margin = max(0.5, least) if high - low < least else 0.0
+    return low - margin, high + margin
 
 
 def _row(sample: Sample, step: int) -> list[Any]:
