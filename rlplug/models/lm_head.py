@@ -132,6 +132,11 @@ def lm_head_of(model: nn.Module) -> LMHead:
     return lm_head
 
 
+def share_lm_head(model: nn.Module, other: nn.Module) -> None:
+    """Give ``other`` the LM head of ``model``, with what optimisations make of it."""
+    vars(other)["rlplug_lm_head"] = lm_head_of(model)
+
+
 def _run_fused(
     model: Any, output_layer: Any, fused: FusedLMHead, request: LogprobRequest, inputs: dict[str, Any]
 ) -> LMHeadOutput:

@@ -16,8 +16,10 @@ from torch import nn
 from rlplug.distributed.mesh import local_part
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect
+from rlplug.interfaces.router_replay import router_replay_of
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.interfaces.weight_sync import AdapterWeights
+from rlplug.models.lm_head import share_lm_head
 from rlplug.models.loading import copy_part, empty_model
 from rlplug.models.lora.config import LoRAConfig, import_peft
 from rlplug.models.lora.files import load_folder, module_of
@@ -105,6 +107,7 @@ class WithoutAdapters(nn.Module):
         super().__init__()
         self._network = [network]  # in a list: its parameters belong to the policy
         self._layers = list(_layers(network))
+        share_lm_head(network, self)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -113,6 +116,8 @@ class WithoutAdapters(nn.Module):
             return getattr(self._network[0], name)
 
     def forward(self, **inputs: Any) -> Any:
+        if (replay := router_replay_of(self._network[0])) is not None:
+            replay.set(None)  # as in a reference of its own, routers decide
         with self._switched_off():
             return self._network[0](**inputs)
 

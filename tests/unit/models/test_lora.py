@@ -6,6 +6,7 @@ Runs on two ranks are in tests/integration/test_two_processes.py.
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from transformers import AutoModelForCausalLM
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import AdapterWeights, FP8Weights, PolicySpec, TensorInfo
+from rlplug.interfaces.router_replay import attach_router_replay
 from rlplug.interfaces.trainer import ModelConfig
+from rlplug.models.lm_head import lm_head_of
 from rlplug.models.loading import empty_model, load_weights, to_empty_on
 from rlplug.models.lora.adapters import (
     WithoutAdapters,
@@ -155,6 +158,16 @@ def test_reference_is_the_policy_without_adapters(folder):
         WithoutAdapters(policy)(no_such_argument=1)
     assert torch.equal(logits(policy), with_adapters)
     assert not list(WithoutAdapters(policy).parameters())
+
+
+def test_reference_has_the_fused_lm_head_and_replays_no_experts(folder):
+    """It catches logits that nobody planned memory for, and experts of the policy's last micro-batch."""
+    policy, replayed = trained(folder), []
+    attach_router_replay(policy, SimpleNamespace(set=replayed.append))
+    reference = WithoutAdapters(policy)
+    assert lm_head_of(reference) is lm_head_of(policy)
+    logits(reference)
+    assert replayed == [None]
 
 
 def test_a_run_starts_from_an_adapter(folder, tmp_path):
