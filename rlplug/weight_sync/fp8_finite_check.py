@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from rlplug.errors import RunError
 from rlplug.interfaces.weight_sync import FP8Weights, WeightsOfParameters
 from rlplug.weight_sync.hf_names import hf_weights
+from rlplug.weight_sync.low_rank import adapters_of
 
 
 @torch.no_grad()
@@ -36,10 +37,14 @@ def check_finite(
         for name, parameter in model.named_parameters()
         if any(weight.name in in_fp8 for weight in checkpoint_weights[name])
     }
+    adapters = adapters_of(model)
+    for name, update in ({} if adapters is None else adapters.updates).items():
+        if name in quantized:  # what is sent is their sum
+            quantized |= {f"the adapter of {name} ({part})": getattr(update, part).weight for part in ("down", "up")}
     extremes = []
     for parameter in quantized.values():
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()
-        extremes.append(torch.stack(local.aminmax()) if local.numel() else local.new_zeros(2))
+        extremes.append((torch.stack(local.aminmax()) if local.numel() else local.new_zeros(2)).float())
     is_bad = (~torch.stack(extremes).to(dtype).isfinite()).any(dim=1).int()
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(is_bad, dist.ReduceOp.MAX)

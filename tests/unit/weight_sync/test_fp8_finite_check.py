@@ -12,6 +12,7 @@ from rlplug.interfaces import FP8Weights
 from rlplug.weight_sync.config import WeightSyncConfig
 from rlplug.weight_sync.fp8_finite_check import check_finite
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights
+from rlplug.weight_sync.low_rank import Adapters, LowRankUpdate, attach_adapters
 
 FP8 = FP8Weights(quantized=("0.weight", "1.weight"), kept=("2.weight",))
 
@@ -37,6 +38,17 @@ def test_what_fp8_cannot_hold_is_named(model, value):
 def test_several_are_counted(model):
     model[0].weight.data[0, 0] = model[1].weight.data[0, 0] = torch.nan
     with pytest.raises(RunError, match=r": 0\.weight and 1 more"):
+        check_finite(model, torch.bfloat16, FP8)
+
+
+@pytest.mark.parametrize("part", ["down", "up"])
+def test_an_adapter_that_is_merged_on_the_way_is_looked_at(model, part):
+    """With LoRA the matrix is frozen, and always finite."""
+    update = LowRankUpdate(nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False), 1.0)
+    attach_adapters(model, Adapters({"1.weight": update}, {name: name for name, _ in model.named_parameters()}))
+    check_finite(model, torch.bfloat16, FP8)
+    getattr(update, part).weight.data[0, 0] = torch.nan
+    with pytest.raises(RunError, match=rf": the adapter of 1\.weight \({part}\) contains NaN or inf"):
         check_finite(model, torch.bfloat16, FP8)
 
 
