@@ -16,6 +16,7 @@ import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils import logging as transformers_logging
 
 from rlplug.cli.compile_cache import use_compile_cache
@@ -97,7 +98,8 @@ class RLCLI(LightningCLI):
         run_folder: RunFolder = self._get(self.config_init, "run")
         run_folder.resumed_from = self.config[self.config.subcommand].ckpt_path
         run_folder.config_yaml = self.config_yaml
-        if run_folder.resumed_from is not None and self.subcommand == "fit":
+        is_first = getattr(rank_zero_only, "rank", 0) == 0  # only this rank knows which checkpoint is whole
+        if run_folder.resumed_from is not None and self.subcommand == "fit" and is_first:
             run_folder.changes = changes_since(run_folder.resumed_from, run_folder.config_yaml)
 
     def before_fit(self) -> None:

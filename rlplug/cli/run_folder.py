@@ -191,7 +191,7 @@ class RunFolder(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module: Any = pl_module
-        if self.changes.has_optimizer_options:
+        if module.strategy.gather([self.changes.has_optimizer_options])[0]:
             steps = [module.policy_version, module.rollout_step][: len(trainer.optimizers)]
             take_optimizer_options(module.config, module.models, trainer.optimizers, module.schedulers, steps)
         if not trainer.is_global_zero:
