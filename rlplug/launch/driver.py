@@ -131,7 +131,7 @@ class Driver:
             )
             for task in servers:
                 self._servers.start(task)
-            while not self._servers.are_healthy:
+            while not self._servers.are_ready:
                 self._watch()
         address, port = trainers[0].place.address, trainers[0].port
         start = self._how_to_start()

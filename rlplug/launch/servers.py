@@ -74,8 +74,9 @@ class Servers:
         self._write_list()
 
     @property
-    def are_healthy(self) -> bool:
-        return all(task.row.state == "healthy" for task in self._tasks)
+    def are_ready(self) -> bool:
+        """Whether the trainer can start: each server is healthy, or lost, and one that is lost may join later."""
+        return all(task.row.state in ("healthy", LOST_STATE) for task in self._tasks)
 
     def url(self, task: Task) -> str:
         return self._plan.server_url(task.place, task.port)

@@ -81,6 +81,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Case]]
         "resumed": {"make": [CHECKPOINT, NEWER], "checkpoint": CHECKPOINT, "servers": 1, "max_restarts": 2},
         "server killed": {},
         "node lost": {"losing": True},
+        "lost at the start": {"losing": True, "make": ["../lost"]},
         "last node lost": {"losing": True, "servers": 1},
         "driver killed": {},
         "terminated": {},
@@ -208,6 +209,17 @@ def test_server_of_a_lost_node_starts_elsewhere_beside_the_same_trainer(cases: d
     assert case.end() == 0
     assert "server 0 starts again on elsewhere" in case.driver.stdout
     assert not (case.folder / "trainer-1.json").exists()
+
+
+def test_server_that_is_lost_at_the_start_does_not_keep_the_trainer_waiting(cases: dict[str, Case]) -> None:
+    """It catches a launch that waits for ever: a lost server has no deadline."""
+    case = cases["lost at the start"]
+    file = Path(case.trainer()["environment"][FILE_VARIABLE])
+    assert len(read_server_list(file)) == 1
+    states = ["running", "lost", "healthy"]
+    case.wait_for("states", lambda: [task.state for task in LaunchState.read(case.run_folder).tasks] == states)
+    (case.folder / "finish").touch()
+    assert case.end() == 0
 
 
 def test_loss_of_the_last_server_restarts_the_run(cases: dict[str, Case]) -> None:
