@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +25,8 @@ PLACE_EVERY_S: Final = 5.0
 """Time in seconds between two questions for another place."""
 SERVER_GRACE_S: Final = 5.0
 LOST_STATE: Final = "lost"
+_WITHOUT_PROXY: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Opens URLs of the cluster, which the proxy of ``http_proxy`` may not reach. The trainer's client asks none either."""
 
 
 class Fault(Exception):
@@ -191,7 +193,7 @@ class Servers:
 def is_healthy(url: str) -> bool:
     """Return whether a GET of ``url`` answers with 200."""
     try:
-        with urllib.request.urlopen(url, timeout=HEALTH_S) as answer:
+        with _WITHOUT_PROXY.open(url, timeout=HEALTH_S) as answer:
             return bool(answer.status == 200)
-    except (OSError, urllib.error.URLError, ValueError):
+    except (OSError, http.client.HTTPException, ValueError):
         return False
