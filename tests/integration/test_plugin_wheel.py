@@ -239,8 +239,8 @@ def test_registered_reward_counts_beside_the_quickstarts(everything):
 
 
 def test_registered_engine_sleeps_between_rollouts(rows):
-    """It also sleeps at the start of the run, and counts before it sleeps again."""
-    assert [(row["rollout/wakes"], row["rollout/sleeps"]) for row in rows] == [(1, 1), (2, 2)]
+    """It also sleeps at the start of the run, and is asked for its counters while it sleeps."""
+    assert [(row["rollout/wakes"], row["rollout/sleeps"]) for row in rows] == [(1, 2), (2, 3)]
     assert all(row["mismatch/max"] < 1e-4 for row in rows)  # the engine that woke has the trainer's weights
 
 
