@@ -14,7 +14,7 @@ from rlplug.distributed.durable_files import FolderLock, RowFile, explained, rep
 from rlplug.errors import ConfigError
 from rlplug.evaluation.options import EvalOptions
 from rlplug.evaluation.policies import Policy, stamp
-from rlplug.observability.sample_records import sample_record
+from rlplug.observability.sample_records import json_line, sample_record
 from rlplug.types import Prompt, Sample, SamplingParams
 
 RECORD: Final = "eval.json"
@@ -147,7 +147,7 @@ class EvalFolder:
     def append(self, policy: str, source: str, samples: Sequence[Sample]) -> None:
         """Write the completions of whole prompts, in the order of the source."""
         records = [_record_of(sample, policy, source) for sample in sorted(samples, key=lambda each: each.group)]
-        self._file.append("".join(json.dumps(record, default=str) + "\n" for record in records))
+        self._file.append("".join(map(json_line, records)))
         key, number = (policy, source), len({sample.group for sample in samples})
         self._counts[key] = self._counts.get(key, 0) + number
 

@@ -120,4 +120,12 @@ def write_records(file: RowFile, records: Sequence[dict[str, Any]]) -> None:
         RunError: The file cannot be written.
     """
     if records:
-        file.append("".join(json.dumps(record, default=str) + "\n" for record in records))
+        file.append("".join(map(json_line, records)))
+
+
+def json_line(record: dict[str, Any]) -> str:
+    """Return a record as a line of JSON, with its ``answer`` as text where that has keys which JSON has not."""
+    try:
+        return json.dumps(record, default=str) + "\n"
+    except (TypeError, ValueError):
+        return json.dumps(record | {"answer": str(record["answer"])}, default=str) + "\n"

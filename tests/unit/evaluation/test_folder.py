@@ -77,6 +77,14 @@ def test_a_killed_evaluation_goes_on_behind_the_last_whole_prompt(tmp_path):
     again.close()
 
 
+def test_an_answer_whose_keys_are_cells_of_a_grid_is_written(tmp_path):
+    """It catches an evaluation that such keys, which JSON has not, end at their first prompt."""
+    folder = EvalFolder(tmp_path, record("a"))
+    folder.append("a", "val", samples(Prompt("0", (3, 0), "Solve it.", {(0, 1): 5}), 0, 1.0, 0.0))
+    assert [row.answer for row in folder.rows()["a", "val"]] == ["{(0, 1): 5}"] * 2
+    folder.close()
+
+
 def test_files_that_change_are_refused(tmp_path):
     model = tmp_path / "model"
     model.mkdir()
