@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -146,19 +147,26 @@ def _introduction(model: Mapping[str, Any], base: BaseModel, is_adapter: bool) -
 
 
 def _curve(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the curve as a line of characters and a table of some steps; empty without steps."""
-    rewards = [(int(row["step"]), float(row["reward/mean"])) for row in rows if row.get("reward/mean")]
+    """Return the curve as a line of characters and a table of some steps; empty without steps that have a reward."""
+    rewards = [reward for row in rows if (reward := _finite(row, "reward/mean")) is not None]
     if not rewards:
         return ""
-    validated = [row for row in rows if row.get("validate/reward_mean")]
-    chosen = _spread(validated if len(validated) > 2 else [row for row in rows if row.get("reward/mean")], MOST_ROWS)
-    present = {name: title for name, title in COLUMNS.items() if any(row.get(name) for row in chosen)}
+    rewarded, validated = (
+        [row for row in rows if _finite(row, name) is not None] for name in ("reward/mean", "validate/reward_mean")
+    )
+    chosen = _spread(validated if len(validated) > 2 else rewarded, MOST_ROWS)
+    present = {name: title for name, title in COLUMNS.items() if any(_finite(row, name) is not None for row in chosen)}
     table = [["step", *present.values()], ["---:"] * (1 + len(present))]
-    table += [[str(row["step"]), *(_number(row.get(name)) for name in present)] for row in chosen]
-    line = _sparkline([reward for _, reward in rewards])
+    table += [[str(row["step"]), *(_number(_finite(row, name)) for name in present)] for row in chosen]
     lines = "\n".join("| " + " | ".join(cells) + " |" for cells in table)
-    title = f"Mean reward of {len(rewards):,} steps, from {rewards[0][1]:.3f} to {rewards[-1][1]:.3f}:"
-    return f"## Curve\n\n{title}\n\n{_fenced(line + chr(10))}\n\n{lines}"
+    title = f"Mean reward of {len(rewards):,} steps, from {rewards[0]:.3f} to {rewards[-1]:.3f}:"
+    return f"## Curve\n\n{title}\n\n{_fenced(_sparkline(rewards) + chr(10))}\n\n{lines}"
+
+
+def _finite(row: Mapping[str, Any], name: str) -> float | None:
+    """Return a metric of a step; ``None`` where it has none that is finite: a mean of no rewards is NaN."""
+    value = float(row.get(name) or "nan")
+    return value if math.isfinite(value) else None
 
 
 def _sparkline(values: Sequence[float], width: int = 60) -> str:
@@ -222,8 +230,8 @@ def _class_name(part: Any) -> str:
     return str(part.get("class_path", "")).rpartition(".")[2] if isinstance(part, dict) else ""
 
 
-def _number(value: Any) -> str:
-    return number(float(value)) if value else ""
+def _number(value: float | None) -> str:
+    return "" if value is None else number(value)
 
 
 def _spread(rows: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:

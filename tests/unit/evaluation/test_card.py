@@ -57,6 +57,18 @@ def test_a_card_has_what_the_hub_reads_and_the_licence_of_the_base(tmp_path):
     assert ModelCard.load(write_card(run, run / "policy")).data.library_name == "peft"
 
 
+def test_a_card_leaves_out_numbers_that_are_not_finite(tmp_path):
+    """It catches a run that ends with an error, because one validation or step had no reward at all."""
+    run = make_run(tmp_path / "run", "Qwen/Qwen3-0.6B-Base")
+    head = "step,reward/mean,validate/reward_mean,validate/pass@1\n"
+    (run / "metrics.csv").write_text(f"{head}1,nan,0.25,0.125\n2,0.5,nan,nan\n3,0.75,0.5,nan\n4,inf,1.0,0.5\n")
+    text = write_card(run, run / "policy").read_text()
+    assert "Mean reward of 2 steps, from 0.500 to 0.750" in text
+    assert "| 1 |  | 0.250 | 0.125 |\n| 3 | 0.750 | 0.500 |  |\n| 4 |  | 1 | 0.500 |\n" in text
+    (run / "metrics.csv").write_text(f"{head}1,nan,nan,nan\n2,,0.5,0.5\n")
+    assert "## Curve" not in write_card(run, run / "policy").read_text()
+
+
 def test_a_name_on_the_hub_is_the_base_model(tmp_path):
     run = make_run(tmp_path / "run", "Qwen/Qwen3-0.6B-Base")
     card = ModelCard.load(write_card(run, run / "policy"))
