@@ -19,6 +19,7 @@ from rlplug.observability.report.summary import (
     hook_costs,
     metric_rows,
     parse_time,
+    process_seconds,
 )
 from rlplug.observability.report.timeline import timeline_figures
 
@@ -93,7 +94,7 @@ def build_contents(run: RunData) -> Contents:
         memory=_memory(run.metrics, run.info),
         versions=_versions(run.info),
         effects=[str(effect) for effect in _list(run.info.get("effects"))],
-        hook_costs=hook_costs(run.info.get("hook_costs"), sum(run.metrics.series("time/step").values)),
+        hook_costs=hook_costs(run.info.get("hook_costs"), process_seconds(run.info)),
         plugins=[_texts(plugin) for plugin in _list(run.info.get("plugins")) if isinstance(plugin, dict)],
     )
 

@@ -52,19 +52,19 @@ class HookCostRow:
     share: str
 
 
-def hook_costs(recorded: Any, seconds_of_steps: float) -> list[HookCostRow]:
+def hook_costs(recorded: Any, seconds_of_process: float | None) -> list[HookCostRow]:
     """Return the rows of ``hook_costs`` in ``run.json``; what has another form is left out.
 
     Args:
         recorded: The value, which may be anything.
-        seconds_of_steps: Duration of all steps of the run.
+        seconds_of_process: How long the process ran whose hooks these are; ``None`` where that is not known.
     """
     rows = []
     for cost in recorded if isinstance(recorded, list) else []:
         if not isinstance(cost, Mapping) or not isinstance(seconds := cost.get("seconds"), int | float):
             continue
         plugin, hook, phase, calls = (str(cost.get(name, "")) for name in ("plugin", "hook", "phase", "calls"))
-        share = f"{seconds / seconds_of_steps:.4%}" if seconds_of_steps > 0 else ""
+        share = f"{seconds / seconds_of_process:.4%}" if seconds_of_process and seconds_of_process > 0 else ""
         rows.append(HookCostRow(plugin, hook, phase, calls, f"{seconds:.4f}", share))
     return rows
 
@@ -106,14 +106,18 @@ def _validation_tile(series: Series) -> Tile | None:
 
 
 def _time_tile(metrics: Metrics, info: Mapping[str, Any]) -> Tile | None:
+    """Return the time of all steps, also of those before the run was resumed; without steps, that of the process."""
     step_times = metrics.series("time/step").values
-    note = f"{duration(median(step_times))} a step (median)" if step_times else ""
-    started, finished = parse_time(info.get("started")), parse_time(info.get("finished"))
-    if started and finished:
-        return Tile("Wall time", duration(finished.timestamp() - started.timestamp()), note)
     if step_times:
-        return Tile("Time in steps", duration(sum(step_times)), note)
-    return None
+        return Tile("Time in steps", duration(sum(step_times)), f"{duration(median(step_times))} a step (median)")
+    seconds = process_seconds(info)
+    return None if seconds is None else Tile("Wall time", duration(seconds))
+
+
+def process_seconds(info: Mapping[str, Any]) -> float | None:
+    """Return how long the process ran that ``run.json`` is of, the last one of a resumed run; ``None`` if it runs."""
+    started, finished = parse_time(info.get("started")), parse_time(info.get("finished"))
+    return finished.timestamp() - started.timestamp() if started and finished else None
 
 
 def metric_rows(metrics: Metrics) -> list[MetricRow]:

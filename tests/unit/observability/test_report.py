@@ -13,10 +13,11 @@ import pytest
 from unit.observability.report_runs import RUN, make_run, metric_rows, sample_rows, write_metrics, write_samples
 
 from rlplug.errors import ConfigError
+from rlplug.observability.report.contents import build_contents
 from rlplug.observability.report.page import write_report
 from rlplug.observability.report.run_data import read_run
 from rlplug.observability.report.series import Series
-from rlplug.observability.report.summary import hook_costs
+from rlplug.observability.report.summary import duration, hook_costs
 
 pytest.importorskip("plotly")
 
@@ -91,7 +92,7 @@ def test_the_report_shows_the_numbers_of_the_run(tmp_path: Path) -> None:
 
     assert f"{sum(rewards[:5]) / 5:.3f} \u2192 {sum(rewards[-5:]) / 5:.3f}" in page.text
     assert "Steps 160 step 0 to 159" in page.text
-    assert "Wall time 37 min 42 s" in page.text
+    assert f"Time in steps {duration(sum(row['time/step'] for row in metric_rows(160)))}" in page.text
     first, last = metric_rows(160)[0]["validate/pass@1"], metric_rows(160)[-1]["validate/pass@1"]
     assert f"{100 * first:.1f}% \u2192 {100 * last:.1f}%" in page.text
     for text in ("arithmetic", "finished", "2 \u00d7 NVIDIA H200", "mini_batch_size", "rlplug-rollout-vllm", "2.12.0"):
@@ -248,6 +249,20 @@ def test_a_long_run_stays_light_and_keeps_its_spikes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("recorded", [None, 5, ["text"], [{"plugin": "x"}], [{"plugin": "x", "seconds": "many"}]])
 def test_costs_of_another_form_are_left_out(recorded):
     assert hook_costs(recorded, 10.0) == []
+
+
+def test_times_of_a_resumed_run_are_of_all_its_steps_or_of_its_last_process(tmp_path):
+    """It catches the time of one process beside all steps, and a share of all steps for the hooks of one process."""
+    cost = {"plugin": "x", "hook": "h", "phase": "update", "calls": 10, "seconds": 42.0}
+    times = {"started": "2026-11-20T21:00:00+00:00", "finished": "2026-11-20T21:07:00+00:00"}
+    run_dir = make_run(tmp_path / "run", 20)
+    write_metrics(run_dir, [{"step": step, "reward/mean": 0.5, "time/step": 360.0} for step in range(1, 21)])
+    (run_dir / "run.json").write_text(json.dumps(RUN | times | {"hook_costs": [cost]}))
+    contents = build_contents(read_run(run_dir))
+    assert [(tile.label, tile.value) for tile in contents.tiles if "ime" in tile.label] == [
+        ("Time in steps", "2 h 0 min")
+    ]
+    assert contents.hook_costs[0].share == "10.0000%"
 
 
 def test_the_page_shows_what_plugins_cost(tmp_path):

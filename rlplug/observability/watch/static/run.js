@@ -166,7 +166,7 @@ function memory(plan) {
 
 function costs(rows) {
   if (!rows.length) return [];
-  const columns = [["Plugin"], ["Hook"], ["Phase"], ["Calls", true], ["Seconds", true], ["Of all steps", true]];
+  const columns = [["Plugin"], ["Hook"], ["Phase"], ["Calls", true], ["Seconds", true], ["Of wall time", true]];
   return section("Cost by plugin",
     el("p", { class: "quiet" }, "Seconds of the host in hooks, on the first rank since the run was last started. Of a wrapper, without what it wraps."),
     sheet("Cost by plugin", table(columns, rows.map(({ plugin, hook, phase, calls, seconds, share }) => [plugin, hook, phase, calls, seconds, share]))));
