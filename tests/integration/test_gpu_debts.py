@@ -59,14 +59,15 @@ def test_claims_share_gpus_and_outcomes_are_kept(debts: ModuleType, tmp_path: Pa
     note = tmp_path / "notes"
     notes = f"import os, time; f = open({str(note)!r}, 'a', 1)"
 
-    def claim(name: str, code: str = "", **values: object) -> object:
+    def claim(name: str, code: str = "", beside: str = "", **values: object) -> object:
         busy = f"{notes}; g = os.environ['CUDA_VISIBLE_DEVICES']; f.write(f'{name} + {{g}}\\n'); time.sleep(0.5); "
+        busy += f"[time.sleep(0.05) for _ in range(400) if '{beside} +' not in open({str(note)!r}).read()]; "
         busy += f"f.write(f'{name} - {{g}}\\n'); {code}"
         values = {"seconds": 1, "gib": 60} | values
         return debts.Debt(name, "", ((sys.executable, "-c", busy),), **values)
 
     asked = [
-        claim("first", "print('{\"figure\": 7}')"),
+        claim("first", "print('{\"figure\": 7}')", beside="third"),
         claim("second", "print('3 passed in 0.1s')"),
         claim("third"),
         claim("timed", is_timed=True),

@@ -69,9 +69,7 @@ def test_tensorboard_shows_samples_as_they_are(tmp_path: Path) -> None:
     assert yaml.safe_load((Path(logger.log_dir) / "hparams.yaml").read_text())["model"]["num_steps"] == 3
 
 
-@pytest.mark.parametrize(
-    "values", [[1.0, 0.7 + 0.2 + 0.1], [0.3, 0.1 + 0.2], [1e15, 1e15 + 1], [0, 5e-324]]
-)
+@pytest.mark.parametrize("values", [[1.0, 0.7 + 0.2 + 0.1], [0.3, 0.1 + 0.2], [1e15, 1e15 + 1], [0, 5e-324]])
 def test_values_that_differ_by_rounding_have_a_histogram(values: list[float]) -> None:
     """NumPy refuses 64 bins between them, which ended a run whose rewards all were 1."""
     log_histograms([], {"reward": np.array(values)}, step=1)
