@@ -15,6 +15,7 @@ from rlplug.distributed.stop_signal import StopRequested
 from rlplug.environments.tool_schema import tool_instructions
 from rlplug.errors import RunError
 from rlplug.evaluation.engine import PolicyEngine
+from rlplug.interfaces.checks.engines import max_context_of
 from rlplug.observability.phase_progress import PhaseProgress
 from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.config import PartialRollout, TurnOptions
@@ -105,7 +106,7 @@ class Conversation:
     @property
     def max_context(self) -> int:
         """Longest conversation, in tokens: the engine's context may be shorter than the policy's."""
-        return self._engine.config.engine.max_context(self._inputs.spec)
+        return max_context_of(self._engine.config.engine, self._inputs.spec)
 
     def reset(self, system: str | None = None) -> None:
         """Begin anew, with another system message where one is given."""

@@ -65,8 +65,9 @@ class CompletionChecks:
 
     def _with_end(self, completion: Completion) -> Completion:
         """Return a completion as stopped that was aborted with its end token: nothing may follow that."""
-        last, ends = completion.token_ids[-1:].tolist(), self.policy.eos_token_ids
-        is_ended = completion.finish_reason == "abort" and bool(last) and last[0] in ends
+        if completion.finish_reason != "abort" or not len(completion.token_ids):
+            return completion
+        is_ended = int(completion.token_ids[-1]) in self.policy.eos_token_ids
         return replace(completion, finish_reason="stop") if is_ended else completion
 
     def _with_checked_experts(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rlplug.errors import brief
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.metrics import read_metrics
-from rlplug.interfaces.rollout import EngineFault, PolicySpec
+from rlplug.interfaces.rollout import EngineFault, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import SyncReport
 from rlplug.types import Completion, FinishReason
 
@@ -175,8 +175,9 @@ def check_report(call: PluginCall, report: Any, version: int) -> SyncReport:
     return dataclasses.replace(report, parts=read_metrics(call, report.parts))
 
 
-def check_max_context(call: PluginCall, found: Any, policy: PolicySpec) -> int:
-    """Return what a call gave as an engine's context, which must be a part of the policy's."""
+def max_context_of(engine: RolloutEngine, policy: PolicySpec) -> int:
+    """Return an engine's context in tokens, which must be a part of the policy's."""
+    call, found = PluginCall(engine, "max_context"), engine.max_context(policy)
     if type(found) is not int or not 0 < found <= policy.max_context:
         must = f"return a number of tokens up to the policy's context of {policy.max_context}"
         raise call.violation(must, f"returned {brief(found)}")

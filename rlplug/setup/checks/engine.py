@@ -8,8 +8,7 @@ from rlplug.config import RunConfig
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.interfaces.algorithm import Algorithm
-from rlplug.interfaces.checks.calls import PluginCall
-from rlplug.interfaces.checks.engines import check_max_context
+from rlplug.interfaces.checks.engines import max_context_of
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine, require_capability
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.config import PartialRollout, TurnOptions
@@ -47,7 +46,7 @@ def check_context(engine: RolloutEngine, policy: PolicySpec, longest_prompt: int
     Raises:
         ConfigError: The message names the keys.
     """
-    context = check_max_context(PluginCall(engine, "max_context"), engine.max_context(policy), policy)
+    context = max_context_of(engine, policy)
     if longest_prompt + max_new_tokens > context:
         raise ConfigError(
             f"{type(engine).__name__} generates up to {context} tokens of prompt and completion together, and the "

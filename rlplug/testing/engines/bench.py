@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from rlplug.interfaces import ModelConfig
-from rlplug.interfaces.checks.calls import PluginCall
-from rlplug.interfaces.checks.engines import check_max_context
+from rlplug.interfaces.checks.engines import max_context_of
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import AdapterWeights, Bucket, SyncReport
 from rlplug.models.config import load_spec, load_tokenizer
@@ -246,8 +245,7 @@ class Bench:
     @property
     def max_context(self) -> int:
         """Context of the running engine, as it says, in tokens."""
-        engine = self.running()
-        return check_max_context(PluginCall(engine, "max_context"), engine.max_context(self.spec), self.spec)
+        return max_context_of(self.running(), self.spec)
 
     @property
     def held_policy(self) -> ReferencePolicy:
