@@ -147,8 +147,8 @@ def end_trajectories_at(lengths: Iterator[int]) -> None:
 
 def send_weights_through_the_host() -> None:
     """Let the trainer and a vLLM server that shares its GPU exchange weights over gloo: NCCL refuses one GPU twice."""
-    from rlplug_rollout_vllm.gloo_transfer import BACKEND
     from rlplug_rollout_vllm.server import VLLMBackend
+    from rlplug_rollout_vllm.weight_transfer import OVER_GLOO
 
     from rlplug.rollout.servers.process_group import SendGroup
 
@@ -156,7 +156,7 @@ def send_weights_through_the_host() -> None:
 
     def with_gloo(self: Any, *arguments: Any) -> None:
         make(self, *arguments)
-        self._transfer["backend"] = BACKEND
+        self._transfer["backend"] = OVER_GLOO
 
     def group_on_the_host(self: Any, rendezvous: Any, timeout_s: float) -> SendGroup:
         return SendGroup.over_tcp(rendezvous, torch.device("cpu"), timeout_s)

@@ -24,9 +24,10 @@ from processes import runs
 pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM")
 
 from rlplug_rollout_vllm import VLLMServerRollout
-from rlplug_rollout_vllm.gloo_transfer import BACKEND
+from rlplug_rollout_vllm import server as server_module
 from rlplug_rollout_vllm.options import VLLMOptions, vllm_argument_names
 from rlplug_rollout_vllm.server import frontend_flags
+from rlplug_rollout_vllm.weight_transfer import OVER_GLOO, OVER_NCCL
 from transformers import AutoModelForCausalLM
 
 from rlplug.errors import ConfigError, RunError
@@ -77,7 +78,7 @@ def other(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ot
     options = ["--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28)]
     options += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "2048"]
     changes = {"10.0.0.7": "127.0.0.1", "8000": str(port), "bfloat16": "float32", "4096": "2048", "1": "2"}
-    changes['{"backend": "nccl"}'] = json.dumps({"backend": BACKEND})
+    changes['{"backend": "rlplug_nccl"}'] = json.dumps({"backend": OVER_GLOO})
     with (tmp_path_factory.mktemp("log") / "other.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, supervisor.__file__, str(os.getpid()), str(tmp_path_factory.mktemp("end")), sys.executable]
@@ -170,14 +171,14 @@ def test_flags_are_read_back_as_they_were(spec: PolicySpec) -> None:
     arguments = {
         **VLLMOptions(engine_args={"hf_overrides": {"rope_theta": 1e4}}).arguments(spec, PLACEMENT.device),
         "cudagraph_capture_sizes": [1, 2, 4],
-        "weight_transfer_config": {"backend": "nccl"},
+        "weight_transfer_config": {"backend": OVER_NCCL},
     }
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
     parsed = parser.parse_args(to_flags(arguments))
     for name, value in arguments.items():
         if name != "weight_transfer_config":
             assert getattr(parsed, name) == value, name
-    assert parsed.weight_transfer_config.backend == "nccl"
+    assert parsed.weight_transfer_config.backend == OVER_NCCL
 
 
 # ---- servers of our own -----------------------------------------------------------------------------------------
@@ -241,6 +242,15 @@ def test_start_failure_shows_the_end_of_the_log(spec: PolicySpec) -> None:
 def test_wrong_key_is_refused(theirs: VLLMServerRollout, spec: PolicySpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY, "wrong")
     with pytest.raises(RunError, match=f"refuses the key of {KEY}"):
+        theirs.start(spec, PLACEMENT)
+
+
+def test_a_server_that_takes_weights_in_another_way_is_refused(
+    theirs: VLLMServerRollout, spec: PolicySpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Joining its group would wait until the deadline."""
+    monkeypatch.setattr(server_module, "OVER_GLOO", "another")
+    with pytest.raises(ConfigError, match=r"""--weight-transfer-config '\{"backend": "another"\}'"""):
         theirs.start(spec, PLACEMENT)
 
 

@@ -92,6 +92,8 @@ def test_a_server_gets_its_api_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(server_module, "frontend_flags", list)
     backend = VLLMBackend(VLLMServerOptions(api_server_count=3), BackendContext(SPEC, CPU, True))
     assert "--api-server-count=3" in backend.launch(ServerSlot(8000, "key", tmp_path)).command
+    backend = VLLMBackend(VLLMServerOptions(), BackendContext(SPEC, GPU, True))
+    assert "--api-server-count=2" in backend.launch(ServerSlot(8000, "key", tmp_path)).command
     with pytest.raises(ConfigError, match=r"rollout\.api_server_count is 0"):
         VLLMServerOptions(api_server_count=0)
 

@@ -1,6 +1,6 @@
 """``VLLMServerRollout``: vLLM in server processes, which it starts, or which run already at URLs.
 
-The trainer's process imports vLLM only on a GPU, for NCCL: that takes seconds, and changes the process.
+The trainer's process does not import vLLM.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from packaging.version import Version
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import EngineCapabilities, EngineFault
-from rlplug.rollout.engines import declared_fields, package_folder, process_kept
+from rlplug.rollout.engines import declared_fields, package_folder
 from rlplug.rollout.servers import (
     LOOPBACK,
     BackendContext,
@@ -35,10 +35,10 @@ from rlplug.rollout.servers import (
     check_server_fp8,
     to_flags,
 )
-from rlplug.rollout.servers.process_group import Group, Rendezvous
+from rlplug.rollout.servers.process_group import Rendezvous
 from rlplug_rollout_vllm.engine_requests import sampling_arguments
-from rlplug_rollout_vllm.gloo_transfer import BACKEND
 from rlplug_rollout_vllm.options import CACHE_VARIABLES, DISTRIBUTIONS, VERSIONS, VLLMServerOptions
+from rlplug_rollout_vllm.weight_transfer import OVER_GLOO, OVER_NCCL
 
 KEY: Final = "VLLM_API_KEY"
 LOGPROBS_MODE: Final = "processed_logprobs"
@@ -64,22 +64,6 @@ RESET_TRIES: Final = 50
 RESET_AGAIN_S: Final = 0.1
 
 
-class NCCLGroup:
-    """vLLM's own group for NCCL, as its workers make it."""
-
-    def __init__(self, rendezvous: Rendezvous) -> None:
-        with process_kept():
-            from vllm.distributed.weight_transfer.nccl_common import trainer_init
-
-            self._group = trainer_init(rendezvous.payload())
-
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        self._group.broadcast(tensor, src=0, stream=torch.cuda.current_stream())
-
-    def destroy(self) -> None:
-        self._group.destroy()
-
-
 class VLLMBackend(ServerBackend):
     """vLLM's OpenAI server, with the routes for weights that ``VLLM_SERVER_DEV_MODE`` opens."""
 
@@ -97,14 +81,14 @@ class VLLMBackend(ServerBackend):
     def __init__(self, options: VLLMServerOptions, context: BackendContext) -> None:
         super().__init__(options, context)
         VERSIONS.require_distribution(*DISTRIBUTIONS)
-        self._transfer = {"backend": "nccl" if self.device.type == "cuda" else BACKEND}
+        self._transfer = {"backend": OVER_NCCL if self.device.type == "cuda" else OVER_GLOO}
         self._arguments = {"stream_interval": STREAM_INTERVAL} | options.arguments(self.policy, self.device)
         self._arguments["data_parallel_size"] = context.data_parallel_size
         self._arguments["weight_transfer_config"] = self._transfer
 
     def launch(self, slot: ServerSlot) -> Launch:
         arguments = {name: value for name, value in self._arguments.items() if name != "model"}
-        arguments["api_server_count"] = self.options.api_server_count
+        arguments["api_server_count"] = self.options.api_processes(self.device)
         command = [sys.executable, "-m", "rlplug_rollout_vllm.serve", self._arguments["model"], *to_flags(arguments)]
         command += ["--host", LOOPBACK, "--port", str(slot.port), *frontend_flags()]
         environment = {
@@ -127,6 +111,11 @@ class VLLMBackend(ServerBackend):
             raise ConfigError(
                 f"vLLM at {server.url} has the logprobs mode {mode!r}, with which ratios of probabilities are wrong: "
                 f"start it with --logprobs-mode {LOGPROBS_MODE}."
+            )
+        if (config.get("weight_transfer_config") or {}).get("backend") != self._transfer["backend"]:
+            raise ConfigError(
+                f"vLLM at {server.url} does not take weights as this trainer sends them: install rlplug-rollout-vllm "
+                f"there, and start it with --weight-transfer-config '{json.dumps(self._transfer)}'."
             )
         found = (model.get("hf_overrides") or {}).get("quantization_config")
         check_server_fp8("vLLM", server.url, found, self.policy.fp8, "--hf-overrides")
@@ -168,17 +157,8 @@ class VLLMBackend(ServerBackend):
     async def join(self, server: Server, rendezvous: Rendezvous) -> None:
         await server.post("init_weight_transfer_engine", {"init_info": rendezvous.payload()})
 
-    def make_group(self, rendezvous: Rendezvous, timeout_s: float) -> Group:
-        if self.device.type != "cuda":
-            return super().make_group(rendezvous, timeout_s)
-        with torch.cuda.device(self.device):
-            return NCCLGroup(rendezvous)
-
     def join_remedy(self) -> str:
-        return (
-            f"A server of rollout.urls needs --weight-transfer-config '{json.dumps(self._transfer)}'; one that another "
-            "trainer used before may have to start anew."
-        )
+        return "A server of rollout.urls that another trainer used before may have to start anew."
 
     async def begin(self, server: Server) -> None:
         # vLLM hears late that a connection was closed, and a request that runs on while weights are replaced kills it

@@ -26,9 +26,7 @@ def load_weights(model: nn.Module, vllm_config: Any, buckets: Iterable[Bucket]) 
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
     load: Any = model.load_weights
-    methods = {type(getattr(module, "quant_method", None)).__name__ for module in model.modules()}
-    on_gpu = all(parameter.is_cuda for parameter in model.parameters())
-    if on_gpu and methods <= PLAIN_METHODS and not vllm_config.model_config.use_mla:
+    if are_copied_in_place(model, vllm_config.model_config):
         for bucket in buckets:
             load(iter(bucket))
         return
@@ -41,6 +39,13 @@ def load_weights(model: nn.Module, vllm_config: Any, buckets: Iterable[Bucket]) 
         finally:
             finalize_layerwise_reload(model, vllm_config.model_config)
             repack(model)
+
+
+def are_copied_in_place(model: nn.Module, model_config: Any) -> bool:
+    """Return whether the weights of ``model`` are plain: kernels read them as they are loaded."""
+    methods = {type(getattr(module, "quant_method", None)).__name__ for module in model.modules()}
+    on_gpu = all(parameter.is_cuda for parameter in model.parameters())
+    return on_gpu and methods <= PLAIN_METHODS and not model_config.use_mla
 
 
 def repack(model: nn.Module) -> None:
