@@ -63,7 +63,7 @@ def arguments(mode: str, workload: Workload, num_gpus: int) -> list[str]:
         "max_model_len": workload.prompt + workload.longest,
         "max_num_seqs": most_open,
         "gpu_memory_utilization": 0.9 if num_gpus > 1 else workload.kv_cache_share,
-        **({"gpus": [1 if num_gpus > 1 else 0], "api_server_count": 4} if num_gpus else {}),
+        **({"gpus": [1 if num_gpus > 1 else 0]} if num_gpus else {}),
     }
     server = json.dumps({"class_path": "VLLMServerRollout", "init_args": engine})
     return [*chosen, "--trainer.devices", "1", "--model.rollout", server]

@@ -77,7 +77,7 @@ def other(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ot
     (port,) = free_ports(1)
     options = ["--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28)]
     options += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "2048"]
-    changes = {"10.0.0.7": "127.0.0.1", "8000": str(port), "bfloat16": "float32", "4096": "2048", "1": "2"}
+    changes = {"10.0.0.7": "127.0.0.1", "8000": str(port), "bfloat16": "float32", "4096": "2048"}
     changes['{"backend": "rlplug_nccl"}'] = json.dumps({"backend": OVER_GLOO})
     with (tmp_path_factory.mktemp("log") / "other.log").open("wb") as log:
         process = subprocess.Popen(

@@ -50,7 +50,7 @@ def _make_engine(group_device: torch.device, arguments: tuple[Any, ...]) -> Any:
             parallel = self.parallel_config
             rank = init_info.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank
             rendezvous = Rendezvous(init_info.master_address, init_info.master_port, rank, init_info.world_size)
-            self.model_update_group = SendGroup.over_tcp(rendezvous, group_device, TIMEOUT_S)
+            self.model_update_group: SendGroup | None = SendGroup.over_tcp(rendezvous, group_device, TIMEOUT_S)
 
         def start_weight_update(self) -> None:
             self.is_in_place = are_copied_in_place(self.model, self.model_config)
@@ -67,6 +67,7 @@ def _make_engine(group_device: torch.device, arguments: tuple[Any, ...]) -> Any:
                 torch.cuda.synchronize(self.device)
 
         def _received(self, update_info: Any) -> Iterator[tuple[str, torch.Tensor]]:
+            assert self.model_update_group is not None
             for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
                 weight = torch.empty(shape, dtype=getattr(torch, dtype), device=self.device)
                 self.model_update_group.broadcast(weight)
