@@ -147,8 +147,8 @@ class VLLMServerOptions(VLLMOptions):
     """How a server is built.
 
     Args:
-        api_server_count: Processes of each server that answer requests. ``null`` is two on a GPU, since one handed over
-            15,300 tokens a second at most where the engine had more, and one on a CPU.
+        api_server_count: Processes of each server that answer requests. ``null`` is two on a GPU, since one was at its
+            limit with 15,300 tokens a second on an H200, and one on a CPU.
     """
 
     positive: ClassVar[tuple[str, ...]] = (*VLLMOptions.positive, "api_server_count")
