@@ -9,7 +9,7 @@ from ranks import run_ranks
 
 from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.testing import TrainerConformance
-from rlplug.testing.trainers.networks import RefusalChecks
+from rlplug.testing.trainers.networks import NetworkChecks, RefusalChecks
 from rlplug.types import MeshSizes
 
 
@@ -72,6 +72,17 @@ class TestCareless(Sabotaged):
 class TestCarelessOnRanks(Sabotaged):
     meshes = (MeshSizes(1, 2, 1, 1), MeshSizes(1, 1, 1, 2), MeshSizes(2, 1, 1, 1))
     trainer = broken_trainers.CarelessOnRanks
+
+
+class TestOnTheHost(NetworkChecks):
+    models = ("llama",)
+    meshes = (MeshSizes(1, 1, 1, 1),)
+
+    def make_trainer(self) -> TransformersTrainer:
+        return broken_trainers.BuildsOnTheHost()
+
+    def run_ranks(self, command: list[str], world_size: int) -> None:
+        run_ranks(command, world_size)
 
 
 class TestClosed(RefusalChecks):

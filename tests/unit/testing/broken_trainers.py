@@ -232,7 +232,6 @@ class Careless(
     DrawsOtherWeights,
     ExportsTheTrunk,
     ForgetsOnResume,
-    BuildsOnTheHost,
     GathersEverythingAtOnce,
     MovesTheGlobalGenerator,
     AcceptsAnyModel,

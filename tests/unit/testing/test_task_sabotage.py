@@ -77,7 +77,8 @@ def test_a_part_without_mistakes_passes(outcomes: Outcomes, part: str) -> None:
 
 
 def test_every_check_is_the_only_one_to_catch_some_mistake(outcomes: Outcomes) -> None:
-    for kind, part in (("reward", "Fine"), ("environment", "Guess"), ("source", "Rows")):
-        checks = {check.partition("[")[0] for of, check in outcomes.passed if of == f"Test{part}"}
-        alone = {check.partition("[")[0] for (check, *others) in CAUGHT_BY[kind].values() if not others}
+    for mistakes in CAUGHT_BY.values():
+        tests = {f"Test{mistake}" for mistake in mistakes}
+        checks = {check.partition("[")[0] for of, check in outcomes.passed | outcomes.failed if of in tests}
+        alone = {check.partition("[")[0] for (check, *others) in mistakes.values() if not others}
         assert checks == alone

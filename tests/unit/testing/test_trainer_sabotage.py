@@ -36,7 +36,7 @@ CAUGHT_BY = {
     "TestPadding": {"TrainsThePadding": GRADIENTS},
     "TestAverages": {"AveragesOverTokens": {*GRADIENTS, "test_gradients_do_not_depend_on_micro_batches"}},
     "TestMissingName": {"DropsAName": {*SENT, "test_export_opens_in_transformers"}},
-    "TestTied": {"SendsTiedEndsTwice": {*SENT, "test_export_opens_in_transformers"}},
+    "TestTied": {"SendsTiedEndsTwice": SENT},
     "TestKeys": {"SwapsKeysAndValues": {*SENT, "test_export_opens_in_transformers"}},
     "TestKeysBothWays": {
         "SwapsKeysAndValuesBothWays": {*GRADIENTS, PACKED, ALONE, "test_export_opens_in_transformers"}
@@ -48,7 +48,6 @@ CAUGHT_BY = {
         "DrawsOtherWeights": {"test_random_weights_are_those_of_transformers"},
         "ExportsTheTrunk": {"test_export_opens_in_transformers"},
         "ForgetsOnResume": {"test_resume_repeats_the_next_step"},
-        "BuildsOnTheHost": {"test_empty_network_takes_no_memory"},
         "GathersEverythingAtOnce": {"test_blocks_gather_their_parameters_on_their_own"},
         "MovesTheGlobalGenerator": {"test_global_random_generator_is_left_alone"},
         "AcceptsAnyModel": {"test_unknown_model_type_is_refused"},
@@ -60,6 +59,13 @@ CAUGHT_BY = {
             "test_sizes_that_do_not_divide_are_refused",
         },
         "RefusesReplicas": {"test_axis_is_claimed_or_refused[replicate]"},
+    },
+    "TestOnTheHost": {  # whose build is refused, so that no rank says what the others ask for
+        "BuildsOnTheHost": {
+            "test_empty_network_takes_no_memory",
+            "test_every_rank_keeps_its_part",
+            "test_global_random_generator_is_left_alone",
+        }
     },
     "TestClosed": {
         "RefusesItsModels": {"test_what_it_trains_is_not_refused"},
@@ -112,7 +118,8 @@ def test_messages_say_what_is_wrong(outcomes, tests):
 
 def test_report_says_what_was_claimed_and_checked(outcomes):
     _, _, rest = outcomes.output.partition(" conformance of CarelessOnRanks ===")
-    assert [" ".join(line.split()) for line in rest.splitlines()[2:6]] == [
+    counts = [line for line in rest.splitlines()[2:] if not line.startswith("    ")]  # without the names of checks
+    assert [" ".join(line.split()) for line in counts[:4]] == [
         "every trainer 21 passed, 3 failed",
         "replicate claimed 15 not applied",
         "sequence not claimed not checked by this kit",
