@@ -26,6 +26,7 @@ def runs(tmp_path_factory):
         "resumed": ["eval", "--resume", str(folder / "cut" / "001")],
         "no cache": ["eval", run, "--out", f"{evals}-refused", "--run.compile_cache", f"{run}/metrics.csv/cache"],
         "no data": ["eval", run, "--out", f"{evals}-refused", "--data", "no_file.jsonl"],
+        "no class": ["eval", run, "--out", f"{evals}-refused", "--data", "{class_path: no_module.Source}"],
         "no policy": ["eval", run, "--out", f"{evals}-refused", "runs/none/001"],
         "no model": ["eval", run, "--out", f"{evals}-refused", "tests"],
         "no run": ["eval", "runs/none/001", "--out", f"{evals}-refused"],
@@ -71,6 +72,7 @@ def test_a_run_its_checkpoint_and_its_base(runs):
     [
         ("no cache", "metrics.csv/cache, which cannot be written"),
         ("no data", "--data no_file.jsonl: no .jsonl or .parquet file has that name"),
+        ("no class", "there is no module 'no_module'"),
         ("no policy", "the policy 'runs/none/001' does not exist. Give the folder of a run"),
         ("no model", "the policy 'tests' is no folder of a model: it has no config.json"),
         ("no run", "'runs/none/001' is no folder of a run, and rlplug eval needs rewards and prompts"),

@@ -115,19 +115,22 @@ def eval_command(arguments: list[str]) -> int:
     if options.resume is not None:
         if len(arguments) > 2 or keys:
             raise ConfigError("--resume FOLDER stands alone: the evaluation goes on as it was asked for.")
-        read_record(options.resume)  # refuse another folder before its configuration is missed
-        return _evaluate(_read(["--config", str(options.resume / CONFIG)]), EvalFolder(options.resume))
+        record = read_record(options.resume)  # refuse another folder before its configuration is missed
+        given = ["--config", str(options.resume / CONFIG)]
+        cli = _read(given)
+        return _evaluate(cli, _sources(cli, given, record), EvalFolder(options.resume))
     named = [split_name(argument) for argument in [*options.policies, *options.policy]]
     first_run = next((Path(place) for _, place in named if is_run(Path(place))), None)
     if not options.config and first_run is None:
-        given = f"{named[0][1]!r} is no folder of a run, and " if named else ""
+        wrong = f"{named[0][1]!r} is no folder of a run, and " if named else ""
         raise ConfigError(
-            f"{given}rlplug eval needs rewards and prompts: name the folder of a run, or a configuration with -c "
+            f"{wrong}rlplug eval needs rewards and prompts: name the folder of a run, or a configuration with -c "
             "CONFIG."
         )
     files = options.config or [str(first_run / CONFIG)]  # type: ignore[operator]
     engine = [] if options.engine is None else ["--model.rollout", options.engine]
-    cli = _read([*(part for file in files for part in ("--config", file)), *engine, *keys])
+    given = [*(part for file in files for part in ("--config", file)), *engine, *keys]
+    cli = _read(given)
     config: RunConfig = cli.model.config
     policies = [{"name": name or label_of(place), "argument": place_of(place)[0]} for name, place in named]
     if options.base:
@@ -158,14 +161,15 @@ def eval_command(arguments: list[str]) -> int:
     _policies(record, config)  # refuse what is not there before a folder is made
     for each in data:
         require_source(each["argument"], cli.datamodule)
+    sources = _sources(cli, given, record)
     placement_of(str(cli.trainer_options.accelerator))
     require_no_file(options.out, "--out")
     path = new_numbered_folder(options.out)
     write_file(path / CONFIG, cli.config_yaml)
-    return _evaluate(cli, EvalFolder(path, record))
+    return _evaluate(cli, sources, EvalFolder(path, record))
 
 
-def _evaluate(cli: Any, folder: EvalFolder) -> int:
+def _evaluate(cli: Any, sources: list[EvalSource], folder: EvalFolder) -> int:
     config, accelerator = cli.model.config, str(cli.trainer_options.accelerator)
     record = folder.record
     record.status = "running"
@@ -176,7 +180,6 @@ def _evaluate(cli: Any, folder: EvalFolder) -> int:
     say(f"evaluation: {folder.path} | {record.options.sentence()}", wraps=True)
     if config.weight_sync.dtype is not None:
         say(f"weights go to the engine in {config.policy.dtype}: model.weight_sync.dtype is of training")
-    sources = [EvalSource(each["name"], _data(cli, folder.path, each["argument"])) for each in record.data]
     engine = PolicyEngine(config, placement_of(accelerator), stop.poll, lambda: stop.agree(list))
     with shown(progress) as lines:
 
@@ -280,10 +283,22 @@ def _usual_source(data: PromptDataModule) -> str:
     return "train" if data.val is None else "val"
 
 
-def _data(cli: Any, folder: Path, argument: str) -> PromptDataModule:
-    """Return a data module whose validation prompts are those of a source, and which renders as the run's does."""
+def _sources(cli: Any, given: list[str], record: EvalRecord) -> list[EvalSource]:
+    return [EvalSource(each["name"], _data(cli, given, each["argument"])) for each in record.data]
+
+
+def _data(cli: Any, given: list[str], argument: str) -> PromptDataModule:
+    """Return a data module whose validation prompts are those of a source, and which renders as the run's does.
+
+    Args:
+        given: The arguments that the configuration was read from.
+        argument: The source, as :func:`eval_parser` says.
+
+    Raises:
+        ConfigError: There is no such class, or it refuses its arguments.
+    """
     if argument.startswith("{"):
-        data: PromptDataModule = _read(["--config", str(folder / CONFIG), f"--data.val={argument}"]).datamodule
+        data: PromptDataModule = _read([*given, f"--data.val={argument}"]).datamodule
         return data
     data = copy.copy(cli.datamodule)
     if argument == "train":
