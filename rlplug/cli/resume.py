@@ -38,6 +38,8 @@ _OF_OPTIMIZERS: Final = (
     "model.critic.lr_scheduler",
 )
 _MOST_LINES: Final = 20
+_BLOCKS: Final = ("trainer", "model", "data", "run", "checkpoint")
+"""Every run writes them."""
 
 
 def with_resume(arguments: list[str]) -> list[str]:
@@ -98,7 +100,9 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
         if isinstance(found, dict) and found:
-            return found
+            if not (missing := [block for block in _BLOCKS if block not in found]):
+                return found
+            problem = f"it is not whole, and lacks {' and '.join(missing)}"
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         problem = reason(error)
     copies = [folder / CONFIG for folder in list_checkpoints(path.parent) if (folder / CONFIG).is_file()]

@@ -68,6 +68,7 @@ def test_every_wrong_file() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(4 * 3600 + 60)
 def test_every_wrong_configuration() -> None:
     tried, bad = faults(timeout=4 * 3600)
 

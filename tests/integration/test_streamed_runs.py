@@ -63,10 +63,17 @@ def rows(folder: Path) -> list[dict[str, float]]:
         return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
 
 
+def samples_of(folder: Path) -> dict[str, float]:
+    """Return the advantage of each sample of a run, by all else that its file says of it."""
+    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    return {json.dumps(line | {"advantage": None}): line["advantage"] for line in lines}
+
+
 def assert_same_training(folder: Path, other: Path) -> None:
-    """Completions are the same; metrics and weights are, but for round-off."""
-    lines = [sorted((path / "samples.jsonl").read_text().splitlines()) for path in (folder, other)]
-    assert [json.loads(line) for line in lines[0]] == [json.loads(line) for line in lines[1]]
+    """Completions are the same; advantages, metrics and weights are, but for round-off."""
+    samples, expected_samples = (samples_of(path) for path in (folder, other))
+    assert samples.keys() == expected_samples.keys()
+    assert samples == pytest.approx(expected_samples, abs=2e-6)  # they are written with six digits
     for row, expected in zip(rows(folder), rows(other), strict=True):
         shared = {name: value for name, value in expected.items() if name.startswith(KEPT)}
         assert {name: row[name] for name in shared} == pytest.approx(shared, rel=1e-3, abs=1e-5)
@@ -85,6 +92,7 @@ def test_a_streamed_run_trains_as_one_that_waits(runs: Runs, name: str, num_rank
     if waited is None:
         waited = folder_of(runs, name).rename(runs.folder / name / "0.waited")
     assert max(row["partial/parts"] for row in rows(streamed)) > 1
+    assert min(row["partial/overlap_s"] for row in rows(streamed)) >= 0
     assert_same_training(streamed, waited)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points, packages_distributions, version
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final
 
@@ -53,6 +55,8 @@ class PluginCall:
 def owner_of(module: str) -> str:
     """Return the distribution of a module and its version, as `` of NAME VERSION``; else its file, or nothing.
 
+    A file in the current folder, or below it, is named from there.
+
     It reads the metadata of what is installed, so only messages ask for it.
     """
     found = sys.modules.get(module)
@@ -60,7 +64,12 @@ def owner_of(module: str) -> str:
     if (distribution := _distribution_of(package)) is not None:
         return f" of {distribution}"
     file = getattr(found, "__file__", None)
-    return f" in {file}" if file else ""
+    if not file:
+        return ""
+    path = Path(file)
+    with suppress(OSError, ValueError):  # there is no current folder, or the file is elsewhere
+        path = path.relative_to(Path.cwd())
+    return f" in {path}"
 
 
 @functools.cache

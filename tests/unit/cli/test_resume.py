@@ -16,6 +16,9 @@ CONFIG = {
         "rewards": [{"class_path": "ExactMatch"}],
         "lr_scheduler": None,
     },
+    "trainer": {"devices": 1},
+    "data": {"seed": 0},
+    "checkpoint": {"keep_last": 2},
 }
 
 
@@ -56,7 +59,7 @@ def test_lines_that_are_refused(run_dir, line, message):
         with_resume(["fit", *line.replace("RUN", str(run_dir)).split()])
 
 
-@pytest.mark.parametrize("content", [b"", b"\0\0\0", b"\xff\xfe", b"a: [", b"- 1", b"[" * 3000, None])
+@pytest.mark.parametrize("content", [b"", b"\0\0\0", b"\xff\xfe", b"a: [", b"- 1", b"[" * 3000, b"model: {}", None])
 def test_a_damaged_configuration_names_its_copy(run_dir, content):
     path = run_dir / "config.yaml"
     if content is None:

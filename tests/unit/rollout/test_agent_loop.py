@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import os
 import time
 import weakref
 
@@ -138,7 +139,8 @@ def test_a_failed_environment_costs_its_own_trajectory(engine, environment, mess
     generator = make_generator(engine(), environment, options)
     samples = generate(generator)
     assert [sample.prompt.uid for sample in samples if sample.errors] == ["1", "1"]
-    source = f"{environment.__name__}.step in {conversations.__file__}"  # of a plugin: its distribution and version
+    file = os.path.relpath(conversations.__file__)  # of a plugin: its distribution and version
+    source = f"{environment.__name__}.step in {file}"
     assert {sample.errors["environment"].message for sample in samples if sample.errors} == {f"{source}: {message}"}
     assert [sample.num_turns for sample in samples] == [5, 5, 2, 2, 5, 5]
     assert generator.pop_metrics()["environment/failures"] == 2

@@ -206,7 +206,7 @@ CAUGHT_BY = {
             "test_abort_of_what_is_done_changes_nothing",
         },
     },
-    "TestCollectTwice": {"CollectsTwice": STREAMING},
+    "TestCollectTwice": {"CollectsTwice": {*STREAMING, "test_collect_returns_by_its_deadline"}},
     "TestThreads": {
         "RemembersAborts": {"test_abort_of_what_is_done_changes_nothing"},
         "StreamsWithSeedsOfItsOwn": {"test_streamed_tokens_follow_from_seeds"},
