@@ -138,12 +138,8 @@ def eval_command(arguments: list[str]) -> int:
     if not policies:
         raise ConfigError("rlplug eval needs a policy: a run's folder, a model's folder or a name on the Hub.")
     data = [named_source(argument) for argument in options.data or [_usual_source(cli.datamodule)]]
-    for kind, found in (("policies", policies), ("sources", data)):
-        name, count = Counter(each["name"] for each in found).most_common(1)[0]
-        if count > 1:
-            raise ConfigError(
-                f"{count} {kind} are named {name!r}: name them apart, as in NAME={found[-1]['argument']}."
-            )
+    _require_different_names("policies", policies)
+    _require_different_names("sources", data)
     asked = make_options(
         config.validation,
         config.sampling,
@@ -237,6 +233,12 @@ def _print(folder: EvalFolder, results: Results) -> None:
 
 
 # ---- what is asked ------------------------------------------------------------------------------------------------
+
+
+def _require_different_names(kind: str, found: Sequence[dict[str, str]]) -> None:
+    name, count = Counter(each["name"] for each in found).most_common(1)[0]
+    if count > 1:
+        raise ConfigError(f"{count} {kind} are named {name!r}: name them apart, as in NAME={found[-1]['argument']}.")
 
 
 def split_keys(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
