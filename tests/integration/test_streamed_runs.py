@@ -63,17 +63,17 @@ def rows(folder: Path) -> list[dict[str, float]]:
         return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
 
 
-def samples_of(folder: Path) -> dict[str, float]:
-    """Return the advantage of each sample of a run, by all else that its file says of it."""
+def samples_of(folder: Path) -> list[tuple[str, float]]:
+    """Return what a run's file says of each sample, sorted, and its advantage."""
     lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    return {json.dumps(line | {"advantage": None}): line["advantage"] for line in lines}
+    return sorted((json.dumps(line | {"advantage": None}), line["advantage"]) for line in lines)
 
 
 def assert_same_training(folder: Path, other: Path) -> None:
     """Completions are the same; advantages, metrics and weights are, but for round-off."""
-    samples, expected_samples = (samples_of(path) for path in (folder, other))
-    assert samples.keys() == expected_samples.keys()
-    assert samples == pytest.approx(expected_samples, abs=2e-6)  # they are written with six digits
+    (texts, advantages), (expected_texts, expected) = (zip(*samples_of(path), strict=True) for path in (folder, other))
+    assert texts == expected_texts
+    assert advantages == pytest.approx(expected, abs=2e-6)  # they are written with six digits
     for row, expected in zip(rows(folder), rows(other), strict=True):
         shared = {name: value for name, value in expected.items() if name.startswith(KEPT)}
         assert {name: row[name] for name in shared} == pytest.approx(shared, rel=1e-3, abs=1e-5)

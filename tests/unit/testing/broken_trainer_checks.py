@@ -13,9 +13,15 @@ from rlplug.testing.trainers.networks import NetworkChecks, RefusalChecks
 from rlplug.types import MeshSizes
 
 
-class Sabotaged(TrainerConformance):
+class OneRank:
     models = ("llama",)
     meshes = (MeshSizes(1, 1, 1, 1),)
+
+    def run_ranks(self, command: list[str], world_size: int) -> None:
+        run_ranks(command, world_size)
+
+
+class Sabotaged(OneRank, TrainerConformance):
     trainer: ClassVar[type[TransformersTrainer]]
 
     def make_trainer(self) -> TransformersTrainer:
@@ -23,9 +29,6 @@ class Sabotaged(TrainerConformance):
         if len(self.meshes) == 1:
             trainer.claims = type(trainer.claims)()  # no axes, on which one rank shows nothing
         return trainer
-
-    def run_ranks(self, command: list[str], world_size: int) -> None:
-        run_ranks(command, world_size)
 
 
 class TestLeaks(Sabotaged):
@@ -74,15 +77,9 @@ class TestCarelessOnRanks(Sabotaged):
     trainer = broken_trainers.CarelessOnRanks
 
 
-class TestOnTheHost(NetworkChecks):
-    models = ("llama",)
-    meshes = (MeshSizes(1, 1, 1, 1),)
-
+class TestOnTheHost(OneRank, NetworkChecks):
     def make_trainer(self) -> TransformersTrainer:
         return broken_trainers.BuildsOnTheHost()
-
-    def run_ranks(self, command: list[str], world_size: int) -> None:
-        run_ranks(command, world_size)
 
 
 class TestClosed(RefusalChecks):
