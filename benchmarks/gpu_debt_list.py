@@ -201,7 +201,7 @@ ENGINES_AND_STEPS: Final = (
             ("{python}", "benchmarks/gpu_debt_parity.py", "{large-vocabulary|tiny}", "{out}/model"),
             ("{python}", "benchmarks/parity.py", "{out}/model/parity.yaml", "--out", "{out}/parity"),
         ),
-        seconds=300,
+        seconds=240,
         gib=60,
         engine="vllm",
     ),

@@ -2,7 +2,8 @@
 
 ``python benchmarks/gpu_debt_parity.py large-vocabulary OUT`` makes the model of that workload of ``step.py`` and
 ``OUT/parity.yaml``: for a host that has no model. Engines run in the environment of this process, but for SGLang, which
-takes its packages from the folder that the variable ``SITE_SGLANG`` names, where there is one.
+takes its packages from the folder that the variable ``SITE_SGLANG`` names, where there is one, and not from
+``SITE_VLLM``.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ def engines() -> list[dict[str, Any]]:
     """Return the entries of the engines, each with its arguments."""
     on_gpu = torch.cuda.is_available()
     arguments = OF_VLLM | (ON_GPU if on_gpu else {})
-    entries: list[dict[str, Any]] = [{"engine": "HFRollout"}, {"engine": "VLLMRollout", "init_args": arguments}]
+    entries: list[dict[str, Any]] = []
+    if on_gpu and (site := os.environ.get("SITE_SGLANG")):
+        others = (part for part in os.environ["PYTHONPATH"].split(os.pathsep) if part != os.environ.get("SITE_VLLM"))
+        path = os.pathsep.join([site, *others])
+        entries.append({"engine": "SGLangRollout", "init_args": OF_SGLANG, "environment": {"PYTHONPATH": path}})
+    entries += [{"engine": "HFRollout"}, {"engine": "VLLMRollout", "init_args": arguments}]
     if on_gpu:
         in_fp8 = arguments | {"kv_cache_dtype": "fp8"}
         entries.append({"engine": "VLLMRollout", "name": "VLLMRollout-fp8-cache", "init_args": in_fp8})
-    if on_gpu and (site := os.environ.get("SITE_SGLANG")):
-        path = os.pathsep.join([site, str(Path(__file__).parent)])
-        entries.append({"engine": "SGLangRollout", "init_args": OF_SGLANG, "environment": {"PYTHONPATH": path}})
     return [{"python": sys.executable, **entry} for entry in entries]
 
 

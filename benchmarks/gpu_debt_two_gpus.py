@@ -6,6 +6,7 @@ from typing import Final
 
 from gpu_debt import (
     LOUD,
+    PYTEST,
     RANKS,
     SHORT,
     UPDATE,
@@ -40,6 +41,7 @@ AXES: Final = ("{}", "{replicate: 2}", "{tensor: {2|1}}", "{sequence: 2}")
 GATHERED: Final = "{reshard_after_forward: false, reshard_after_backward: false}"
 TWO_SIZES: Final = ("--graph-sizes", "64", "256")
 IN_TWO: Final = ("vllm", "2", "--tensor-parallel", "2")
+WHOLE_KIT: Final = (*PYTEST, "-vv", "-rs", "-m", "nightly or not nightly")
 
 TWO_GPUS: Final = (
     Debt(
@@ -106,6 +108,24 @@ TWO_GPUS: Final = (
         | LOUD
         | NO_MULTICAST,
         only_after_failure_of="vllm-tp2-fp8",
+    ),
+    Debt(
+        "kit-vllm-servers",
+        "the whole kit passes with VLLMServerRollout: weights over NCCL, in FP8 and tied too, two API processes",
+        ((*WHOLE_KIT, "plugins/rollout_vllm/tests/test_server_conformance.py"),),
+        seconds=200,
+        gpus=2,
+        engine="vllm",
+        environment=WITHOUT_DEEP_GEMM,
+    ),
+    Debt(
+        "kit-sglang-servers",
+        "the whole kit passes with SGLangServerRollout: weights over NCCL, in FP8 and tied too",
+        ((*WHOLE_KIT, "plugins/rollout_sglang/tests/test_server_conformance_sglang.py"),),
+        seconds=200,
+        gpus=2,
+        engine="sglang",
+        environment={"SGLANG_ENABLE_JIT_DEEPGEMM": "0"},
     ),
     Debt(
         "modes-two-gpus",

@@ -32,16 +32,17 @@ from gpu_debt_list import DEBTS
 from gpu_debt_table import Outcome, markdown, read_outcomes
 
 ROOT: Final = Path(__file__).parents[1]
-GPU_GIB: Final = 125
-"""Of a GPU's 140 GiB, what claims may share."""
+SHARED: Final = 0.9
+"""Share of a GPU's memory that claims may take together."""
 MOST_AT_ONCE: Final = 5
 """Claims that may share one GPU."""
 TAIL: Final = 30
 """Lines of a log that a failure shows."""
 ABOUT: Final = """
 import json, torch
-names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-print(json.dumps({"torch": torch.__version__, "gpus": names}))
+gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+smallest = min((gpu.total_memory for gpu in gpus), default=0) >> 30
+print(json.dumps({"torch": torch.__version__, "gpus": [gpu.name for gpu in gpus], "gib": smallest}))
 """
 """A process of its own asks, so that this one keeps no memory of a GPU."""
 PAIR: Final = re.compile(r"\{([^{}|]*)\|([^{}|]*)\}")
@@ -51,7 +52,7 @@ class Engines:
     """Environments of the engines.
 
     Args:
-        paths: Folders with an engine's packages; one that does not exist yet is waited for.
+        paths: Folders with an engine's packages.
         pythons: Interpreters of engines, where they are not this one.
     """
 
@@ -67,20 +68,13 @@ class Engines:
         sites = {f"SITE_{name.upper()}": path for name, path in self._paths.items()}
         return sites | {"PYTHONPATH": os.pathsep.join(filter(None, parts))}
 
-    def can_be(self, engine: str) -> bool:
-        """Return whether ``engine`` is installed, or its folder is waited for."""
-        return self._is_coming(engine) or self.is_there(engine)
-
     def is_there(self, engine: str) -> bool:
         """Return whether ``engine`` is installed."""
-        if engine not in self._found and not self._is_coming(engine):
+        if engine not in self._found:
             code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({engine!r}) is None)"
             command, environment = [self.python(engine), "-c", code], os.environ | self.environment(engine)
             self._found[engine] = subprocess.run(command, env=environment, check=False).returncode == 0
-        return self._found.get(engine, False)
-
-    def _is_coming(self, engine: str) -> bool:
-        return engine in self._paths and not Path(self._paths[engine]).exists()
+        return self._found[engine]
 
 
 @dataclass
@@ -136,8 +130,6 @@ class Runner:
                 continue
             if self._reason_against(debt):
                 return [debt]
-            if not self.engines.is_there(debt.engine):
-                continue
             if self._room(debt):
                 return [debt]
             if debt.gpus > 1:
@@ -153,7 +145,8 @@ class Runner:
         for gpu in range(self.num_gpus):
             here = [each.debt for each in self.running if gpu in each.gpus]
             is_alone = debt.is_timed or debt.gpus > 1 or any(other.is_timed or other.gpus > 1 for other in here)
-            fits = sum(other.gib for other in here) + debt.gib <= GPU_GIB and len(here) < MOST_AT_ONCE
+            gib = sum(other.gib for other in [*here, debt])
+            fits = gib <= SHARED * self.options.about["gib"] and len(here) < MOST_AT_ONCE
             if not here or (fits and not is_alone):
                 free.append((len(here), gpu))
         return [gpu for _, gpu in sorted(free)[: debt.gpus]] if len(free) >= debt.gpus else []
@@ -168,7 +161,7 @@ class Runner:
         cause = debt.only_after_failure_of
         if cause and getattr(self.outcomes.get(cause), "result", "") != "failed":
             return f"{cause} did not fail"
-        return "" if self.engines.can_be(debt.engine) else f"{debt.engine} is not installed here"
+        return "" if self.engines.is_there(debt.engine) else f"{debt.engine} is not installed here"
 
     def _start(self, debt: Debt) -> None:
         gpus, now, folder = self._room(debt), time.monotonic(), self.options.out / debt.name
@@ -240,7 +233,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=DEBTS, metavar="NAME", help="these, in this order")
     parser.add_argument("--out", type=Path, default=Path("gpu-debts"), help="folder of outcomes and logs")
     parser.add_argument("--budget", type=float, default=3600.0, metavar="S", help="end all after so many seconds")
-    parser.add_argument("--path", nargs="*", default=[], metavar="ENGINE=PATH", help="of its packages; waited for")
+    parser.add_argument("--path", nargs="*", default=[], metavar="ENGINE=PATH", help="of its packages")
     parser.add_argument("--python", nargs="*", default=[], metavar="ENGINE=PATH", help="of its interpreter")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try the commands on a CPU")
     options = parser.parse_args()
