@@ -32,8 +32,6 @@ class Debt:
     engine: str = ""
     """``vllm`` or ``sglang``: the environment it needs."""
     environment: dict[str, str] = field(default_factory=dict)
-    only_after_failure_of: str = ""
-    """Name of a debt before it: this one asks why that failed."""
 
 
 def rollout_command(engine: str, ranks: str, *arguments: str, shape: str = "qwen3-1.7b") -> tuple[str, ...]:

@@ -85,31 +85,6 @@ TWO_GPUS: Final = (
         environment=WITHOUT_DEEP_GEMM | LOUD | NO_MULTICAST,
     ),
     Debt(
-        "vllm-tp2-fp8-blocking",
-        "where the first illegal access is: no CUDA graphs, each launch waited for",
-        (rollout_command(*IN_TWO, "--fp8", "--eager", "--repeats", "1"),),
-        seconds=60,
-        gpus=2,
-        gib=80,
-        engine="vllm",
-        environment={"CUDA_LAUNCH_BLOCKING": "1"} | WITHOUT_DEEP_GEMM | LOUD | NO_MULTICAST,
-        only_after_failure_of="vllm-tp2-fp8",
-    ),
-    Debt(
-        "vllm-tp2-fp8-triton",
-        "whether CUTLASS is at fault",
-        (rollout_command(*IN_TWO, "--fp8", "--eager", "--repeats", "1"),),
-        seconds=60,
-        gpus=2,
-        gib=80,
-        engine="vllm",
-        environment={"VLLM_DISABLED_KERNELS": "CutlassFp8BlockScaledMMKernel"}
-        | WITHOUT_DEEP_GEMM
-        | LOUD
-        | NO_MULTICAST,
-        only_after_failure_of="vllm-tp2-fp8",
-    ),
-    Debt(
         "kit-vllm-servers",
         "the whole kit passes with VLLMServerRollout: weights over NCCL, in FP8 and tied too, two API processes",
         ((*WHOLE_KIT, "plugins/rollout_vllm/tests/test_server_conformance.py"),),

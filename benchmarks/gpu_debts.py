@@ -111,7 +111,7 @@ class Runner:
         try:
             while waiting or self.running:
                 self._collect()
-                for debt in self._ready(waiting):
+                while debt := self._next(waiting):
                     waiting.remove(debt)
                     if reason := self._reason_against(debt):
                         self._note(Outcome(debt.name, "not run", reason=reason))
@@ -122,22 +122,14 @@ class Runner:
             for each in self.running:
                 os.killpg(each.process.pid, signal.SIGKILL)
 
-    def _ready(self, waiting: Sequence[Debt]) -> list[Debt]:
+    def _next(self, waiting: Sequence[Debt]) -> Debt | None:
         """Return the first that can start, or never will; one that needs all GPUs holds up those behind it."""
         for debt in waiting:
-            cause = debt.only_after_failure_of
-            if any(other.name == cause for other in [*waiting, *self._now()]):
-                continue
-            if self._reason_against(debt):
-                return [debt]
-            if self._room(debt):
-                return [debt]
+            if self._reason_against(debt) or self._room(debt):
+                return debt
             if debt.gpus > 1:
-                return []
-        return []
-
-    def _now(self) -> list[Debt]:
-        return [each.debt for each in self.running]
+                return None
+        return None
 
     def _room(self, debt: Debt) -> list[int]:
         """Return the GPUs that ``debt`` can start on now."""
@@ -158,9 +150,6 @@ class Runner:
             return f"it needs {debt.gpus} GPUs"
         if seconds_left < debt.seconds:
             return f"it takes about {debt.seconds} s, and {seconds_left:.0f} s were left"
-        cause = debt.only_after_failure_of
-        if cause and getattr(self.outcomes.get(cause), "result", "") != "failed":
-            return f"{cause} did not fail"
         return "" if self.engines.is_there(debt.engine) else f"{debt.engine} is not installed here"
 
     def _start(self, debt: Debt) -> None:
