@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from packaging.version import Version
 from rlplug_rollout_vllm import options as options_module
 from rlplug_rollout_vllm import server as server_module
 from rlplug_rollout_vllm.colocated import VLLMRollout
@@ -31,6 +32,7 @@ SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7), pad_token_id=0
 def known(monkeypatch):
     names = {"model", "seed", "block_size", "swap_space", "max_num_seqs", "async_scheduling"}
     monkeypatch.setattr(options_module, "vllm_argument_names", lambda: names)
+    monkeypatch.setattr(options_module, "vllm_version", lambda: Version("0.32.0"))
 
 
 IN_FP8 = dataclasses.replace(SPEC, fp8=FP8Weights(("a.weight",), ("lm_head.weight",)))
@@ -122,6 +124,30 @@ def test_cpu_starts_eager_with_whole_prompts():
     assert arguments["kv_cache_memory_bytes"] == GIB
     with pytest.raises(ConfigError, match="enable_chunked_prefill is true"):
         VLLMOptions(enable_chunked_prefill=True).arguments(SPEC, CPU)
+
+
+@pytest.mark.parametrize("longest", [20, 512, 4096])
+@pytest.mark.parametrize("num_seqs", [1, 7, 256, 300, 1000, 1280, 5000, 9000])
+def test_the_warm_up_of_an_older_vllm_reads_no_further_than_its_block_table(monkeypatch, num_seqs, longest):
+    """Its last request takes the tokens that are left over: 1,280 sequences of 512 tokens stopped at their start."""
+    options = VLLMOptions(max_num_seqs=num_seqs, max_model_len=longest)
+    assert "max_num_batched_tokens" not in options.arguments(SPEC, GPU)
+    monkeypatch.setattr(options_module, "vllm_version", lambda: Version("0.26.0"))
+    for default in (16384, 8192, 2048):
+        own = min(default, num_seqs * longest)  # as vLLM limits it
+        num_tokens = options.arguments(SPEC, GPU).get("max_num_batched_tokens", own)
+        num_requests = min(num_tokens, num_seqs)
+        assert num_tokens // num_requests + num_tokens % num_requests <= longest
+
+
+def test_tokens_that_break_the_warm_up_of_an_older_vllm_are_refused(monkeypatch):
+    options = VLLMOptions(max_num_seqs=1280, max_model_len=512, max_num_batched_tokens=16384)
+    assert options.arguments(SPEC, GPU)["max_num_batched_tokens"] == 16384
+    monkeypatch.setattr(options_module, "vllm_version", lambda: Version("0.26.0"))
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens is 16384, .* to 15360, or install vLLM 0\.27"):
+        options.arguments(SPEC, GPU)
+    fitting = dataclasses.replace(options, max_num_batched_tokens=15360)
+    assert fitting.arguments(SPEC, GPU)["max_num_batched_tokens"] == 15360
 
 
 def test_other_arguments_pass_through():

