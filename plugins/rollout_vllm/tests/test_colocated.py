@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -118,15 +119,15 @@ def test_submitted_requests_run_beside_generate_and_come_back_once(engine, spec)
 
 def test_aborted_request_has_the_tokens_and_logprobs_that_it_would_have_had(engine, spec):
     sync(engine, spec)
-    long = Request("long", (3, 4), seed=5)
+    long = Request("long", (3,), seed=5)
     engine.submit([long, Request("short", (3,), seed=6)], ENDLESS)
     engine.abort(["short"])
     assert len(engine.collect(0.0)[0].token_ids) == 0, "it was stopped before the engine worked"
     assert engine.collect(0.3) == []
     engine.abort(["long"])
     (partial,) = engine.collect(60.0)
-    (whole,) = engine.generate([long], ENDLESS)
     count = len(partial.token_ids)
+    (whole,) = engine.generate([replace(long, max_new_tokens=count + 1)], ENDLESS)
     assert partial.finish_reason == "abort"
     assert 0 < count < len(whole.token_ids)
     assert partial.token_ids.tolist() == whole.token_ids[:count].tolist()
