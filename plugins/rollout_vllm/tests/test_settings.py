@@ -44,6 +44,28 @@ def test_weights_in_fp8_are_a_part_of_the_models_configuration():
     assert "hf_overrides" not in VLLMOptions().arguments(SPEC, GPU)
 
 
+def test_scales_stay_as_they_were_sent(tmp_path, monkeypatch):
+    """DeepGEMM would round them, and weights anew, and nothing would say so; Blackwell's kernels read no others."""
+    monkeypatch.setattr(type(VERSIONS), "require_distribution", lambda *_: None)
+    monkeypatch.setattr(server_module, "frontend_flags", list)
+    monkeypatch.delenv("VLLM_USE_DEEP_GEMM_E8M0", raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+    def environment(spec: PolicySpec, device: torch.device = GPU) -> dict[str, str | None]:
+        backend = VLLMBackend(VLLMServerOptions(), BackendContext(spec, device, True))
+        return {**backend.launch(ServerSlot(8000, "key", tmp_path)).environment}
+
+    assert environment(IN_FP8)["VLLM_USE_DEEP_GEMM_E8M0"] == "0"
+    powers = FP8Weights(("a.weight",), (), power_of_two_scales=True)
+    for spec, device in ((SPEC, GPU), (dataclasses.replace(SPEC, fp8=powers), GPU), (IN_FP8, CPU)):
+        assert "VLLM_USE_DEEP_GEMM_E8M0" not in environment(spec, device)
+    monkeypatch.setenv("VLLM_USE_DEEP_GEMM_E8M0", "1")
+    assert environment(IN_FP8)["VLLM_USE_DEEP_GEMM_E8M0"] == "1"
+    monkeypatch.delenv("VLLM_USE_DEEP_GEMM_E8M0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    assert "VLLM_USE_DEEP_GEMM_E8M0" not in environment(IN_FP8)
+
+
 def test_experts_are_asked_for_where_a_run_replays_them():
     replaying = dataclasses.replace(SPEC, routers=RouterShape((0, 1), num_experts=8, top_k=2))
     arguments = VLLMOptions().arguments(replaying, GPU)

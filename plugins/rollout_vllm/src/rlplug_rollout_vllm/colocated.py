@@ -39,7 +39,7 @@ from rlplug.types import GIB
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug_rollout_vllm.adapters import ServedAdapters, plain_layers
 from rlplug_rollout_vllm.engine_requests import VLLMRequests
-from rlplug_rollout_vllm.options import CACHE_VARIABLES, VERSIONS, VLLMOptions
+from rlplug_rollout_vllm.options import CACHE_VARIABLES, VERSIONS, VLLMOptions, scale_variables
 from rlplug_rollout_vllm.weights import load_weights
 
 PASS_BYTES: Final = int(0.96 * GIB)
@@ -107,7 +107,7 @@ class VLLMRollout(ColocatedEngine):
         )
 
     def launch(self, policy: PolicySpec, placement: Placement) -> StartedEngine:
-        with _process_for_vllm(placement):
+        with _process_for_vllm(policy, placement):
             version = VERSIONS.require_module("vllm")
             arguments = self.options.arguments(policy, placement.device)
             arguments["enable_sleep_mode"] = placement.device.type == "cuda"
@@ -231,13 +231,14 @@ def _make_engine(arguments: dict[str, Any], observe: Callable[..., None]) -> Any
 
 
 @contextlib.contextmanager
-def _process_for_vllm(placement: Placement) -> Iterator[None]:
+def _process_for_vllm(policy: PolicySpec, placement: Placement) -> Iterator[None]:
     """Have the environment in which vLLM starts as a part of the trainer, and leave the trainer's own as it was."""
     wanted = {
         "VLLM_LOGGING_LEVEL": "ERROR",  # it warns of much that is meant, such as the dummy weights
         "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it cannot seed requests, and compiles at every start
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the threads are the trainer's too
         "VLLM_DIST_IDENT": None,  # its workers on CPUs set it, for their own start
+        **scale_variables(policy, placement.device),
     }
     needed = {name: os.environ.get(name, value) for name, value in wanted.items()} | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

@@ -195,6 +195,18 @@ class VLLMServerOptions(VLLMOptions):
         return default if self.api_server_count is None else self.api_server_count
 
 
+def scale_variables(policy: PolicySpec, device: torch.device) -> dict[str, str]:
+    """Return variables with which vLLM keeps the scales of FP8 weights as they were sent.
+
+    Where it multiplies with DeepGEMM, it rounds float32 scales up to powers of two by default, and weights anew with
+    them (``requant_weight_ue8m0_inplace``). Blackwell's kernels read no other scales; Hopper's do.
+    """
+    sent = policy.fp8 is not None and not policy.fp8.power_of_two_scales
+    if not sent or device.type != "cuda" or torch.cuda.get_device_capability(device) >= (10, 0):
+        return {}
+    return {"VLLM_USE_DEEP_GEMM_E8M0": "0"}
+
+
 def vllm_version() -> Version:
     """Return the version of the installed vLLM, which is not imported."""
     return VERSIONS.require_distribution(*DISTRIBUTIONS)

@@ -37,7 +37,7 @@ from rlplug.rollout.servers import (
 )
 from rlplug.rollout.servers.process_group import Rendezvous
 from rlplug_rollout_vllm.engine_requests import sampling_arguments
-from rlplug_rollout_vllm.options import CACHE_VARIABLES, DISTRIBUTIONS, VERSIONS, VLLMServerOptions
+from rlplug_rollout_vllm.options import CACHE_VARIABLES, DISTRIBUTIONS, VERSIONS, VLLMServerOptions, scale_variables
 from rlplug_rollout_vllm.weight_transfer import OVER_GLOO, OVER_NCCL
 
 KEY: Final = "VLLM_API_KEY"
@@ -97,6 +97,8 @@ class VLLMBackend(ServerBackend):
             "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),  # the trainer's too
             "VLLM_ENABLE_V1_MULTIPROCESSING": None,  # of an engine in the trainer's process
         }
+        scales = scale_variables(self.policy, self.device)
+        environment |= {name: os.environ.get(name, value) for name, value in scales.items()}
         return Launch(command, environment)
 
     async def settings(self, server: Server) -> ServerSettings:
