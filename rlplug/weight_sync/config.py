@@ -20,7 +20,8 @@ class WeightSyncConfig:
             ``*.self_attn.*``. A pattern that matches none stops the run.
         keep_first_layers: Number of blocks at the start whose linear layers all stay in ``model.policy.dtype``.
         keep_last_layers: Number of such blocks at the end.
-        power_of_two_scales: Round scales up to powers of two, for kernels that support no others.
+        power_of_two_scales: Round scales up to powers of two, which weights lose nothing by. Some engines do that
+            themselves on some GPUs, and then round weights a second time.
         bucket_mib: Largest size of a bucket in which weights are sent, in MiB.
     """
 
@@ -28,14 +29,14 @@ class WeightSyncConfig:
     keep: list[str] = field(default_factory=list)
     keep_first_layers: int = 0
     keep_last_layers: int = 0
-    power_of_two_scales: bool = False
+    power_of_two_scales: bool = True
     bucket_mib: int = 1024
 
     def __post_init__(self) -> None:
         for key in ("keep_first_layers", "keep_last_layers"):
             if getattr(self, key) < 0:
                 raise ConfigError(f"model.weight_sync.{key} is {getattr(self, key)}: give 0 or more.")
-        others = (self.keep, self.keep_first_layers, self.keep_last_layers, self.power_of_two_scales)
+        others = (self.keep, self.keep_first_layers, self.keep_last_layers, not self.power_of_two_scales)
         if self.dtype is None and any(others):
             raise ConfigError(
                 "model.weight_sync says which layers are kept or how scales are rounded, and its dtype is null: set "

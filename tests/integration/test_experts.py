@@ -77,7 +77,7 @@ def test_engine_and_trainer_agree(name: str, least: float, most: float, folder: 
 
 def test_routers_are_kept(results: Runs) -> None:
     """Of two blocks, each with four layers of attention, three of each of four experts, and a router."""
-    words = "FP8: 32 of 35 linear layers, with float32 scales; 3 kept: model.layers.*.mlp.gate (2), lm_head"
+    words = "FP8: 32 of 35 linear layers, with power-of-two scales; 3 kept: model.layers.*.mlp.gate (2), lm_head"
     assert words in results["fp8"].message
 
 

@@ -45,7 +45,7 @@ def effects_of(folder: Path, results: Runs, name: str) -> list[str]:
 
 def test_what_travels_in_fp8_is_said(folder: Path, results: Runs) -> None:
     (effect,) = effects_of(folder, results, "fp8")
-    assert effect == "weight sync in FP8: 14 of 15 linear layers, with float32 scales; 1 kept: lm_head"
+    assert effect == "weight sync in FP8: 14 of 15 linear layers, with power-of-two scales; 1 kept: lm_head"
     assert effect in results["fp8"].message
     (effect,) = effects_of(folder, results, "kept")
     assert "6 of 15 linear layers" in effect

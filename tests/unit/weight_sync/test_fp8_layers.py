@@ -45,7 +45,7 @@ def test_linear_layers_of_the_blocks_and_no_others():
     assert all(name in dict(model.named_parameters()) for name in fp8.quantized)
     assert fp8.kept == ("lm_head.weight",)
     assert not any("norm" in name or "embed" in name for name in fp8.quantized)
-    assert describe(fp8) == ("weight sync in FP8: 21 of 22 linear layers, with float32 scales; 1 kept: lm_head")
+    assert describe(fp8) == ("weight sync in FP8: 21 of 22 linear layers, with power-of-two scales; 1 kept: lm_head")
 
 
 def test_names_decide_nothing():
@@ -91,7 +91,7 @@ def test_options_that_leave_nothing_are_refused(values, message):
     ("values", "message"),
     [
         ({"keep": ["lm_head"]}, "its dtype is null"),
-        ({"power_of_two_scales": True}, "its dtype is null"),
+        ({"power_of_two_scales": False}, "its dtype is null"),
         ({"dtype": "fp8_block", "keep_first_layers": -1}, "keep_first_layers is -1"),
     ],
 )
