@@ -106,7 +106,9 @@ def whole_weights(model: nn.Module, fp8: FP8Weights | None) -> dict[str, torch.T
     weights: dict[str, torch.Tensor] = {}
     for name, weight in hf_views(model).items():
         if fp8 is not None and name in fp8.quantized:
-            weights[name], weights[f"{name}_scale_inv"] = quantize_blocks(weight, torch.bfloat16, fp8.power_of_two_scales)
+            weights[name], weights[f"{name}_scale_inv"] = quantize_blocks(
+                weight, torch.bfloat16, fp8.power_of_two_scales
+            )
         else:
             weights[name] = weight.to(torch.bfloat16)
     return weights

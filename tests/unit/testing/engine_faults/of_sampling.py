@@ -91,7 +91,7 @@ class WantsToEnd(DrawsOthers):
 
     def edit(self, generated, scores):
         scores = scores.clone()
-        scores[:, list(self._policy.eos_token_ids)] += 0.04 * generated.shape[1]
+        scores[:, list(self._policy.eos_token_ids)] += 0.08 * generated.shape[1]
         return scores
 
 
