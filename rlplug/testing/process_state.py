@@ -21,11 +21,15 @@ from typing import Any, Final
 
 import numpy
 import psutil
+import pytest
 import torch
 
 SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGALRM", "SIGPIPE")
 SHARED_HELPERS: Final = ("resource_tracker", "forkserver")
 """Parts of the command lines of Python's own helper processes, which last as long as the process."""
+M_MMAP_THRESHOLD: Final = -3
+"""Option of glibc's ``mallopt``, of ``malloc.h``."""
+BLOCK_BYTES: Final = 32768
 OF_COMPILER: Final = ("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "TORCHINDUCTOR_CACHE_DIR")
 """Environment variables that torch's compiler sets when anything in the process first compiles."""
 
@@ -175,6 +179,20 @@ def _name_if_there(process: psutil.Process) -> str | None:
         return f"{process.pid} ({process.name()}, {status})"
     except psutil.NoSuchProcess:
         return None
+
+
+def return_blocks_when_freed(environment: pytest.MonkeyPatch) -> None:
+    """Have glibc return blocks to the system as soon as they are freed, here and in processes that start later.
+
+    Otherwise what a process keeps fills the free part of its heap first, and is not seen.
+
+    Args:
+        environment: Sets the variable for other processes, until it is undone.
+    """
+    environment.setenv("MALLOC_MMAP_THRESHOLD_", str(BLOCK_BYTES))
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(M_MMAP_THRESHOLD, BLOCK_BYTES)
 
 
 def _return_free_memory() -> None:

@@ -14,7 +14,7 @@ from rlplug.rollout.engine_states import device_bytes_in_use
 from rlplug.testing.claims import DOES_NOT_APPLY, ConformanceReport, claim_of, engine_claims
 from rlplug.testing.engines.bench import Bench, BenchSettings
 from rlplug.testing.models import MAX_CONTEXT, Family, make_model_folder
-from rlplug.testing.process_state import holdings
+from rlplug.testing.process_state import holdings, return_blocks_when_freed
 from rlplug.testing.reference import FLOAT32, FP8, Tolerances
 
 
@@ -61,6 +61,7 @@ class EngineChecks:
 
     pytestmark = pytest.mark.timeout(600)  # of pytest-timeout: an engine may wait for ever
     _bench: ClassVar[Bench | None] = None
+    _environment: ClassVar[pytest.MonkeyPatch] = pytest.MonkeyPatch()
 
     def make_engine(self) -> RolloutEngine:
         """Return an engine that is not started yet."""
@@ -86,12 +87,14 @@ class EngineChecks:
         if cls._bench is not None:
             cls._bench.discard()
             cls._bench = None
+            cls._environment.undo()
 
     @pytest.fixture(autouse=True)
     def bench(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         """Yield the class's bench. A failed check may leave the engine in any state, so the next one gets another."""
         cls = type(self)
         if cls._bench is None:
+            return_blocks_when_freed(cls._environment)
             cls._bench = Bench(self._settings(tmp_path_factory.getbasetemp()))
         bench = cls._bench
         self._apply_claim(request, bench)
