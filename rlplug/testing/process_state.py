@@ -30,6 +30,7 @@ SHARED_HELPERS: Final = ("resource_tracker", "forkserver")
 M_MMAP_THRESHOLD: Final = -3
 """Option of glibc's ``mallopt``, of ``malloc.h``."""
 BLOCK_BYTES: Final = 32768
+"""Smallest block that goes back to the system when it is freed: the smallest matrix of the kit's tiny Llama."""
 OF_COMPILER: Final = ("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "TORCHINDUCTOR_CACHE_DIR")
 """Environment variables that torch's compiler sets when anything in the process first compiles."""
 

@@ -87,7 +87,7 @@ class EngineChecks:
         if cls._bench is not None:
             cls._bench.discard()
             cls._bench = None
-            cls._environment.undo()
+        cls._environment.undo()
 
     @pytest.fixture(autouse=True)
     def bench(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:

@@ -24,6 +24,8 @@ CACHE_VARIABLES: Final[Mapping[str, str]] = {"VLLM_CACHE_ROOT": "vllm"}
 
 DEFAULT_BATCHED_TOKENS: Final = (16384, 8192, 2048)
 """What vLLM takes for ``max_num_batched_tokens`` on its own, by GPU and by where it runs."""
+FITTING_BATCHED_TOKENS: Final = 8192
+"""Most that the plugin takes in their place."""
 EVEN_WARM_UP: Final = Version("0.27")
 """The first vLLM whose warm-up shares tokens evenly among its requests (its pull request 49751).
 
@@ -173,7 +175,7 @@ class VLLMOptions(EngineOptions):
         defaults = (min(default, num_seqs * longest) for default in DEFAULT_BATCHED_TOKENS)
         if chosen is not None or all(fits(default) for default in defaults if default > num_seqs):
             return {}
-        return {"max_num_batched_tokens": max(min(8192 // num_seqs, longest), 1) * num_seqs}
+        return {"max_num_batched_tokens": max(min(FITTING_BATCHED_TOKENS // num_seqs, longest), 1) * num_seqs}
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,11 @@ def scale_variables(policy: PolicySpec, device: torch.device) -> dict[str, str]:
 
 
 def vllm_version() -> Version:
-    """Return the version of the installed vLLM, which is not imported."""
+    """Return the version of the installed vLLM, which is not imported.
+
+    Raises:
+        ConfigError: None is installed, or one that the plugin does not know.
+    """
     return VERSIONS.require_distribution(*DISTRIBUTIONS)
 
 

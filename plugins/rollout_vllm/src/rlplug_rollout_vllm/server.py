@@ -37,7 +37,7 @@ from rlplug.rollout.servers import (
 )
 from rlplug.rollout.servers.process_group import Rendezvous
 from rlplug_rollout_vllm.engine_requests import sampling_arguments
-from rlplug_rollout_vllm.options import CACHE_VARIABLES, DISTRIBUTIONS, VERSIONS, VLLMServerOptions, scale_variables
+from rlplug_rollout_vllm.options import CACHE_VARIABLES, VERSIONS, VLLMServerOptions, scale_variables, vllm_version
 from rlplug_rollout_vllm.weight_transfer import OVER_GLOO, OVER_NCCL
 
 KEY: Final = "VLLM_API_KEY"
@@ -80,7 +80,7 @@ class VLLMBackend(ServerBackend):
 
     def __init__(self, options: VLLMServerOptions, context: BackendContext) -> None:
         super().__init__(options, context)
-        VERSIONS.require_distribution(*DISTRIBUTIONS)
+        vllm_version()  # refuse one that is missing or unknown
         self._transfer = {"backend": OVER_NCCL if self.device.type == "cuda" else OVER_GLOO}
         self._arguments = {"stream_interval": STREAM_INTERVAL} | options.arguments(self.policy, self.device)
         self._arguments["data_parallel_size"] = context.data_parallel_size
