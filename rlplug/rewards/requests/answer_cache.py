@@ -7,6 +7,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from contextlib import closing
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ VERSION: Final = 1
 """Of the table: a file of another version is refused."""
 BUSY_S: Final = 10.0
 """Longest wait for another process that writes, in seconds."""
+BETWEEN_TRIES_S: Final = 0.01
 EVICTED_SHARE: Final = 4
 """A full cache loses one answer of this many, the oldest."""
 
@@ -108,7 +110,7 @@ class AnswerCache:
 def _open(path: str, max_mib: int) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
     try:
-        connection.execute("PRAGMA journal_mode = WAL")
+        _write_ahead(connection)
         connection.execute("PRAGMA synchronous = NORMAL")
         with connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -127,3 +129,16 @@ def _open(path: str, max_mib: int) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Switch to the write-ahead log; SQLite itself does not wait for others that do the same to a new file."""
+    ends = time.monotonic() + BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as problem:
+            if problem.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > ends:
+                raise
+        time.sleep(BETWEEN_TRIES_S)

@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -256,6 +257,20 @@ def test_a_cache_stays_within_its_size(tmp_path):
     assert cache.get((0).to_bytes(32, "big")) is None
     with cache._connected() as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_ranks_make_a_cache_at_once(tmp_path):
+    """SQLite does not wait for those that switch a new file to its write-ahead log: one start in 20 failed."""
+
+    def make(number: int) -> None:
+        begin.wait()
+        AnswerCache(str(tmp_path / str(number)), 1, "cache").open()
+
+    num_ranks = 8
+    begin = threading.Barrier(num_ranks)
+    with ThreadPoolExecutor(num_ranks) as ranks:
+        for number in range(60):
+            list(ranks.map(make, [number] * num_ranks))
 
 
 def test_several_write_a_cache_at_once(tmp_path):
