@@ -47,6 +47,7 @@ LEFT_OUT = {
     r"time/.*": "seconds of a phase",
     r".*(^|[/_])seconds(_.*)?": "seconds of anything else: sync, sleep, wake, offload, environments",
     r".*_per_s": "throughput",
+    r"partial/(wait|overlap|engine_idle)_s": "seconds of one side of a run whose engine streams",
     r"memory/.*|.*freed_gib": "bytes that the process held",
 }
 """Columns of ``metrics.csv`` that two equal runs do not share, as regular expressions of the whole name."""
@@ -124,6 +125,16 @@ RUNS = {
         12,
         kill_at=4 * 2 * 10 + 5,  # policy and critic step four times a rollout each: in the eleventh, after step 8
     ),
+    "asynchronous": Run(
+        (
+            *(*QUICKSTART, "--model.batch.prompts_per_step", "4", "--model.batch.group_size", "4"),
+            *("--model.batch.mini_batch_size", "16", "--model.rollout", "streaming_parts.OneGroupLater"),
+            *("--model.partial_rollout", "{asynchronous: true, max_staleness: 0}"),
+        ),
+        6,
+    ),
+    "lora": Run((*QUICKSTART, *SMALL_BATCH, "--model.lora", "{rank: 4, alpha: 8}"), 15),
+    "torchtitan": Run((*QUICKSTART, *SMALL_BATCH, "--model.trainer", "TorchTitan"), 15),
 }
 
 
@@ -132,7 +143,9 @@ def carry_out(name: str, run: Run, checkout: Path, python: Path, folder: Path, a
     plain = [str(python), "-m", "rlplug"]
     steps = ("--model.num_steps", str(run.num_steps), "--run.report", "false", "--run.dir", str(folder / name))
     fit = ["fit", *run.arguments, *also, *steps]
+    parts = [checkout / "tests/integration", *checkout.glob("**/tests/unit/testing"), *checkout.glob("plugins/*/tests")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, parts))  # engines of the tests
     commands = [([*plain, *fit], 0)]
     if run.kill_at is not None:
         environment["KILL_AT_OPTIMIZER_STEP"] = str(run.kill_at)
