@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from rlplug.interfaces import Algorithm, Bucket, Denominators, LossOutput, RolloutEngine, SyncReport
+    from rlplug.interfaces.observer import RunObserver
     from rlplug.registry import Registry
     from rlplug.types import Batch, Rollout, StepBatch
 
-API_VERSION: Final = "2.1"
+API_VERSION: Final = "2.2"
 """Version of the hook API. A new hook or argument raises its second number, a changed meaning its first."""
 
 SINCE: Final = MappingProxyType(
@@ -39,6 +40,8 @@ SINCE: Final = MappingProxyType(
         "rlplug_register_environments": "1.1",
         "rlplug_register_launchers": "2.0",
         "rlplug_register_optimizations": "1.0",
+        "rlplug_register_classes": "2.2",
+        "rlplug_make_observer": "2.2",
         "rlplug_after_rollout": "1.0",
         "rlplug_after_update": "1.0",
         "rlplug_sync_weights": "1.0",
@@ -98,6 +101,14 @@ def rlplug_register_optimizations(registry: Registry) -> None:
     """Add optimisations: ``registry.add("optimizations", MyOptimization)``."""
 
 
+@hookspec
+def rlplug_register_classes(registry: Registry) -> None:
+    """Add other classes that YAML names without their module: ``registry.add("classes", "my_plugin.logger:MyLogger")``.
+
+    They are prompt sources, Lightning's loggers and callbacks, optimizers and schedulers.
+    """
+
+
 # ---- observation --------------------------------------------------------------------------------------------------
 
 
@@ -113,6 +124,14 @@ def rlplug_after_rollout(rollout: Rollout, step: int) -> Mapping[str, float] | N
 @hookspec
 def rlplug_after_update(metrics: Mapping[str, float], step: int) -> Mapping[str, float] | None:
     """Observe the metrics of ``step``; return more metrics or None."""
+
+
+@hookspec
+def rlplug_make_observer() -> RunObserver | None:
+    """Return an observer of the run that starts, or None; each rank calls this once, before models are loaded.
+
+    The observer gets one :class:`~rlplug.interfaces.observer.StepRecord` a step, with metrics, samples and batch.
+    """
 
 
 # ---- wrapper ------------------------------------------------------------------------------------------------------

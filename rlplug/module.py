@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from numpy.typing import NDArray
 from torch import nn
@@ -30,11 +30,14 @@ from rlplug.errors import RunError
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.metrics import MetricsOfStep
 from rlplug.interfaces.checks.process_state import watched
+from rlplug.interfaces.observer import StepRecord, Validation
 from rlplug.models.build import Models
 from rlplug.models.lm_head import TokenLogprobs
+from rlplug.observability.observers import Observers
 from rlplug.observability.phase_timer import PHASES_BEFORE_UPDATE, PhaseTimer
 from rlplug.observability.start import FIRST_STEP, StartTimer, watch_compilation
 from rlplug.plugin_manager import plugins
+from rlplug.recording.run_folder import RunFolder
 from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.partial.state import PartialRolloutState, load_partial_rollout
 from rlplug.training.advantages import compute_advantages
@@ -69,6 +72,8 @@ class RLModule(LightningModule):
     """Trains on a step's groups as they complete, with ``partial_rollout.max_staleness: 0``."""
     mismatch_gate: MismatchGate
     """Compares engine and trainer."""
+    observers: Observers
+    """What sees each step. The run's recorder makes them in its ``setup``, which comes before this one's."""
 
     def __init__(
         self,
@@ -98,14 +103,8 @@ class RLModule(LightningModule):
         self._late_scores: dict[str, float] = {}
         """Of the former step's policy, where a validation ran beside this step."""
         self._validation_was_cut = False
-        self.newest_metrics: dict[str, float] = {}
-        """Metrics of the last step that was logged, for the progress bar."""
-        self.newest_samples: list[tuple[str, int, Sequence[Sample]]] = []
-        """Kind (``train``, ``validate``, ``reward_errors``), step and this rank's samples, for whoever logs them."""
-        self.newest_values: dict[str, NDArray[Any]] = {}
-        """Rewards and lengths of all ranks' samples of the newest step."""
-        self.newest_batch: StepBatch | None = None
-        """This rank's rows of the newest step as they trained, of the samples of kind ``train``."""
+        self._step_values: dict[str, NDArray[Any]] = {}
+        """Rewards and lengths of all ranks' samples of the step that runs."""
         self.token_capture: TokenCapture | None = None
         """Keeps values of single tokens for the token log; the run folder sets it."""
         self.run_dir: Path | None = None
@@ -119,7 +118,7 @@ class RLModule(LightningModule):
     def training_step(self, tick: Any, batch_idx: int) -> None:
         """Take one RL step: eight phases. The data loader only drives the loop; prompts come from the stream."""
         self.step = self.rollout_step + 1
-        self.newest_batch = None
+        self.observers.engine_started(self.config.engine.scrape_targets())
         if self.token_capture is not None:
             self.token_capture.begin(self.step)
         with self.rollback_on_interrupt():
@@ -145,8 +144,8 @@ class RLModule(LightningModule):
                 self.update(batch)
             with self.phase("publish"):
                 self.publish()
-            self.step_metrics |= self.validate_if_due()
-            self.log_step()
+            validations = self.validate_if_due()
+            self.log_step(rollout, batch, validations)
 
     def take_prompts(self, rollout: Rollout) -> list[Prompt]:
         """Return the next training prompts, the same on every rank."""
@@ -170,7 +169,7 @@ class RLModule(LightningModule):
         samples = sorted(self.rewards.score(samples), key=lambda sample: sample.group)
         failed = [sample for sample in samples if sample.errors]
         if self.strategy.any_rank(bool(failed)):
-            self.newest_samples.append(("reward_errors", self.step, failed))
+            self.observers.rewards_failed(self.step, failed)
         self.step_metrics |= self.rewards.stats()
         return samples
 
@@ -184,7 +183,7 @@ class RLModule(LightningModule):
             table = sample_table(rollout, self.rewards.names, self.strategy.gather_arrays, sources)
             self.step_metrics |= self.groups.metrics(rollout)
             self.step_metrics |= rollout_metrics(table, self.rewards.names) | source_metrics(table, sources)
-            self.newest_values = {"reward": table["reward"], "completion_length": table["num_tokens"]}
+            self._step_values = {"reward": table["reward"], "completion_length": table["num_tokens"]}
         return rollout
 
     def add_gradients(self, rollout: Rollout, streamed: StreamedStep) -> None:
@@ -200,7 +199,6 @@ class RLModule(LightningModule):
                 f"{algorithm.max_refills} refills: every prompt is solved or hopeless. Use other prompts."
             )
         rollout = rollout.by_group()
-        self.newest_samples.append(("train", self.step, rollout.samples))
         self.data.train_stream.observe(rollout.drawn, self.strategy.gather_arrays)
         self._observe_rollout(rollout)
         if self.streamed is not None:
@@ -245,7 +243,6 @@ class RLModule(LightningModule):
         if result.tokens is not None:
             self._compare_with_engine(batch, result.tokens)
         self.step_metrics.add(PluginCall(self.config.algorithm, "loss"), result.metrics)
-        self.newest_batch = batch
 
     def publish(self) -> None:
         """Make the new weights the ones that the next rollout must have."""
@@ -256,28 +253,28 @@ class RLModule(LightningModule):
         self._is_first_step = False
         self.step_metrics |= self.policy_update.end_step(self.step)
 
-    def validate_if_due(self) -> dict[str, float]:
-        """Score the held-out prompts, when ``validation`` says so, and return the scores of the newest policy.
+    def validate_if_due(self) -> list[Validation]:
+        """Score the held-out prompts, when ``validation`` says so, and return the validations that have ended.
 
         Those that were generated beside the step get their scores logged at the former step, to which they belong. A
         run that is told to stop meanwhile validates when it is resumed.
         """
-        scores: dict[str, float] = {}
+        ended: list[Validation] = []
         self._validation_was_cut = True
         with suppress(StopRequested):
             for validation in self.validator.end_step(self.step, self.policy_version, self.is_last_step):
-                self.newest_samples.append(("validate", validation.step, validation.samples))
-                if validation.step == self.step:
-                    scores = validation.scores
-                else:
-                    self._late_scores = validation.scores
+                ended.append(validation)
+                if validation.step != self.step:
+                    self._late_scores = dict(validation.scores)
                     log_late(self.loggers, validation.scores, validation.step)
             self._validation_was_cut = False
-        return scores
+        return ended
 
-    def log_step(self) -> None:
-        """Hand the step's metrics to algorithm, plugins and loggers; end the run after its last step or a stop."""
+    def log_step(self, rollout: Rollout, batch: StepBatch, validations: Sequence[Validation]) -> None:
+        """Hand the step to algorithm, plugins, loggers and observers; end the run after its last step or a stop."""
         metrics = self.step_metrics
+        for validation in validations:
+            metrics |= validation.scores if validation.step == self.step else {}
         # a validation keeps those of the step's own rollout, in place of which the run has the validation's by now
         metrics |= self.run.pop_metrics() | self.validator.pop_metrics() | self.timer.pop_metrics()
         metrics |= self.rewards.pop_counts(self.strategy) | self.data.train_stream.metrics()
@@ -293,7 +290,11 @@ class RLModule(LightningModule):
         self.trainer.callback_metrics.update(found)  # what log_dict does, which takes 0.4 ms a metric
         is_told = self.strategy.agree_to_stop(self.stop_signal)
         self.trainer.should_stop = is_told or self.is_last_step
-        self.newest_metrics, self.step_metrics, self._late_scores = known, MetricsOfStep(), {}
+        samples, values = rollout.by_group().samples, MappingProxyType(self._step_values)
+        self.observers.step_ended(StepRecord(self.step, MappingProxyType(known), samples, batch, values))
+        for validation in validations:
+            self.observers.validated(validation)
+        self.step_metrics, self._late_scores, self._step_values = MetricsOfStep(), {}, {}
 
     # ---- parts of phases ------------------------------------------------------------------------------------------
 
@@ -377,6 +378,11 @@ class RLModule(LightningModule):
             data, group_size = self.data.train_stream.state_dict()["fingerprint"], self.config.batch.group_size
             self.partial_rollout.identify(self.config.seed, data, group_size, self._plan.total_steps)
 
+    def configure_callbacks(self) -> list[Callback]:
+        """Have a trainer that was made in Python record the run as the command line's does."""
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        return [] if any(isinstance(each, RunFolder) for each in callbacks) else [RunFolder()]
+
     def configure_model(self) -> None:
         self.start_timer.begin("models")
         plan = self._plan if self.trainer.state.fn == "fit" else None
@@ -392,25 +398,29 @@ class RLModule(LightningModule):
         self._make_training_parts()
         limit_host_threads(self.strategy.root_device)
         freeze_gc()
+        self.observers.engine_started(self.config.engine.scrape_targets())
         if self.is_last_step:
             self.trainer.should_stop = True
         if self._validation_was_cut or (self.rollout_step == 0 and not self.is_last_step):
             self.start_timer.begin("first validation")
-            if scores := self.validate_if_due():
-                log_late(self.loggers, scores, self.step)
-                self.step_metrics |= self.validator.pop_metrics()  # its weight sync; a rollout follows for the rest
+            for validation in self.validate_if_due():
+                if validation.step == self.step:  # a late one has its scores logged
+                    log_late(self.loggers, validation.scores, validation.step)
+                self.observers.validated(validation)
+            self.step_metrics |= self.validator.pop_metrics()  # its weight sync; a rollout follows for the rest
         self.start_timer.begin(FIRST_STEP)
 
     def on_validation_start(self) -> None:
         self._start_run()
+        self.observers.engine_started(self.config.engine.scrape_targets())
 
     def validation_step(self, tick: Any, batch_idx: int) -> None:
         """``rlplug validate``: score all held-out prompts at once."""
         validation = self.validator.run(self.step, self.policy_version)
-        self.newest_samples.append(("validate", validation.step, validation.samples))
-        metrics = validation.scores | self.rewards.pop_counts(self.strategy)
+        metrics = {**validation.scores, **self.rewards.pop_counts(self.strategy)}
         self._log(metrics)
         self.log_dict(metrics, logger=False, sync_dist=True)
+        self.observers.validated(validation)
 
     def teardown(self, stage: str) -> None:
         self.stop_signal.uninstall()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
-import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,8 +17,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from rlplug import hookspecs
 from rlplug.errors import ConfigError, PluginError, did_you_mean
 from rlplug.hookspecs import API_VERSION, ENTRY_POINT_GROUP, WRAPPER_ONLY
+from rlplug.plugin_names import BLOCK_VARIABLE
 
-BLOCK_VARIABLE: Final = "RLPLUG_BLOCK"
 REGISTRATION_PREFIX: Final = "rlplug_register_"
 UNUSED_MARKS: Final = ("tryfirst", "trylast", "hookwrapper", "optionalhook", "specname")
 """Options of pluggy that would void the declared order or the checks here."""
@@ -53,12 +52,6 @@ class PluginRecord:
             f"plugin {self.name!r} (distribution {self.distribution} {self.version}){where}: {self.reason} "
             f"Or leave the plugin out: --block {self.name}, or {BLOCK_VARIABLE}={self.name}."
         )
-
-
-def blocked_names(given: Iterable[str]) -> list[str]:
-    """Return the names of plugins to leave out: those that are ``given``, and those of ``$RLPLUG_BLOCK``."""
-    from_variable = (name.strip() for name in os.environ.get(BLOCK_VARIABLE, "").split(","))
-    return sorted({*given, *filter(None, from_variable)})
 
 
 def find_plugins(blocked: Iterable[str]) -> list[EntryPoint]:

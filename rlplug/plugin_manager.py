@@ -22,19 +22,11 @@ from rlplug.errors import PluginError
 from rlplug.hookspecs import API_VERSION
 from rlplug.interfaces.checks.hooks import GivenMetrics
 from rlplug.observability.hook_costs import HookCosts
-from rlplug.plugin_checks import (
-    BLOCK_VARIABLE,
-    REGISTRATION_PREFIX,
-    SPECIFIED,
-    PluginRecord,
-    blocked_names,
-    find_plugins,
-    import_checked,
-    record_of,
-)
+from rlplug.plugin_checks import REGISTRATION_PREFIX, SPECIFIED, PluginRecord, find_plugins, import_checked, record_of
+from rlplug.plugin_names import blocked_names
 from rlplug.registry import Registration, Registry
 
-__all__ = ["BLOCK_VARIABLE", "PluginManager", "PluginRecord", "describe", "hookimpl", "plugins", "use_plugins"]
+__all__ = ["PluginManager", "PluginRecord", "describe", "hookimpl", "plugins", "use_plugins"]
 
 hookimpl: Final = pluggy.HookimplMarker("rlplug")
 """Decorator that marks a plugin's implementation of a hook."""
@@ -219,8 +211,14 @@ def plugins() -> PluginManager:
     return _current or use_plugins(PluginManager())
 
 
+def forget_plugins() -> None:
+    """Let the next call of :func:`plugins` load them again: a command of another command line may block others."""
+    global _current
+    _current = None
+
+
 def use_plugins(manager: PluginManager) -> PluginManager:
-    """Make ``manager`` the process's plugin manager: the command line does, after reading ``--block``."""
+    """Make ``manager`` the process's plugin manager."""
     global _current
     _current = manager
     return manager

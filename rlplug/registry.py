@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import importlib
+import re
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import resources
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final
 
-from rlplug.errors import ConfigError, PluginError, did_you_mean
+from rlplug.errors import ConfigError, PluginError, describe, did_you_mean
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.launcher import Launcher
@@ -17,6 +18,7 @@ from rlplug.interfaces.optimization import Optimization
 from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import RolloutEngine
 from rlplug.interfaces.trainer import ModelTrainer
+from rlplug.plugin_names import distribution_of
 
 KINDS: Final[Mapping[str, type]] = MappingProxyType(
     {
@@ -27,20 +29,12 @@ KINDS: Final[Mapping[str, type]] = MappingProxyType(
         "environments": Environment,
         "launchers": Launcher,
         "optimizations": Optimization,
+        "classes": object,
     }
 )
-"""Base class of the registered classes of each kind."""
+"""Base class of the registered classes of each kind; ``classes`` are all others that YAML names without a module."""
 
-
-def _read_plugin_index() -> Mapping[str, str]:
-    """Read class name -> distribution from the file that scripts/write_plugin_index.py writes."""
-    text = resources.files("rlplug").joinpath("plugin_index.json").read_text()
-    names: dict[str, list[str]] = json.loads(text)
-    return MappingProxyType({name: distribution for distribution, mine in names.items() for name in mine})
-
-
-KNOWN_DISTRIBUTIONS: Final = _read_plugin_index()
-"""Distributions of the classes of published plugins, by class name: an error names the package to install."""
+_PLACE: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
@@ -49,8 +43,39 @@ class Registration:
 
     kind: str
     name: str
-    factory: type
+    place: str
+    """Module and class, ``package.module:Class``."""
     distribution: str
+    given: type | None = None
+    """The class, where the plugin has imported it."""
+
+    @cached_property
+    def factory(self) -> type:
+        """The class, whose module is imported at the first use.
+
+        Raises:
+            PluginError: It cannot be imported, or lacks the kind's base class.
+        """
+        return _checked(self.kind, self.given or self._imported(), self.distribution)
+
+    def _imported(self) -> Any:
+        module, _, name = self.place.partition(":")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except Exception as error:
+            raise PluginError(
+                f"{self.distribution} registers {self.name} of {self.kind} as {self.place!r}, whose import raised "
+                f"{describe(error)}. Install what it misses, or another version of {self.distribution}."
+            ) from error
+
+
+def _checked(kind: str, factory: Any, distribution: str) -> type:
+    if isinstance(factory, type) and issubclass(factory, KINDS[kind]):
+        return factory
+    raise PluginError(
+        f"{distribution} registers {factory!r} as one of {kind}: make it a subclass of "
+        f"rlplug.interfaces' {KINDS[kind].__name__}."
+    )
 
 
 class Registry:
@@ -64,26 +89,33 @@ class Registry:
         """Attribute later registrations to ``distribution``; called by the plugin manager."""
         self._distribution = distribution
 
-    def add(self, kind: str, factory: type) -> None:
-        """Register ``factory`` under its class name.
+    def add(self, kind: str, factory: type | str) -> None:
+        """Register a class under its name.
+
+        Args:
+            kind: One of ``KINDS``.
+            factory: The class, or its place, ``package.module:Class``, which is imported when a run names the class.
 
         Raises:
             PluginError: The kind is unknown, the class lacks the kind's base class, or the name is taken.
         """
         if kind not in KINDS:
             raise PluginError(f"{self._distribution} registers unknown kind {kind!r}: use one of {', '.join(KINDS)}.")
-        if not (isinstance(factory, type) and issubclass(factory, KINDS[kind])):
+        if isinstance(factory, str):
+            if not _PLACE.fullmatch(factory):
+                raise PluginError(
+                    f"{self._distribution} registers {factory!r} as one of {kind}: write package.module:Class."
+                )
+            name, place, given = factory.partition(":")[2], factory, None
+        else:
+            given = _checked(kind, factory, self._distribution)
+            name, place = given.__name__, f"{given.__module__}:{given.__qualname__}"
+        if taken := self._registrations.get((kind, name)):
             raise PluginError(
-                f"{self._distribution} registers {factory!r} as one of {kind}: make it a subclass of "
-                f"rlplug.interfaces' {KINDS[kind].__name__}."
-            )
-        key = (kind, factory.__name__)
-        if taken := self._registrations.get(key):
-            raise PluginError(
-                f"{self._distribution} and {taken.distribution} both register {factory.__name__!r} in {kind}: "
+                f"{self._distribution} and {taken.distribution} both register {name!r} in {kind}: "
                 f"rename one class, or block one plugin (--block NAME or RLPLUG_BLOCK)."
             )
-        self._registrations[key] = Registration(kind, factory.__name__, factory, self._distribution)
+        self._registrations[kind, name] = Registration(kind, name, place, self._distribution, given)
 
     def names(self, kind: str) -> list[str]:
         """Return the registered names of ``kind``, sorted."""
@@ -94,16 +126,35 @@ class Registry:
 
         Raises:
             ConfigError: No class has that name; the message lists those that are registered, or what to install.
+            PluginError: It cannot be imported.
         """
         if registration := self._registrations.get((kind, name)):
             return registration.factory
         raise ConfigError(self.explain_unknown(kind, name))
 
+    def import_named(self, names: Container[str]) -> None:
+        """Import the registered classes among ``names``, of any kind: jsonargparse finds those that are imported.
+
+        Raises:
+            PluginError: One cannot be imported.
+        """
+        for (_, name), registration in sorted(self._registrations.items()):
+            if name in names:
+                _ = registration.factory
+
+    def import_all(self) -> None:
+        """Import every registered class, for a help that lists them.
+
+        Raises:
+            PluginError: One cannot be imported.
+        """
+        self.import_named({name for _, name in self._registrations})
+
     def explain_unknown(self, kind: str, name: str) -> str:
         """Return the error message for a ``name`` that is not registered."""
         installed = ", ".join(self.names(kind)) or "none"
         message = f"{name!r} is not a known {kind.removesuffix('s')}."
-        if package := KNOWN_DISTRIBUTIONS.get(name):
+        if package := distribution_of("classes", name):
             return f"{message} It comes with {package}: pip install {package}. Registered {kind}: {installed}."
         return f"{message}{did_you_mean(name, self.names(kind))} Registered {kind}: {installed}."
 
@@ -114,6 +165,10 @@ class Registry:
             result.setdefault(registration.distribution, []).append(registration)
         return result
 
+    def each(self, kind: str) -> Iterator[type]:
+        """Yield the classes of ``kind``, each of which is imported when its turn comes."""
+        yield from (self.get(kind, name) for name in self.names(kind))
+
     def classes(self, kind: str) -> dict[str, Any]:
         """Return name -> class for ``kind``."""
-        return {name: self._registrations[kind, name].factory for name in self.names(kind)}
+        return {name: self.get(kind, name) for name in self.names(kind)}

@@ -14,9 +14,9 @@ from rlplug.distributed.durable_files import reason
 from rlplug.errors import ConfigError
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.rollout import RolloutEngine
+from rlplug.recording.run_folder import DEFAULT_COMPILE_CACHE
 
 KEY: Final = "run.compile_cache"
-DEFAULT: Final = "~/.cache/rlplug/compile"
 INDUCTOR: Final = "TORCHINDUCTOR_CACHE_DIR"
 VARIABLES: Final[Mapping[str, str]] = {INDUCTOR: "inductor", "TRITON_CACHE_DIR": "triton"}
 """Environment variables of torch.compile and Triton, and the folders below the cache's that they name."""
@@ -50,7 +50,7 @@ def use_compile_cache(folder: str | None, engine: RolloutEngine) -> str | None:
         for path in ours.values():
             _require_writable(path)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
-        if folder == DEFAULT:
+        if folder == DEFAULT_COMPILE_CACHE:
             return f"compiled code is not kept for later runs: {KEY} is {folder}: {reason(error)}"
         raise ConfigError(
             f"{KEY} is {folder}, which cannot be written: {reason(error)}. Name a folder of your own, or set null, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,7 @@ from jsonargparse import get_loader, set_loader
 
 from rlplug.cli.environment_values import is_of_variable, resolve_variables
 from rlplug.errors import ConfigError
+from rlplug.plugin_manager import plugins
 
 MAX_BYTES: Final = 1 << 20
 """Size of the largest configuration file."""
@@ -120,9 +122,21 @@ def load_yaml(text: str, path: str | Path | None = None) -> Any:
     except yaml.reader.ReaderError as error:
         found = chr(error.character)
         raise yaml.YAMLError(f"the character {found!r} at position {error.position}: {error.reason}") from error
+    if path is not None:
+        loaded = resolve_variables(loaded)
+    plugins().registry.import_named(set(_texts(loaded)))  # jsonargparse knows the classes that are imported
     if is_of_variable(text):  # jsonargparse reads texts of options again, to find what type they are
         return text if isinstance(loaded, dict | list) else loaded
-    return loaded if path is None else resolve_variables(loaded)
+    return loaded
+
+
+def _texts(loaded: Any) -> Iterator[str]:
+    """Yield the texts among the values of what was read."""
+    if isinstance(loaded, str):
+        yield loaded
+    elif isinstance(loaded, dict | list):
+        for value in loaded.values() if isinstance(loaded, dict) else loaded:
+            yield from _texts(value)
 
 
 def _explain(error: yaml.MarkedYAMLError, text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,13 +11,14 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from rlplug.distributed.checkpoint import WRITE_ERRORS, write_failure
 from rlplug.errors import ConfigError, RunError, did_you_mean
+from rlplug.interfaces.observer import RunObserver, StepRecord
 
 FOLDER: Final = "best"
 """Folder in a run's folder for the checkpoints of a ``ModelCheckpoint`` without ``dirpath``."""
 _VALIDATION: Final = "validate/"
 
 
-class LightningCallbacks(Callback):
+class LightningCallbacks(Callback, RunObserver):
     """Callback that calls those of Lightning's that act on a metric, after each step that has the metric.
 
     To Lightning, a run is one epoch of batches without validation, at whose end its callbacks would act. Here
@@ -45,6 +47,7 @@ class LightningCallbacks(Callback):
                 callback.save_last = "link"  # a copy would be written over the last one, and could be torn
         for stopper in self.stoppers:
             stopper._check_on_train_epoch_end = False
+        self._metrics: Mapping[str, float] = {}
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         for callback in self.savers:
@@ -70,10 +73,13 @@ class LightningCallbacks(Callback):
                     "validation: set model.validation.every_n_steps."
                 )
 
+    def step_ended(self, record: StepRecord) -> None:
+        self._metrics = record.metrics
+
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if pl_module.rollout_step != pl_module.step:
             return  # an interrupt took the step back
-        metrics = pl_module.newest_metrics
+        metrics = self._metrics
         for stopper in self.stoppers:
             if self._has_metric(stopper, metrics, pl_module.step, stopper.strict):
                 self._look(stopper, trainer, pl_module)
@@ -104,7 +110,7 @@ class LightningCallbacks(Callback):
             raise RunError(write_failure(Path(str(saver.dirpath)), module.run_dir, error)) from error
 
     def _is_due(
-        self, saver: ModelCheckpoint, every_n_steps: int, trainer: Trainer, metrics: dict[str, float], step: int
+        self, saver: ModelCheckpoint, every_n_steps: int, trainer: Trainer, metrics: Mapping[str, float], step: int
     ) -> bool:
         """Return whether to save after this step."""
         if saver.monitor is None and every_n_steps == 0:
@@ -113,7 +119,7 @@ class LightningCallbacks(Callback):
             return False
         return saver.monitor is None or self._has_metric(saver, metrics, step, is_required=True)
 
-    def _has_metric(self, callback: Any, metrics: dict[str, float], step: int, is_required: bool) -> bool:
+    def _has_metric(self, callback: Any, metrics: Mapping[str, float], step: int, is_required: bool) -> bool:
         """Return whether the step has the monitored metric.
 
         Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import traceback
@@ -27,8 +28,6 @@ from rlplug.cli.messages.imports import explain_import
 from rlplug.cli.option_checks import check_options, seed_all
 from rlplug.cli.parser import RLArgumentParser
 from rlplug.cli.resume import changes_since, check_checkpoint, with_resume
-from rlplug.cli.run_files import require_no_file
-from rlplug.cli.run_folder import RunFolder
 from rlplug.cli.trainer_options import TRAINER_DEFAULTS, check_trainer_options
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.distributed.checkpoint import RLCheckpoint
@@ -38,6 +37,9 @@ from rlplug.errors import ConfigError, RLPlugError, RunError, causes_of
 from rlplug.module import RLModule
 from rlplug.observability.profiler import StepProfiler
 from rlplug.observability.progress import RLProgressBar
+from rlplug.plugin_manager import plugins
+from rlplug.recording.run_files import require_no_file
+from rlplug.recording.run_folder import RunFolder
 
 CLI = TypeVar("CLI", bound="RLCLI")
 _ORDERED: Final = (RunFolder, RLCheckpoint, StepProfiler)
@@ -194,6 +196,10 @@ def run_lightning(arguments: list[str]) -> int:
 def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:
     """Parse a command line with ``cli_class``, which may also run the command, and return the CLI."""
     _quieten()
+    if (folder := os.getcwd()) not in sys.path:
+        sys.path.insert(0, folder)  # so that a reward function next to the configuration can be named
+    if {"-h", "--help", "--help-all"} & set(arguments):
+        plugins().registry.import_all()  # it lists the classes
     RLArgumentParser.shows_trainer = "--help-all" in arguments
     arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
     sys.argv[1:] = with_resume(arguments)  # LightningCLI reads it, and Lightning starts other ranks with it

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +20,7 @@ from rlplug.distributed.checkpoint_files import (
 )
 from rlplug.distributed.durable_files import reason
 from rlplug.errors import ConfigError
+from rlplug.recording.changes import Changes
 
 _REFUSED: Final = {
     "seed_everything": "the random generators go on from the checkpoint",
@@ -31,13 +31,6 @@ _REFUSED: Final = {
     "model.critic.optimizer.class_path": "the checkpoint has no state for it",
 }
 """Reason for which a resumed run cannot follow a change of a key."""
-_OF_OPTIMIZERS: Final = (
-    "model.optimizer.",
-    "model.lr_scheduler",
-    "model.critic.optimizer.",
-    "model.critic.lr_scheduler",
-)
-_MOST_LINES: Final = 20
 _BLOCKS: Final = ("trainer", "model", "data", "run", "checkpoint")
 """Every run writes them."""
 
@@ -125,27 +118,6 @@ def check_checkpoint(path: str) -> None:
     raise ConfigError(f"--ckpt_path {path} {problem}. Name one, such as runs/quickstart/001/checkpoints/step-00000050.")
 
 
-@dataclass(frozen=True)
-class Changes:
-    """Keys whose values differ between the configuration of a checkpoint and that of the run that resumes from it."""
-
-    values: Mapping[str, tuple[Any, Any]]
-    """Former and new value by key; ``None`` where a key is not set."""
-
-    @property
-    def has_optimizer_options(self) -> bool:
-        """Whether the optimizers or their schedules have other options."""
-        return any(key.startswith(_OF_OPTIMIZERS) for key in self.values)
-
-    @property
-    def lines(self) -> list[str]:
-        """Lines that say what differs; none where nothing does."""
-        shown = [f"  {key}: {_short(old)} -> {_short(new)}" for key, (old, new) in self.values.items()]
-        if len(shown) > _MOST_LINES:
-            shown = [*shown[:_MOST_LINES], f"  and {len(shown) - _MOST_LINES} more"]
-        return ["changed since the checkpoint:", *shown] if shown else []
-
-
 def changes_since(checkpoint: str | Path, config_yaml: str) -> Changes:
     """Compare the configuration in a checkpoint with that of the run, as YAML.
 
@@ -175,8 +147,3 @@ def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, value
     for name, part in parts:
         yield from _flat(part, f"{key}.{name}" if key else str(name))
-
-
-def _short(value: Any) -> str:
-    text = "not set" if value is None else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -4,6 +4,7 @@ from rlplug.interfaces.algorithm import Advantages, Algorithm, Denominators, Los
 from rlplug.interfaces.environment import Environment, Message, StepResult
 from rlplug.interfaces.launcher import LOST, Launcher, Place, RunningTask, TaskNeeds
 from rlplug.interfaces.memory import ActivationTraits, EngineMemory, EngineMemoryRequest
+from rlplug.interfaces.observer import ObservedRun, RunObserver, StepRecord, Validation
 from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import (
@@ -51,6 +52,7 @@ __all__ = [
     "ModelConfig",
     "ModelTrainer",
     "Needs",
+    "ObservedRun",
     "Optimization",
     "Place",
     "Placement",
@@ -60,14 +62,17 @@ __all__ = [
     "RouterReplay",
     "RouterShape",
     "RunInfo",
+    "RunObserver",
     "RunningTask",
     "ScrapeTargets",
     "SleepingPart",
+    "StepRecord",
     "StepResult",
     "SyncReport",
     "TaskNeeds",
     "TensorInfo",
     "TrainerClaims",
+    "Validation",
     "WeightsOfParameters",
     "replace_choice",
     "replayed",

@@ -9,15 +9,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.launcher import Place, TaskNeeds
 from rlplug.launch.config import LaunchConfig, ServersConfig
+from rlplug.recording.run_folder import RUN_FOLDER_VARIABLE
 from rlplug.rollout.servers.server_list import FILE_VARIABLE
-
-RUN_FOLDER_VARIABLE: Final = "RLPLUG_RUN_FOLDER"
-"""Environment variable with the run folder that a launcher has made for ``rlplug fit``."""
 
 
 @dataclass(frozen=True)

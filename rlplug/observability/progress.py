@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar as Bar
 from rich.table import Table
 
+from rlplug.interfaces.observer import RunObserver, StepRecord
 from rlplug.observability.phase_progress import PHASE_PROGRESS
 from rlplug.observability.terminal import console, guarded, is_interactive, start_live, stop_live, styled
 
@@ -52,7 +53,7 @@ class RunProgress:
         """Take the numbers of a run, which are not known when its start begins."""
         self.total_steps, self.step, self._step_began = total_steps, step, time.monotonic()
 
-    def end_step(self, step: int, metrics: dict[str, float]) -> None:
+    def end_step(self, step: int, metrics: Mapping[str, float]) -> None:
         now = time.monotonic()
         self._seconds.append(now - self._step_began)
         self.step, self.status, self._step_began = step, status_line(metrics), now
@@ -75,7 +76,7 @@ class RunProgress:
         return " | ".join(filter(None, parts))
 
 
-class RLProgressBar(ProgressBar):
+class RLProgressBar(ProgressBar, RunObserver):
     """Progress of a run: steps, the current phase with what it has done, tokens a second, time left, main metrics.
 
     It is a live display when stdout and stderr are terminals. Otherwise a line is written to stderr after every tenth
@@ -108,13 +109,11 @@ class RLProgressBar(ProgressBar):
         module: Any = pl_module
         self._progress.begin_steps(module.plan.total_steps, module.rollout_step)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        module: Any = pl_module
-        self._progress.end_step(module.rollout_step, module.newest_metrics)
-        if self._lines is not None and module.rollout_step % max(1, module.plan.total_steps // 10) == 0:
-            self._lines.write(f"step {module.rollout_step}/{module.plan.total_steps} | {self._progress.status}")
+    def step_ended(self, record: StepRecord) -> None:
+        progress = self._progress
+        progress.end_step(record.step, record.metrics)
+        if self._lines is not None and record.step % max(1, progress.total_steps // 10) == 0:
+            self._lines.write(f"step {record.step}/{progress.total_steps} | {progress.status}")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._shown.close()
@@ -186,7 +185,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def status_line(metrics: dict[str, float]) -> str:
+def status_line(metrics: Mapping[str, float]) -> str:
     """Return the main metrics of a step as one line; phases below a tenth of the step's time are left out."""
     parts = []
     if "reward/mean" in metrics:

@@ -13,13 +13,13 @@ from lightning.pytorch import Trainer
 from rlplug_algos.grpo import GRPO
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlplug.cli.run_folder import RunFolder
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.data.sources import ReasoningGymSource
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces import Placement
 from rlplug.models.config import ModelConfig
 from rlplug.module import RLModule
+from rlplug.recording.run_folder import RunFolder
 from rlplug.rewards import ReasoningGymReward, RegexFormat
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.training.batch_plan import BatchSizes

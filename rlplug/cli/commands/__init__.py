@@ -1,1 +1,1 @@
-"""One module for each command of rlplug that has no folder of its own; ``lightning_cli`` runs fit and validate."""
+"""The core's commands. A command is an entry point of the group ``rlplug.commands``, in any distribution."""

@@ -38,6 +38,7 @@ CHAT_DESCRIPTION: Final = """talk to a policy in the terminal
 A policy without a chat template continues each message as a prompt of its own. Ctrl-C stops an answer; /help lists what
 can be typed. Text appears 16 tokens at a time, with any engine.
 """
+TAKES_CONFIGURATION: Final = True
 HELP: Final = """/reset               forget the conversation
 /system TEXT         begin anew with this system message; without TEXT with none
 /temperature T       0 is greedy
@@ -49,7 +50,7 @@ FOLDER_TOKENS: Final = 512
 """Longest answer of a policy that comes without a run."""
 
 
-def chat_parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """Return the parser of what is not a key of the configuration."""
     parser = argparse.ArgumentParser(
         "rlplug chat",
@@ -84,13 +85,13 @@ def chat_parser() -> argparse.ArgumentParser:
 
 
 def chat_command(arguments: list[str]) -> int:
-    """Talk to a policy until the input ends, and return the exit status.
+    """Talk to a policy, with the tools of its environment: RUN.
 
     Raises:
         RLPlugError: The policy or the engine cannot be used.
     """
     own, keys = split_keys(arguments)
-    options = chat_parser().parse_args(own)
+    options = make_parser().parse_args(own)
     if options.engine is not None:
         keys = ["--model.rollout", options.engine, *keys]
     place, checkpoint = place_of(options.policy)

@@ -6,41 +6,18 @@ The script holds all of them, so that a shell starts no process at a Tab.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
-import shtab
-
-from rlplug.cli.commands.chat import chat_parser
-from rlplug.cli.commands.evaluate import eval_parser
+from rlplug.cli.find_commands import find_commands
 from rlplug.cli.lightning_cli import RLCLI, read_command
+from rlplug.errors import ConfigError
 
-FILES: Final = {
-    "-c",
-    "--config",
-    "--ckpt_path",
-    "--resume",
-    "--run.dir",
-    "--status",
-    "--stop",
-    "--folder",
-    "--rates",
-    "--out",
-    "--to",
-}
-"""Options whose value is a file or a folder."""
-SPLIT_OPTIONS: Final = ("--split-gpus", "--rates", "--engine-tokens-s", "--trainer-tokens-s")
-LAUNCH: Final = ("--launcher", "--dry-run", "--status", "--stop")
-OTHERS: Final = {
-    "plugins": ("--check", "--verbose", "--run", "--json", "--block"),
-    "new-plugin": ("--kind", "--folder"),
-    "doctor": ("--json", "--quick", "--block"),
-    "report": (),
-    "watch": ("--port", "--host", "--open"),
-    "completion": (),
-    "export": ("--to", "--adapter", "--rewrite-card", "--push-to-hub", "--public"),
-}
-"""Options of the commands that take no configuration."""
+FILES: Final = {"-c", "--config", "--ckpt_path", "--resume", "--run.dir"}
+"""Options of ``rlplug fit`` whose value is a file or a folder."""
 
 
 class _Keys(BaseException):
@@ -62,60 +39,66 @@ class _KeysCLI(RLCLI):
         )
 
 
-def completion_command(arguments: Sequence[str]) -> None:
-    """Print the script of a shell.
-
-    Args:
-        arguments: Those after the command's name: the shell.
-    """
+def make_parser() -> argparse.ArgumentParser:
     description = 'Print a script that completes commands and keys: eval "$(rlplug completion bash)"'
     parser = argparse.ArgumentParser("rlplug completion", description=description)
     parser.add_argument("shell", choices=("bash", "zsh"))
-    print(shtab.complete(command_parser(), parser.parse_args(arguments).shell))
-
-
-def command_parser() -> argparse.ArgumentParser:
-    """Return a parser of every command with its options, to complete and not to parse."""
-    options = options_of_commands()
-    options |= {
-        "plan": [*options["fit"], "--gpu-gib", "--network-gbit-s", *SPLIT_OPTIONS],
-        "launch": [*options["fit"], *LAUNCH],
-        "eval": [*_own_options(eval_parser()), *_keys(options["fit"])],
-        "chat": [*_own_options(chat_parser()), *_keys(options["fit"])],
-        **OTHERS,
-    }
-    parser = argparse.ArgumentParser("rlplug")
-    parser.add_argument("--version", action="version", version="")
-    commands = parser.add_subparsers()
-    for name, its_options in options.items():
-        command = commands.add_parser(name, help=name)  # shtab leaves out what has no help
-        if name in ("report", "watch", "eval", "chat", "export"):
-            _completes_files(command.add_argument("folder"))
-        for option in dict.fromkeys(its_options):
-            if option not in ("-h", "--help"):
-                action = command.add_argument(option, help=option)
-                if option in FILES:
-                    _completes_files(action)
     return parser
 
 
-def options_of_commands() -> dict[str, Iterable[str]]:
+def completion_command(arguments: list[str]) -> None:
+    """Print a script that completes commands and keys: bash, or zsh.
+
+    Raises:
+        ConfigError: shtab is not installed.
+    """
+    shell = make_parser().parse_args(arguments).shell
+    if importlib.util.find_spec("shtab") is None:
+        raise ConfigError("rlplug completion needs shtab: pip install 'rlplug[completion]'.")
+    import shtab
+
+    print(shtab.complete(command_parser(), shell))
+
+
+def command_parser() -> argparse.ArgumentParser:
+    """Return a parser of every installed command with its options, to complete and not to parse."""
+    of_fit = options_of_commands()
+    parser = argparse.ArgumentParser("rlplug")
+    parser.add_argument("--version", action="version", version="")
+    commands = parser.add_subparsers()
+    for name, entry_point in find_commands().items():
+        command = commands.add_parser(name, help=name)  # shtab leaves out what has no help
+        actions: list[argparse.Action] = []
+        options = list(of_fit.get(name, ()))
+        if name not in of_fit:
+            module = importlib.import_module(entry_point.module)
+            actions = module.make_parser()._actions if hasattr(module, "make_parser") else []
+            if getattr(module, "TAKES_CONFIGURATION", False):
+                options = [option for option in of_fit["fit"] if "." in option or option in FILES]
+        for action in actions:
+            takes_file = action.type is Path or not FILES.isdisjoint(action.option_strings)
+            if action.option_strings or takes_file:
+                _add(command, action.option_strings or [action.dest], takes_file)
+        known = {option for action in actions for option in action.option_strings}
+        for option in dict.fromkeys(options):
+            if option not in known:
+                _add(command, [option], option in FILES)
+    return parser
+
+
+def _add(command: argparse.ArgumentParser, names: Sequence[str], takes_file: bool) -> None:
+    if not {"-h", "--help"} & {*names}:
+        action: Any = command.add_argument(*names, help=names[0])
+        if takes_file:
+            import shtab
+
+            action.complete = shtab.FILE
+
+
+def options_of_commands() -> dict[str, list[str]]:
     """Return the options of ``fit`` and ``validate``."""
     try:
         read_command(_KeysCLI, ["fit"])
     except _Keys as found:
         return {name: [*options, "--resume", "--help-all"] for name, options in found.options.items()}
     raise AssertionError("the constructor parses")
-
-
-def _own_options(parser: argparse.ArgumentParser) -> list[str]:
-    return [option for action in parser._actions for option in action.option_strings]
-
-
-def _keys(options: Iterable[str]) -> list[str]:
-    """Return those options of ``fit`` that are keys of the configuration."""
-    return [option for option in options if "." in option]
-
-
-def _completes_files(action: Any) -> None:
-    action.complete = shtab.FILE

@@ -16,8 +16,6 @@ from typing import Any, Final
 
 from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
 from rlplug.cli.messages.values import shorten
-from rlplug.cli.run_files import require_no_file
-from rlplug.cli.run_record import installed_versions
 from rlplug.config import RunConfig
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.data.sources import FileSource
@@ -36,6 +34,8 @@ from rlplug.evaluation.sources import named_source, require_source
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.observability.progress import RunProgress, shown
 from rlplug.observability.terminal import invocation, make_table, say, show
+from rlplug.recording.run_files import require_no_file
+from rlplug.recording.run_record import installed_versions
 
 EVAL_DESCRIPTION: Final = """evaluate finished policies: pass@k, rewards and lengths with intervals, paired differences
 
@@ -49,12 +49,13 @@ or a name on the Hub; NAME=PLACE names it in the tables. The first one is the ba
 environment, prompts, sampling and engine are those of -c, else of the first run; keys such as --model.rollout override
 them. It runs in one process, on the CPU or one GPU; engines with servers use the GPUs that their options name.
 """
+TAKES_CONFIGURATION: Final = True
 _KEY: Final = re.compile(r"--[a-z_]+\.")
 LINE_S: Final = 5.0
 """Shortest time between two lines of progress, in seconds."""
 
 
-def eval_parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """Return the parser of what is not a key of the configuration."""
     parser = argparse.ArgumentParser(
         "rlplug eval",
@@ -105,13 +106,15 @@ def eval_parser() -> argparse.ArgumentParser:
 
 
 def eval_command(arguments: list[str]) -> int:
-    """Evaluate policies, and return the exit status: 1 when no completion has a reward, 130 after Ctrl-C.
+    """Evaluate finished policies, pass@k with intervals, and compare them: RUN --base.
+
+    The exit status is 1 when no completion has a reward, and 130 after Ctrl-C.
 
     Raises:
         RLPlugError: The message names the option and the fix.
     """
     arguments, keys = split_keys(arguments)
-    options = eval_parser().parse_intermixed_args(arguments)
+    options = make_parser().parse_intermixed_args(arguments)
     if options.resume is not None:
         if len(arguments) > 2 or keys:
             raise ConfigError("--resume FOLDER stands alone: the evaluation goes on as it was asked for.")

@@ -31,12 +31,7 @@ unless --rewrite-card is given. Uploading takes the token of `hf auth login`, or
 """
 
 
-def export_command(arguments: list[str]) -> int:
-    """Export a policy, and return the exit status.
-
-    Raises:
-        RLPlugError: The message names what is missing, or why the Hub refuses.
-    """
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "rlplug export", description=EXPORT_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -46,7 +41,16 @@ def export_command(arguments: list[str]) -> int:
     parser.add_argument("--rewrite-card", action="store_true", help="write README.md anew")
     parser.add_argument("--push-to-hub", metavar="REPO", help="upload the folder to this repository")
     parser.add_argument("--public", action="store_true", help="make a new repository public; by default it is private")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def export_command(arguments: list[str]) -> int:
+    """Write a run's policy as a Hugging Face folder with a model card, or upload it: RUN --push-to-hub NAME.
+
+    Raises:
+        RLPlugError: The message names what is missing, or why the Hub refuses.
+    """
+    options = make_parser().parse_args(arguments)
     if options.public and options.push_to_hub is None:
         raise ConfigError("--public is of an upload: give --push-to-hub REPO too.")
     folder, run_dir = _folder(options.run, options.to, "adapter" if options.adapter else "policy")

@@ -1,153 +1,54 @@
-"""``rlplug launch``: one run on one or many hosts, with engine servers beside it."""
+"""``rlplug launch``: start a run on one or many hosts, look at its tasks, or stop it."""
 
 from __future__ import annotations
 
-import pydoc
-import sys
-from collections.abc import Sequence
+import argparse
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import torch
-import yaml
-from lightning.pytorch.cli import LightningArgumentParser
-
-from rlplug.cli.environment_values import resolve_variables
-from rlplug.cli.lightning_cli import RLCLI, instantiation_errors, read_command
-from rlplug.cli.run_files import require_no_file
-from rlplug.distributed.checkpoint_files import run_dir_of
-from rlplug.distributed.durable_files import new_numbered_folder
+from rlplug.cli.command_parser import CommandParser
 from rlplug.errors import ConfigError
-from rlplug.interfaces.launcher import Launcher, TaskNeeds
-from rlplug.launch.config import LaunchConfig, ServersConfig
-from rlplug.launch.driver import Driver
-from rlplug.launch.local import Local
-from rlplug.launch.plan import LaunchPlan, make_plan
-from rlplug.launch.state import COLUMNS, FOLDER
-from rlplug.launch.tasks import gpus_text
-from rlplug.observability.terminal import make_table, say, show
-from rlplug.plugin_manager import plugins
 
-LAUNCH_CONFIG: Final = "launch.yaml"
-FIT_CONFIG: Final = "config.yaml"
-DRY_RUN: Final = "--dry-run"
+DESCRIPTION: Final = """start a run on one or many hosts, with engine servers beside it
+
+  -c, --config CONFIG    and all other options of rlplug fit; the section `launch` says the rest
+  --launch.KEY VALUE     overrides a key of the section: rlplug launch --help-all lists them
+"""
+TAKES_CONFIGURATION: Final = True
 
 
-class LaunchCLI(RLCLI):
-    """CLI that reads the options of ``fit`` and ``launch``, and makes the launcher alone: a login node has no GPU."""
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        super().add_arguments_to_parser(parser)
-        parser.add_class_arguments(LaunchConfig, "launch")
-
-    def instantiate_classes(self) -> None:
-        options = self.config[self.subcommand].launch
-        chosen = options.launcher
-        made: Any = Local if chosen is None else pydoc.locate(chosen.class_path)  # the parser has found it there
-        self.launcher_name = made.__name__
-        with instantiation_errors():
-            self.launcher: Launcher = made(**vars(chosen.init_args) if chosen and "init_args" in chosen else {})
-        servers = None if options.servers is None else ServersConfig(**vars(options.servers))
-        self.launch = LaunchConfig(self.launcher, servers, options.max_restarts, options.grace_s)
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        pass
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of what is not a key of the configuration."""
+    parser = CommandParser("launch", "-c CONFIG [--launcher NAME] [--dry-run] ...", DESCRIPTION)
+    add = parser.add_argument
+    add(
+        "--launcher",
+        metavar="NAME",
+        help="local (the default), slurm, or one of a plugin, such as ray; --launch.launcher takes its options too",
+    )
+    add("--dry-run", action="store_true", help="print where everything would run, or the job's script; start nothing")
+    add("--resume", type=Path, metavar="RUN", help="go on with a run, with the launch options that it had")
+    add("--status", type=Path, metavar="RUN", help="show the tasks of a run that was launched; stands alone")
+    add("--stop", type=Path, metavar="RUN", help="have it save and stop; stands alone")
+    return parser
 
 
 def launch_command(arguments: list[str]) -> int:
-    """Run ``rlplug launch`` and return its exit status.
-
-    Args:
-        arguments: Those after the command's name. With ``--dry-run`` it prints where all would run, and starts nothing.
+    """Train on one or many hosts, with engine servers: -c CONFIG --launcher slurm.
 
     Raises:
         ConfigError: The configuration is wrong, or a node lacks something.
     """
-    is_dry_run = DRY_RUN in arguments
-    arguments = [argument for argument in arguments if argument != DRY_RUN]
-    command = [sys.executable, "-m", "rlplug", "launch", *arguments]
-    cli = read_command(LaunchCLI, ["fit", *_with_launcher(_with_saved_options(arguments))])
-    launcher = cli.launcher
-    saved = yaml.safe_load(cli.config_yaml)  # with references to variables, which each node reads for itself
-    options = saved.pop("launch")
-    checkpoint = cli.config[cli.subcommand].ckpt_path
-    if checkpoint is not None and cli.launch.servers is not None and saved["model"]["rollout"]:
-        saved["model"]["rollout"]["init_args"]["urls"] = None  # those of the servers that the run had
-    resolved = resolve_variables(saved)
-    plan = make_plan(resolved, cli.launch, not isinstance(launcher, Local) or torch.cuda.is_available())
-    tasks = plan.tasks()
-    script = launcher.batch_script(tasks, command, plan.config.grace_s)
-    if script is not None:
-        say(script)
-        say("dry run: nothing was submitted" if is_dry_run else launcher.submit(script))
+    options, rest = make_parser().parse_known_args(arguments)
+    if options.status is None and options.stop is None:
+        from rlplug.launch.run import launch_run
+
+        return launch_run([argument for argument in arguments if argument != "--dry-run"], options.dry_run)
+    if rest or len(arguments) != 2:
+        raise ConfigError("--status RUN and --stop RUN stand alone: give one of them, and nothing else.")
+    from rlplug.launch.status import show_status, stop
+
+    if options.stop is not None:
+        stop(options.stop)
         return 0
-    try:
-        _print_placement(launcher, cli.launcher_name, tasks)
-        if is_dry_run:
-            say("dry run: nothing was started")
-            return 0
-        folder = _run_folder(resolved, checkpoint)
-        _write(folder / FOLDER / FIT_CONFIG, saved)
-        _write(folder / FOLDER / LAUNCH_CONFIG, {"launch": options})
-        say(f"run folder: {folder}, logs: {folder / FOLDER}")
-        return _drive(plan, launcher, cli.launcher_name, folder, checkpoint)
-    finally:
-        launcher.close()
-
-
-def _drive(plan: LaunchPlan, launcher: Launcher, name: str, folder: Path, checkpoint: str | None) -> int:
-    return Driver(plan, launcher, name, folder, folder / FOLDER / FIT_CONFIG, checkpoint).run()
-
-
-def _print_placement(launcher: Launcher, name: str, tasks: Sequence[TaskNeeds]) -> None:
-    places = launcher.place(tasks)
-    rows = [
-        (task.name, place.node, gpus_text(task.gpus, place), place.address)
-        for task, place in zip(tasks, places, strict=True)
-    ]
-    show(make_table(COLUMNS[:-1], rows, f"placement by {name}"))
-
-
-def _run_folder(config: dict[str, Any], checkpoint: str | None) -> Path:
-    """Return the folder of the run that goes on, or a new one."""
-    folder = run_dir_of(checkpoint) if checkpoint is not None else None
-    if folder is None:
-        require_no_file(Path(config["run"]["dir"]), "run.dir")
-        folder = new_numbered_folder(Path(config["run"]["dir"]))
-    (folder / FOLDER).mkdir(exist_ok=True)
-    return folder
-
-
-def _write(file: Path, config: dict[str, Any]) -> None:
-    file.write_text(yaml.safe_dump(config, sort_keys=False))
-
-
-def _with_launcher(arguments: list[str]) -> list[str]:
-    """Replace ``--launcher slurm`` by ``--launch.launcher Slurm``.
-
-    Raises:
-        ConfigError: No launcher has that name.
-    """
-    result: list[str] = []
-    each = iter(arguments)
-    for argument in each:
-        option, equals, value = argument.partition("=")
-        if option != "--launcher":
-            result.append(argument)
-            continue
-        value = value if equals else next(each, "")
-        registry = plugins().registry
-        known = {name.lower(): name for name in registry.names("launchers")}
-        if value.lower() not in known:
-            raise ConfigError(f"--launcher: {registry.explain_unknown('launchers', value.capitalize())}")
-        result += ["--launch.launcher", known[value.lower()]]
-    return result
-
-
-def _with_saved_options(arguments: list[str]) -> list[str]:
-    """Put the launch options of a run that is resumed before those that are given."""
-    for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
-        name, _, given = option.partition("=")
-        if name == "--resume" and (saved := Path(given or value) / FOLDER / LAUNCH_CONFIG).is_file():
-            return ["--config", str(saved), *arguments]
-    return arguments
+    return 0 if show_status(options.status) else 1

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 
+from rlplug.cli.command_parser import CommandParser
 from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
-from rlplug.cli.run_output import print_batch_plan, print_memory_plan
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.observability.terminal import say
+from rlplug.recording.run_output import print_batch_plan, print_memory_plan
 from rlplug.rollout.partial.gpu_split import GPURates, rates_of_run
 from rlplug.setup import plan_run
 from rlplug.training.memory_plan.decisions import shortfall
@@ -23,26 +24,50 @@ from rlplug.types import GIB
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug.weight_sync.sync_time import SyncTime
 
-NO_SPLIT: Final[Mapping[str, str]] = MappingProxyType({})
+DESCRIPTION: Final = """what will live on each GPU in each phase of a step, and whether it fits; nothing is loaded
+
+  -c, --config CONFIG    and all other options of rlplug fit: see rlplug fit --help
+
+Exit status 1: it does not fit, and the smallest change that makes it fit is printed.
+"""
+TAKES_CONFIGURATION: Final = True
 
 
-def plan_command(
-    arguments: list[str], gpu_gib: str | None, network: str | None = None, split: Mapping[str, str] = NO_SPLIT
-) -> bool:
-    """Print the plans of a run; return whether it fits.
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of what is not a key of the configuration."""
+    parser = CommandParser("plan", "[--gpu-gib GIB] [--network-gbit-s GBIT] -c CONFIG ...", DESCRIPTION)
+    add = parser.add_argument
+    add("--gpu-gib", metavar="GIB", help="memory of each GPU; by default that of this machine's first")
+    add(
+        "--network-gbit-s",
+        metavar="GBIT",
+        help="speed of each host's network, to estimate the seconds of a weight sync between hosts",
+    )
+    add(
+        "--split-gpus",
+        metavar="N",
+        help="how to divide N GPUs between engines and trainer of an asynchronous run, by measured rates: --rates, or "
+        "--engine-tokens-s and --trainer-tokens-s",
+    )
+    add("--rates", type=Path, metavar="RUN", help="folder of a run that measured the rates")
+    for side in ("engine", "trainer"):
+        add(f"--{side}-tokens-s", metavar="R", help=f"completion tokens a second of one GPU of the {side}")
+    return parser
 
-    Args:
-        arguments: Those of ``rlplug fit``, without the command.
-        gpu_gib: Memory of each GPU; by default that of this machine's first.
-        network: Speed of each host's network in Gbit/s, for the time of a weight sync between hosts.
-        split: Values of ``split-gpus``, ``rates``, ``engine-tokens-s`` and ``trainer-tokens-s``, where they are given.
+
+def plan_command(arguments: list[str]) -> int:
+    """Show what will live on each GPU, without one, and whether it fits: -c CONFIG --gpu-gib 80.
 
     Raises:
-        ConfigError: The configuration is wrong, or there is neither ``gpu_gib`` nor a GPU.
+        ConfigError: The configuration is wrong, or there is neither ``--gpu-gib`` nor a GPU.
     """
+    given, arguments = make_parser().parse_known_args(arguments)
     cli = read_command(ConfiguredCLI, ["fit", *arguments])
-    gpu = _gpu(gpu_gib)
+    gpu = _gpu(given.gpu_gib)
+    network = given.network_gbit_s
     gbit_s = None if network is None else _number("--network-gbit-s", network, "how fast it is, such as 400")
+    names = ("split-gpus", "rates", "engine-tokens-s", "trainer-tokens-s")
+    split = {name: str(value) for name in names if (value := getattr(given, name.replace("-", "_"))) is not None}
     recommended = _split(split) if split else None
     options, module, data = cli.trainer_options, cli.model, cli.datamodule
     strategy = options.strategy
@@ -69,7 +94,7 @@ def plan_command(
     problem = shortfall(memory.plan)
     if problem is not None:
         say(str(problem))
-    return problem is None
+    return 0 if problem is None else 1
 
 
 def _split(given: Mapping[str, str]) -> str:

@@ -6,14 +6,14 @@ import argparse
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from importlib import resources
 from importlib.metadata import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rlplug.errors import ConfigError, describe
 from rlplug.observability.terminal import make_grid, make_table, say, show
-from rlplug.plugin_checks import PluginRecord, blocked_names, find_plugins, record_of
+from rlplug.plugin_checks import PluginRecord, find_plugins, record_of
+from rlplug.plugin_names import blocked_names, plugin_index
 
 if TYPE_CHECKING:
     from rlplug.plugin_manager import HookCaller
@@ -21,16 +21,7 @@ if TYPE_CHECKING:
 STYLES: Final = {"loaded": "green", "blocked": "yellow", "failed": "red", "installed": "cyan"}
 
 
-def plugins_command(arguments: Sequence[str], blocked: Sequence[str]) -> bool:
-    """Print the plugins; return whether none failed.
-
-    Args:
-        arguments: Those after the command's name.
-        blocked: Names given with ``--block``.
-
-    Raises:
-        ConfigError: No plugin has a blocked name.
-    """
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("rlplug plugins", description="Show the installed plugins.", allow_abbrev=False)
     parser.add_argument("--check", action="store_true", help="import each plugin, as a run does, and show what fails")
     parser.add_argument(
@@ -42,17 +33,27 @@ def plugins_command(arguments: Sequence[str], blocked: Sequence[str]) -> bool:
         "--run", type=Path, metavar="RUN", help="show what plugins' hooks cost in a run, such as runs/quickstart/001"
     )
     parser.add_argument("--json", action="store_true", help="print the records as JSON, for machines")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def plugins_command(arguments: list[str]) -> int:
+    """Show what is installed; --check shows what fails, --run RUN what hooks cost.
+
+    Raises:
+        ConfigError: No plugin has a blocked name, or the run has no costs.
+    """
+    options = make_parser().parse_args(arguments)
     if options.run is not None:
-        return _show_costs(options.run, options.json)
+        _show_costs(options.run, options.json)
+        return 0
     order: dict[str, list[HookCaller]] = {}
     if options.check or options.verbose:
         from rlplug.plugin_manager import PluginManager
 
-        manager = PluginManager(blocked, strict=False)
+        manager = PluginManager(strict=False)
         records, order = manager.records, manager.call_order()
     else:
-        records = installed(blocked)
+        records = installed()
     if options.json and options.verbose:
         callers = {hook: [asdict(caller) for caller in callers] for hook, callers in order.items()}
         shown = [vars(record) | {"docs": docs_url(record.distribution)} for record in records]
@@ -64,22 +65,21 @@ def plugins_command(arguments: Sequence[str], blocked: Sequence[str]) -> bool:
         if options.verbose:
             say("hooks, in the order of their calls")
             show(make_grid((f"  {hook}", sequence_of(callers)) for hook, callers in order.items()))
-    return all(record.state != "failed" for record in records)
+    return 1 if any(record.state == "failed" for record in records) else 0
 
 
-def installed(blocked: Iterable[str]) -> list[PluginRecord]:
+def installed(blocked: Iterable[str] = ()) -> list[PluginRecord]:
     """Return a record of each installed plugin, without importing it.
 
     Raises:
         ConfigError: No plugin has a blocked name.
     """
     names = blocked_names(blocked)
-    published = json.loads(resources.files("rlplug").joinpath("plugin_index.json").read_text())
     records = [record_of(entry_point) for entry_point in find_plugins(names)]
     for record in records:
         is_blocked = bool({record.name, record.distribution} & set(names))
         record.state, record.reason = ("blocked", "by name") if is_blocked else ("installed", "")
-        record.registers = [] if is_blocked else published.get(record.distribution, [])
+        record.registers = [] if is_blocked else plugin_index().get(record.distribution, {}).get("classes", [])
     return records
 
 
@@ -98,7 +98,7 @@ def sequence_of(callers: Sequence[HookCaller]) -> str:
     return "".join(words).removesuffix(", ").removesuffix(" around ")
 
 
-def _show_costs(run: Path, is_json: bool) -> bool:
+def _show_costs(run: Path, is_json: bool) -> None:
     """Print what hooks cost in a run.
 
     Raises:
@@ -112,18 +112,16 @@ def _show_costs(run: Path, is_json: bool) -> bool:
         raise ConfigError(f"plugins --run {run}: its run.json has no costs of hooks ({describe(error)}).") from error
     if is_json:
         print(json.dumps(costs, indent=2))
-        return True
+        return
     title = "cost by plugin: seconds of the host in hooks, without what a wrapper wraps"
     show(make_table(("plugin", "hook", "phase", "calls", "seconds"), rows, title))
-    return True
 
 
 def _print(records: Sequence[PluginRecord], is_checked: bool, is_verbose: bool) -> None:
     for record in records:
         _print_plugin(record, is_verbose)
     if not {record.distribution for record in records} - {"rlplug"}:
-        published = json.loads(resources.files("rlplug").joinpath("plugin_index.json").read_text())
-        say(f"no plugins are installed: pip install one of {', '.join(sorted(published))}")
+        say(f"no plugins are installed: pip install one of {', '.join(sorted(plugin_index()))}")
     elif not is_checked:
         say("Nothing was imported: rlplug plugins --check imports each one, and shows what fails.")
 

@@ -6,15 +6,7 @@ import argparse
 from pathlib import Path
 
 
-def report_command(arguments: list[str]) -> None:
-    """Write a run's report and print where it is.
-
-    Args:
-        arguments: Those after the command's name: the run's folder, and steps to show one by one.
-
-    Raises:
-        ConfigError: It is no run's folder, it has none of the steps, or plotly is not installed.
-    """
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("rlplug report", description="Write report.html from the folder of a run.")
     parser.add_argument("run_dir", type=Path, help="a run's folder, such as runs/quickstart/001")
     parser.add_argument(
@@ -22,7 +14,16 @@ def report_command(arguments: list[str]) -> None:
         help="steps such as 10-14 that the timeline of trainer and engine shows, which runs with a partial rollout "
         "record; by default the newest",
     )
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def report_command(arguments: list[str]) -> None:
+    """Write report.html from the folder of a run: RUN.
+
+    Raises:
+        ConfigError: It is no run's folder, it has none of the steps, or plotly is not installed.
+    """
+    options = make_parser().parse_args(arguments)
     from rlplug.observability.report.page import write_report
     from rlplug.observability.report.timeline import NEWEST, ChosenSteps
 

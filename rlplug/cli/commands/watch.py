@@ -8,7 +8,6 @@ import socket
 import sys
 import threading
 import webbrowser
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,17 +23,14 @@ The page reads the files of run folders, so it shows running, finished and kille
 from another. It writes nothing and needs no network. From another machine: ssh -L 6006:localhost:6006 HOST."""
 
 
-def watch_command(arguments: Sequence[str]) -> None:
-    """Serve the page until a signal ends the process.
-
-    Args:
-        arguments: Those after the command's name.
+def watch_command(arguments: list[str]) -> None:
+    """Follow runs as they go, and compare them, on a local page: runs.
 
     Raises:
         ConfigError: The folder is a file, the port is taken or out of range, the host is not this machine's, or plotly
             is missing.
     """
-    options = watch_parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     folder: Path = options.runs_dir
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file: give the folder of your runs, such as runs, or of one run.")
@@ -66,7 +62,7 @@ def watch_command(arguments: Sequence[str]) -> None:
     web.run_app(app, sock=listening, access_log=None, print=None, shutdown_timeout=1.0)
 
 
-def watch_parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "rlplug watch", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )

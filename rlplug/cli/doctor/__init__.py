@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from rlplug.cli.doctor.findings import Finding, Probe, checked, lines_of
+from rlplug.plugin_names import blocked_names
 
 DESCRIPTION = """what this machine has for a run, what is wrong with it, and what to do
 
@@ -22,13 +23,7 @@ Exit status 1: something will not work.
 """
 
 
-def doctor_command(arguments: Sequence[str], blocked: Sequence[str]) -> bool:
-    """Print what was found; return whether nothing will fail.
-
-    Args:
-        arguments: Those after the command's name.
-        blocked: Names of plugins given with ``--block``.
-    """
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "rlplug doctor",
         description=DESCRIPTION,
@@ -37,13 +32,18 @@ def doctor_command(arguments: Sequence[str], blocked: Sequence[str]) -> bool:
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON, for machines")
     parser.add_argument("--quick", action="store_true", help="import neither torch nor plugins: done in half a second")
-    options = parser.parse_args(arguments)
-    findings = diagnose(blocked, is_quick=options.quick)
+    return parser
+
+
+def doctor_command(arguments: list[str]) -> int:
+    """Look at this machine, packages and plugins: what is wrong, and what to do."""
+    options = make_parser().parse_args(arguments)
+    findings = diagnose(blocked_names(), is_quick=options.quick)
     if options.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         print("\n".join(lines_of(findings, is_quick=options.quick)))
-    return not any(finding.state == "fails" for finding in findings)
+    return 1 if any(finding.state == "fails" for finding in findings) else 0
 
 
 def diagnose(blocked: Sequence[str] = (), is_quick: bool = False) -> list[Finding]:

@@ -10,7 +10,7 @@ from rlplug.cli.messages.imports import explain_wrong_class
 from rlplug.data.sources import PromptSource
 from rlplug.errors import did_you_mean
 from rlplug.plugin_manager import plugins
-from rlplug.registry import KNOWN_DISTRIBUTIONS
+from rlplug.plugin_names import distribution_of
 
 KIND_OF_KEY: Final = {
     "model.algorithm": "algorithms",
@@ -117,14 +117,14 @@ def _explain_class(key: str, name: str) -> str | None:
     """Return what is wrong with the name of a class, or ``None`` where no class is meant."""
     if kind := KIND_OF_KEY.get(key):
         for record in plugins().records:
-            if record.state == "blocked" and record.distribution == KNOWN_DISTRIBUTIONS.get(name):
+            if record.state == "blocked" and record.distribution == distribution_of("classes", name):
                 return f"{name!r} comes with {record.distribution}, which is blocked: drop --block {record.name}."
         return plugins().registry.explain_unknown(kind, name)
     if key.rpartition(".")[2] in _NUMBERS_OR_CLASSES:
         return None
-    known = (
-        [source.__name__ for source in PromptSource.__subclasses__()]
-        if key.startswith(("data.train", "data.val"))
-        else []
-    )
+    if distribution := distribution_of("classes", name):
+        return f"{name!r} comes with {distribution}: pip install {distribution}."
+    known = set(plugins().registry.names("classes"))
+    if key.startswith(("data.train", "data.val")):
+        known |= {source.__name__ for source in PromptSource.__subclasses__()}
     return f"{shorten(name)} is not a known class.{did_you_mean(name, known)}"

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from rlplug.cli.new_plugin.kinds import KINDS
 
 
-def new_plugin_command(arguments: Sequence[str]) -> None:
-    """Write the folder of a new plugin, and print what to do next.
-
-    Args:
-        arguments: Those after the command's name.
-
-    Raises:
-        ConfigError: The name does not fit, or the folder has files of its own.
-    """
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "rlplug new-plugin",
         description="Write the folder of a new plugin: a package with a small working part of its kind, its tests, "
@@ -27,7 +18,16 @@ def new_plugin_command(arguments: Sequence[str]) -> None:
     parser.add_argument("name", metavar="NAME", help="the plugin's name, such as my-reward; a package is rlplug-NAME")
     parser.add_argument("--kind", required=True, choices=KINDS, help="what the plugin brings")
     parser.add_argument("--folder", type=Path, help="where to write it; rlplug-NAME in this folder by default")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def new_plugin_command(arguments: list[str]) -> None:
+    """Write a package with a plugin of your own, to be edited: NAME --kind reward.
+
+    Raises:
+        ConfigError: The name does not fit, or the folder has files of its own.
+    """
+    options = make_parser().parse_args(arguments)
     from rlplug.cli.new_plugin.rendering import names_of, rendered_files, write_files
 
     names = names_of(options.name)

@@ -16,12 +16,13 @@ from rlplug.errors import RunError
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.launcher import Launcher
+from rlplug.interfaces.observer import RunObserver
 from rlplug.interfaces.optimization import Optimization
 from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import RolloutEngine
 from rlplug.interfaces.trainer import ModelTrainer
 
-PARTS: Final = (RolloutEngine, Algorithm, Reward, Environment, Optimization, ModelTrainer, Launcher)
+PARTS: Final = (RolloutEngine, Algorithm, Reward, Environment, Optimization, ModelTrainer, Launcher, RunObserver)
 CORE: Final = "rlplug"
 HOOK_PREFIX: Final = "rlplug_"
 

@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from rlplug.errors import ConfigError
+from rlplug.interfaces.observer import ObservedRun, RunObserver
 from rlplug.interfaces.rollout import ScrapeTargets
 from rlplug.observability.loggers.scrape_config import ENGINES, KEY, SCRAPE_CONFIG, engines_json, prometheus_yml
 
@@ -21,7 +22,7 @@ DASHBOARD: Final = Path(__file__).with_name("grafana.json")
 """Dashboard for Grafana, which ``scripts/write_dashboard.py`` writes."""
 
 
-class PrometheusLogger(Logger):
+class PrometheusLogger(Logger, RunObserver):
     """Logger that serves the newest metrics on an HTTP port, which Prometheus scrapes.
 
     The first rank serves them from before the models are loaded until the run ends or fails. The run folder gets
@@ -49,8 +50,6 @@ class PrometheusLogger(Logger):
         self._server: Any = None
         self._collector: Any = None
         self._counters: Any = None
-        self._engines: ScrapeTargets | None = None
-        self._has_config = False
 
     @property
     def name(self) -> str:
@@ -60,17 +59,19 @@ class PrometheusLogger(Logger):
     def version(self) -> str:
         return run_label(self._run_dir)
 
-    def start_run(self, run_dir: Path) -> None:
-        """Open the port. Called on the first rank alone; writes nothing yet, since a resumed run may be refused.
+    def begin(self, run: ObservedRun) -> None:
+        """Open the port, on the first rank; write nothing yet, since a resumed run may be refused.
 
         Raises:
             ConfigError: The port is taken, or the host is no address of this machine.
         """
+        self._run_dir = run_dir = run.folder
+        if not run.is_first_rank:
+            return
         from prometheus_client import CollectorRegistry, start_http_server
 
         from rlplug.observability.loggers.prometheus_exposition import RunCollector, RunCounters
 
-        self._run_dir = run_dir
         self._counters = RunCounters(run_dir / COUNTERS)
         self._collector = RunCollector(self.version, self._counters, self.max_metrics)
         registry = CollectorRegistry()
@@ -89,13 +90,9 @@ class PrometheusLogger(Logger):
         """Port that is served."""
         return int(self._server[0].server_port)
 
-    def follow_engines(self, targets: ScrapeTargets | None) -> None:
-        """Write ``prometheus.yml``, and again whenever the servers of the engine have changed.
-
-        Args:
-            targets: The servers that run; ``None`` for an engine without.
-        """
-        if self._server is None or (self._has_config and targets == self._engines):
+    def engine_started(self, targets: ScrapeTargets | None) -> None:
+        """Write ``prometheus.yml``, and again whenever the servers of the engine have changed."""
+        if self._server is None:
             return
         folder, key = self._run_dir, "" if targets is None else targets.key
         if targets is not None:
@@ -104,7 +101,6 @@ class PrometheusLogger(Logger):
             write_private(folder / KEY, key)
         (folder / SCRAPE_CONFIG).write_text(prometheus_yml(self.host, self.bound_port, targets))
         (folder / COPIED_DASHBOARD).write_bytes(DASHBOARD.read_bytes())
-        self._engines, self._has_config = targets, True
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: Prometheus stores numbers."""

@@ -29,7 +29,7 @@ def check_rollout(config: RunConfig, inputs: RunInputs, engine_is_here: bool = T
     Raises:
         ConfigError: The message names the key and the fix.
     """
-    check_engine(config, plugins().registry.classes("rollouts").values(), engine_is_here)
+    check_engine(config, plugins().registry.each("rollouts"), engine_is_here)
     config.engine.check(inputs.spec)
     check_optimizations(config.optimizations)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 from lightning.fabric.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_warn
@@ -12,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.distributed.stop_signal import StopRequested
 from rlplug.distributed.strategy import RLFSDP2Strategy
+from rlplug.interfaces.observer import Validation
 from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.rewards import RewardRunner
 from rlplug.rollout.generator import RolloutGenerator, RolloutRequest
@@ -21,22 +21,11 @@ from rlplug.training.validation.scores import validation_by_source
 from rlplug.types import Rollout, Sample
 
 
-@dataclass(frozen=True)
-class Validation:
-    """Scores of the policy after a step."""
-
-    step: int
-    samples: Sequence[Sample]
-    """This rank's, with rewards."""
-    scores: dict[str, float]
-    """``validate/...`` over the samples of all ranks."""
-
-
-def log_late(loggers: Sequence[Logger], scores: dict[str, float], step: int) -> None:
+def log_late(loggers: Sequence[Logger], scores: Mapping[str, float], step: int) -> None:
     """Log scores of a validation at its step, after metrics of that step were logged."""
     for logger in loggers:
         log = logger.amend if isinstance(logger, MetricsCSV) else logger.log_metrics
-        log(scores, step=step)
+        log(dict(scores), step=step)
 
 
 class Validator:

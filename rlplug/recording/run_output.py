@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rlplug.distributed.checkpoint import newest_checkpoint
-from rlplug.observability.advice import Advice
 from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.observability.terminal import invocation, make_table, say, show
 from rlplug.training.memory_plan.decisions import Decisions
@@ -74,17 +73,14 @@ def print_interrupted(module: Any, run_dir: Path) -> None:
     )
 
 
-def print_summary(
-    run_dir: Path, metrics: MetricsCSV, seconds: float, advice: Sequence[Advice], results: Sequence[str]
-) -> None:
-    """Print the rewards, advice, where the results are, and what to do next.
+def print_summary(run_dir: Path, metrics: MetricsCSV, seconds: float, lines: Sequence[str]) -> None:
+    """Print the rewards, where the results are, what observers found, and what to do next.
 
     Args:
         run_dir: Folder of the run.
         metrics: Of all steps.
         seconds: Duration of the run.
-        advice: What the metrics suggest.
-        results: A line for each result that was written, or that was not.
+        lines: What was written, and what observers of the run say.
     """
     rows = metrics.read()
     rewards = [float(row["reward/mean"]) for row in rows if row.get("reward/mean")]
@@ -92,12 +88,8 @@ def print_summary(
         last, steps = rewards[-5:], f"{len(rewards)} step{'s' * (len(rewards) > 1)}"
         end = f"{statistics.fmean(last):.3f} (last {len(last)} of {steps})"
         say(f"\nmean reward {rewards[0]:.3f} -> {end}, {seconds:.0f} s")
-    for piece in advice:
-        say(f"advice: {piece.text} Key: {piece.key}; docs/{piece.page}", wraps=True)
-    for line in results:
-        say(line)
+    for line in lines:
+        say(line, wraps=True)
     more = 2 * max((int(row["step"]) for row in rows), default=1)
-    say(
-        "next: open the report, load the policy with AutoModelForCausalLM.from_pretrained, or train longer:", wraps=True
-    )
+    say("next: load the policy with AutoModelForCausalLM.from_pretrained, or train longer:", wraps=True)
     say(f"  {invocation()} fit --resume {shlex.quote(str(run_dir))} --model.num_steps {more}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -13,11 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning.pytorch import Callback, Trainer
 
-from rlplug.cli.compile_cache import DEFAULT as DEFAULT_COMPILE_CACHE
-from rlplug.cli.resume import Changes
-from rlplug.cli.run_files import METRICS, REWARD_ERRORS, SAMPLES, cut_back
-from rlplug.cli.run_output import print_interrupted, print_samples, print_start, print_summary, print_validation
-from rlplug.cli.run_record import RECORD, RunRecord
 from rlplug.distributed.checkpoint_files import CONFIG, run_dir_of
 from rlplug.distributed.checkpoint_writer import CONFIG_KEY
 from rlplug.distributed.durable_files import (
@@ -29,23 +24,26 @@ from rlplug.distributed.durable_files import (
     require_readable,
     write_file,
 )
-from rlplug.errors import ConfigError, RunError
-from rlplug.evaluation.card import write_card
-from rlplug.launch.plan import RUN_FOLDER_VARIABLE
+from rlplug.errors import RunError
+from rlplug.interfaces.observer import ObservedRun, RunObserver, StepRecord, Validation
+from rlplug.interfaces.rollout import ScrapeTargets
 from rlplug.models.export import export_policy
 from rlplug.models.lora.files import export_adapter
-from rlplug.observability.advice import advise
-from rlplug.observability.loggers import PrometheusLogger
 from rlplug.observability.loggers.experiment_log import is_due, log_configuration, log_histograms, log_samples
 from rlplug.observability.loggers.tensorboard import RunTensorBoard
 from rlplug.observability.metrics_csv import MetricsCSV
-from rlplug.observability.report.run_data import read_metrics
+from rlplug.observability.observers import Observers
 from rlplug.observability.sample_records import first_of_ranks, sample_record, write_records
 from rlplug.observability.start import Compilation, start_line
 from rlplug.observability.terminal import say
 from rlplug.observability.timeline import timeline_of
 from rlplug.observability.token_log.files import FOLDER as TOKENS
 from rlplug.observability.token_log.files import TokenLogWriter
+from rlplug.plugin_manager import plugins
+from rlplug.recording.changes import Changes
+from rlplug.recording.run_files import METRICS, REWARD_ERRORS, SAMPLES, cut_back
+from rlplug.recording.run_output import print_interrupted, print_samples, print_start, print_summary, print_validation
+from rlplug.recording.run_record import RECORD, RunRecord
 from rlplug.rollout.partial.replay import FILE as GROUPS
 from rlplug.setup import take_optimizer_options
 from rlplug.training.advantages import advantage_values
@@ -57,11 +55,16 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
 
+DEFAULT_COMPILE_CACHE: Final = "~/.cache/rlplug/compile"
+RUN_FOLDER_VARIABLE: Final = "RLPLUG_RUN_FOLDER"
+"""Environment variable with the folder of a run, where whoever starts its ranks has made it."""
+EXPORTED: Final = ("policy", "adapter")
+"""Folders of the trained policy, and of its adapter where one was trained."""
 MOST_ERRORS: Final = 100
 """Samples written to ``reward_errors.jsonl`` per step."""
 
 
-class RunFolder(Callback):
+class RunFolder(Callback, RunObserver):
     """Writer of the run's folder, ``<dir>/001``, ``<dir>/002``, ...; a resumed run continues its own.
 
     Args:
@@ -69,7 +72,7 @@ class RunFolder(Callback):
         samples_per_step: Completions written to ``samples.jsonl`` per step: the best, the worst and some in between.
         export_policy: Write the trained policy as a Hugging Face folder, ``policy/``, when the run ends; with
             ``model.lora`` the merged policy, and its adapter in ``adapter/`` as peft reads it.
-        report: Write ``report.html`` when the run ends; needs the extra ``rlplug[report]``.
+        report: Have plugins write their reports when the run ends, such as ``report.html`` of ``rlplug-watch``.
         token_samples_per_step: Completions per step of which ``tokens/`` gets the numbers of each token, and
             ``samples.jsonl`` the text: as many whole groups as fit, or else the first of a group. 0 writes none.
         token_every_n_steps: Steps from one with tokens to the next; the first step has some too.
@@ -113,8 +116,9 @@ class RunFolder(Callback):
         self._metrics: MetricsCSV | None = None
         self._rows: dict[str, RowFile] = {}
         """Files of samples, by name."""
-        self._prometheus: list[PrometheusLogger] = []
         self._samples: SampleLog
+        self._trainer: Trainer
+        self._module: Any = None
         self._lock: FolderLock | None = None
         self._is_accepted = False
         """Whether the run writes to its folder: a new one at once, a resumed one from its first step on."""
@@ -128,9 +132,12 @@ class RunFolder(Callback):
         if problem is not None:
             raise RunError(problem)
         module.run_dir = self.path
-        self._prometheus = [logger for logger in trainer.loggers if isinstance(logger, PrometheusLogger)]
-        if problem := trainer.strategy.broadcast(self._open_ports() if trainer.is_global_zero else None):
-            raise ConfigError(problem)
+        self._trainer, self._module = trainer, module
+        observing = Observers(
+            (*module.trainer.callbacks, *trainer.loggers), plugins().hook.rlplug_make_observer(), module.strategy
+        )
+        observing.begin(ObservedRun(self.path, module.trainer.state.fn, trainer.is_global_zero, self.report))
+        module.observers = observing
         self._metrics = MetricsCSV(self.path / METRICS, waits=self._is_resumed(trainer))
         self._rows = {name: RowFile(self.path / name) for name in (SAMPLES, REWARD_ERRORS, GROUPS)}
         tokens = TokenLogWriter(self.path / TOKENS, self.token_log_mib << 20)
@@ -149,15 +156,6 @@ class RunFolder(Callback):
             self._record = RunRecord(self.path / RECORD, stage, trainer, self.cache_note)
             if not self._is_resumed(trainer):
                 self._accept(trainer, module)
-
-    def _open_ports(self) -> str | None:
-        """Let Prometheus's loggers listen; return what is wrong with one, which all ranks must hear."""
-        try:
-            for logger in self._prometheus:
-                logger.start_run(self.path)
-        except ConfigError as error:
-            return str(error)
-        return None
 
     def _is_resumed(self, trainer: Trainer) -> bool:
         """Return whether the run goes on in the folder of its checkpoint."""
@@ -210,13 +208,8 @@ class RunFolder(Callback):
 
     # ---- each step ------------------------------------------------------------------------------------------------
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._accept(trainer, pl_module)  # the engine has started too
-        self._follow_engines(pl_module)
-
-    def _follow_engines(self, module: Any) -> None:
-        for logger in self._prometheus:
-            logger.follow_engines(module.config.engine.scrape_targets())
+    def engine_started(self, targets: ScrapeTargets | None) -> None:
+        self._accept(self._trainer, self._module)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[CONFIG_KEY] = self.config_yaml
@@ -225,60 +218,50 @@ class RunFolder(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._log_samples(trainer, pl_module)
         module: Any = pl_module
-        if module.start_timer.is_running and module.rollout_step == module.step:  # no interrupt took the step back
-            self._end_start(trainer, module)
         schedule = None if module.partial_rollout is None else module.partial_rollout.schedule
         if trainer.is_global_zero and schedule is not None and schedule.taken and schedule.step == module.rollout_step:
             phases, engine = module.timer.pop_spans(), module.run.generator.pop_timeline()
             self._rows[GROUPS].append(schedule.line(timeline_of(phases, engine)))
 
-    def _end_start(self, trainer: Trainer, module: Any) -> None:
+    def rewards_failed(self, step: int, samples: Sequence[Sample]) -> None:
+        failed = first_of_ranks(samples, MOST_ERRORS, self._module.strategy)
+        if self._trainer.is_global_zero:
+            records = [sample_record(sample, step, "reward_errors") for sample in failed]
+            write_records(self._rows[REWARD_ERRORS], records)
+
+    def step_ended(self, record: StepRecord) -> None:
+        chosen = self._samples.write("train", record.step, record.samples, record.batch, self._module)
+        if self._trainer.is_global_zero and is_due(record.step, self._module.plan.total_steps):
+            log_samples(self._trainer.loggers, chosen, record.step, "train")
+            values = {**record.values, "advantage": advantage_values(record.batch)}
+            log_histograms(self._trainer.loggers, values, record.step)
+        if self._module.start_timer.is_running:
+            self._end_start(record.metrics)
+
+    def validated(self, validation: Validation) -> None:
+        chosen = self._samples.write("validate", validation.step, validation.samples, None, self._module)
+        if self._trainer.is_global_zero:
+            print_samples(chosen, validation.step)
+            log_samples(self._trainer.loggers, chosen, validation.step, "validate")
+
+    def _end_start(self, metrics: Mapping[str, float]) -> None:
         """Record how long the start took, up to the end of the first step, and say it."""
-        module.start_timer.end()
-        if trainer.is_global_zero:
-            seconds, compilation = module.start_timer.seconds, Compilation.so_far()
+        timer = self._module.start_timer
+        timer.end()
+        if self._trainer.is_global_zero:
+            compilation = Compilation.so_far()
             self._record.values["start"] = {
-                "seconds": {name: round(each, 2) for name, each in seconds.items()},
+                "seconds": {name: round(each, 2) for name, each in timer.seconds.items()},
                 "compilation": {name: round(each, 2) for name, each in asdict(compilation).items()},
             }
             self._record.write()
-            say(start_line(seconds, module.newest_metrics, compilation), wraps=True)
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._follow_engines(pl_module)
+            say(start_line(timer.seconds, metrics, compilation), wraps=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._log_samples(trainer, pl_module)
         if trainer.is_global_zero:
             print_validation(trainer.callback_metrics, self.path)
             self._finish("finished")
-
-    def _log_samples(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write some of the module's new samples, and those whose reward failed. Collective."""
-        module: Any = pl_module
-        taken, module.newest_samples = module.newest_samples, []
-        for phase, step, samples in taken:
-            if phase == "reward_errors":
-                failed = first_of_ranks(samples, MOST_ERRORS, module.strategy)
-                if trainer.is_global_zero:
-                    self._append_errors(failed, step)
-                continue
-            batch = module.newest_batch if phase == "train" else None
-            chosen = self._samples.write(phase, step, samples, batch, module)
-            if not trainer.is_global_zero:
-                continue
-            if phase == "validate":
-                print_samples(chosen, step)
-            if phase == "validate" or is_due(step, module.plan.total_steps):
-                log_samples(trainer.loggers, chosen, step, phase)
-                if phase == "train":
-                    advantages = {} if batch is None else {"advantage": advantage_values(batch)}
-                    log_histograms(trainer.loggers, module.newest_values | advantages, step)
-
-    def _append_errors(self, samples: Sequence[Sample], step: int) -> None:
-        write_records(self._rows[REWARD_ERRORS], [sample_record(sample, step, "reward_errors") for sample in samples])
 
     def _sync_rows(self) -> None:
         assert self._metrics is not None
@@ -291,8 +274,6 @@ class RunFolder(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module: Any = pl_module
-        self._accept(trainer, module)  # a run that had no step left
-        self._log_samples(trainer, module)  # of a validation at its start
         if module.stop_signal.number is not None:
             if trainer.is_global_zero:
                 self._finish("interrupted", f"stopped by {module.stop_signal.name} after step {module.rollout_step}")
@@ -303,13 +284,16 @@ class RunFolder(Callback):
         if trainer.is_global_zero:
             self._finish("finished")
             seconds = time.monotonic() - self._began
-            advice = advise(read_metrics(self.path, []), self._record.values)
-            print_summary(self.path, MetricsCSV(self.path / METRICS), seconds, advice, self._results())
+            lines = [
+                f"{name}: {self.path / name}" for name in EXPORTED if self.export_policy and (self.path / name).exists()
+            ]
+            lines += module.observers.ended()
+            print_summary(self.path, MetricsCSV(self.path / METRICS), seconds, lines)
 
     def _export(self, trainer: Trainer, module: Any) -> None:
         """Write the policy and, where one was trained, its adapter. Collective."""
         config, inputs, rank = module.config, module.inputs, trainer.global_rank
-        partial = {name: self.path / f"{name}.partial" for name in ("policy", "adapter")}
+        partial = {name: self.path / f"{name}.partial" for name in EXPORTED}
         if trainer.is_global_zero:
             for folder in partial.values():
                 remove(folder)
@@ -321,16 +305,11 @@ class RunFolder(Callback):
             for name, folder in partial.items():
                 if folder.exists():
                     replace_folder(folder, self.path / name)
-                    if self.config_yaml is not None:
-                        write_card(self.path, self.path / name)
+                    module.observers.policy_exported(self.path / name)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._is_accepted:
-            module: Any = pl_module
-            failed = [taken for taken in module.newest_samples if taken[0] == "reward_errors"]
             with suppress(RunError):  # the disk may be full, which the exception says
-                for _, step, samples in failed:  # of this rank: others may have ended
-                    self._append_errors(samples[:MOST_ERRORS], step)
                 self._finish("failed", f"{type(exception).__name__}: {exception}")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -340,15 +319,3 @@ class RunFolder(Callback):
     def _finish(self, status: str, message: str | None = None) -> None:
         self._sync_rows()
         self._record.finish(status, message)
-
-    def _results(self) -> list[str]:
-        """Write the report, and say where results are."""
-        lines = [f"policy: {self.path / 'policy'}"] if self.export_policy else []
-        lines += [f"adapter: {self.path / 'adapter'}"] if (self.path / "adapter").exists() else []
-        if self.report and importlib.util.find_spec("plotly"):
-            from rlplug.observability.report.page import write_report
-
-            lines.append(f"report: {write_report(self.path)}")
-        elif self.report:
-            lines.append(f"no report: pip install 'rlplug[report]', then rlplug report {self.path}")
-        return lines

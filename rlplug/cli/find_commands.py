@@ -1,0 +1,83 @@
+"""Commands of ``rlplug``, which distributions bring as entry points ``name = "module:function"`` of one group.
+
+The function takes the arguments after the command's name and returns the exit status, or nothing for 0. The first line
+of its docstring is the command's line in ``rlplug --help``, which imports none of them. Its module may have
+
+    make_parser()                  the ``argparse`` parser of its options, which ``rlplug completion`` completes
+    TAKES_CONFIGURATION = True     if it takes the keys of ``rlplug fit`` as well
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from rlplug.errors import ConfigError, PluginError, describe, did_you_mean
+from rlplug.plugin_names import distribution_of
+
+GROUP: Final = "rlplug.commands"
+CORE: Final = "rlplug"
+
+Command: TypeAlias = Callable[[list[str]], int | None]
+
+
+def find_commands() -> dict[str, EntryPoint]:
+    """Return the installed commands by name, the core's first.
+
+    Raises:
+        PluginError: Two distributions bring one name.
+    """
+    found: dict[str, EntryPoint] = {}
+    for command in sorted(entry_points(group=GROUP), key=lambda each: (_owner(each) != CORE, each.name)):
+        other = found.setdefault(command.name, command)
+        if (other.value, _owner(other)) != (command.value, _owner(command)):
+            raise PluginError(
+                f"{_owner(other)} and {_owner(command)} both bring the command {command.name!r}: uninstall one of them."
+            )
+    return found
+
+
+def load_command(name: str) -> Command:
+    """Import a command.
+
+    Raises:
+        ConfigError: There is none; the message says what to write or to install.
+        PluginError: It cannot be imported.
+    """
+    commands = find_commands()
+    if name not in commands:
+        if distribution := distribution_of("commands", name):
+            raise ConfigError(f"the command {name!r} comes with {distribution}: pip install {distribution}")
+        raise ConfigError(
+            f"there is no command {name!r}.{did_you_mean(name, commands)} There are {', '.join(commands)}."
+        )
+    try:
+        function: Command = commands[name].load()
+    except (ImportError, AttributeError) as error:
+        owner = _owner(commands[name])
+        raise PluginError(
+            f"the command {name!r} of {owner} cannot be imported: {describe(error)}. See rlplug doctor, or install "
+            f"another version of {owner}."
+        ) from error
+    return function
+
+
+def summary_of(command: EntryPoint) -> str:
+    """Return the first line of the docstring of a command's function, from its source; only packages are imported."""
+    try:
+        spec = importlib.util.find_spec(command.module)
+        tree = ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8")) if spec is not None else None
+    except (ImportError, OSError, ValueError, SyntaxError) as error:
+        return f"cannot be read: {describe(error)}"
+    for node in [] if tree is None else tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == command.attr:
+            return (ast.get_docstring(node) or "").partition("\n")[0]
+    return ""
+
+
+def _owner(command: EntryPoint) -> str:
+    return "" if command.dist is None else command.dist.name
