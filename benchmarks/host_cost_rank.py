@@ -30,7 +30,7 @@ from rlplug.distributed.mesh import rank_share
 from rlplug.interfaces import PolicySpec, RunInfo
 from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.config import TurnOptions
-from rlplug.rollout.engines.ranks import EngineRanks
+from rlplug.rollout.ranks import EngineRanks
 from rlplug.rollout.trajectory import new_trajectories, to_samples
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
 from rlplug.types import Completion, Prompt, SamplingParams

@@ -189,7 +189,7 @@ def kill_server(run: Run, chosen: random.Random, cluster: Cluster | None) -> dic
         for process in run.processes():
             with contextlib.suppress(psutil.Error):
                 words = process.cmdline()
-                if port in words and "rlplug.launch.node" not in words:
+                if port in words and "rlplug_launch.node" not in words:
                     process.send_signal(signal.SIGKILL)
     run.wait_for("notice of the loss", lambda: not run.is_whole(), 60)
     seconds = run.wait_for("a new server", run.is_whole)
@@ -202,7 +202,7 @@ def kill_trainer(run: Run, chosen: random.Random, cluster: Cluster | None) -> di
     if cluster is not None:
         cluster.lose(run.tasks("trainer")[0]["node"].partition("/")[2])
     else:
-        ranks = [each for each in before if "fit" in each.cmdline()[:4] and "rlplug.launch.node" not in each.cmdline()]
+        ranks = [each for each in before if "fit" in each.cmdline()[:4] and "rlplug_launch.node" not in each.cmdline()]
         chosen.choice(ranks).send_signal(signal.SIGKILL)
     ended = run.wait_for("the end of all", lambda: not any(map(is_alive, before)), 120)
     seconds = run.wait_for("the run", lambda: run.is_whole() and run.state()["attempt"] > attempt)

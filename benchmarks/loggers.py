@@ -22,7 +22,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from rlplug.observability.loggers import PhaseSpans, PrometheusLogger
+from rlplug_watch.loggers.phase_spans import PhaseSpans
+from rlplug_watch.loggers.prometheus import PrometheusLogger
+
 from rlplug.observability.phase_timer import PHASES, PhaseTimer
 
 RESULTS: Final = Path(__file__).parent / "results"

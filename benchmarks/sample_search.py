@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from rlplug.observability.watch.sample_index import SampleFilter, SampleIndex, search
+from rlplug_watch.page.sample_index import SampleFilter, SampleIndex, search
 
 
 def main() -> None:

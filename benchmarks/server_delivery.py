@@ -21,16 +21,16 @@ from typing import Any, Final
 
 import psutil
 import torch
+from rlplug_engines.colocated.stats import EngineStats
+from rlplug_engines.servers import BackendContext, PendingRequest
+from rlplug_engines.servers.http_client import HTTPClient
+from rlplug_engines.servers.processes import ServerProcesses, wait_until_healthy
+from rlplug_engines.servers.requests import ServerRequests
 from rollout_work import Record, engine_options, longest_completion, make_folder, make_requests, make_spec
 from shapes import SHAPES
 from transformers import AutoConfig
 
 from rlplug.interfaces import PolicySpec
-from rlplug.rollout.engines.stats import EngineStats
-from rlplug.rollout.servers import BackendContext, PendingRequest
-from rlplug.rollout.servers.http_client import HTTPClient
-from rlplug.rollout.servers.processes import ServerProcesses, wait_until_healthy
-from rlplug.rollout.servers.requests import ServerRequests
 from rlplug.types import Request, SamplingParams
 
 DEADLINE_S: Final = 900.0

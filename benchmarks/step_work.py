@@ -147,10 +147,9 @@ def end_trajectories_at(lengths: Iterator[int]) -> None:
 
 def send_weights_through_the_host() -> None:
     """Let the trainer and a vLLM server that shares its GPU exchange weights over gloo: NCCL refuses one GPU twice."""
+    from rlplug_engines.servers.process_group import SendGroup
     from rlplug_rollout_vllm.server import VLLMBackend
     from rlplug_rollout_vllm.weight_transfer import OVER_GLOO
-
-    from rlplug.rollout.servers.process_group import SendGroup
 
     make = VLLMBackend.__init__
 

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 
 from aiohttp import web
 from my_engine import Backend, Options
+from rlplug_engines.servers import PendingRequest, ServerEngine
 
 from examples.hidden_digit.environment import HiddenDigit
 from rlplug.interfaces import EngineCapabilities, StepResult
-from rlplug.rollout.servers import PendingRequest, ServerEngine
 from rlplug.types import Request
 
 

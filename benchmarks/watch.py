@@ -23,8 +23,7 @@ from urllib.parse import quote
 
 import psutil
 from aiohttp.test_utils import TestClient, TestServer
-
-from rlplug.observability.watch import make_app
+from rlplug_watch.page import make_app
 
 NAMED = (
     *("reward/mean", "reward/std", "completion/length_mean", "completion/num_tokens", "throughput/tokens_per_s"),

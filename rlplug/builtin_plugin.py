@@ -6,28 +6,20 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import pluggy
+from rlplug_launch.local import Local
+from rlplug_launch.slurm import Slurm
+from rlplug_rewards.code import CodeReward
+from rlplug_rewards.judges import BestOfGroup, Judge, PairwiseJudge
+from rlplug_rewards.reward_model import RemoteRewardModel, RewardModel
+from rlplug_rewards.verifiers import MathVerify, ReasoningGymReward
+from rlplug_sandbox import ToolEnvironment
 
-from rlplug.environments import ToolEnvironment
 from rlplug.interfaces.checks.algorithms import check_loss
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.process_state import watched
-from rlplug.launch.local import Local
-from rlplug.launch.slurm import Slurm
 from rlplug.models.config import auto_tokenizer
 from rlplug.models.transformers_trainer import TransformersTrainer
-from rlplug.rewards import (
-    BestOfGroup,
-    CodeReward,
-    ExactMatch,
-    FunctionReward,
-    Judge,
-    MathVerify,
-    PairwiseJudge,
-    ReasoningGymReward,
-    RegexFormat,
-    RemoteRewardModel,
-    RewardModel,
-)
+from rlplug.rewards import ExactMatch, FunctionReward, RegexFormat
 from rlplug.rollout.hf_engine import HFRollout
 
 if TYPE_CHECKING:

@@ -143,7 +143,11 @@ def carry_out(name: str, run: Run, checkout: Path, python: Path, folder: Path, a
     plain = [str(python), "-m", "rlplug"]
     steps = ("--model.num_steps", str(run.num_steps), "--run.report", "false", "--run.dir", str(folder / name))
     fit = ["fit", *run.arguments, *also, *steps]
-    parts = [checkout / "tests/integration", *checkout.glob("**/tests/unit/testing"), *checkout.glob("plugins/*/tests")]
+    parts = [
+        checkout / "tests/integration",
+        *checkout.glob("**/plugins/devkit/tests"),
+        *checkout.glob("plugins/*/tests"),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, parts))  # engines of the tests
     commands = [([*plain, *fit], 0)]

@@ -20,6 +20,7 @@ from typing import Any, Final
 import docstring_parser
 import yaml
 from distributions import ROOT, all_distributions
+from rlplug_launch.config import LaunchConfig
 from written_files import write_or_check
 
 from rlplug.cli.lightning_cli import RLCLI
@@ -28,7 +29,6 @@ from rlplug.data.datamodule import PromptDataModule
 from rlplug.data.sources import PromptSource
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces import ModelConfig
-from rlplug.launch.config import LaunchConfig
 from rlplug.module import RLModule
 from rlplug.plugin_manager import plugins
 

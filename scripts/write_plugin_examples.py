@@ -12,9 +12,8 @@ import sys
 from typing import Final
 
 from distributions import ROOT
+from rlplug_devkit.new_plugin.rendering import names_of, rendered_files
 from written_files import write_or_check
-
-from rlplug.cli.new_plugin.rendering import names_of, rendered_files
 
 COMMAND: Final = re.compile(r"^rlplug new-plugin (\S+) --kind (\w+)", re.M)
 BLOCK: Final = re.compile(r"^(```\w+\n# (\S+)\n)(.*?)^```$", re.M | re.S)

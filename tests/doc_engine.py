@@ -7,16 +7,15 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from rlplug_devkit.new_plugin.rendering import names_of, rendered_files
 from transformers import AutoConfig
-
-from rlplug.cli.new_plugin.rendering import names_of, rendered_files
 
 ROOT: Final = Path(__file__).parents[1]
 PACKAGE: Final = "src/rlplug_my_engine/"
 ENGINE: Final = """
 from my_engine import Backend, Options
 from rlplug.interfaces import EngineCapabilities
-from rlplug.rollout.servers import ServerEngine
+from rlplug_engines.servers import ServerEngine
 
 class LaunchedRollout(ServerEngine):
     '''Generates in servers at URLs.'''

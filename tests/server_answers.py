@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
+from rlplug_engines.servers import PendingRequest, ServerBackend
+from rlplug_engines.servers.server_checks import reading
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rollout.servers import PendingRequest, ServerBackend
-from rlplug.rollout.servers.server_checks import reading
 from rlplug.types import Completion, Request, SamplingParams
 
 POLICY: Final = PolicySpec("folder", torch.float32, (1,), 0, 100, vocab_size=50)

@@ -22,12 +22,12 @@ from rlplug.interfaces.rollout import Placement, PolicySpec
 from rlplug.rollout import agent_loop
 from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.config import PartialRollout, TurnOptions
-from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.partial import asynchronous, deadlines, enough_groups
 from rlplug.rollout.partial.asynchronous import AsynchronousRollout
 from rlplug.rollout.partial.enough_groups import CompleteGroups
 from rlplug.rollout.partial.held_out import HeldOutRollout
 from rlplug.rollout.partial.state import PartialRolloutState
+from rlplug.rollout.ranks import EngineRanks
 from rlplug.rollout.trajectory import Trajectory, new_trajectories
 from rlplug.types import Prompt, SamplingParams
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from transformers import PreTrainedTokenizerBase
 
+from rlplug.data.chat_template import RENDER_S, render_chat, template_of
 from rlplug.data.rows import PromptRow, as_messages
-from rlplug.environments.chat_template import RENDER_S, render_chat, template_of
 from rlplug.errors import ConfigError, describe
 from rlplug.timeouts import CallBatch, CallError, TimeoutExecutor, call_within
 

@@ -15,9 +15,9 @@ from rlplug.observability.timeline import EngineTimeline
 from rlplug.rollout.completion_checks import CompletionChecks
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
-from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.partial.deadlines import ABORT_S, TrajectoryDeadlines
 from rlplug.rollout.partial.held_out import HeldOutRollout
+from rlplug.rollout.ranks import EngineRanks
 from rlplug.rollout.trajectory import Trajectory
 from rlplug.rollout.turns.environment_calls import EnvironmentCalls, Failure
 from rlplug.rollout.turns.observation_tokens import ObservationTokens

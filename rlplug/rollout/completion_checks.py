@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.engines import SourceOfTokens, are_sound, check_completion
 from rlplug.interfaces.rollout import EngineFault, PolicySpec, RolloutEngine
-from rlplug.rollout.engines.answer_checks import check_tokens
+from rlplug.rollout.answer_checks import check_tokens
 from rlplug.rollout.routed_experts import check_routed_experts
 from rlplug.rollout.trajectory import Trajectory
 from rlplug.types import Completion

@@ -18,11 +18,11 @@ from rlplug.observability.timeline import EngineTimeline
 from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.engine_driver import EngineDriver
-from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.partial.asynchronous import AsynchronousRollout
 from rlplug.rollout.partial.enough_groups import CompleteGroups, EnoughGroups
 from rlplug.rollout.partial.held_out import HeldOutRollout
 from rlplug.rollout.partial.state import PartialRolloutState
+from rlplug.rollout.ranks import EngineRanks
 from rlplug.rollout.trajectory import Trajectory, new_trajectories, to_samples
 from rlplug.rollout.turns.environment_calls import EnvironmentCalls
 from rlplug.rollout.turns.observation_tokens import ObservationTokens

@@ -24,7 +24,7 @@ from rlplug.interfaces.memory import EngineMemory, EngineMemoryRequest
 from rlplug.interfaces.rollout import EngineCapabilities, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport
 from rlplug.observability.phase_progress import PHASE_PROGRESS
-from rlplug.rollout.engines import max_completion_tokens
+from rlplug.rollout.context_limit import max_completion_tokens
 from rlplug.rollout.routed_experts import RouterRecorder
 from rlplug.rollout.seeded_sampler import SeededSampler
 from rlplug.token_arrays import TokenFloats, TokenIds

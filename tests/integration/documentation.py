@@ -20,9 +20,8 @@ from command_line import ROOT
 from distributions import all_distributions, plugin_distributions
 from forked import ForkedProcess
 from packaging.requirements import Requirement
-
-from rlplug.cli.commands.watch import watch_parser
-from rlplug.cli.new_plugin import new_plugin_command
+from rlplug_devkit.new_plugin import new_plugin_command
+from rlplug_watch.commands.watch import watch_parser
 
 PAGES = (
     "README.md",

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from build_distributions import build
 from distributions import Distribution, all_distributions
+from rlplug_devkit.new_plugin import new_plugin_command
+from rlplug_devkit.new_plugin.kinds import KINDS
+from rlplug_devkit.new_plugin.rendering import names_of, rendered_files, write_files
 from wheel_environment import PIP, make_environment
 
-from rlplug.cli.new_plugin import new_plugin_command
-from rlplug.cli.new_plugin.kinds import KINDS
-from rlplug.cli.new_plugin.rendering import names_of, rendered_files, write_files
 from rlplug.plugin_manager import PluginManager
 
 ROOT = Path(__file__).parents[2]

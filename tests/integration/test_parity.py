@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import yaml
 from forked import run_forked
+from rlplug_devkit.models import make_model_folder
 from safetensors import safe_open
 
 from rlplug.errors import ConfigError
-from rlplug.testing.models import make_model_folder
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/parity.py"
 SHIFT = 0.25

@@ -21,11 +21,11 @@ import pytest
 import yaml
 from command_line import ROOT, SCRIPT, SMALL
 from forked import ForkedProcess, free_port
+from rlplug_watch.loggers.dashboard import ENGINES, IN_SOME_RUNS, PANELS
+from rlplug_watch.loggers.prometheus import PrometheusLogger
+from rlplug_watch.report.charts import OPTIONAL_CHARTS
 
 from rlplug.interfaces import ScrapeTargets
-from rlplug.observability.loggers import PrometheusLogger
-from rlplug.observability.loggers.dashboard import ENGINES, IN_SOME_RUNS, PANELS
-from rlplug.observability.report.charts import OPTIONAL_CHARTS
 
 BINARY = shutil.which("prometheus")
 pytestmark = [

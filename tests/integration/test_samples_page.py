@@ -11,9 +11,8 @@ from pathlib import Path
 import chromium
 import pytest
 from aiohttp.test_utils import TestServer
-from unit.observability.sampled_runs import write_run
-
-from rlplug.observability.watch.server import make_app
+from rlplug_watch.page.server import make_app
+from sampled_runs import write_run
 
 pytestmark = [
     pytest.mark.nightly,

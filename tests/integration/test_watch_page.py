@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import chromium
 import pytest
-from unit.observability.report_runs import RUN, make_run, metric_rows, write_metrics
+from report_runs import RUN, make_run, metric_rows, write_metrics
 
 pytestmark = [
     pytest.mark.nightly,

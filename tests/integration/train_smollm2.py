@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from lightning.pytorch import Trainer
 from rlplug_algos.grpo import GRPO
+from rlplug_rewards.verifiers import ReasoningGymReward
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlplug.data.datamodule import PromptDataModule
@@ -20,7 +21,7 @@ from rlplug.interfaces import Placement
 from rlplug.models.config import ModelConfig
 from rlplug.module import RLModule
 from rlplug.recording.run_folder import RunFolder
-from rlplug.rewards import ReasoningGymReward, RegexFormat
+from rlplug.rewards import RegexFormat
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.training.batch_plan import BatchSizes
 from rlplug.types import Request, SamplingParams

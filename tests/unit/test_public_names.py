@@ -10,18 +10,17 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-
-from rlplug.cli.new_plugin.kinds import KINDS
-from rlplug.cli.new_plugin.rendering import names_of, rendered_files
+from rlplug_devkit.new_plugin.kinds import KINDS
+from rlplug_devkit.new_plugin.rendering import names_of, rendered_files
 
 ROOT = Path(__file__).parents[2]
 PUBLIC = {
     *("rlplug.errors", "rlplug.types", "rlplug.ops", "rlplug.interfaces", "rlplug.registry", "rlplug.plugin_manager"),
-    "rlplug.testing",
+    "rlplug_devkit",
     "rlplug.token_arrays",
     # rollout engines
-    *("rlplug.rollout.engines", "rlplug.rollout.servers", "rlplug.rollout.servers.process_group"),
-    *("rlplug.rollout.engine_host", "rlplug.rollout.hf_engine", "rlplug.rollout.workers"),
+    *("rlplug_engines.colocated", "rlplug_engines.servers", "rlplug_engines.servers.process_group"),
+    *("rlplug_engines.engine_host", "rlplug.rollout.hf_engine", "rlplug_engines.workers"),
     *("rlplug.distributed.rng", "rlplug.weight_sync.manifest", "rlplug.weight_sync.receive_checks"),
     *("rlplug.weight_sync.flat_buckets", "rlplug.weight_sync.fp8_engine_checks"),
     # optimizations
@@ -31,13 +30,13 @@ PUBLIC = {
     *("rlplug.models.attention", "rlplug.models.hf_files", "rlplug.models.loading"),
     "rlplug.weight_sync.hf_names",
     # environments
-    *("rlplug.data.sources", "rlplug.environments.tool_calls", "rlplug.rewards"),
+    *("rlplug.data.sources", "rlplug_sandbox.tool_calls", "rlplug.rewards"),
     # launchers
-    "rlplug.launch.processes",
+    "rlplug_launch.processes",
 }
 FACES = (
-    *("rlplug.interfaces", "rlplug.rollout.engines", "rlplug.rollout.servers", "rlplug.rollout.workers"),
-    "rlplug.testing",
+    *("rlplug.interfaces", "rlplug_engines.colocated", "rlplug_engines.servers", "rlplug_engines.workers"),
+    "rlplug_devkit",
 )
 """Packages of which plugins import the names in ``__all__`` alone."""
 

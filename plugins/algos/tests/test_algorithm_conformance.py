@@ -16,9 +16,9 @@ from rlplug_algos.ppo import PPO
 from rlplug_algos.reinforce_pp import ReinforcePP, ReinforcePPBaseline
 from rlplug_algos.rloo import RLOO
 from rlplug_algos.vapo import VAPO
+from rlplug_devkit import AlgorithmConformance
 
 from rlplug.interfaces import Algorithm
-from rlplug.testing import AlgorithmConformance
 
 nightly = pytest.mark.nightly
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from rlplug_devkit import EnvironmentConformance, make_prompt
 from rlplug_envs.reasoning_gym import ReasoningGymEnvironment
 
 from rlplug.data.sources import ReasoningGymSource
-from rlplug.testing import EnvironmentConformance, make_prompt
 from rlplug.types import Prompt
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 from ranks import run_ranks
+from rlplug_devkit import OptimizationConformance
 from rlplug_optims import (
     BackwardPrefetch,
     CompileBlocks,
@@ -18,7 +19,6 @@ from rlplug_optims import (
 )
 
 from rlplug.interfaces import Optimization
-from rlplug.testing import OptimizationConformance
 
 
 class Optims(OptimizationConformance):

@@ -13,12 +13,12 @@ import pytest
 import torch
 from engine_double import DIES, FAILS
 from processes import wait_until_gone
+from rlplug_engines.colocated import EngineProcess, EngineStats
 from rlplug_rollout_sglang.engine_requests import SGLangRequests
 from rlplug_rollout_sglang.options import ENVIRONMENT
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rollout.engines import EngineProcess, EngineStats
 from rlplug.types import Completion, Request, SamplingParams
 
 DOUBLE = (sys.executable, str(Path(__file__).with_name("engine_double.py")))

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from hostile import mutated
 from hypothesis import HealthCheck, given, settings
+from rlplug_engines.servers import BackendContext
 from rlplug_rollout_sglang.options import SGLangOptions
 from rlplug_rollout_sglang.server import SGLangBackend
 from server_answers import POLICY, check_completion_or_fault, completion_of
-
-from rlplug.rollout.servers import BackendContext
 
 BACKEND = SGLangBackend(SGLangOptions(), BackendContext(POLICY, torch.device("cpu"), is_launched=False))
 ANSWER: dict[str, Any] = {

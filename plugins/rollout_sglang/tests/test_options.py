@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from rlplug_devkit.models import make_model_folder
+from rlplug_engines.colocated import MemoryBefore
 from rlplug_rollout_sglang import SGLangServerRollout, plugin
 from rlplug_rollout_sglang import options as options_module
 from rlplug_rollout_sglang.colocated import KV_MARGIN, SGLangRollout, check_cache
@@ -19,8 +21,6 @@ from rlplug_rollout_sglang.versions import require_sglang
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import FP8Weights, Placement, PolicySpec, RolloutEngine
 from rlplug.registry import Registry
-from rlplug.rollout.engines import MemoryBefore
-from rlplug.testing.models import make_model_folder
 from rlplug.types import GIB
 
 SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7), pad_token_id=0, max_context=4096)

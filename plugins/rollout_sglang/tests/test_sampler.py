@@ -10,10 +10,10 @@ import sys
 import numpy
 import pytest
 import torch
+from rlplug_devkit.reference import chi_square, sampled_distribution
 from rlplug_rollout_sglang.sampler import BLOCK, draw, truncated, uniform
 from torch import Tensor
 
-from rlplug.testing.reference import chi_square, sampled_distribution
 from rlplug.types import SamplingParams
 
 TOP_K_ALL = 1 << 30

@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 import torch
 from forked import ForkedProcess
+from rlplug_devkit.models import make_model_folder
+from rlplug_engines.servers.addresses import free_ports
+from rlplug_engines.servers.backend import BackendContext
+from rlplug_engines.servers.processes import ServerSlot
 from rlplug_rollout_sglang.options import SGLangOptions
 from rlplug_rollout_sglang.server import SGLangBackend, SGLangServerRollout
 from transformers import AutoModelForCausalLM
@@ -20,10 +24,6 @@ from transformers import AutoModelForCausalLM
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import EngineFault, Placement, PolicySpec
 from rlplug.interfaces.weight_sync import Bucket, TensorInfo
-from rlplug.rollout.servers.addresses import free_ports
-from rlplug.rollout.servers.backend import BackendContext
-from rlplug.rollout.servers.processes import ServerSlot
-from rlplug.testing.models import make_model_folder
 from rlplug.types import Request, SamplingParams
 
 PLACEMENT = Placement(torch.device("cpu"), rank=0, world_size=1)

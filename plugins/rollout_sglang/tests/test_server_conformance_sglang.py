@@ -10,9 +10,8 @@ import torch
 if importlib.util.find_spec("sglang") is None or not torch.cuda.is_available():
     pytest.skip("SGLang needs a GPU, and an environment of its own", allow_module_level=True)
 
+from rlplug_devkit import BFLOAT16, EngineConformance
 from rlplug_rollout_sglang.server import SGLangServerRollout
-
-from rlplug.testing import BFLOAT16, EngineConformance
 
 
 @pytest.mark.filterwarnings("ignore:rollout.gpus has 0")

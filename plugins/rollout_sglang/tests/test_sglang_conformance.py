@@ -10,9 +10,8 @@ import torch
 if importlib.util.find_spec("sglang") is None or not torch.cuda.is_available():
     pytest.skip("needs a GPU, and pip install 'rlplug-rollout-sglang[cuda]'", allow_module_level=True)
 
+from rlplug_devkit import BFLOAT16, EngineConformance
 from rlplug_rollout_sglang import SGLangRollout
-
-from rlplug.testing import BFLOAT16, EngineConformance
 
 
 class TestSGLangRollout(EngineConformance):

@@ -10,10 +10,9 @@ import torch
 if importlib.util.find_spec("sglang") is None or not torch.cuda.is_available():
     pytest.skip("needs a GPU, and pip install 'rlplug-rollout-sglang[cuda]'", allow_module_level=True)
 
+from rlplug_devkit import BFLOAT16
+from rlplug_devkit.engines.fp8 import FP8Checks
 from rlplug_rollout_sglang import SGLangRollout
-
-from rlplug.testing import BFLOAT16
-from rlplug.testing.engines.fp8 import FP8Checks
 
 
 class TestSGLangRolloutWithCUDAGraphs(FP8Checks):

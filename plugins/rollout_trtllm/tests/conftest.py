@@ -7,10 +7,9 @@ from pathlib import Path
 import on_double  # noqa: F401 - it makes the double importable
 import pytest
 import torch
+from rlplug_devkit.models import make_model_folder
 from transformers import LlamaConfig, LlamaForCausalLM
 from trtllm_double.bench import prepare_environment
-
-from rlplug.testing.models import make_model_folder
 
 
 @pytest.fixture(scope="session")

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rlplug_devkit.models import make_model_folder
+from rlplug_devkit.reference import ReferencePolicy
+from rlplug_engines.colocated import MemoryBefore
 from rlplug_rollout_trtllm.colocated import TRTLLMRollout
 from rlplug_rollout_trtllm.placement import Bundles
 from torch import Tensor
 
 from rlplug.interfaces import Bucket, Placement, PolicySpec
-from rlplug.rollout.engines import MemoryBefore
-from rlplug.testing.models import make_model_folder
-from rlplug.testing.reference import ReferencePolicy
 from rlplug.types import Request, SamplingParams
 
 DOUBLE = Path(__file__).parent / "double"

@@ -196,8 +196,8 @@ def test_weights_wait_for_no_request_that_runs(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(EngineHost, "generate", hang)
-    monkeypatch.setattr("rlplug.rollout.engines.loop_requests.WAIT_S", 0.01)
-    monkeypatch.setattr("rlplug.rollout.engines.loop_requests.IDLE_S", 0.05)
+    monkeypatch.setattr("rlplug_engines.colocated.loop_requests.WAIT_S", 0.01)
+    monkeypatch.setattr("rlplug_engines.colocated.loop_requests.IDLE_S", 0.05)
     ready.submit(cases.requests(1), GREEDY)
     with pytest.raises(EngineFault, match="1 requests still run"):
         ready.update_weights(cases.buckets(folder), 2)

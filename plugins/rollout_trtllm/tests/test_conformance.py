@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 from on_double import RolloutOnDouble
 from ray_stand_in import Cluster
+from rlplug_devkit import EngineConformance
 from rlplug_rollout_trtllm.ray_rollout import TRTLLMRayRollout
 
 from rlplug.interfaces import RolloutEngine
-from rlplug.testing import EngineConformance
 
 CHANGES = frozenset({"environment variables"})
 """TensorRT-LLM and Ray read theirs from the environment of the process that starts them."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from rlplug_engines.colocated import MemoryBefore
 from rlplug_rollout_trtllm import plugin
 from rlplug_rollout_trtllm.colocated import TRTLLMRollout
 from rlplug_rollout_trtllm.environment import (
@@ -30,7 +31,6 @@ from rlplug_rollout_trtllm.surface import LLM_ARGS
 from rlplug.errors import ConfigError
 from rlplug.interfaces import EngineMemory, EngineMemoryRequest, FP8Weights, Placement, PolicySpec
 from rlplug.registry import Registry
-from rlplug.rollout.engines import MemoryBefore
 from rlplug.types import GIB
 
 SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7), pad_token_id=0, max_context=4096)

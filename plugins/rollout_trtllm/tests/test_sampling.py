@@ -8,6 +8,7 @@ from typing import Any
 import on_double  # noqa: F401 - it makes the double importable
 import pytest
 import torch
+from rlplug_engines.colocated import EngineLoop, RunningRequest
 from rlplug_rollout_trtllm.colocated import merged, serialised
 from rlplug_rollout_trtllm.options import TRTLLMOptions
 from rlplug_rollout_trtllm.sampling import Output, TRTLLMRequests
@@ -15,7 +16,6 @@ from rlplug_rollout_trtllm.surface import SYMBOLS
 
 from rlplug.errors import RunError
 from rlplug.interfaces import PolicySpec
-from rlplug.rollout.engines import EngineLoop, RunningRequest
 from rlplug.types import Completion, Request, SamplingParams
 
 SPEC = PolicySpec("folder", torch.bfloat16, eos_token_ids=(1, 7, 9), pad_token_id=0, max_context=100)

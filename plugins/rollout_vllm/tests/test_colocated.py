@@ -13,12 +13,12 @@ import torch.distributed as dist
 
 pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM")
 
+from rlplug_devkit.models import MAX_CONTEXT, PAD, make_model_folder
 from rlplug_rollout_vllm import VLLMRollout
 from transformers import AutoModelForCausalLM
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import EngineFault, Placement, PolicySpec
-from rlplug.testing.models import MAX_CONTEXT, PAD, make_model_folder
 from rlplug.types import Completion, Request, SamplingParams
 from rlplug.weight_sync.buckets import weight_buckets
 

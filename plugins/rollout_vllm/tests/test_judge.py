@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rlplug_devkit import make_sample
+from rlplug_rewards.judges import BestOfGroup, Judge, PairwiseJudge
+from rlplug_rewards.judges.endpoint import Endpoint
+from rlplug_rewards.requests.limits import RequestLimits
 from vllm_api import KEY, SMOLLM2, vllm_api
 
 from rlplug.errors import ConfigError
-from rlplug.rewards import BestOfGroup, Judge, PairwiseJudge, RewardRunner
-from rlplug.rewards.judges.endpoint import Endpoint
-from rlplug.rewards.requests.limits import RequestLimits
-from rlplug.testing import make_sample
+from rlplug.rewards import RewardRunner
 
 pytestmark = pytest.mark.nightly
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from rlplug_devkit.models import make_model_folder
 from rlplug_rollout_vllm.colocated import VLLMRollout
 from rlplug_rollout_vllm.server import VLLMServerRollout
 
 from rlplug.interfaces import AdapterWeights, EngineMemory, EngineMemoryRequest, PolicySpec
-from rlplug.testing.models import make_model_folder
 from rlplug.types import GIB
 
 SPEC = PolicySpec("model", torch.bfloat16, (2,), 2, max_context=8192)

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from rlplug_devkit import make_sample
+from rlplug_rewards.requests.json_client import RequestError
+from rlplug_rewards.requests.limits import RequestLimits
+from rlplug_rewards.reward_model import RemoteRewardModel, RewardModel
+from rlplug_rewards.reward_model.endpoint import RewardEndpoint
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 from vllm_api import KEY, SMOLLM2, vllm_api
 
 from rlplug.errors import ConfigError
-from rlplug.rewards import RemoteRewardModel, RewardModel, RewardRunner
-from rlplug.rewards.requests.json_client import RequestError
-from rlplug.rewards.requests.limits import RequestLimits
-from rlplug.rewards.reward_model.endpoint import RewardEndpoint
-from rlplug.testing import make_sample
+from rlplug.rewards import RewardRunner
 
 pytestmark = pytest.mark.nightly
 LONGEST = 256

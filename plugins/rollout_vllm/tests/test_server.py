@@ -23,6 +23,9 @@ from processes import runs
 
 pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM")
 
+from rlplug_devkit.models import make_model_folder
+from rlplug_engines.servers import supervisor, to_flags
+from rlplug_engines.servers.addresses import free_ports
 from rlplug_rollout_vllm import VLLMServerRollout
 from rlplug_rollout_vllm import server as server_module
 from rlplug_rollout_vllm.options import VLLMOptions, vllm_argument_names
@@ -33,9 +36,6 @@ from transformers import AutoModelForCausalLM
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import EngineFault, Placement, PolicySpec
 from rlplug.interfaces.weight_sync import Bucket
-from rlplug.rollout.servers import supervisor, to_flags
-from rlplug.rollout.servers.addresses import free_ports
-from rlplug.testing.models import make_model_folder
 from rlplug.types import Completion, Request, SamplingParams
 
 PLACEMENT = Placement(torch.device("cpu"), rank=0, world_size=1)

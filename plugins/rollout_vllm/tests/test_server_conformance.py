@@ -7,9 +7,8 @@ import torch
 
 pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM")
 
+from rlplug_devkit import BFLOAT16, FLOAT32, EngineConformance
 from rlplug_rollout_vllm import VLLMServerRollout
-
-from rlplug.testing import BFLOAT16, FLOAT32, EngineConformance
 
 NUM_GPUS = torch.cuda.device_count()
 ON_GPUS = {"gpus": [NUM_GPUS - 1], "gpu_memory_utilization": 0.1, "enforce_eager": True} if NUM_GPUS else {}

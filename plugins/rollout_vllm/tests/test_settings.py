@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from packaging.version import Version
+from rlplug_engines.colocated import EngineStats, MemoryBefore, RunningRequest
+from rlplug_engines.servers import BackendContext, ServerSlot
 from rlplug_rollout_vllm import options as options_module
 from rlplug_rollout_vllm import server as server_module
 from rlplug_rollout_vllm.colocated import VLLMRollout
@@ -20,8 +22,6 @@ from rlplug_rollout_vllm.server import VLLMBackend
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import AdapterWeights, EngineFault, FP8Weights, PolicySpec, RouterShape
-from rlplug.rollout.engines import EngineStats, MemoryBefore, RunningRequest
-from rlplug.rollout.servers import BackendContext, ServerSlot
 from rlplug.types import GIB, Request, SamplingParams
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

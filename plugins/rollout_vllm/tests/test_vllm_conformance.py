@@ -7,9 +7,8 @@ import torch
 
 pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM")
 
+from rlplug_devkit import BFLOAT16, FLOAT32, EngineConformance
 from rlplug_rollout_vllm import VLLMRollout
-
-from rlplug.testing import BFLOAT16, FLOAT32, EngineConformance
 
 ON_GPU = torch.cuda.is_available()
 

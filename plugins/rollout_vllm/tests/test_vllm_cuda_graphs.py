@@ -12,10 +12,9 @@ pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM")
 if not torch.cuda.is_available():
     pytest.skip("CUDA graphs need a GPU", allow_module_level=True)
 
+from rlplug_devkit import BFLOAT16
+from rlplug_devkit.engines.fp8 import FP8Checks
 from rlplug_rollout_vllm import VLLMRollout
-
-from rlplug.testing import BFLOAT16
-from rlplug.testing.engines.fp8 import FP8Checks
 
 
 class TestVLLMRolloutWithCUDAGraphs(FP8Checks):

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from ranks import run_ranks
+from rlplug_devkit import TrainerConformance
 from rlplug_trainer_titan import TorchTitan
 
-from rlplug.testing import TrainerConformance
 from rlplug.types import MeshSizes
 
 

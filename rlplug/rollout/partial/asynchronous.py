@@ -15,11 +15,11 @@ from rlplug.interfaces.rollout import EngineFault
 from rlplug.observability.timeline import EngineTimeline
 from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.engine_driver import EngineDriver
-from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.partial.background import BackgroundGeneration
 from rlplug.rollout.partial.enough_groups import CompleteGroups, EnoughGroups
 from rlplug.rollout.partial.held_out import HeldOutRollout
 from rlplug.rollout.partial.state import PartialRolloutState
+from rlplug.rollout.ranks import EngineRanks
 from rlplug.rollout.trajectory import Trajectory
 from rlplug.types import NO_VERSION
 

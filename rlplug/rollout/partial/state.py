@@ -13,9 +13,9 @@ import torch
 
 from rlplug.errors import ConfigError
 from rlplug.rollout.config import PartialRollout, TurnOptions
-from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.partial.ledger import GroupLedger
 from rlplug.rollout.partial.replay import GroupSchedule, fingerprint, read_schedule
+from rlplug.rollout.ranks import EngineRanks
 from rlplug.rollout.trajectory import Trajectory, new_trajectories
 from rlplug.types import NO_VERSION, Prompt, StepBatch
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from transformers import PreTrainedTokenizerBase
 
-from rlplug.environments.chat_template import RENDER_S, most_characters, render_chat, template_of
+from rlplug.data.chat_template import RENDER_S, most_characters, render_chat, template_of
 from rlplug.errors import ConfigError
 from rlplug.interfaces.environment import Message
 from rlplug.timeouts import CallError, call_within

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from rlplug_devkit import make_sample
 from unit.data.prompt_cases import ListSource, set_up, setup_error
 
 from rlplug.data.curriculum import PassRateCurriculum, PassRates
@@ -20,7 +21,6 @@ from rlplug.data.datamodule import PromptDataModule
 from rlplug.data.mixture import MixtureSource, WeightedSource
 from rlplug.data.prompt_stream import PromptStream
 from rlplug.errors import ConfigError
-from rlplug.testing import make_sample
 from rlplug.types import Prompt, RewardError, Sample
 
 WINDOW = PassRateCurriculum(low=0.2, high=0.8, outside=0.25, smoothing=0.5)

@@ -9,11 +9,10 @@ import pytest
 from hostile import SURROGATE, deep
 from unit.data.prompt_cases import USER_MESSAGE, ListSource, build_tokenizer
 
-from rlplug.data import rendering
+from rlplug.data import chat_template, rendering
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.data.prompt_encoder import PromptRules
 from rlplug.data.sources import FileSource, PromptRow, PromptSource
-from rlplug.environments import chat_template
 from rlplug.errors import ConfigError
 
 LOOP = "".join(f"{{% for {name} in range(4000) %}}" for name in "ab") + "{% endfor %}" * 2

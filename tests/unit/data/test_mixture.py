@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
+from rlplug_devkit import DataSourceConformance
 from unit.data.prompt_cases import ListSource, set_up, setup_error
 
 from rlplug.data.datamodule import PromptDataModule
@@ -18,7 +19,6 @@ from rlplug.data.mixture import MixedPrompts, MixtureSource, WeightedSource
 from rlplug.data.prompt_stream import PromptStream
 from rlplug.data.sources import FileSource
 from rlplug.errors import ConfigError
-from rlplug.testing import DataSourceConformance
 from rlplug.types import Prompt
 
 SIZES = {"many": 50, "few": 3, "one": 1}

@@ -12,6 +12,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
+from rlplug_devkit import DataSourceConformance
 from unit.data.prompt_cases import ListSource, set_up, setup_error
 
 from rlplug.data.datamodule import PromptDataModule
@@ -19,7 +20,6 @@ from rlplug.data.mixture import MixtureSource, WeightedSource
 from rlplug.data.prompt_stream import require_same_prompts
 from rlplug.data.sources import HFDatasetSource
 from rlplug.errors import ConfigError, RunError
-from rlplug.testing import DataSourceConformance
 from rlplug.types import Prompt
 
 SHARDS = (7, 5, 1)

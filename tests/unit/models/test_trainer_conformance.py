@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from ranks import run_ranks
+from rlplug_devkit import TrainerConformance
 
 from rlplug.models.transformers_trainer import TransformersTrainer
-from rlplug.testing import TrainerConformance
 
 
 class TestTransformersTrainer(TrainerConformance):

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from unit.observability.report_runs import make_run, timeline_line
+from report_runs import make_run, timeline_line
+from rlplug_watch.commands.report import report_command
+from rlplug_watch.report.figures import PHASE_HUES
+from rlplug_watch.report.timeline import FILE, NEWEST, ChosenSteps, timeline_figures
 
-from rlplug.cli.commands.report import report_command
 from rlplug.errors import ConfigError
-from rlplug.observability.report.figures import PHASE_HUES
-from rlplug.observability.report.timeline import FILE, NEWEST, ChosenSteps, timeline_figures
 from rlplug.observability.timeline import MOST_COUNTS, EngineTimeline, timeline_of
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from rlplug_devkit import FLOAT32, EngineConformance
+
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.testing import FLOAT32, EngineConformance
 
 
 class TestHFRollout(EngineConformance):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy
 import pytest
 import torch
+from rlplug_devkit.reference import chi_square
 
 from rlplug.rollout.trajectory import new_trajectories
-from rlplug.testing.reference import chi_square
 from rlplug.types import Prompt, SamplingParams
 
 PROMPT, NUM_SAMPLES, END = (3, 4, 5), 20_000, 1

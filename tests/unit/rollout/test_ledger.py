@@ -11,9 +11,9 @@ from ledger_cases import run_ledger_case
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Placement
 from rlplug.rollout.config import PartialRollout, TurnOptions
-from rlplug.rollout.engines.ranks import EngineRanks
 from rlplug.rollout.partial.ledger import GroupLedger
 from rlplug.rollout.partial.state import PartialRolloutState, load_partial_rollout
+from rlplug.rollout.ranks import EngineRanks
 from rlplug.types import Completion, Prompt
 
 RANKS = EngineRanks(Placement(torch.device("cpu"), 0, 1), 1)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
+from rlplug_rewards.verifiers import ReasoningGymReward
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Environment, StepResult
-from rlplug.rewards import ReasoningGymReward
 from rlplug.types import Prompt, RewardError, Sample
 
 FEEDBACK: Final = "That is not right. Try again."

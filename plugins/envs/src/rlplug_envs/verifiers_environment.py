@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from rlplug.environments.tool_calls import (
+from rlplug_sandbox.tool_calls import (
     HERMES_OPEN,
     LLAMA_TAG,
     MISTRAL_MARK,
@@ -18,6 +18,7 @@ from rlplug.environments.tool_calls import (
     ToolCall,
     find_calls,
 )
+
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Environment, StepResult
 from rlplug.types import Prompt

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rlplug.launch.processes import ChildTask, output_of
+from rlplug_launch.processes import ChildTask, output_of
 
 POLL_S = 0.25
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rlplug_engines.servers import LOOPBACK
+from rlplug_launch.processes import node_command
+
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import LOST, Launcher, Place, RunningTask, TaskNeeds
-from rlplug.launch.processes import node_command
-from rlplug.rollout.servers import LOOPBACK
 from rlplug_ray.agent import Agent
 
 REPLY_S: Final = 60.0

@@ -6,6 +6,15 @@ import sys
 from typing import Any, ClassVar, Final
 
 import torch
+from rlplug_engines.colocated import (
+    EngineProcess,
+    EngineSizes,
+    EngineStats,
+    FirstRankEngine,
+    MemoryAdvice,
+    MemoryBefore,
+    StartedEngine,
+)
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import (
@@ -16,15 +25,6 @@ from rlplug.interfaces import (
     Placement,
     PolicySpec,
     SleepingPart,
-)
-from rlplug.rollout.engines import (
-    EngineProcess,
-    EngineSizes,
-    EngineStats,
-    FirstRankEngine,
-    MemoryAdvice,
-    MemoryBefore,
-    StartedEngine,
 )
 from rlplug.types import GIB
 from rlplug.weight_sync.flat_buckets import flatten_bucket

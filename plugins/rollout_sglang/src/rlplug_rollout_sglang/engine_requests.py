@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeAlias
 
+from rlplug_engines.colocated import EngineProcess, EngineRequests, EngineStats, RunningRequest
+
 from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rollout.engines import EngineProcess, EngineRequests, EngineStats, RunningRequest
 from rlplug.types import Completion
 from rlplug_rollout_sglang.sampling import Output, sampling_arguments, to_completion
 

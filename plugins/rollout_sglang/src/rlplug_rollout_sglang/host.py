@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rlplug.rollout.engine_host import EngineHost, run_host
+from rlplug_engines.engine_host import EngineHost, run_host
 
 IDLE_TIMEOUT_S: Final = 60.0
 KEPT: Final = frozenset(

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
+from rlplug_engines.colocated import EngineOptions, PassThrough
+
 from rlplug.errors import ConfigError
 from rlplug.interfaces import PolicySpec
-from rlplug.rollout.engines import EngineOptions, PassThrough
 from rlplug_rollout_sglang.sampler import FLAG
 from rlplug_rollout_sglang.versions import sglang_argument_names
 

@@ -11,10 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 from packaging.version import Version
-
-from rlplug.errors import ConfigError, RunError
-from rlplug.interfaces import EngineCapabilities, EngineFault, PolicySpec
-from rlplug.rollout.servers import (
+from rlplug_engines.servers import (
     LOOPBACK,
     BackendContext,
     EngineLabels,
@@ -32,6 +29,9 @@ from rlplug.rollout.servers import (
     TensorList,
     check_server_fp8,
 )
+
+from rlplug.errors import ConfigError, RunError
+from rlplug.interfaces import EngineCapabilities, EngineFault, PolicySpec
 from rlplug.token_arrays import as_tokens
 from rlplug.types import Completion
 from rlplug_rollout_sglang.fp8 import check_fp8

@@ -7,8 +7,7 @@ from importlib.resources.abc import Traversable
 from typing import Final
 
 from packaging.version import Version
-
-from rlplug.rollout.engines import SupportedVersions, declared_fields, package_folder
+from rlplug_engines.colocated import SupportedVersions, declared_fields, package_folder
 
 OLDEST: Final = Version("0.5.13")
 NEWEST: Final = Version("0.5.24")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import torch
+from rlplug_engines.colocated import EngineLoop, EngineSizes, FirstRankEngine, MemoryAdvice, MemoryBefore, StartedEngine
 from torch import Tensor
 
 from rlplug.distributed.rng import preserved_rng
@@ -23,7 +24,6 @@ from rlplug.interfaces import (
     PolicySpec,
     SleepingPart,
 )
-from rlplug.rollout.engines import EngineLoop, EngineSizes, FirstRankEngine, MemoryAdvice, MemoryBefore, StartedEngine
 from rlplug.types import GIB
 from rlplug.weight_sync.flat_buckets import flatten_bucket, tensors_of
 from rlplug_rollout_trtllm.engine_host import CLOSE_S, RESET, UNKNOWN_ARGUMENT, EngineHost, memory_tags

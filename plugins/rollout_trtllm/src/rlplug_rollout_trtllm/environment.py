@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from packaging.version import Version
+from rlplug_engines.colocated import SupportedVersions, environment_variables, is_trainer_variable
 
 from rlplug.errors import ConfigError
-from rlplug.rollout.engines import SupportedVersions, environment_variables, is_trainer_variable
 
 VERSIONS: Final = SupportedVersions(
     engine="TensorRT-LLM",

@@ -6,11 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
+from rlplug_engines.colocated import EngineOptions, EngineStats, PassThrough
 from transformers import AutoConfig
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import PolicySpec
-from rlplug.rollout.engines import EngineOptions, EngineStats, PassThrough
 from rlplug_rollout_trtllm.surface import EXTENSION, PLACING
 
 DEFAULT_MAX_NUM_TOKENS: Final = 8192

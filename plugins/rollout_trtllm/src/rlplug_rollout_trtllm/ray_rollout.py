@@ -15,13 +15,13 @@ from typing import Any, Final
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
+from rlplug_engines.colocated import EngineLoop, EngineRanks, TrackedEngine
+from rlplug_engines.servers import TensorList, WeightSender
+from rlplug_engines.servers.process_group import Group, Rendezvous, SendGroup
 
 from rlplug.distributed.rng import preserved_rng
 from rlplug.errors import ConfigError, RLPlugError, RunError
 from rlplug.interfaces import Bucket, EngineCapabilities, EngineFault, Placement, PolicySpec, SyncReport
-from rlplug.rollout.engines import EngineLoop, EngineRanks, TrackedEngine
-from rlplug.rollout.servers import TensorList, WeightSender
-from rlplug.rollout.servers.process_group import Group, Rendezvous, SendGroup
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug_rollout_trtllm.engine_host import CLOSE_S, RESET, UNKNOWN_ARGUMENT, EngineHost
 from rlplug_rollout_trtllm.environment import NEEDED, engine_environment

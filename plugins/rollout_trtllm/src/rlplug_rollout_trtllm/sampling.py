@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from rlplug_engines.colocated import LoopRequests, RunningRequest
 
 from rlplug.errors import RunError
-from rlplug.rollout.engines import LoopRequests, RunningRequest
 from rlplug.token_arrays import TokenFloats, TokenIds, TokenRecord, as_tokens
 from rlplug.types import Completion, FinishReason
 

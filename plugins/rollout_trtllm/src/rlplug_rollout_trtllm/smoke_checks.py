@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 import torch
+from rlplug_devkit import BFLOAT16, EngineConformance
 
-from rlplug.testing import BFLOAT16, EngineConformance
 from rlplug_rollout_trtllm.colocated import TRTLLMRollout
 from rlplug_rollout_trtllm.smoke import MODEL_VARIABLE
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from rlplug_engines.servers.process_group import Rendezvous, SendGroup
 from tensorrt_llm._torch.utils import get_device_uuid
 from tensorrt_llm.llmapi.rlhf_utils import WorkerExtension
-
-from rlplug.rollout.servers.process_group import Rendezvous, SendGroup
 
 
 class RLPlugWorkerExtension(WorkerExtension):  # type: ignore[misc, unused-ignore]

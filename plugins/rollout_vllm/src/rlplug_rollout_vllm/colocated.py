@@ -11,6 +11,16 @@ from typing import Any, ClassVar, Final
 
 import torch
 import torch.distributed as dist
+from rlplug_engines.colocated import (
+    ColocatedEngine,
+    EngineSizes,
+    EngineStats,
+    MemoryAdvice,
+    MemoryBefore,
+    StartedEngine,
+    environment_variables,
+    process_kept,
+)
 from torch import Tensor
 
 from rlplug.distributed.rng import preserved_rng
@@ -24,16 +34,6 @@ from rlplug.interfaces import (
     PolicySpec,
     SleepingPart,
     SyncReport,
-)
-from rlplug.rollout.engines import (
-    ColocatedEngine,
-    EngineSizes,
-    EngineStats,
-    MemoryAdvice,
-    MemoryBefore,
-    StartedEngine,
-    environment_variables,
-    process_kept,
 )
 from rlplug.types import GIB
 from rlplug.weight_sync.manifest import policy_weights

@@ -9,11 +9,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
 import torch
-
-from rlplug.distributed.rng import preserved_rng
-from rlplug.errors import RunError
-from rlplug.interfaces import EngineFault, PolicySpec
-from rlplug.rollout.engines import (
+from rlplug_engines.colocated import (
     EngineRequests,
     EngineStats,
     RunningRequest,
@@ -21,6 +17,10 @@ from rlplug.rollout.engines import (
     as_finish_reason,
     experts_of_request,
 )
+
+from rlplug.distributed.rng import preserved_rng
+from rlplug.errors import RunError
+from rlplug.interfaces import EngineFault, PolicySpec
 from rlplug.types import Completion, Request, SamplingParams
 
 QUIET_STEPS: Final = 4

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Final, Literal
 
 import torch
 from packaging.version import Version
+from rlplug_engines.colocated import EngineOptions, PassThrough, SupportedVersions, declared_fields, package_folder
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import PolicySpec
-from rlplug.rollout.engines import EngineOptions, PassThrough, SupportedVersions, declared_fields, package_folder
 from rlplug_rollout_vllm.adapters import lora_arguments
 
 INSTALL: Final = "pip install 'rlplug-rollout-vllm[cuda]', or [cpu] on a machine without a GPU"

@@ -14,11 +14,8 @@ from typing import Any, Final
 
 import torch
 from packaging.version import Version
-
-from rlplug.errors import ConfigError
-from rlplug.interfaces import EngineCapabilities, EngineFault
-from rlplug.rollout.engines import declared_fields, package_folder
-from rlplug.rollout.servers import (
+from rlplug_engines.colocated import declared_fields, package_folder
+from rlplug_engines.servers import (
     LOOPBACK,
     BackendContext,
     EngineLabels,
@@ -35,7 +32,10 @@ from rlplug.rollout.servers import (
     check_server_fp8,
     to_flags,
 )
-from rlplug.rollout.servers.process_group import Rendezvous
+from rlplug_engines.servers.process_group import Rendezvous
+
+from rlplug.errors import ConfigError
+from rlplug.interfaces import EngineCapabilities, EngineFault
 from rlplug_rollout_vllm.engine_requests import sampling_arguments
 from rlplug_rollout_vllm.options import CACHE_VARIABLES, VERSIONS, VLLMServerOptions, scale_variables, vllm_version
 from rlplug_rollout_vllm.weight_transfer import OVER_GLOO, OVER_NCCL

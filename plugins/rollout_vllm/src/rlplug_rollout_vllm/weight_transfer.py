@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
-
-from rlplug.rollout.servers.process_group import Rendezvous, SendGroup
+from rlplug_engines.servers.process_group import Rendezvous, SendGroup
 
 OVER_NCCL: Final = "rlplug_nccl"
 OVER_GLOO: Final = "rlplug_gloo"

@@ -13,7 +13,7 @@ import torch
 from rlplug.interfaces import Placement, PolicySpec, RolloutEngine
 from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.config import TurnOptions
-from rlplug.rollout.engines.ranks import EngineRanks
+from rlplug.rollout.ranks import EngineRanks
 from rlplug.rollout.trajectory import new_trajectories
 from rlplug.types import Completion, Prompt, SamplingParams, StepBatch
 

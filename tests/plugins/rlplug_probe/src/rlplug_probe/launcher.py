@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlplug.launch.local import Local
+from rlplug_launch.local import Local
 
 
 class ProbeLauncher(Local):

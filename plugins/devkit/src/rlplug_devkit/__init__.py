@@ -1,0 +1,34 @@
+"""Conformance kits for the tests of plugin authors, and a tiny run to try a plugin in; ``rlplug[testing]``."""
+
+from rlplug_devkit.algorithms.conformance import AlgorithmConformance
+from rlplug_devkit.engines.conformance import EngineConformance
+from rlplug_devkit.hooks.conformance import HooksConformance
+from rlplug_devkit.optimizations.conformance import OptimizationConformance
+from rlplug_devkit.reference import BFLOAT16, FLOAT32, FP8, Tolerances
+from rlplug_devkit.tasks.data_sources import DataSourceConformance
+from rlplug_devkit.tasks.environments import EnvironmentConformance, make_prompt
+from rlplug_devkit.tasks.rewards import RewardConformance, make_sample
+from rlplug_devkit.tasks.tiny_run import TinyRun, train_two_steps
+from rlplug_devkit.trainers.cases import TINY_MODELS, meshes_of
+from rlplug_devkit.trainers.conformance import TrainerConformance
+
+__all__ = [
+    "BFLOAT16",
+    "FLOAT32",
+    "FP8",
+    "TINY_MODELS",
+    "AlgorithmConformance",
+    "DataSourceConformance",
+    "EngineConformance",
+    "EnvironmentConformance",
+    "HooksConformance",
+    "OptimizationConformance",
+    "RewardConformance",
+    "TinyRun",
+    "Tolerances",
+    "TrainerConformance",
+    "make_prompt",
+    "make_sample",
+    "meshes_of",
+    "train_two_steps",
+]

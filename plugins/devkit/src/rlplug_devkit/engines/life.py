@@ -1,0 +1,160 @@
+"""Checks of an engine's start, its end, and its faults, and of what it does to the trainer's process meanwhile."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import psutil
+import pytest
+
+from rlplug.interfaces.rollout import EngineFault
+from rlplug.types import SamplingParams
+from rlplug_devkit.claims import applies_to
+from rlplug_devkit.engines.base import EngineChecks
+from rlplug_devkit.engines.bench import GREEDY, Bench
+from rlplug_devkit.process_state import Holdings, holdings, still_there
+
+CLOSE_S = 20.0
+"""Longest time in seconds until the processes of a closed engine are gone."""
+
+
+class FirstChecks(EngineChecks):
+    """Checks of an engine that never had weights. They run first, before others sync some."""
+
+    def test_policy_is_accepted(self, bench: Bench) -> None:
+        """Its start comes after ``check`` and ``prepare``, as in a run."""
+        engine = bench.unsynced()
+        ranks = engine.ranks_per_engine
+        assert type(ranks) is int, f"ranks_per_engine is {ranks!r}: give an integer."
+        assert ranks >= 1, f"ranks_per_engine is {ranks}: an engine is of one rank at least."
+
+    @applies_to("sleep")
+    def test_sleeps_before_the_first_sync(self, bench: Bench) -> None:
+        bench.unsynced()
+        bench.sleep()
+        bench.wake_and_sync()
+        bench.assert_holds("changed", "first sync", [3, 20], "A run's first call after start is sleep.")
+
+    def test_process_is_left_as_it_was(self, bench: Bench) -> None:
+        """The trainer, rewards and other plugins read these settings. Every call of this engine so far counts."""
+        bench.holding()
+        bench.sync()
+        bench.generate(bench.requests("process", [3]), SamplingParams(4))
+        changes = [text for name, text in bench.process_changes.items() if name not in self.changes_of_process]
+        assert not changes, (
+            "; ".join(changes) + ". Settings of the trainer's process belong to the trainer: restore them before "
+            "a call returns, run in a process of your own, or name what must change in changes_of_process."
+        )
+
+    def test_global_random_generators_are_left_alone(self, bench: Bench) -> None:
+        """The trainer's own random numbers must not depend on the engine: a resumed run would differ."""
+        bench.holding()
+        bench.sync()
+        bench.generate(bench.requests("generators", [3]), SamplingParams(4))
+        assert not bench.moved_generators, (
+            f"a call of the engine moved the global generators {sorted(bench.moved_generators)} of the trainer's "
+            "process: draw from generators of your own, or restore theirs."
+        )
+
+
+class CounterChecks(EngineChecks):
+    """Checks of ``stats`` and ``advice``."""
+
+    def test_stats_are_finite(self, bench: Bench) -> None:
+        engine = bench.holding()
+        bench.generate(bench.requests("stats", [3]), GREEDY)
+        for name, value in engine.stats().items():
+            assert type(name) is str, f"stats() has the key {name!r}, which is no str."
+            assert type(value) is float, f"stats()[{name!r}] is {value!r}: give a float."
+            assert math.isfinite(value), f"stats()[{name!r}] is {value!r}: give a finite number."
+
+    def test_advice_is_text(self, bench: Bench) -> None:
+        engine = bench.holding()
+        bench.generate(bench.requests("advice", [3]), GREEDY)
+        advice = engine.advice()
+        assert type(advice) is list, f"advice() returned {advice!r}: give a list, an empty one when there is none."
+        for piece in advice:
+            assert type(piece) is str, f"advice() has {piece!r}, which is no str."
+            assert piece.strip(), "advice() has an empty piece, and each is printed: leave it out."
+
+
+class LastChecks(EngineChecks):
+    """Checks that close the engine, or end its processes."""
+
+    def test_death_of_its_processes_is_a_fault(self, bench: Bench) -> None:
+        """The core starts an engine again after an ``EngineFault``, and after no other error."""
+        bench.holding("first")
+        processes = bench.own_processes()
+        if not processes:
+            pytest.skip(f"{bench.engine_name} has no processes of its own on this machine")
+        for process in processes:
+            process.kill()
+        began = time.monotonic()
+        with pytest.raises(Exception) as error:  # noqa: PT011, PT012 - says what was expected
+            bench.generate(bench.requests("dead", [3, 4]), GREEDY)
+            pytest.fail("generate returned completions of an engine whose processes were killed.")
+        seconds = time.monotonic() - began
+        assert isinstance(error.value, EngineFault), (
+            f"generate of an engine whose processes were killed must raise EngineFault, and raised {error.value!r}."
+        )
+        assert seconds < self.deadline_s, f"the fault came after {seconds:.0f} s: watch the process, not a deadline."
+        try:
+            bench.close()
+        except Exception as problem:
+            raise AssertionError(f"close after a fault must succeed, and raised {problem!r}.") from problem
+        self.assert_ended(processes, "after a fault and close")
+        if bench.capabilities.restart:
+            bench.start()
+            bench.sync("changed")
+            bench.assert_holds("changed", "after its death", [3, 20], "The core restarts an engine in this way.")
+
+    @applies_to("restart")
+    def test_starts_again_after_close(self, bench: Bench) -> None:
+        """The core restarts an engine in this way after an ``EngineFault``."""
+        bench.holding("first", family="qwen2")
+        bench.close()
+        bench.start()
+        bench.sync("changed")
+        bench.assert_holds(
+            "changed",
+            "started again",
+            [3, 20],
+            "After close, start must build the engine anew: weights, caches, processes and connections.",
+        )
+
+    def test_closes_twice(self, bench: Bench) -> None:
+        bench.holding("first", family=bench.family)
+        bench.close()
+        bench.close()
+        bench.discard()
+
+    def test_closes_before_it_was_started(self, bench: Bench) -> None:
+        """The core closes the engines of all ranks when one cannot start."""
+        try:
+            bench.settings.make_engine().close()
+        except Exception as problem:
+            raise AssertionError(
+                f"close must be safe in every state, and raised {problem!r} before start."
+            ) from problem
+
+    def test_close_leaves_nothing_behind(self, bench: Bench) -> None:
+        """Compares two lives: what the first leaves for good, such as a library's threads, the second may use."""
+        left: list[Holdings] = []
+        for _ in range(2 if bench.capabilities.restart else 1):
+            bench.holding("first", family=bench.family)
+            bench.generate(bench.requests("a life", [3]), GREEDY)
+            processes = bench.own_processes()
+            bench.close()
+            self.assert_ended(processes, "after close")
+            bench.discard()
+            left.append(holdings())
+        threads, files = left[-1].threads - left[0].threads, left[-1].files - left[0].files
+        assert threads <= 0, f"{threads} threads more than before remain after start and close: end them in close."
+        assert files <= 0, f"{files} open files or sockets more than before remain after start and close."
+
+    def assert_ended(self, processes: Sequence[psutil.Process], when: str) -> None:
+        """Fail unless the engine's processes have ended, and somebody has waited for them."""
+        left = still_there(processes, CLOSE_S)
+        assert not left, f"{when}, processes of the engine are left: {', '.join(left)}. End them and wait for them."

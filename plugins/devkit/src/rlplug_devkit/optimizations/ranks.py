@@ -1,0 +1,176 @@
+"""What one rank does to measure optimizations: it builds policies with and without them, and runs the probes."""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rlplug.distributed.fsdp_units import transformer_blocks
+from rlplug.errors import ConfigError
+from rlplug.interfaces.optimization import Effect, Optimization
+from rlplug.models.build import build_policy
+from rlplug.models.forward import policy_forward
+from rlplug.models.packing import pack_batch
+from rlplug.models.transformers_trainer import TransformersTrainer
+from rlplug.types import Batch
+from rlplug_devkit.hooks.calls import process_state
+from rlplug_devkit.process_state import generator_states, moved
+from rlplug_devkit.trainers.cases import LEARNING_RATE, SAMPLING, Case, loss_weights, rows
+from rlplug_devkit.trainers.ranks import Measured, make_strategy
+
+PLAIN: Final = "plain"
+PLAIN_AGAIN: Final = "plain, after all others"
+WITH_PARTNER: Final = " with recomputed blocks"
+
+
+@dataclass(frozen=True)
+class VariantJob:
+    """What the ranks of one start do: every variant of the optimizations on every case of their number."""
+
+    cases: tuple[Case, ...]
+    variants: Mapping[str, Sequence[Optimization]]
+    """Optimizations by the variant's name; ``PLAIN`` and ``PLAIN_AGAIN`` are added."""
+
+
+class RecomputedBlocks(Optimization):
+    """The kit's own partner of an optimization: whole blocks are computed again in the backward pass."""
+
+    def __init__(self) -> None:
+        self._num_blocks = 0
+
+    def before_shard(self, model: nn.Module) -> None:
+        for block in transformer_blocks(model):
+            block.forward = _recomputed(block.forward)
+            self._num_blocks += 1
+
+    def effects(self) -> list[Effect]:
+        return [Effect(f"{self._num_blocks} blocks are recomputed")] if self._num_blocks else []
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def recomputing(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return recomputing
+
+
+def run_variants(job: VariantJob) -> None:
+    """Run every probe on every case with every variant; rank 0 writes ``results.pt`` in the case's folder. Collective.
+
+    An outcome is ``{"value": ...}``, ``{"refused": message}`` where building raised a ConfigError, or ``{"error":
+    traceback}``.
+    """
+    for case in job.cases:
+        strategy = make_strategy(case.mesh)
+        case.out.mkdir(parents=True, exist_ok=True)
+        outcomes: dict[str, dict[str, dict[str, Any]]] = {}
+        variants: dict[str, Sequence[Optimization]] = {PLAIN: (), **job.variants, PLAIN_AGAIN: ()}
+        for number, (name, optimizations) in enumerate(variants.items()):
+            own_folder = dataclasses.replace(case, out=case.out / str(number))
+            outcomes[name] = _outcomes(Optimized(own_folder, strategy, optimizations))
+        if strategy.global_rank == 0:
+            torch.save(outcomes, case.out / "results.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _outcomes(optimized: Optimized) -> dict[str, dict[str, Any]]:
+    """Return the outcome of each probe, the same on all ranks; of the first that fails for those after it."""
+    outcomes: dict[str, dict[str, Any]] = {}
+    for number, function in enumerate(PROBES):
+        outcome: dict[str, Any]
+        try:
+            outcome = {"value": function(optimized)}
+        except ConfigError as refusal:
+            outcome = {"refused": str(refusal)}
+        except Exception:  # noqa: BLE001 - the check of this probe fails with it
+            outcome = {"error": traceback.format_exc()}
+        problems: list[dict[str, Any] | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(problems, None if "value" in outcome else outcome)
+        problem = next((each for each in problems if each), None)
+        outcomes[function.__name__] = problem or outcome
+        if problem:
+            return outcomes | {later.__name__: {"after": function.__name__} for later in PROBES[number + 1 :]}
+    return outcomes
+
+
+class Optimized(Measured):
+    """A policy with optimizations, and the probes, in the order of ``PROBES``; each is a collective operation."""
+
+    def __init__(self, case: Case, strategy: Any, optimizations: Sequence[Optimization]) -> None:
+        super().__init__(TransformersTrainer(), case, strategy)
+        self.optimizations = list(optimizations)
+        self.effects: list[str] = []
+
+    def _build(self) -> None:
+        self.policy, effects = build_policy(self.config, self.optimizations, self.strategy, self.trainer)
+        self.effects = [effect.description for effect in effects[1:]]  # the first is what was loaded
+        trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE, momentum=0.9)
+        self.strategy.model, self.strategy.optimizers = self.policy, [self.optimizer]
+
+    def build(self) -> dict[str, Any]:
+        """Build the policy as a run does, and return what proves the optimizations."""
+        torch._dynamo.reset()
+        generators, process = generator_states(), process_state()
+        self._build()
+        changed = [name for name, value in process_state().items() if value != process[name]]
+        return {
+            "effects": self.effects,
+            "moved": sorted(moved(generators)),
+            "changed": changed,
+        }
+
+    def run(self, batch: Batch, size: int, train: bool = False) -> Tensor:
+        """Return logprobs and entropies of all ranks' rows, [2, B, T]; with gradients to train."""
+        micro_batches, strategy = self.my_rows(size), self.strategy
+        whole = torch.zeros(2, *batch.input_ids.shape)
+        for number, indices in enumerate(micro_batches, start=1):
+            packed = pack_batch(batch.map(partial(_take, indices=indices)))
+            with torch.set_grad_enabled(train):
+                if train:
+                    strategy.set_last_micro_batch(self.policy, is_last=number == len(micro_batches))
+                output = policy_forward(self.policy, packed, SAMPLING, "gradient" if train else "value")
+                values = torch.stack([output.tokens.logprobs, output.entropy])
+                if train:
+                    weights = loss_weights()[indices]
+                    (torch.stack([weights, weights.cos()]) * values).sum().backward()  # type: ignore[no-untyped-call]
+            whole[:, indices] = values.detach()
+        dist.all_reduce(whole, group=strategy.data_group)
+        return whole
+
+    def forward(self) -> dict[str, Tensor]:
+        """Return logprobs and entropies of all rows in one packed row, and of each row alone."""
+        return {"packed": self.run(rows(), rows().num_sequences), "alone": self.run(rows(), 1)}
+
+    def step(self) -> dict[str, Any]:
+        """Take an optimizer step with the gradients of a single micro-batch; return the weights of the next sync."""
+        self.gradients_of(rows().num_sequences)
+        self.optimizer.step()
+        return {"weights": dict(self.sync())}
+
+
+PROBES: Final[tuple[Callable[[Any], Any], ...]] = (
+    Optimized.build,
+    Optimized.sync,
+    Optimized.forward,
+    Optimized.gradients,
+    Optimized.split,
+    Optimized.step,
+    Optimized.resume,
+)
+
+
+def _take(tensor: Tensor, indices: list[int]) -> Tensor:
+    return tensor[indices]

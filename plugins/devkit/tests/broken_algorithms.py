@@ -1,0 +1,388 @@
+"""Algorithms with one mistake each, which ``test_algorithm_sabotage.py`` runs through their kit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from rlplug_devkit import AlgorithmConformance
+from torch import Tensor
+
+from rlplug.interfaces import Advantages, Algorithm, Denominators, LossOutput, Needs
+from rlplug.ops import masked_sum
+from rlplug.types import Batch, Sample, StepBatch
+
+
+class Fine(Algorithm):
+    """Rewards less their group's mean, a clipped ratio, a critic, and a scale that follows the mean of the ratio."""
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(groups=True, critic=True)
+
+    def advantages(self, batch: StepBatch) -> Advantages:
+        centred = self.centred(batch)
+        mask = batch.padded.response_mask
+        returns = torch.where(mask, batch.rewards[:, None], 0.0)
+        return Advantages(centred, returns, metrics={"made/size": batch.step.mean(centred.abs())})
+
+    def centred(self, batch: StepBatch) -> Tensor:
+        centred = torch.zeros_like(batch.rewards)
+        for group in set(batch.group_index.tolist()):
+            rows = (batch.group_index == group) & self.counts(batch)
+            rewards = batch.rewards[rows]
+            if len(rewards) > 1 and rewards.max() > rewards.min():
+                centred[rows] = rewards - rewards.mean()
+        return centred
+
+    def counts(self, batch: StepBatch) -> Tensor:
+        return batch.reward_valid
+
+    def ratio(self, difference: Tensor) -> Tensor:
+        return difference.clamp(-20, 20).exp()
+
+    def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
+        mask = micro_batch.response_mask
+        assert micro_batch.advantages is not None
+        assert micro_batch.old_logprobs is not None
+        ratio = self.ratio(torch.where(mask, logprobs - micro_batch.old_logprobs, 0.0))
+        objective = masked_sum(ratio.clamp(max=2.0) * micro_batch.advantages, mask)
+        mean = masked_sum(ratio.detach(), mask) / max(denominators.num_tokens, 1)
+        return LossOutput(-self.scale * objective / max(denominators.num_tokens, 1), {"made/ratio": mean})
+
+    def value_loss(self, micro_batch: Batch, values: Tensor, denominators: Denominators) -> LossOutput:
+        assert micro_batch.returns is not None
+        squares = masked_sum((values - micro_batch.returns).square(), micro_batch.response_mask)
+        return LossOutput(squares / max(denominators.num_tokens, 1))
+
+    def after_step(self, metrics: Mapping[str, float]) -> None:
+        self.scale = 0.9 * self.scale + 0.1 * metrics["made/ratio"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scale": self.scale}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.scale = state["scale"]
+
+
+# ---- advantages ---------------------------------------------------------------------------------------------------
+
+
+class RaisesInAdvantages(Fine):
+    def advantages(self, batch: StepBatch) -> Advantages:
+        raise KeyError("kl")
+
+
+class ReadsUndeclaredOldLogprobs(Fine):
+    def advantages(self, batch: StepBatch) -> Advantages:
+        assert batch.padded.old_logprobs is not None
+        return super().advantages(batch)
+
+
+class ReadsUndeclaredRolloutLogprobs(Fine):
+    def advantages(self, batch: StepBatch) -> Advantages:
+        result = super().advantages(batch)
+        return replace(result, advantages=result.advantages * batch.padded.rollout_logprobs.sum(dim=1).exp())
+
+
+class ReturnsDoubles(Fine):
+    def advantages(self, batch: StepBatch) -> Advantages:
+        result = super().advantages(batch)
+        return replace(result, advantages=result.advantages.double())
+
+
+class ForgetsReturns(Fine):
+    def advantages(self, batch: StepBatch) -> Advantages:
+        return replace(super().advantages(batch), returns=None)
+
+
+class ReturnsNaN(Fine):
+    """0 / 0 in a group of equal rewards."""
+
+    def centred(self, batch: StepBatch) -> Tensor:
+        centred = super().centred(batch)
+        for group in set(batch.group_index.tolist()):
+            rows = (batch.group_index == group) & batch.reward_valid
+            if int(rows.sum()):
+                centred[rows] = centred[rows] / batch.rewards[rows].std(unbiased=False)
+        return centred
+
+
+class ReturnsATextMetric(Fine):
+    def advantages(self, batch: StepBatch) -> Advantages:
+        return replace(super().advantages(batch), metrics={"made/size": "large"})  # type: ignore[dict-item]
+
+
+class SelectsCopies(Fine):
+    def select(self, group: Sequence[Sample]) -> Sequence[Sample]:
+        return [replace(sample, reward=sample.reward + 1) for sample in group]
+
+
+class SelectsTwice(Fine):
+    def select(self, group: Sequence[Sample]) -> Sequence[Sample]:
+        return [*group, max(group, key=lambda sample: sample.reward)]
+
+
+class SelectsByItsCalls(Fine):
+    calls = 0
+
+    def select(self, group: Sequence[Sample]) -> Sequence[Sample]:
+        self.calls += 1
+        return group[: 1 + self.calls % 3]
+
+
+class DrawsPerObject(Fine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = random.Random().random()
+
+    def centred(self, batch: StepBatch) -> Tensor:
+        return super().centred(batch) * self.noise
+
+
+class WritesIntoRewards(Fine):
+    def centred(self, batch: StepBatch) -> Tensor:
+        centred = super().centred(batch)
+        batch.rewards.mul_(0.5)
+        return centred
+
+
+class CountsFailedRewards(Fine):
+    def counts(self, batch: StepBatch) -> Tensor:
+        return torch.ones_like(batch.reward_valid)
+
+
+class TrainsOnFailedRewards(Fine):
+    """They do not count in the mean, and get an advantage all the same."""
+
+    def centred(self, batch: StepBatch) -> Tensor:
+        return torch.where(batch.reward_valid, super().centred(batch), -1.0)
+
+
+class FavoursTheFirst(Fine):
+    """The first completion of a group is its baseline."""
+
+    def centred(self, batch: StepBatch) -> Tensor:
+        centred = super().centred(batch)
+        for group in set(batch.group_index.tolist()):
+            rows = ((batch.group_index == group) & batch.reward_valid).nonzero().flatten()
+            if len(rows):
+                centred[rows] = batch.rewards[rows] - batch.rewards[rows[0]]
+        return centred
+
+
+class NeedsCompletions(Fine):
+    def advantages(self, batch: StepBatch) -> Advantages:
+        batch.rewards.max()
+        return super().advantages(batch)
+
+
+class NeedsRewards(Fine):
+    def advantages(self, batch: StepBatch) -> Advantages:
+        result = super().advantages(batch)
+        moments = batch.step.moments(batch.rewards, batch.reward_valid)
+        return replace(result, metrics={"made/best": moments.largest})
+
+
+class NormalisesPerRank(Fine):
+    def centred(self, batch: StepBatch) -> Tensor:
+        centred = super().centred(batch)
+        return centred / (centred.abs().mean() + 1e-6) if len(centred) else centred
+
+
+class MeasuresItsRank(Fine):
+    def advantages(self, batch: StepBatch) -> Advantages:
+        result = super().advantages(batch)
+        return replace(result, metrics={"made/completions": float(batch.num_sequences)})
+
+
+class AsksWhereItHasCompletions(Fine):
+    """A rank without completions does not come to the meeting."""
+
+    def advantages(self, batch: StepBatch) -> Advantages:
+        if not batch.num_sequences:
+            return Advantages(batch.rewards.clone(), torch.zeros(0, 1))
+        return super().advantages(batch)
+
+
+class BlowsUpRoundOff(Fine):
+    def centred(self, batch: StepBatch) -> Tensor:
+        centred = torch.zeros_like(batch.rewards)
+        for group in set(batch.group_index.tolist()):
+            rows = (batch.group_index == group) & batch.reward_valid
+            rewards = batch.rewards[rows]
+            if len(rewards) > 1:
+                centred[rows] = rewards - 0.999 * rewards.mean()
+        return centred
+
+
+# ---- losses -------------------------------------------------------------------------------------------------------
+
+
+class RaisesInLoss(Fine):
+    def ratio(self, difference: Tensor) -> Tensor:
+        raise RuntimeError("a shape")
+
+
+class ForgetsTheValueLoss(Fine):
+    def value_loss(self, micro_batch: Batch, values: Tensor, denominators: Denominators) -> LossOutput:
+        return Algorithm.value_loss(self, micro_batch, values, denominators)
+
+
+class ChangedLoss(Fine):
+    """Base of those that change what ``Fine.loss`` returns."""
+
+    def changed(self, output: LossOutput, batch: Batch, logprobs: Tensor, denominators: Denominators) -> LossOutput:
+        raise NotImplementedError
+
+    def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
+        output = super().loss(micro_batch, logprobs, entropy, denominators)
+        return self.changed(output, micro_batch, logprobs, denominators)
+
+
+class DetachesLogprobs(ChangedLoss):
+    def changed(self, output: LossOutput, batch: Batch, logprobs: Tensor, denominators: Denominators) -> LossOutput:
+        return replace(output, loss=output.loss.detach())
+
+
+class ReturnsTheLossOfTokens(ChangedLoss):
+    def changed(self, output: LossOutput, batch: Batch, logprobs: Tensor, denominators: Denominators) -> LossOutput:
+        return replace(output, loss=output.loss.expand(2))
+
+
+class KeepsTheGraphInMetrics(ChangedLoss):
+    def changed(self, output: LossOutput, batch: Batch, logprobs: Tensor, denominators: Denominators) -> LossOutput:
+        return replace(output, metrics={**output.metrics, "made/loss": output.loss})
+
+
+class ZeroesAdvantagesInPlace(ChangedLoss):
+    def changed(self, output: LossOutput, batch: Batch, logprobs: Tensor, denominators: Denominators) -> LossOutput:
+        assert batch.advantages is not None
+        batch.advantages.data.clamp_(-0.1, 0.1)
+        return output
+
+
+class DividesByItsOwnTokens(ChangedLoss):
+    def changed(self, output: LossOutput, batch: Batch, logprobs: Tensor, denominators: Denominators) -> LossOutput:
+        own = batch.response_mask.sum().clamp(min=1)
+        return replace(output, loss=output.loss * max(denominators.num_tokens, 1) / own)
+
+
+class NormalisesInTheMicroBatch(ChangedLoss):
+    """Advantages are divided by their largest in the micro-batch."""
+
+    def changed(self, output: LossOutput, batch: Batch, logprobs: Tensor, denominators: Denominators) -> LossOutput:
+        assert batch.advantages is not None
+        return replace(output, loss=output.loss / batch.advantages.abs().max().clamp(min=1e-3))
+
+
+class TrainsThePrompt(ChangedLoss):
+    def changed(self, output: LossOutput, batch: Batch, logprobs: Tensor, denominators: Denominators) -> LossOutput:
+        return replace(output, loss=output.loss - (logprobs.sum()) / max(denominators.num_tokens, 1))
+
+
+class CountsMaskedRatios(ChangedLoss):
+    """Only a metric reads tokens that do not train."""
+
+    def changed(self, output: LossOutput, batch: Batch, logprobs: Tensor, denominators: Denominators) -> LossOutput:
+        assert batch.old_logprobs is not None
+        sizes = (logprobs.detach() - batch.old_logprobs).abs().sum() / max(denominators.num_tokens, 1)
+        return replace(output, metrics={**output.metrics, "made/distance": sizes})
+
+
+class AddsAConstant(ChangedLoss):
+    """A term of the step, as large in each row that is there: halves with the denominators, and adds up over rows."""
+
+    def changed(self, output: LossOutput, batch: Batch, logprobs: Tensor, denominators: Denominators) -> LossOutput:
+        return replace(output, loss=output.loss + len(logprobs) / max(denominators.num_tokens, 1))
+
+
+class ClampsAfterExp(Fine):
+    def ratio(self, difference: Tensor) -> Tensor:
+        return difference.exp()
+
+
+class HasTheWrongSign(ChangedLoss):
+    def changed(self, output: LossOutput, batch: Batch, logprobs: Tensor, denominators: Denominators) -> LossOutput:
+        return replace(output, loss=-output.loss)
+
+
+# ---- state --------------------------------------------------------------------------------------------------------
+
+
+class DrawsGlobally(Fine):
+    def centred(self, batch: StepBatch) -> Tensor:
+        torch.rand(1)
+        return super().centred(batch)
+
+
+class KeepsATensor(Fine):
+    def state_dict(self) -> dict[str, Any]:
+        return {"scale": torch.tensor(self.scale)}
+
+
+class ForgetsItsScale(Fine):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+class LoadsTheDefault(Fine):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.scale = 1.0
+
+
+class SelectsByAnUnsavedStep(Fine):
+    steps = 0
+
+    def select(self, group: Sequence[Sample]) -> Sequence[Sample]:
+        return group if self.steps < 4 else group[:2]
+
+    def after_step(self, metrics: Mapping[str, float]) -> None:
+        super().after_step(metrics)
+        self.steps += 1
+
+
+# ---- what the kit does not catch ----------------------------------------------------------------------------------
+
+
+class HalvesItsAdvantages(Fine):
+    """Another equation than the paper's."""
+
+    def centred(self, batch: StepBatch) -> Tensor:
+        return 0.5 * super().centred(batch)
+
+
+class ChangesAfterAHundredSteps(Fine):
+    """State that matters late and is not saved."""
+
+    steps = 0
+
+    def after_step(self, metrics: Mapping[str, float]) -> None:
+        super().after_step(metrics)
+        self.steps += 1
+        if self.steps > 100:
+            self.scale = 0.0
+
+
+class RefusesNoRun(Fine):
+    """A group of one has no baseline, and ``needs.groups`` does not say so."""
+
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, groups=False)
+
+
+class AlgorithmTests(AlgorithmConformance):
+    algorithm: ClassVar[type[Algorithm]]
+
+    def make_algorithm(self) -> Algorithm:
+        return self.algorithm()

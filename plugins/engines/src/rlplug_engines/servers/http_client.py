@@ -1,0 +1,238 @@
+"""HTTP client of the servers: JSON in and out, on an event loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import aiohttp
+import msgspec
+
+from rlplug.errors import RunError, describe
+from rlplug.interfaces import EngineFault
+from rlplug.interfaces.checks.http_bodies import BodyTooLargeError, read_body
+from rlplug_engines.colocated.loop import EngineLoop
+
+Result = TypeVar("Result")
+
+MAX_FILES: Final = 65536
+"""Open connections: each request takes one, and a rollout has thousands."""
+
+PROBE_S: Final = 30.0
+"""Timeout of a call that takes a server no work."""
+
+HEALTH_S: Final = 5.0
+
+METHOD_NOT_ALLOWED: Final = 405
+
+SILENT_S: Final = 30
+"""Time in seconds after which a connection whose other host answers nothing at all counts as broken: a lost host closes
+no connection, and a request may run for much longer."""
+
+MAX_ANSWER_BYTES: Final = 256 << 20
+"""Largest answer, or event of a stream; a completion of a million tokens takes a quarter of it."""
+
+
+class ServerError(EngineFault):
+    """A server failed: it answered with a status from 500."""
+
+
+class HTTPClient:
+    """Calls any number of servers at once. Coroutines run with ``spawn``; other methods may be called from any thread.
+
+    Args:
+        key: Bearer token of the servers; empty for none.
+        key_name: Environment variable that it comes from, for messages.
+        server_key: The servers' own name for it, for messages.
+    """
+
+    def __init__(self, key: str, key_name: str, server_key: str) -> None:
+        self._key_name = key_name
+        self._server_key = server_key
+        _allow_files()
+        self._loop = EngineLoop("the servers")
+        self._session = self.spawn(self._open(key)).result()
+
+    @staticmethod
+    async def _open(key: str) -> aiohttp.ClientSession:
+        # A connection for each call: a busy server closes one that was idle for some seconds also when a request is on
+        # its way, since libuv looks at timers first (docs.libuv.org/en/v1.x/design.html).
+        connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_socket_with_keepalive)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return aiohttp.ClientSession(connector=connector, headers=headers)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Run a coroutine in the loop; those of one thread begin in the order of the calls."""
+        return self._loop.spawn(coroutine)
+
+    def run_all(self, coroutines: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+        """Run coroutines at once, and return their results in order, or raise the first of their errors."""
+        return [future.result() for future in [self.spawn(coroutine) for coroutine in coroutines]]
+
+    def close(self) -> None:
+        """Cancel all calls, and close all connections."""
+        if self._loop.is_closed:
+            return
+        self.spawn(self._close()).result()
+        self._loop.close()
+
+    async def _close(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._session.close()
+
+    # ---- calls ----------------------------------------------------------------------------------------------------
+
+    def is_healthy(self, url: str) -> bool:
+        """Return whether the server at a URL is ready for requests."""
+        try:
+            return self.spawn(self._exchange("GET", f"{url}/health", None, HEALTH_S)).result()[0] == 200
+        except (OSError, aiohttp.ClientError):
+            return False
+
+    async def status(self, url: str) -> int:
+        """Return the status of a GET: 405 for a route that takes POST alone, 404 for one that does not exist."""
+        with self._failures(url, PROBE_S, ""):
+            return (await self._exchange("GET", url, None, PROBE_S))[0]
+
+    async def call(
+        self,
+        method: str,
+        url: str,
+        payload: dict[str, Any] | None = None,
+        deadline_s: float = PROBE_S,
+        deadline_key: str = "",
+    ) -> Any:
+        """Return a server's answer: parsed JSON, or text.
+
+        Args:
+            deadline_key: The option that sets the deadline, for messages.
+
+        Raises:
+            RunError: It refuses the request.
+            ServerError: It failed.
+            EngineFault: It cannot be reached, does not answer by the deadline, or answers with broken JSON.
+        """
+        with self._failures(url, deadline_s, deadline_key):
+            status, text = await self._exchange(method, url, payload, deadline_s)
+            if status != 200:
+                raise self._refusal(url, status, text)
+            return msgspec.json.decode(text) if text[:1] in ("{", "[") else text
+
+    async def stream(
+        self, url: str, payload: dict[str, Any], deadline_s: float, deadline_key: str
+    ) -> AsyncIterator[Any]:
+        """Yield the server-sent events that answer a POST, parsed; errors are those of ``call``."""
+        timeout = aiohttp.ClientTimeout(total=deadline_s)
+        rest = b""
+        with self._failures(url, deadline_s, deadline_key):
+            async with self._session.post(url, json=payload, timeout=timeout) as response:
+                if response.status != 200:
+                    raise self._refusal(url, response.status, await _text_of(response, url))
+                async for chunk in response.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    if len(rest) > MAX_ANSWER_BYTES:
+                        raise _too_large(url)
+                    for line in lines:
+                        event = line.removeprefix(b"data: ")
+                        if event[:1] == b"{":
+                            yield self._checked(url, msgspec.json.decode(event))
+
+    @staticmethod
+    def _checked(url: str, event: dict[str, Any]) -> dict[str, Any]:
+        if "error" in event:
+            raise ServerError(f"{url} failed: {str(event['error'])[:1000]}")
+        return event
+
+    async def _exchange(self, method: str, url: str, payload: Any, deadline_s: float) -> tuple[int, str]:
+        timeout = aiohttp.ClientTimeout(total=deadline_s)
+        async with self._session.request(method, url, json=payload, timeout=timeout) as response:
+            return response.status, await _text_of(response, url)
+
+    def _refusal(self, url: str, status: int, text: str) -> RunError:
+        if status == 401:
+            return RunError(f"{url} refuses the key of {self._key_name}: set it to the server's {self._server_key}.")
+        message = f"{url} answered with status {status}: {text[:1000]}"
+        return ServerError(message) if status >= 500 else RunError(message)
+
+    @contextlib.contextmanager
+    def _failures(self, url: str, deadline_s: float, deadline_key: str) -> Iterator[None]:
+        """Raise a connection's errors as ``EngineFault``."""
+        try:
+            yield
+        except TimeoutError:
+            limit = f"rollout.{deadline_key} {deadline_s:g} s" if deadline_key else f"{deadline_s:g} s"
+            raise EngineFault(f"{url} did not answer within {limit}.") from None
+        except (OSError, aiohttp.ClientError) as problem:
+            raise EngineFault(f"{url} cannot be reached: {describe(problem)}.") from problem
+        except (ValueError, RecursionError) as problem:
+            raise EngineFault(f"{url} answered with what is not JSON: {describe(problem)}.") from problem
+
+
+async def _text_of(response: aiohttp.ClientResponse, url: str) -> str:
+    """Return the body of a response as text; it must be of a sensible size."""
+    try:
+        return (await read_body(response, MAX_ANSWER_BYTES)).decode(errors="replace")
+    except BodyTooLargeError:
+        raise _too_large(url) from None
+
+
+def _too_large(url: str) -> EngineFault:
+    return EngineFault(f"{url} sent an answer of more than {MAX_ANSWER_BYTES >> 20} MiB.")
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server of an engine.
+
+    Args:
+        client: Calls it.
+        url: Its address, without a slash at the end.
+        timeout_s: For the answer to a POST.
+        timeout_key: The option that sets the timeout, for messages; empty for none.
+    """
+
+    client: HTTPClient
+    url: str
+    timeout_s: float = PROBE_S
+    timeout_key: str = ""
+
+    async def get(self, route: str) -> Any:
+        """Return the answer to a GET; errors are those of :meth:`HTTPClient.call`."""
+        return await self.client.call("GET", f"{self.url}/{route}")
+
+    async def post(self, route: str, payload: dict[str, Any] | None = None) -> Any:
+        """Return the answer to a POST; errors are those of :meth:`HTTPClient.call`."""
+        return await self.client.call("POST", f"{self.url}/{route}", payload, self.timeout_s, self.timeout_key)
+
+    async def takes_post(self, route: str) -> bool:
+        """Return whether the server has a route that takes POST alone."""
+        return await self.client.status(f"{self.url}/{route}") == METHOD_NOT_ALLOWED
+
+
+def _socket_with_keepalive(address: aiohttp.AddrInfoType) -> socket.socket:
+    """Return a socket for an address, which notices a host that is gone (tcp(7))."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        for name, value in (("KEEPIDLE", SILENT_S // 3), ("KEEPINTVL", SILENT_S // 6), ("KEEPCNT", 4)):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"), value)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_S * 1000)
+    return made
+
+
+def _allow_files() -> None:
+    """Raise this process's limit of open files, which connections count towards."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

@@ -1,0 +1,34 @@
+"""Counters of servers' schedulers."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rlplug_engines.colocated import EngineStats
+from rlplug_engines.servers import SchedulerState
+from rlplug_engines.servers.scheduler_metrics import SchedulerMetrics
+
+
+class Backend:
+    metrics_route = "metrics"
+
+    def metrics(self, answer):
+        return SchedulerState(0, 0, 0.0, **answer)
+
+
+class Server:
+    url = "http://n1:8000"
+
+    async def get(self, route):
+        return self.answer
+
+
+def test_a_server_that_started_again_counts_from_zero():
+    """A launcher starts it again at its URL: its counters are below those of its former start."""
+    server, stats = Server(), EngineStats(max_num_seqs=8, kv_cache_tokens=1000)
+    metrics = SchedulerMetrics(Backend(), [server], stats, lambda: True)
+    for preemptions, tokens, cached in ((40, 1000, 700), (42, 1100, 720), (1, 100, 50)):
+        server.answer = {"preemptions": preemptions, "prompt_tokens": tokens, "cached_prompt_tokens": cached}
+        asyncio.run(metrics.sample())
+    found = stats.drain()
+    assert (found["preemptions"], found["prefix_cache_hits"]) == (3, 70 / 200)

@@ -1,0 +1,200 @@
+"""Engine servers of an attempt: started, listed for the trainer while they are healthy, and started again when lost."""
+
+from __future__ import annotations
+
+import http.client
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from rlplug_engines.servers.server_list import ListedServer, write_server_list
+
+from rlplug.errors import ConfigError, RunError
+from rlplug.interfaces.launcher import LOST, Launcher, Place
+from rlplug.observability.terminal import say
+from rlplug_launch.config import ServersConfig
+from rlplug_launch.logs import tail
+from rlplug_launch.plan import LaunchPlan
+from rlplug_launch.tasks import Task, gpus_text
+
+HEALTH_S: Final = 2.0
+"""Time in seconds for the answer to a health check."""
+HEALTH_EVERY_S: Final = 0.5
+PLACE_EVERY_S: Final = 5.0
+"""Time in seconds between two questions for another place."""
+SERVER_GRACE_S: Final = 5.0
+LOST_STATE: Final = "lost"
+_WITHOUT_PROXY: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Opens URLs of the cluster, which the proxy of ``http_proxy`` may not reach. The trainer's client asks none either."""
+
+
+class Fault(Exception):
+    """A task failed; the message names its role, its node, and its last log lines."""
+
+    def __init__(self, message: str, is_final: bool = False) -> None:
+        super().__init__(message)
+        self.is_final = is_final
+        """Whether starting again cannot help."""
+
+
+class Servers:
+    """The servers of one attempt.
+
+    While one starts again, the trainer carries on with the others. Each start has a port of its own, unless
+    ``launch.servers.port`` fixes it, so that nobody takes a server without weights for the one before.
+
+    Args:
+        plan: Has their command.
+        config: The section ``launch.servers``.
+        launcher: Starts them.
+        tasks: The servers.
+        list_file: The list that the trainer reads.
+        check: Checks the node of a task and returns a free port there; raises ``ConfigError`` or ``RunError``.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        config: ServersConfig,
+        launcher: Launcher,
+        tasks: Sequence[Task],
+        list_file: Path,
+        check: Callable[[Task], int],
+    ) -> None:
+        self._plan = plan
+        self._config = config
+        self._launcher = launcher
+        self._tasks = tasks
+        self._list_file = list_file
+        self._check = check
+        self._deadlines: dict[int, float] = {}
+        """When each server that starts must be healthy, by ``time.monotonic()``."""
+        self._next_looks: dict[int, float] = {}
+        """When to ask for the health of a server that starts, or for a place of one that is lost."""
+        self._listed: list[ListedServer] | None = None
+        self._write_list()
+
+    @property
+    def are_ready(self) -> bool:
+        """Whether the trainer can start: each server is healthy, or lost, and one that is lost may join later."""
+        return all(task.row.state in ("healthy", LOST_STATE) for task in self._tasks)
+
+    def url(self, task: Task) -> str:
+        return self._plan.server_url(task.place, task.port)
+
+    def start(self, task: Task) -> None:
+        """Start a server."""
+        task.status = None
+        command, environment = self._plan.server_command(task.place, task.port), self._plan.server_environment()
+        task.running = self._launcher.start(task.index, command, environment, task.log, SERVER_GRACE_S)
+        task.row.state = "starting"
+        self._deadlines[task.index] = time.monotonic() + self._config.start_deadline_s
+
+    def watch(self, task: Task) -> None:
+        """Look at a server, and start it again when it has ended.
+
+        Raises:
+            Fault: It failed too often or did not become healthy, or no other server is left.
+        """
+        if task.row.state == LOST_STATE:
+            self._find_place(task)
+        elif task.status is not None:
+            self._write_list()
+            if task.status == LOST:
+                self._lose(task, task.describe())
+            elif task.row.restarts == self._plan.config.max_restarts:
+                raise Fault(task.describe())
+            else:
+                say(task.describe())
+                self._restart(task)
+        elif task.index in self._deadlines:
+            self._look_for_health(task)
+
+    # ---- one server -----------------------------------------------------------------------------------------------
+
+    def _look_for_health(self, task: Task) -> None:
+        if not self._is_time(task, HEALTH_EVERY_S):
+            return
+        if is_healthy(self.url(task) + self._config.health):
+            del self._deadlines[task.index]
+            task.row.state = "healthy"
+            self._write_list()
+        elif time.monotonic() > self._deadlines[task.index]:
+            limit = f"launch.servers.start_deadline_s {self._config.start_deadline_s:g} s"
+            raise Fault(f"{task.row.name} on {task.place.node} was not healthy after {limit}.\n{tail(task.log)}")
+
+    def _restart(self, task: Task) -> None:
+        """Start a server again at its place, or lose it when its node does not answer."""
+        try:
+            task.port = self._check(task)
+        except (ConfigError, RunError) as problem:
+            self._lose(task, f"{task.row.name} cannot start again: {problem}")
+            return
+        task.row.restarts += 1
+        task.row.address = f"{task.place.address}:{task.port}"
+        say(f"{task.row.name} starts again; the trainer sends what is missing to the others, and it joins them later")
+        self.start(task)
+
+    def _lose(self, task: Task, message: str) -> None:
+        """Go on without a server whose node is lost.
+
+        Raises:
+            Fault: No other server is left.
+        """
+        task.row.state = LOST_STATE
+        self._deadlines.pop(task.index, None)
+        if all(other.row.state == LOST_STATE for other in self._tasks):
+            raise Fault(message)
+        say((message, "red"))
+        say(f"the run goes on without {task.row.name}, which starts elsewhere when there is a place for it")
+
+    def _find_place(self, task: Task) -> None:
+        """Start a lost server elsewhere, if the launcher has a place by now."""
+        if task.row.restarts >= self._plan.config.max_restarts or not self._is_time(task, PLACE_EVERY_S):
+            return
+        try:
+            place = self._launcher.replace(task.index)
+            if place is None:
+                return
+            self._move(task, place)
+            task.port = self._check(task)
+        except (ConfigError, RunError) as problem:
+            task.row.restarts = self._plan.config.max_restarts  # another try would say the same
+            say((f"{task.row.name} cannot start elsewhere, and the run goes on without it: {problem}", "red"))
+            return
+        task.row.restarts += 1
+        task.row.address = f"{place.address}:{task.port}"
+        say(f"{task.row.name} starts again on {place.node}, and joins the others at a weight sync")
+        self.start(task)
+
+    def _move(self, task: Task, place: Place) -> None:
+        task.place = place
+        task.row.node = place.node
+        task.row.gpus = gpus_text(self._config.gpus, place)
+
+    def _is_time(self, task: Task, every_s: float) -> bool:
+        now = time.monotonic()
+        if now < self._next_looks.get(task.index, 0.0):
+            return False
+        self._next_looks[task.index] = now + every_s
+        return True
+
+    def _write_list(self) -> None:
+        """Tell the trainer which servers are healthy."""
+        listed = [
+            ListedServer(self.url(task), task.row.restarts) for task in self._tasks if task.row.state == "healthy"
+        ]
+        if listed != self._listed:
+            write_server_list(self._list_file, listed)
+            self._listed = listed
+
+
+def is_healthy(url: str) -> bool:
+    """Return whether a GET of ``url`` answers with 200."""
+    try:
+        with _WITHOUT_PROXY.open(url, timeout=HEALTH_S) as answer:
+            return bool(answer.status == 200)
+    except (OSError, http.client.HTTPException, ValueError):
+        return False

@@ -1,0 +1,116 @@
+"""Rewards of the extra ``rlplug[reasoning]``: math-verify, and the scorers of reasoning-gym."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Final
+
+from rlplug.errors import ConfigError
+from rlplug.interfaces.reward import Reward
+from rlplug.rewards.text import compile_answer_pattern, last_match, missing_answer
+from rlplug.types import RewardError, Sample
+from rlplug_rewards.isolation import ScorerPool
+
+ANSWER_TAG: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+class MathVerify(Reward):
+    r"""Reward of 1.0 when math-verify finds the completion's answer equal to the prompt's, else 0.0.
+
+    The prompt's answer is the expression alone, as plain text or LaTeX (``1/2``, ``\frac{1}{2}``, ``$x^2+1$``), not a
+    worked solution. A completion without mathematics that math-verify can parse scores 0.0; an answer that it cannot
+    parse, and a comparison that fails or takes too long, are errors. Each sample is scored in a process of its own.
+
+    Args:
+        timeout_s: Longest time for one sample, in seconds.
+        num_processes: Samples that are scored at once, per rank.
+        weight: Factor of this reward in the sum that trains.
+        name: Key in metrics (``reward/<name>``); ``mathverify`` by default.
+    """
+
+    def __init__(
+        self, timeout_s: float = 5.0, num_processes: int = 4, weight: float = 1.0, name: str | None = None
+    ) -> None:
+        super().__init__(weight, name)
+        self._pool = _pool("MathVerify", "math_verify", num_processes, timeout_s)
+
+    def notes(self) -> list[str]:
+        return [f"{self.name}: {self._pool.walls()}"]
+
+    def score(self, samples: Sequence[Sample]) -> list[float | RewardError]:
+        return [self._score(sample) for sample in samples]
+
+    def _score(self, sample: Sample) -> float | RewardError:
+        answer = sample.prompt.answer
+        if answer is None:
+            return missing_answer("MathVerify")
+        # "1e-05" would be read as 1 times e minus 5
+        text = format(Decimal(str(answer)), "f") if isinstance(answer, float) else str(answer)
+        return self._pool.score(text, sample.completion)
+
+
+class ReasoningGymReward(Reward):
+    """Reward from 0 to 1 that the task's own scorer in reasoning-gym gives.
+
+    The prompt's metadata holds ``task`` (the name of the reasoning-gym data set) and ``entry`` (its item, as
+    generated). Some scorers pass the answer to Python's ``eval``, so each sample is scored in a process of its own in
+    the sandbox of tools: not as root, without a network or the trainer's environment variables.
+
+    Args:
+        answer_pattern: Regular expression with a capture group: the first group of its last match is the answer, and
+            a completion without a match has none. By default the answer is the text in the last
+            ``<answer>...</answer>``, or the whole completion, stripped, where there is no such tag.
+        timeout_s: Longest time for one sample, in seconds.
+        num_processes: Samples that are scored at once, per rank.
+        weight: Factor of this reward in the sum that trains.
+        name: Key in metrics (``reward/<name>``); ``reasoninggymreward`` by default.
+    """
+
+    def __init__(
+        self,
+        answer_pattern: str | None = None,
+        timeout_s: float = 5.0,
+        num_processes: int = 4,
+        weight: float = 1.0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(weight, name)
+        self.answer_pattern = (
+            None if answer_pattern is None else compile_answer_pattern("ReasoningGymReward", answer_pattern)
+        )
+        self._pool = _pool("ReasoningGymReward", "reasoning_gym", num_processes, timeout_s)
+
+    def notes(self) -> list[str]:
+        return [f"{self.name}: {self._pool.walls()}"]
+
+    def score(self, samples: Sequence[Sample]) -> list[float | RewardError]:
+        return [self._score(sample) for sample in samples]
+
+    def _score(self, sample: Sample) -> float | RewardError:
+        task = sample.prompt.metadata.get("task")
+        entry = sample.prompt.metadata.get("entry")
+        if not isinstance(task, str) or not isinstance(entry, Mapping):
+            return RewardError(
+                "the prompt's metadata lacks 'task' (a name) or 'entry' (the reasoning-gym item): "
+                "ReasoningGymReward needs both"
+            )
+        return self._pool.score(task, self._answer(sample.completion), dict(entry))
+
+    def _answer(self, completion: str) -> str | None:
+        answer = last_match(self.answer_pattern or ANSWER_TAG, completion)
+        if answer is None and self.answer_pattern is None:
+            answer = completion
+        return None if answer is None else answer.strip()
+
+
+def _pool(reward: str, package: str, num_processes: int, timeout_s: float) -> ScorerPool:
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{reward} needs the package {package}: pip install 'rlplug[reasoning]'.")
+    settings: dict[str, Any] = {"num_processes": num_processes, "timeout_s": timeout_s}
+    for key, value in settings.items():
+        if value <= 0:
+            raise ConfigError(f"{reward}.{key} is {value}: give a positive number.")
+    return ScorerPool(package, num_processes, timeout_s)

@@ -1,0 +1,361 @@
+"""Advice in words: what a run's metrics say went wrong, which option to change, and where that is explained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import fmean, median, pvariance
+from typing import Any, Final
+
+from rlplug_watch.report.run_data import Metrics
+from rlplug_watch.report.series import Series
+
+MOST: Final = 5
+"""Most pieces of advice about a run."""
+DOCS: Final = "https://github.com/rlplug/rlplug/blob/main/docs/"
+
+LEAST_STEPS: Final = 20
+"""Fewest steps of a run that is judged by how it learns: a quarter of it is then five steps. In a shorter one, most
+completions of a policy may still be cut, and most groups be equal."""
+STANDARD_ERRORS: Final = 2.0
+"""Means that are closer than this many standard errors of their difference are taken as equal: a test at 5%."""
+TRUNCATED: Final = 0.1
+"""Share of completions cut at their longest length, in the last quarter. In ``benchmarks/results``, runs whose mean
+reward ended above 0.4 had at most 0.023 there, and one that ended at 0.31 had 0.94."""
+NO_SIGNAL: Final = 0.5
+"""Share of groups whose rewards are equal: more than half of what is generated trains nothing. DAPO (arXiv 2503.14476,
+section 3.2) drops such groups. The runs of SmolLM2 in ``benchmarks/results`` ended with 0.86 to 0.88, the quickstart,
+which learns to its end, with 0.46."""
+SOLVED: Final = 0.9
+"""Share of the highest reward that a run saw, from which its mean counts as solved: 90% of the prompts, if rewards are
+0 and 1. The number is a choice, not a measurement."""
+ENTROPY_SPENT: Final = 0.73
+"""Share of its entropy that a policy loses while it makes 76% of its gain in reward, in the mean over 11 models
+(arXiv 2505.22617, section 2.4). A policy that has lost more, and has not gained, does not explore any more."""
+ENTROPY_STEPS: Final = 5
+"""Steps over which an entropy is averaged."""
+LEAST_ENTROPY_STEPS: Final = 40
+"""Fewest steps after which a fallen entropy counts: a run of 20 in ``benchmarks/results`` still rose at its end."""
+MISMATCH_RISE: Final = 4.0
+"""How many times the mismatch of the first quarter is a rise; the factor of a jump in ``docs/the-step.md``."""
+LEAST_MISMATCH: Final = 0.01
+"""Mismatch in nats below which a rise is no matter: a tenth of the limit for bfloat16."""
+REWARD_ERRORS: Final = 0.01
+"""Share of samples whose reward failed. The run stops at ``model.limits.max_reward_error_share``, 0.1 by default."""
+WAITING: Final = 0.2
+"""Share of the time that one side of an asynchronous run waits for the other."""
+API_BUSY: Final = 0.9
+"""Share of a core above which a process that answers a server's requests may hold back what the engine generates."""
+ROLLOUT_SHARE: Final = 0.7
+"""Share of a step that is the rollout. Above it an update that ran meanwhile would save less than 30% of the time: the
+engine itself has to become faster."""
+MEMORY_USED: Final = 0.5
+"""Share of a GPU's memory that the update has taken at its peak. What a pass needs grows at most in proportion to its
+tokens, so below a half twice as many fit."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One piece of advice."""
+
+    text: str
+    """What was measured, and what to do."""
+    key: str
+    """The option to change, as in a configuration: ``model.sampling.max_new_tokens``."""
+    page: str
+    """Page of ``docs/`` that explains it, with the section: ``algorithms.md#dynamic-sampling``."""
+
+    @property
+    def url(self) -> str:
+        """Address of the page."""
+        return DOCS + self.page
+
+
+def advise(metrics: Metrics, info: Mapping[str, Any]) -> list[Advice]:
+    """Return what a run's metrics suggest, the most severe first; nothing about what was not measured.
+
+    Args:
+        metrics: Rows of ``metrics.csv``, of a run that has ended or goes on.
+        info: Contents of ``run.json``.
+
+    Returns:
+        At most ``MOST`` pieces.
+    """
+    rules = RULES if metrics.num_trained >= LEAST_STEPS else RULES_OF_SHORT_RUNS
+    found = (advice for rule in rules for advice in rule(metrics, info))
+    return [advice for _, advice in zip(range(MOST), found, strict=False)]
+
+
+# ---- what is measured -----------------------------------------------------------------------------------------------
+
+
+def _quarters(series: Series) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Return the values of the first and of the last quarter; ``None`` for a run that is too short to judge."""
+    if len(series) < LEAST_STEPS:
+        return None
+    count = len(series) // 4
+    return series.values[:count], series.values[-count:]
+
+
+def _late(metrics: Metrics, name: str) -> float | None:
+    """Return the mean of the last quarter of a metric, of one step at least."""
+    values = metrics.series(name).values
+    return fmean(values[-max(1, len(values) // 4) :]) if values else None
+
+
+def _change(before: tuple[float, ...], after: tuple[float, ...]) -> float:
+    """Return the difference of two means in its standard errors; steps are taken as independent."""
+    difference = fmean(after) - fmean(before)
+    error = math.sqrt(pvariance(before) / len(before) + pvariance(after) / len(after))
+    return difference / error if error else math.copysign(math.inf, difference) if difference else 0.0
+
+
+def _learning_rate_is_zero(metrics: Metrics) -> bool:
+    rates = metrics.series("policy/lr").values
+    return bool(rates) and not any(rates)
+
+
+def _never_differs(metrics: Metrics) -> bool:
+    """Return whether no step had two rewards that differ."""
+    spread = metrics.series("reward/std").values
+    return bool(spread) and not any(spread)
+
+
+def _is_solved(metrics: Metrics) -> bool:
+    late = _late(metrics, "reward/mean")
+    highest = max(metrics.series("reward/max").values or metrics.series("reward/mean").values, default=0.0)
+    return late is not None and highest > 0 and late >= SOLVED * highest
+
+
+def _rises(metrics: Metrics, name: str) -> bool:
+    """Return whether a metric rose from its third to its last quarter."""
+    values = metrics.series(name).values
+    count = len(values) // 4
+    return count >= LEAST_STEPS // 4 and _change(values[-2 * count : -count], values[-count:]) > STANDARD_ERRORS
+
+
+def _is_on_gpu(info: Mapping[str, Any]) -> bool:
+    return str(info.get("device", "")).startswith("cuda")
+
+
+# ---- the rules ------------------------------------------------------------------------------------------------------
+
+
+def _no_learning_rate(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
+    if _learning_rate_is_zero(metrics):
+        yield Advice(
+            "The learning rate was 0 in every step, so the policy did not change. Set one above 0.",
+            "model.optimizer.init_args.lr",
+            "configuration.md",
+        )
+
+
+def _skipped_updates(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
+    if count := sum(metrics.series("policy/skipped_updates").values):
+        yield Advice(
+            f"{count:.0f} optimizer steps were skipped, because loss or gradient was not finite. Lower the learning "
+            "rate; the batches are in the run folder, under nonfinite/.",
+            "model.optimizer.init_args.lr",
+            "the-step.md#when-something-is-wrong",
+        )
+
+
+def _failed_rewards(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
+    shares = metrics.series("reward/error_share").values
+    if shares and fmean(shares) > REWARD_ERRORS:
+        yield Advice(
+            f"The reward of {fmean(shares):.0%} of the samples failed, and these trained nothing. reward_errors.jsonl "
+            "has each with its error.",
+            "model.rewards",
+            "rewards-and-data.md#deadlines-and-errors",
+        )
+
+
+def _equal_rewards(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
+    mean = _late(metrics, "reward/mean")
+    if _never_differs(metrics) and mean is not None:
+        yield Advice(
+            f"Every completion of a step got the same reward ({mean:.3g} at the end), so nothing could be learned. "
+            "Check in samples.jsonl that the reward function reads the completions as they are, and give partial "
+            "rewards or easier prompts.",
+            "model.rewards",
+            "rewards-and-data.md#a-reward-of-your-own",
+        )
+
+
+def _truncated(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
+    share = _late(metrics, "completion/truncated_share")
+    if share is not None and share > TRUNCATED:
+        yield Advice(
+            f"{share:.0%} of the completions were cut off at the longest length in the last quarter of the run. Raise "
+            "it, or have the prompt or the reward ask for shorter ones.",
+            "model.sampling.max_new_tokens",
+            "configuration.md",
+        )
+
+
+def _flat_reward(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
+    quarters = _quarters(metrics.series("reward/mean"))
+    if quarters is None or _never_differs(metrics) or _learning_rate_is_zero(metrics) or _is_solved(metrics):
+        return
+    before, after = quarters
+    change, means = _change(before, after), f"from {fmean(before):.3g} to {fmean(after):.3g}"
+    if change < -STANDARD_ERRORS:
+        yield Advice(
+            f"The mean reward fell, {means} between the first and the last quarter of the run. Lower the learning "
+            "rate.",
+            "model.optimizer.init_args.lr",
+            "configuration.md",
+        )
+    elif change <= STANDARD_ERRORS:
+        yield Advice(
+            f"The mean reward did not rise beyond its noise, {means} between the first and the last quarter of the "
+            "run. Take more completions a prompt, easier prompts, or another learning rate.",
+            "model.batch.group_size",
+            "algorithms.md#which-one",
+        )
+
+
+def _groups_without_signal(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
+    degenerate, rejected = (
+        _late(metrics, name) or 0.0 for name in ("advantages/degenerate_groups", "filter/rejected_groups")
+    )
+    if max(degenerate, rejected) <= NO_SIGNAL or _never_differs(metrics):
+        return
+    if _is_solved(metrics):
+        yield Advice(
+            f"All completions of {max(degenerate, rejected):.0%} of the prompts got the same reward in the last "
+            "quarter of the run, most of them the highest: the policy has learned these prompts. Train on harder ones.",
+            "data.train",
+            "rewards-and-data.md#where-prompts-come-from",
+        )
+    elif rejected > NO_SIGNAL:
+        yield Advice(
+            f"{rejected:.0%} of the prompts were rejected in the last quarter of the run, and what was generated for "
+            "them was lost. Leave out prompts that the policy always or never solves.",
+            "data.train",
+            "rewards-and-data.md#where-prompts-come-from",
+        )
+    else:
+        yield Advice(
+            f"All completions of {degenerate:.0%} of the prompts got the same reward in the last quarter of the run, "
+            "and trained nothing. Take prompts that are neither always nor never solved, more completions of each, or "
+            "DAPO, which draws others in their place.",
+            "model.algorithm",
+            "algorithms.md#dynamic-sampling",
+        )
+
+
+def _entropy(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
+    entropy = metrics.series("policy/entropy").values
+    if len(entropy) < LEAST_ENTROPY_STEPS or _is_solved(metrics) or _rises(metrics, "reward/mean"):
+        return
+    first = fmean(entropy[:3])
+    windows = [fmean(entropy[at : at + ENTROPY_STEPS]) for at in range(len(entropy) - ENTROPY_STEPS + 1)]
+    lowest = min(windows)
+    if first > 0 and lowest < (1 - ENTROPY_SPENT) * first:
+        mean = _late(metrics, "reward/mean")
+        reward = "" if mean is None else f", and the mean reward stands at {mean:.3g}"
+        yield Advice(
+            f"The policy's entropy fell from {first:.3g} to {lowest:.3g} nats per token{reward}: completions of a "
+            "prompt are almost the same. Lower the learning rate, or raise clip_high or the entropy bonus.",
+            "model.algorithm.init_args.entropy_coefficient",
+            "algorithms.md#entropy-bonus",
+        )
+
+
+def _mismatch(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
+    quarters = _quarters(metrics.series("mismatch/mean"))
+    if quarters is None:
+        return
+    before, after = map(median, quarters)
+    if after > MISMATCH_RISE * before and after > LEAST_MISMATCH:
+        yield Advice(
+            f"The mismatch of engine and trainer rose from {before:.2g} to {after:.2g} nats. Correct it by importance "
+            "weights, and look for weights that do not arrive.",
+            "model.algorithm.init_args.correction",
+            "algorithms.md#importance-corrections",
+        )
+
+
+def _waiting(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
+    time = sum(metrics.series("time/step").values)
+    waits, idle = (sum(metrics.series(f"partial/{name}").values) for name in ("wait_s", "engine_idle_s"))
+    if time and waits > WAITING * time and waits >= idle:
+        if (busy := _late(metrics, "rollout/api_cpu")) is not None and busy > API_BUSY:
+            yield Advice(
+                f"The trainer waited for groups in {waits / time:.0%} of the time, and a process that answers the "
+                f"engine's requests used {busy:.0%} of a core. Let more of them answer (vLLM: api_server_count).",
+                "model.rollout.init_args",
+                "rollout-engines.md#on-gpus-of-its-own",
+            )
+            return
+        yield Advice(
+            f"The trainer waited for groups in {waits / time:.0%} of the time. Give the engine more GPUs, or allow "
+            "older groups.",
+            "model.partial_rollout.max_staleness",
+            "asynchronous.md#which-side-waits",
+        )
+    elif time and idle > WAITING * time:
+        yield Advice(
+            f"The engine had nothing to generate in {idle / time:.0%} of the time. Give the trainer more of the GPUs.",
+            "trainer.devices",
+            "asynchronous.md#how-many-gpus-for-each-side",
+        )
+
+
+def _preemptions(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
+    preemptions = metrics.series("rollout/preemptions").values
+    if preemptions and (count := fmean(preemptions)) >= 1:
+        yield Advice(
+            f"{count:.0f} requests a step were preempted for lack of KV cache, and computed anew. Give the engine more "
+            "memory, or let fewer requests run at once.",
+            "model.rollout.init_args",
+            "rollout-engines.md#tune-it",
+        )
+
+
+def _long_rollouts(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
+    steps, rollouts = (metrics.series(f"time/{name}").values for name in ("step", "rollout"))
+    if not _is_on_gpu(info) or len(steps) < LEAST_STEPS or metrics.series("partial/wait_s"):
+        return
+    if (share := sum(rollouts) / sum(steps)) > ROLLOUT_SHARE:
+        yield Advice(
+            f"The rollout took {share:.0%} of the time. Tune the engine, or give it GPUs of its own.",
+            "model.rollout",
+            "rollout-engines.md#tune-it",
+        )
+
+
+def _memory_left(metrics: Metrics, info: Mapping[str, Any]) -> Iterator[Advice]:
+    peaks, total = metrics.series("memory/update").values, info.get("gpu_gib")
+    if not _is_on_gpu(info) or not peaks or not isinstance(total, int | float) or total <= 0:
+        return
+    if (peak := max(peaks)) < MEMORY_USED * total:
+        yield Advice(
+            f"The update took at most {peak:.1f} of {total:.0f} GiB of a GPU. Let a pass have more tokens, unless an "
+            "engine in another process needs the rest.",
+            "model.batch.max_tokens_per_gpu",
+            "memory.md",
+        )
+
+
+RULES: Final[tuple[Callable[[Metrics, Mapping[str, Any]], Iterator[Advice]], ...]] = (
+    _no_learning_rate,
+    _skipped_updates,
+    _failed_rewards,
+    _entropy,
+    _truncated,
+    _equal_rewards,
+    _flat_reward,
+    _groups_without_signal,
+    _mismatch,
+    _waiting,
+    _preemptions,
+    _long_rollouts,
+    _memory_left,
+)
+"""From what makes a run useless to what makes it slow."""
+RULES_OF_SHORT_RUNS: Final = RULES[:3]
+"""Rules of what is wrong in a run of any length."""

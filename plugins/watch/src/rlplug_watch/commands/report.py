@@ -1,0 +1,30 @@
+"""``rlplug report``: the page of a run, written from its files."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("rlplug report", description="Write report.html from the folder of a run.")
+    parser.add_argument("run_dir", type=Path, help="a run's folder, such as runs/quickstart/001")
+    parser.add_argument(
+        "--steps",
+        help="steps such as 10-14 that the timeline of trainer and engine shows, which runs with a partial rollout "
+        "record; by default the newest",
+    )
+    return parser
+
+
+def report_command(arguments: list[str]) -> None:
+    """Write report.html from the folder of a run: RUN.
+
+    Raises:
+        ConfigError: It is no run's folder, it has none of the steps, or plotly is not installed.
+    """
+    options = make_parser().parse_args(arguments)
+    from rlplug_watch.report.page import write_report
+    from rlplug_watch.report.timeline import NEWEST, ChosenSteps
+
+    print(write_report(options.run_dir, NEWEST if options.steps is None else ChosenSteps.parse(options.steps)))

@@ -1,0 +1,136 @@
+"""Logger that serves a run's newest metrics to Prometheus."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+from rlplug.errors import ConfigError
+from rlplug.interfaces.observer import ObservedRun, RunObserver
+from rlplug.interfaces.rollout import ScrapeTargets
+from rlplug_watch.loggers.scrape_config import ENGINES, KEY, SCRAPE_CONFIG, engines_json, prometheus_yml
+
+COUNTERS: Final = "prometheus_counters.json"
+COPIED_DASHBOARD: Final = "grafana.json"
+DASHBOARD: Final = Path(__file__).with_name("grafana.json")
+"""Dashboard for Grafana, which ``scripts/write_dashboard.py`` writes."""
+
+
+class PrometheusLogger(Logger, RunObserver):
+    """Logger that serves the newest metrics on an HTTP port, which Prometheus scrapes.
+
+    The first rank serves them from before the models are loaded until the run ends or fails. The run folder gets
+    ``prometheus.yml``, with which Prometheus scrapes the run and its engine's servers, and ``grafana.json``, a
+    dashboard. Needs the extra ``rlplug[prometheus]``.
+
+    Args:
+        port: TCP port; 0 takes a free one, which ``prometheus.yml`` then names.
+        host: Address to listen on. There is no password: anyone who reaches the port reads the metrics.
+        max_metrics: Most metrics that are served; what comes later is left out, with a warning.
+    """
+
+    def __init__(self, port: int = 9400, host: str = "127.0.0.1", max_metrics: int = 1000) -> None:
+        super().__init__()
+        if not 0 <= port < 2**16:
+            raise ConfigError(f"PrometheusLogger's port is {port}: give one from 0 to 65535, where 0 takes a free one.")
+        if max_metrics < 1:
+            raise ConfigError(f"PrometheusLogger's max_metrics is {max_metrics}: give at least 1.")
+        if importlib.util.find_spec("prometheus_client") is None:
+            raise ConfigError("PrometheusLogger needs prometheus-client: pip install 'rlplug[prometheus]'.")
+        self.port = port
+        self.host = host
+        self.max_metrics = max_metrics
+        self._run_dir = Path()
+        self._server: Any = None
+        self._collector: Any = None
+        self._counters: Any = None
+
+    @property
+    def name(self) -> str:
+        return "prometheus"
+
+    @property
+    def version(self) -> str:
+        return run_label(self._run_dir)
+
+    def begin(self, run: ObservedRun) -> None:
+        """Open the port, on the first rank; write nothing yet, since a resumed run may be refused.
+
+        Raises:
+            ConfigError: The port is taken, or the host is no address of this machine.
+        """
+        self._run_dir = run_dir = run.folder
+        if not run.is_first_rank:
+            return
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        from rlplug_watch.loggers.prometheus_exposition import RunCollector, RunCounters
+
+        self._counters = RunCounters(run_dir / COUNTERS)
+        self._collector = RunCollector(self.version, self._counters, self.max_metrics)
+        registry = CollectorRegistry()
+        registry.register(self._collector)
+        try:
+            self._server = start_http_server(self.port, self.host, registry=registry)
+        except OSError as error:  # a name that is unknown too
+            raise ConfigError(
+                f"PrometheusLogger cannot listen on port {self.port} of {self.host} ({error.strerror or error}). If "
+                "another run has it, set another port in trainer.logger's init_args, or 0 for a free one; the host "
+                "must be an address of this machine."
+            ) from error
+
+    @property
+    def bound_port(self) -> int:
+        """Port that is served."""
+        return int(self._server[0].server_port)
+
+    def engine_started(self, targets: ScrapeTargets | None) -> None:
+        """Write ``prometheus.yml``, and again whenever the servers of the engine have changed."""
+        if self._server is None:
+            return
+        folder, key = self._run_dir, "" if targets is None else targets.key
+        if targets is not None:
+            (folder / ENGINES).write_text(engines_json(targets))
+        if key:
+            write_private(folder / KEY, key)
+        (folder / SCRAPE_CONFIG).write_text(prometheus_yml(self.host, self.bound_port, targets))
+        (folder / COPIED_DASHBOARD).write_bytes(DASHBOARD.read_bytes())
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: Prometheus stores numbers."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        if self._collector is not None:
+            self._collector.update(metrics, step)
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Close the port, and remove the key of servers that end with the run."""
+        if self._server is None:
+            return
+        (server, thread), self._server = self._server, None
+        server.shutdown()
+        server.server_close()
+        thread.join()
+        self._counters.save()
+        (self._run_dir / KEY).unlink(missing_ok=True)
+
+
+def run_label(run_dir: Path) -> str:
+    """Return the label of a run: its folder's name, after its parent's where that is a number."""
+    folder = run_dir.resolve()
+    return f"{folder.parent.name}/{folder.name}" if folder.name.isdigit() else folder.name
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that its owner alone may read."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)

@@ -1,0 +1,255 @@
+"""One run that is watched: its status, its newest values and its page, read again where its files have changed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+import numpy as np
+import yaml
+
+from rlplug.observability.loggers.secrets import mask_secrets, mask_text, mask_yaml
+from rlplug_watch.page.curves import last_values
+from rlplug_watch.page.metrics_file import MetricsFile
+from rlplug_watch.report.run_data import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    PROFILE_FILE,
+    RUN_FILE,
+    Metrics,
+    RunData,
+    SampleLog,
+    read_config,
+    read_info,
+    read_profile,
+    run_name,
+)
+from rlplug_watch.report.timeline import FILE as TIMELINE_FILE
+from rlplug_watch.report.timeline import NEWEST, ChosenSteps
+
+LOCK_FILE: Final = "run.lock"
+MAX_KEYS: Final = 5000
+"""Largest number of keys that are read of a configuration."""
+MAX_CONFIG_DEPTH: Final = 30
+MAX_CONFIG_BYTES: Final = 1 << 20
+MAX_VALUE: Final = 300
+"""Largest number of characters of a value that is compared."""
+
+LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+T = TypeVar("T")
+Opener = Callable[[str], Path | None]
+
+
+class FileCache(Generic[T]):
+    """A value that is read from a file, again when the file's inode, size or time of change is another."""
+
+    def __init__(self, read: Callable[[Path | None], T]) -> None:
+        self._read = read
+        self._key: tuple[int, ...] | None = None
+        self._value: T | None = None
+
+    def get(self, path: Path | None) -> T:
+        """Return the value of a file; of none, what reading ``None`` gives."""
+        key = file_key(path)
+        if self._value is None or key != self._key:
+            self._value, self._key = self._read(path), key
+        return self._value
+
+
+def file_key(path: Path | None) -> tuple[int, ...]:
+    """Return what changes with a file: inode, size and time of change; nothing for a file that is absent."""
+    try:
+        stat = os.stat(path) if path is not None else None
+    except OSError:
+        stat = None
+    return () if stat is None else (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+class WatchedRun:
+    """Files of a run, read when they are asked for.
+
+    Args:
+        folder: Folder of the run.
+        opener: Function that returns the path of a file of the run by its name, if it may be read.
+    """
+
+    def __init__(self, folder: Path, opener: Opener) -> None:
+        self.folder = folder
+        self._path = opener
+        self.metrics = MetricsFile(lambda: opener(METRICS_FILE))
+        self._info = FileCache[Mapping[str, Any]](lambda path: read_info(path, []) if path else {})
+        self._config = FileCache[Mapping[str, str]](_flat_config)
+        self._shown = FileCache[str](_masked_config)
+        self._latest = FileCache[Mapping[str, float]](lambda path: self.metrics.latest())
+
+    def version(self) -> str:
+        """Return a text that changes when the run has written anything that its page shows."""
+        keys = [file_key(self._path(name)) for name in (METRICS_FILE, RUN_FILE, CONFIG_FILE, TIMELINE_FILE)]
+        return f"{hash((*keys, self.status())) & (2**64 - 1):x}"
+
+    def info(self) -> Mapping[str, Any]:
+        """Return ``run.json``, with the status of a run whose process has ended without a word as ``killed``."""
+        info = self._info.get(self._path(RUN_FILE))
+        if info.get("status") == "running" and is_locked(self.folder / LOCK_FILE) is False:
+            return {**info, "status": "killed", "message": "The process of the run has ended without saying why."}
+        return info
+
+    def status(self) -> str:
+        return str(self.info().get("status") or "unknown")
+
+    def config(self) -> Mapping[str, str]:
+        """Return the values of the configuration as text, by keys with dots."""
+        return self._config.get(self._path(CONFIG_FILE))
+
+    def samples_per_step(self) -> int | None:
+        """Return the number of completions of a step, if the configuration says it."""
+        sizes = [self._size(f"model.batch.{name}") for name in ("prompts_per_step", "group_size")]
+        return None if sizes[0] is None or sizes[1] is None else sizes[0] * sizes[1]
+
+    def _size(self, key: str) -> int | None:
+        text = self.config().get(key, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+
+    def summary(self) -> dict[str, Any]:
+        """Return the row of the run in the list of runs."""
+        info, path = self.info(), self._path(METRICS_FILE)
+        latest = self._latest.get(path)
+        try:
+            updated = path.stat().st_mtime if path is not None else None
+        except OSError:
+            updated = None
+        return {
+            "name": run_name(self.folder),
+            "status": str(info.get("status") or "unknown")[:40],
+            "message": str(info.get("message") or "")[:MAX_VALUE],
+            "started": str(info.get("started") or "")[:40],
+            "updated": updated,
+            "num_steps": self._size("model.num_steps"),
+            "latest": {label: latest.get(column) for label, column in LATEST.items()},
+            "version": self.version(),
+        }
+
+    def data(self, steps: ChosenSteps = NEWEST) -> RunData:
+        """Return what the page of the run shows, without its samples; ``steps`` have timelines."""
+        notes: list[str] = []
+        config, profile = self._path(CONFIG_FILE), self._path(PROFILE_FILE)
+        if self._path(RUN_FILE) is None:
+            notes.append(f"No {RUN_FILE}: status, batch plan, versions and plugins are unknown.")
+        return RunData(
+            name=run_name(self.folder),
+            metrics=self._metrics(),
+            samples=SampleLog(),
+            info=self.info(),
+            config=self._shown.get(config),
+            profile=read_profile(profile) if profile is not None else "",
+            notes=tuple(notes),
+            timelines=steps.read(self._path(TIMELINE_FILE)),
+        )
+
+    def _metrics(self) -> Metrics:
+        columns = self.metrics.columns(self.metrics.names())
+        if not columns:
+            return Metrics((), {})
+        steps = np.unique(columns["step"])
+        cells, not_finite = {}, {}
+        for name, column in columns.items():
+            if name == "step":
+                continue
+            row = np.full(len(steps), np.nan)
+            at, values = last_values(columns, name)
+            row[np.searchsorted(steps, at)] = values
+            cells[name] = tuple(None if value != value else value for value in row.tolist())
+            if bad := int(np.isinf(column).sum()):
+                not_finite[name] = bad
+        return Metrics(tuple(int(step) for step in steps.tolist()), cells, not_finite)
+
+
+LATEST: Final = {
+    "step": "step",
+    "reward": "reward/mean",
+    "pass1": "validate/pass@1",
+    "length": "completion/length_mean",
+    "tokens_per_s": "throughput/tokens_per_s",
+    "step_s": "time/step",
+    "staleness": "partial/staleness_mean",
+}
+"""Columns of the list of runs, and the metrics whose newest values they show."""
+
+
+def is_locked(path: Path) -> bool | None:
+    """Return whether a process holds the lock of a run's folder; ``None`` where that cannot be known.
+
+    ``F_GETLK`` asks and takes nothing, so that a run that starts now is not refused. It works for runs on other hosts
+    as the lock does: not on file systems without locks.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        question = struct.pack("hhqqi0q", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, question)
+    except OSError:  # such as of a file system without locks
+        return None
+    finally:
+        os.close(descriptor)
+    kind: int = struct.unpack_from("h", answer)[0]
+    return kind != fcntl.F_UNLCK
+
+
+def _masked_config(path: Path | None) -> str:
+    """Return the text of a configuration without its secrets; nothing of one whose nesting or aliases have no end."""
+    text = "" if path is None or path.stat().st_size > MAX_CONFIG_BYTES else read_config(path, [])
+    try:
+        return mask_yaml(text) if _is_plain(text) else ""
+    except yaml.YAMLError:
+        return mask_text(text)
+
+
+def _flat_config(path: Path | None) -> Mapping[str, str]:
+    try:
+        if path is None or path.stat().st_size > MAX_CONFIG_BYTES:
+            return {}
+        text = path.read_text(encoding="utf-8", errors="replace")
+        tree = yaml.load(text, LOADER) if _is_plain(text) else None
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return {}
+    leaves = _leaves(tree, "", MAX_CONFIG_DEPTH) if isinstance(tree, dict) else ()
+    return dict(pair for pair, _ in zip(leaves, range(MAX_KEYS), strict=False))
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether YAML is nested as a configuration is, without aliases: readers recurse until the process dies."""
+    depth = 0
+    for event in yaml.parse(text, Loader=LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_CONFIG_DEPTH or isinstance(event, yaml.AliasEvent):
+            return False
+    return True
+
+
+def _leaves(value: Any, key: str, depth: int) -> Iterator[tuple[str, str]]:
+    if not depth:
+        yield key, "…"
+    elif isinstance(value, dict) and value:
+        for name, item in value.items():
+            yield from _leaves(item, f"{key}.{name}" if key else str(name), depth - 1)
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{key}[{index}]", depth - 1)
+    else:
+        name = key.rpartition(".")[2]
+        yield key, _text(mask_secrets({name: value})[name])
+
+
+def _text(value: Any) -> str:
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}…"

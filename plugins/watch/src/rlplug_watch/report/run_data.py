@@ -1,0 +1,312 @@
+"""Reader of a run folder. ``metrics.csv`` or ``run.json`` must be there; a note replaces any other file that is not."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+from rlplug.errors import ConfigError
+from rlplug_watch.report.series import Series
+from rlplug_watch.report.timeline import FILE as TIMELINE_FILE
+from rlplug_watch.report.timeline import NEWEST, ChosenSteps, StepTimeline
+
+METRICS_FILE = "metrics.csv"
+SAMPLES_FILE = "samples.jsonl"
+RUN_FILE = "run.json"
+CONFIG_FILE = "config.yaml"
+PROFILE_FILE = "profile/summary.txt"
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Columns of ``metrics.csv``, with one finite number or ``None`` per step."""
+
+    steps: tuple[int, ...]
+    columns: Mapping[str, tuple[float | None, ...]]
+    num_not_finite: Mapping[str, int] = field(default_factory=dict)
+    """Number of cells of a column with NaN, infinity or no number at all; columns without such cells are left out."""
+    _series: dict[str, Series] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def series(self, column: str) -> Series:
+        """Return the steps of ``column`` that have a value; an empty series if the column does not exist."""
+        if (series := self._series.get(column)) is None:
+            cells = self.columns.get(column, ())
+            steps = tuple(compress(self.steps, [cell is not None for cell in cells]))
+            values = tuple(cell for cell in cells if cell is not None)
+            series = self._series[column] = Series(steps, values)
+        return series
+
+    @property
+    def num_trained(self) -> int:
+        """Number of steps that trained. The row before the first one may hold only a validation."""
+        trained = [cells for name, cells in self.columns.items() if not name.startswith("validate/")]
+        return sum(any(cell is not None for cell in row) for row in zip(*trained, strict=True))
+
+    def starting_with(self, prefix: str) -> list[str]:
+        """Return the columns under ``prefix`` that hold at least one value, in the order of the file."""
+        return [
+            name
+            for name in self.columns
+            if name.startswith(prefix) and any(cell is not None for cell in self.columns[name])
+        ]
+
+
+@dataclass(frozen=True)
+class SampleRecord:
+    """One line of ``samples.jsonl``."""
+
+    step: int
+    phase: str
+    prompt_uid: str
+    prompt: str
+    completion: str
+    answer: str
+    """Reference answer as text; empty when the task has none."""
+    reward: float | None
+    rewards: Mapping[str, float | str]
+    """Value of each reward function, or the text of its error, by name."""
+    finish_reason: str
+    num_tokens: int | None
+
+
+@dataclass(frozen=True)
+class RewardFailure:
+    """One error message of a reward function, counted over the whole run."""
+
+    reward: str
+    message: str
+    count: int
+    first_step: int
+
+
+@dataclass(frozen=True)
+class SampleLog:
+    """Summary of ``samples.jsonl``, which need not fit in memory."""
+
+    late: tuple[SampleRecord, ...] = ()
+    """Samples of the last quarter of the run or, if it has none, of the latest step that has any."""
+    failures: tuple[RewardFailure, ...] = ()
+    num_samples: int = 0
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Contents of a run folder that a report shows."""
+
+    name: str
+    metrics: Metrics
+    samples: SampleLog
+    info: Mapping[str, Any]
+    """Contents of ``run.json``; empty when it is absent or broken."""
+    config: str
+    profile: str
+    """Summary of the profiled steps; empty when none were."""
+    notes: tuple[str, ...]
+    """Notes on files that are missing or could not be read, one sentence each."""
+    timelines: Sequence[StepTimeline] = ()
+    """Of the steps that are shown one by one, where the run recorded them."""
+
+
+def read_run(run_dir: Path, steps: ChosenSteps = NEWEST) -> RunData:
+    """Read the run folder ``run_dir``.
+
+    Args:
+        run_dir: The folder.
+        steps: Those whose timelines are shown.
+
+    Raises:
+        ConfigError: The folder has neither ``metrics.csv`` nor ``run.json``, or the former has no ``step`` column.
+    """
+    notes: list[str] = []
+    metrics = read_metrics(run_dir, notes)
+    return RunData(
+        name=run_name(run_dir.resolve()),
+        metrics=metrics,
+        samples=_read_samples(run_dir / SAMPLES_FILE, metrics.steps, notes),
+        info=read_info(run_dir / RUN_FILE, notes),
+        config=read_config(run_dir / CONFIG_FILE, notes),
+        profile=read_profile(run_dir / PROFILE_FILE),
+        notes=tuple(notes),
+        timelines=steps.read(run_dir / TIMELINE_FILE),
+    )
+
+
+def run_name(run_dir: Path) -> str:
+    """Return the name of a run: of a number, as the folders of repeated runs are, with the folder above it."""
+    return f"{run_dir.parent.name} / {run_dir.name}" if run_dir.name.isdigit() else run_dir.name
+
+
+def read_metrics(run_dir: Path, notes: list[str]) -> Metrics:
+    """Return the metrics of a run folder, and add a sentence to ``notes`` for what could not be read.
+
+    Raises:
+        ConfigError: As for :func:`read_run`.
+    """
+    path = run_dir / METRICS_FILE
+    has_rows = path.is_file() and path.stat().st_size > 0
+    if not has_rows and (run_dir / RUN_FILE).is_file():
+        notes.append(f"No {METRICS_FILE} yet: no step has ended.")
+        return Metrics((), {})
+    if not path.is_file():
+        state = "has no metrics.csv" if run_dir.is_dir() else "is not a folder"
+        raise ConfigError(
+            f"run_dir is {str(run_dir)!r}, which {state}: give the folder of a run, the one that holds "
+            f"{METRICS_FILE} (and usually {SAMPLES_FILE}, {RUN_FILE} and {CONFIG_FILE})."
+        )
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        reader = csv.DictReader(file)
+        names = list(reader.fieldnames or ())
+        if "step" not in names:
+            raise ConfigError(
+                f"{path} has no column 'step' (it has {', '.join(names) or 'nothing'}). "
+                "Give the folder of a run, whose metrics.csv has one row for each step."
+            )
+        return _merge_rows(reader, [name for name in names if name != "step"], notes)
+
+
+def _merge_rows(rows: csv.DictReader[str], names: Sequence[str], notes: list[str]) -> Metrics:
+    # A resumed run writes the steps after its checkpoint again: the later row is the one that trained.
+    by_step: dict[int, dict[str, float]] = {}
+    not_finite: Counter[str] = Counter()
+    num_unreadable = 0
+    for row in rows:
+        step = _number(row.get("step"))
+        if step is None:
+            num_unreadable += 1
+            continue
+        values = by_step.setdefault(int(step), {})
+        for name in names:
+            cell = row.get(name)
+            if not cell:
+                continue
+            value = _number(cell)
+            if value is None:
+                not_finite[name] += 1
+                values.pop(name, None)
+            else:
+                values[name] = value
+    if num_unreadable:
+        notes.append(f"{num_unreadable} rows of {METRICS_FILE} have no step and are left out.")
+    steps = tuple(sorted(by_step))
+    columns = {name: tuple(by_step[step].get(name) for step in steps) for name in names}
+    return Metrics(steps, columns, dict(not_finite))
+
+
+def _read_samples(path: Path, steps: Sequence[int], notes: list[str]) -> SampleLog:
+    if not path.is_file():
+        notes.append(f"No {SAMPLES_FILE}: this run logged no samples.")
+        return SampleLog()
+    first_late = steps[0] + (steps[-1] - steps[0]) * 0.75 if steps else 0
+    late: list[SampleRecord] = []
+    latest: list[SampleRecord] = []
+    failures: dict[tuple[str, str], list[int]] = {}
+    num_samples = num_unreadable = 0
+    for record in _sample_records(path):
+        if record is None:
+            num_unreadable += 1
+            continue
+        num_samples += 1
+        if record.step >= first_late:
+            late.append(record)
+        elif not latest or record.step >= latest[0].step:
+            latest = [*(latest if latest and latest[0].step == record.step else []), record]
+        for name, value in record.rewards.items():
+            if isinstance(value, str):
+                failures.setdefault((name, value), []).append(record.step)
+    if num_unreadable:
+        notes.append(f"{num_unreadable} lines of {SAMPLES_FILE} are not samples (cut short?) and are left out.")
+    if not num_samples:
+        notes.append(f"{SAMPLES_FILE} holds no samples.")
+    failed = [RewardFailure(name, text, len(at), min(at)) for (name, text), at in failures.items()]
+    failed.sort(key=lambda failure: -failure.count)
+    return SampleLog(tuple(late or latest), tuple(failed), num_samples)
+
+
+def _sample_records(path: Path) -> Iterator[SampleRecord | None]:
+    """Yield one record per line, ``None`` for a line that is not a sample."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if not line.strip():
+                continue
+            try:
+                fields = json.loads(line)
+            except ValueError:
+                yield None
+                continue
+            yield _sample(fields) if isinstance(fields, dict) and _number(fields.get("step")) is not None else None
+
+
+def _sample(fields: Mapping[str, Any]) -> SampleRecord:
+    rewards = fields.get("rewards")
+    step, num_tokens = _number(fields.get("step")), _number(fields.get("num_tokens"))
+    assert step is not None
+    return SampleRecord(
+        step=int(step),
+        phase=_text(fields.get("phase")),
+        prompt_uid=_text(fields.get("prompt_uid")),
+        prompt=_text(fields.get("prompt")),
+        completion=_text(fields.get("completion")),
+        answer=_text(fields.get("answer")),
+        reward=_number(fields.get("reward")),
+        rewards={str(k): _reward(v) for k, v in rewards.items()} if isinstance(rewards, dict) else {},
+        finish_reason=_text(fields.get("finish_reason")),
+        num_tokens=None if num_tokens is None else int(num_tokens),
+    )
+
+
+def _reward(value: Any) -> float | str:
+    number = _number(value)
+    if number is not None:
+        return number
+    # Messages that differ only in their tail (a path, an address) should count as the same failure.
+    return _text(value.get("error") if isinstance(value, dict) else value)[:300] or "no value"
+
+
+def read_info(path: Path, notes: list[str]) -> Mapping[str, Any]:
+    """Return the contents of ``run.json``, or nothing and a note."""
+    if not path.is_file():
+        notes.append(f"No {RUN_FILE}: status, batch plan, versions and plugins are unknown.")
+        return {}
+    try:
+        info = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (ValueError, RecursionError) as error:
+        notes.append(f"{RUN_FILE} is not JSON ({error}): status, batch plan, versions and plugins are unknown.")
+        return {}
+    return info if isinstance(info, dict) else {}
+
+
+def read_config(path: Path, notes: list[str]) -> str:
+    """Return the text of ``config.yaml``, or nothing and a note."""
+    if not path.is_file():
+        notes.append(f"No {CONFIG_FILE}: the resolved configuration is unknown.")
+        return ""
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def read_profile(path: Path) -> str:
+    """Return the summary of the profiled steps, or nothing."""
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _number(cell: Any) -> float | None:
+    """Return ``cell`` as a finite number, or ``None``."""
+    if cell is None or isinstance(cell, (bool, list, dict)):
+        return None
+    try:
+        value = float(cell)
+    except (ValueError, OverflowError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,5 +1,0 @@
-"""Reward of tests that a completion's code passes, in the sandbox of tools."""
-
-from rlplug.rewards.code.reward import CodeReward
-
-__all__ = ["CodeReward"]

@@ -1,6 +1,0 @@
-"""Base of engines that run in one child process. Authors of engine plugins import it from here."""
-
-from rlplug.rollout.workers.engine import WorkerEngine
-from rlplug.rollout.workers.worker import Answer, Worker
-
-__all__ = ["Answer", "Worker", "WorkerEngine"]

@@ -1,1 +1,0 @@
-"""Checks of trainers, and the program of a rank that measures one: ``python -m rlplug.testing.trainers JOB``."""
