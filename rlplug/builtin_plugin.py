@@ -6,13 +6,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import pluggy
-from rlplug_launch.local import Local
-from rlplug_launch.slurm import Slurm
-from rlplug_rewards.code import CodeReward
-from rlplug_rewards.judges import BestOfGroup, Judge, PairwiseJudge
-from rlplug_rewards.reward_model import RemoteRewardModel, RewardModel
-from rlplug_rewards.verifiers import MathVerify, ReasoningGymReward
-from rlplug_sandbox import ToolEnvironment
 
 from rlplug.interfaces.checks.algorithms import check_loss
 from rlplug.interfaces.checks.calls import PluginCall
@@ -45,22 +38,8 @@ def rlplug_register_trainers(registry: Registry) -> None:
 
 @hookimpl
 def rlplug_register_rewards(registry: Registry) -> None:
-    for reward in (
-        *(BestOfGroup, CodeReward, ExactMatch, FunctionReward, Judge, MathVerify, PairwiseJudge),
-        *(ReasoningGymReward, RegexFormat, RemoteRewardModel, RewardModel),
-    ):
+    for reward in (ExactMatch, FunctionReward, RegexFormat):
         registry.add("rewards", reward)
-
-
-@hookimpl
-def rlplug_register_environments(registry: Registry) -> None:
-    registry.add("environments", ToolEnvironment)
-
-
-@hookimpl
-def rlplug_register_launchers(registry: Registry) -> None:
-    for launcher in (Local, Slurm):
-        registry.add("launchers", launcher)
 
 
 @hookimpl

@@ -198,8 +198,10 @@ def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:
     _quieten()
     if (folder := os.getcwd()) not in sys.path:
         sys.path.insert(0, folder)  # so that a reward function next to the configuration can be named
+    registry = plugins().registry
     if {"-h", "--help", "--help-all"} & set(arguments):
-        plugins().registry.import_all()  # it lists the classes
+        registry.import_all()  # it lists the classes
+    registry.import_named({argument.rpartition("=")[2] for argument in arguments})  # as in --model.algorithm.help GRPO
     RLArgumentParser.shows_trainer = "--help-all" in arguments
     arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
     sys.argv[1:] = with_resume(arguments)  # LightningCLI reads it, and Lightning starts other ranks with it

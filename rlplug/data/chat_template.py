@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.errors import ConfigError, describe, encodable
@@ -37,7 +37,7 @@ def render_chat(
             [dict(message) for message in messages], tools=schemas, add_generation_prompt=True, tokenize=False
         )
     except Exception as error:
-        reason = encodable(str(error)) if isinstance(error, jinja2.TemplateError) else describe(error)
+        reason = encodable(str(error)) if type(error).__module__.startswith("jinja2.") else describe(error)
         raise ConfigError(f"{template_of(tokenizer)} refuses {what}: {reason.rstrip('.')}") from error
     return encodable(str(text))
 
@@ -54,3 +54,19 @@ def most_characters(num_tokens: int, tokenizer: PreTrainedTokenizerBase) -> int:
     unknown words.
     """
     return 4 * num_tokens * max(map(len, tokenizer.get_vocab())) + 1000
+
+
+def tool_instructions(schemas: Sequence[Mapping[str, Any]]) -> str:
+    """Return a description of tools in the hermes format, for a system prompt when the chat template has none.
+
+    Args:
+        schemas: Schemas as :meth:`rlplug.interfaces.environment.Environment.tools` returns them.
+    """
+    lines = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
+    return (
+        "You may call one or more functions to help with the user's question.\n\n"
+        f"Their signatures are within <tools></tools> tags:\n<tools>\n{lines}\n</tools>\n\n"
+        "For each call, write a JSON object with the function's name and arguments within <tool_call></tool_call> "
+        'tags:\n<tool_call>\n{"name": "<function name>", "arguments": {"<argument name>": <value>}}\n</tool_call>\n\n'
+        "The results come in the next message. When you need no more calls, answer without a tag."
+    )

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from rlplug_sandbox.tool_schema import tool_instructions
 from transformers import PreTrainedTokenizerBase
 
+from rlplug.data.chat_template import tool_instructions
 from rlplug.data.rendering import render_all, takes_tools, tokenize_all
 from rlplug.data.rows import PromptRow, as_messages
 from rlplug.errors import ConfigError

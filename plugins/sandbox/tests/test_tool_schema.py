@@ -6,9 +6,10 @@ import json
 
 import pytest
 import sample_tools
-from rlplug_sandbox import tool_functions, tool_instructions
+from rlplug_sandbox import tool_functions
 from transformers.utils.chat_template_utils import get_json_schema
 
+from rlplug.data.chat_template import tool_instructions
 from rlplug.errors import ConfigError
 
 SAMPLE = "sample_tools"

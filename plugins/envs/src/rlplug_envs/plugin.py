@@ -1,17 +1,20 @@
-"""Entry point, with the classes that this distribution registers."""
+"""The entry point: what this distribution registers. The classes are imported when a run names them."""
 
 from rlplug.plugin_manager import hookimpl
 from rlplug.registry import Registry
-from rlplug_envs.reasoning_gym import ReasoningGymEnvironment
-from rlplug_envs.verifiers_environment import VerifiersEnvironment
 
-# the command line knows the short name of a prompt source once its class is imported
-from rlplug_envs.verifiers_source import VerifiersSource as VerifiersSource
-
-RLPLUG_API_VERSION = ">=2,<3"
+RLPLUG_API_VERSION = ">=2.2,<3"
 
 
 @hookimpl
 def rlplug_register_environments(registry: Registry) -> None:
-    for environment in (ReasoningGymEnvironment, VerifiersEnvironment):
-        registry.add("environments", environment)
+    for place in (
+        "rlplug_envs.reasoning_gym:ReasoningGymEnvironment",
+        "rlplug_envs.verifiers_environment:VerifiersEnvironment",
+    ):
+        registry.add("environments", place)
+
+
+@hookimpl
+def rlplug_register_classes(registry: Registry) -> None:
+    registry.add("classes", "rlplug_envs.verifiers_source:VerifiersSource")

@@ -8,9 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rlplug_sandbox.tool_schema import tool_instructions
-
 from rlplug.config import RunConfig
+from rlplug.data.chat_template import tool_instructions
 from rlplug.data.rendering import render_all, takes_tools, tokenize_all
 from rlplug.data.sources import PromptRow
 from rlplug.distributed.stop_signal import StopRequested

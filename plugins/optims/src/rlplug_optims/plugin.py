@@ -1,35 +1,29 @@
-"""Entry point of rlplug-optims: registers its optimisations."""
+"""The entry point: what this distribution registers. The classes are imported when a run names them."""
 
 from rlplug.plugin_manager import hookimpl
 from rlplug.registry import Registry
-from rlplug_optims.activation_offload import ActivationOffload
-from rlplug_optims.compile_blocks import CompileBlocks
-from rlplug_optims.entropy_memory import EntropyCheckpointing, EntropyChunking
-from rlplug_optims.flash_attention import FlashAttention4
-from rlplug_optims.fused_logprobs import FusedLogprobs
-from rlplug_optims.gradient_checkpointing import GradientCheckpointing
-from rlplug_optims.liger import Liger
-from rlplug_optims.prefetch import BackwardPrefetch, ForwardPrefetch
-from rlplug_optims.selective_checkpointing import SelectiveCheckpointing
 
-RLPLUG_API_VERSION = ">=2,<3"
-
-OPTIMIZATIONS = (
-    ActivationOffload,
-    BackwardPrefetch,
-    CompileBlocks,
-    EntropyCheckpointing,
-    EntropyChunking,
-    FlashAttention4,
-    ForwardPrefetch,
-    FusedLogprobs,
-    GradientCheckpointing,
-    Liger,
-    SelectiveCheckpointing,
-)
+RLPLUG_API_VERSION = ">=2.2,<3"
 
 
 @hookimpl
 def rlplug_register_optimizations(registry: Registry) -> None:
-    for optimization in OPTIMIZATIONS:
-        registry.add("optimizations", optimization)
+    for place in (
+        "rlplug_optims.activation_offload:ActivationOffload",
+        "rlplug_optims.prefetch:BackwardPrefetch",
+        "rlplug_optims.compile_blocks:CompileBlocks",
+        "rlplug_optims.entropy_memory:EntropyCheckpointing",
+        "rlplug_optims.entropy_memory:EntropyChunking",
+        "rlplug_optims.flash_attention:FlashAttention4",
+        "rlplug_optims.prefetch:ForwardPrefetch",
+        "rlplug_optims.fused_logprobs:FusedLogprobs",
+        "rlplug_optims.gradient_checkpointing:GradientCheckpointing",
+        "rlplug_optims.liger:Liger",
+        "rlplug_optims.selective_checkpointing:SelectiveCheckpointing",
+    ):
+        registry.add("optimizations", place)
+
+
+@hookimpl
+def rlplug_register_classes(registry: Registry) -> None:
+    registry.add("classes", "rlplug_optims.muon:Muon")

@@ -1,9 +1,14 @@
-"""SGLang as a rollout engine: beside the trainer on its GPUs, or as servers."""
+"""SGLang as a rollout engine: beside the trainer on its GPUs, or as servers.
+
+Names are imported late, since SGLang's own processes import the sampler of this package, and should not load the
+trainer for it.
+"""
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rlplug.late_names import late_names
 
 if TYPE_CHECKING:
     from rlplug_rollout_sglang.colocated import SGLangRollout
@@ -12,11 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SGLangOptions", "SGLangRollout", "SGLangServerRollout"]
 
-_MODULES = {"SGLangOptions": "options", "SGLangRollout": "colocated", "SGLangServerRollout": "server"}
-
-
-def __getattr__(name: str) -> Any:
-    # late, since SGLang's own processes import the sampler of this package, and should not load the trainer for it
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = late_names(
+    __name__, {"SGLangOptions": "options", "SGLangRollout": "colocated", "SGLangServerRollout": "server"}
+)

@@ -1,14 +1,15 @@
-"""The entry point: what this distribution registers."""
+"""The entry point: what this distribution registers. The classes are imported when a run names them."""
 
 from rlplug.plugin_manager import hookimpl
 from rlplug.registry import Registry
-from rlplug_rollout_sglang.colocated import SGLangRollout
-from rlplug_rollout_sglang.server import SGLangServerRollout
 
-RLPLUG_API_VERSION = ">=2,<3"
+RLPLUG_API_VERSION = ">=2.2,<3"
 
 
 @hookimpl
 def rlplug_register_rollouts(registry: Registry) -> None:
-    registry.add("rollouts", SGLangRollout)
-    registry.add("rollouts", SGLangServerRollout)
+    for place in (
+        "rlplug_rollout_sglang.colocated:SGLangRollout",
+        "rlplug_rollout_sglang.server:SGLangServerRollout",
+    ):
+        registry.add("rollouts", place)

@@ -194,19 +194,3 @@ def _check_hints(path: str, function: Callable[..., Any]) -> None:
 def _inner_hints(hint: Any) -> list[Any]:
     arguments = () if typing.get_origin(hint) is typing.Literal else typing.get_args(hint)
     return [hint, *(inner for argument in arguments for inner in _inner_hints(argument))]
-
-
-def tool_instructions(schemas: Sequence[Mapping[str, Any]]) -> str:
-    """Return a description of tools in the hermes format, for a system prompt when the chat template has none.
-
-    Args:
-        schemas: Schemas as :meth:`rlplug.interfaces.environment.Environment.tools` returns them.
-    """
-    lines = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
-    return (
-        "You may call one or more functions to help with the user's question.\n\n"
-        f"Their signatures are within <tools></tools> tags:\n<tools>\n{lines}\n</tools>\n\n"
-        "For each call, write a JSON object with the function's name and arguments within <tool_call></tool_call> "
-        'tags:\n<tool_call>\n{"name": "<function name>", "arguments": {"<argument name>": <value>}}\n</tool_call>\n\n'
-        "The results come in the next message. When you need no more calls, answer without a tag."
-    )

@@ -1,12 +1,11 @@
-"""Entry point of rlplug-trainer-titan: registers its trainer, without importing TorchTitan."""
+"""The entry point: what this distribution registers. The classes are imported when a run names them."""
 
 from rlplug.plugin_manager import hookimpl
 from rlplug.registry import Registry
-from rlplug_trainer_titan.trainer import TorchTitan
 
-RLPLUG_API_VERSION = ">=2,<3"
+RLPLUG_API_VERSION = ">=2.2,<3"
 
 
 @hookimpl
 def rlplug_register_trainers(registry: Registry) -> None:
-    registry.add("trainers", TorchTitan)
+    registry.add("trainers", "rlplug_trainer_titan.trainer:TorchTitan")

@@ -1,5 +1,5 @@
 """Ray as a launcher of rlplug."""
 
-from rlplug_ray.launcher import Ray
+from rlplug_launch.ray.launcher import Ray
 
 __all__ = ["Ray"]

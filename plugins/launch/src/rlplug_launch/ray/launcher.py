@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlplug_engines.servers import LOOPBACK
-from rlplug_launch.processes import node_command
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import LOST, Launcher, Place, RunningTask, TaskNeeds
-from rlplug_ray.agent import Agent
+from rlplug_launch.processes import node_command
+from rlplug_launch.ray.agent import Agent
 
 REPLY_S: Final = 60.0
 CONCURRENCY: Final = 2

@@ -23,8 +23,8 @@ import pytest
 import yaml
 from doc_engine import ROOT, write_engine
 from processes import wait_until_gone
-from rlplug_ray import Ray
-from rlplug_ray.agent import Agent
+from rlplug_launch.ray import Ray
+from rlplug_launch.ray.agent import Agent
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import TaskNeeds

@@ -1,0 +1,12 @@
+"""The entry point: a run's exported policy gets a model card."""
+
+from rlplug.interfaces import RunObserver
+from rlplug.plugin_manager import hookimpl
+from rlplug_eval.card_writer import CardWriter
+
+RLPLUG_API_VERSION = ">=2.2,<3"
+
+
+@hookimpl
+def rlplug_make_observer() -> RunObserver:
+    return CardWriter()

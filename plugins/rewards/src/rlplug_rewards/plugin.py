@@ -1,0 +1,21 @@
+"""The entry point: what this distribution registers. The classes are imported when a run names them."""
+
+from rlplug.plugin_manager import hookimpl
+from rlplug.registry import Registry
+
+RLPLUG_API_VERSION = ">=2.2,<3"
+
+
+@hookimpl
+def rlplug_register_rewards(registry: Registry) -> None:
+    for place in (
+        "rlplug_rewards.judges.comparisons:BestOfGroup",
+        "rlplug_rewards.code.reward:CodeReward",
+        "rlplug_rewards.judges.judge:Judge",
+        "rlplug_rewards.verifiers:MathVerify",
+        "rlplug_rewards.judges.comparisons:PairwiseJudge",
+        "rlplug_rewards.verifiers:ReasoningGymReward",
+        "rlplug_rewards.reward_model.remote:RemoteRewardModel",
+        "rlplug_rewards.reward_model.reward:RewardModel",
+    ):
+        registry.add("rewards", place)

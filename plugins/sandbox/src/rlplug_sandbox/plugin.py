@@ -1,0 +1,11 @@
+"""The entry point: what this distribution registers. The classes are imported when a run names them."""
+
+from rlplug.plugin_manager import hookimpl
+from rlplug.registry import Registry
+
+RLPLUG_API_VERSION = ">=2.2,<3"
+
+
+@hookimpl
+def rlplug_register_environments(registry: Registry) -> None:
+    registry.add("environments", "rlplug_sandbox.tool_environment:ToolEnvironment")

@@ -1,0 +1,26 @@
+"""``ReportWriter``: advice and ``report.html`` at the end of a run."""
+
+from __future__ import annotations
+
+import json
+
+from rlplug.interfaces import ObservedRun, RunObserver
+from rlplug.recording.run_record import RECORD
+
+
+class ReportWriter(RunObserver):
+    """Says what a run's metrics suggest, and writes its report where the run wants one."""
+
+    def begin(self, run: ObservedRun) -> None:
+        self._run = run
+
+    def ended(self) -> list[str]:
+        from rlplug_watch.advice import advise
+        from rlplug_watch.report.page import write_report
+        from rlplug_watch.report.run_data import read_metrics
+
+        folder = self._run.folder
+        record = json.loads((folder / RECORD).read_text())
+        pieces = advise(read_metrics(folder, []), record)
+        lines = [f"advice: {piece.text} Key: {piece.key}; docs/{piece.page}" for piece in pieces]
+        return [*lines, f"report: {write_report(folder)}"] if self._run.report else lines
