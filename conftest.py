@@ -7,6 +7,8 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["model_fixtures"]
+
 sys.path[:0] = [str(folder) for folder in sorted(Path(__file__).parent.glob("plugins/*/tests"))]
 
 for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT"):  # they win over run.compile_cache

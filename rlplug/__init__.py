@@ -3,3 +3,9 @@
 from importlib.metadata import version
 
 __version__ = version("rlplug")
+
+import sys
+
+from rlplug.plugin_names import MovedModules
+
+sys.meta_path.append(MovedModules())

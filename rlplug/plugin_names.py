@@ -10,25 +10,46 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from importlib import resources
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypedDict
 
 BLOCK_VARIABLE: Final = "RLPLUG_BLOCK"
 """Environment variable with the names of blocked plugins, separated by commas."""
 
-Index: TypeAlias = Mapping[str, Mapping[str, list[str]]]
-"""Names by distribution and kind."""
+
+class Published(TypedDict):
+    """Names that a published distribution brings."""
+
+    classes: list[str]
+    commands: list[str]
+    modules: dict[str, str]
+    """Its package, and modules that the core had before it, each with the name that it has now."""
 
 
 @functools.cache
-def plugin_index() -> Index:
-    """Return the names that each published distribution brings, as ``classes``, ``commands`` and ``modules``."""
-    index: Index = json.loads(resources.files("rlplug").joinpath("plugin_index.json").read_text())
+def plugin_index() -> Mapping[str, Published]:
+    """Return what each published distribution brings, by its name."""
+    index: Mapping[str, Published] = json.loads(resources.files("rlplug").joinpath("plugin_index.json").read_text())
     return index
 
 
-def distribution_of(kind: Literal["classes", "commands", "modules"], name: str) -> str | None:
+def distribution_of(kind: Literal["classes", "commands"], name: str) -> str | None:
     """Return the published distribution that brings a name, or ``None``."""
     return next((each for each, names in plugin_index().items() if name in names[kind]), None)
+
+
+class MovedModules:
+    """Last finder of imports: it finds nothing, and says where a module of the core is that a distribution has now."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        if not name.startswith("rlplug."):
+            return
+        for distribution, names in plugin_index().items():
+            for old, new in names["modules"].items():
+                if name == old or name.startswith(f"{old}."):
+                    raise ModuleNotFoundError(
+                        f"{old} is {new} of {distribution} now: pip install {distribution}, and import {new}", name=name
+                    )
 
 
 def blocked_names(given: Iterable[str] = ()) -> list[str]:

@@ -38,6 +38,11 @@ class Distribution:
         return sorted(self.project.get("entry-points", {}).get("rlplug.plugins", {}))
 
     @property
+    def commands(self) -> list[str]:
+        """Names of the commands of ``rlplug`` that it brings."""
+        return sorted(self.project.get("entry-points", {}).get("rlplug.commands", {}))
+
+    @property
     def packages(self) -> list[str]:
         """Packages that it installs."""
         source = self.folder / "src"

@@ -1,14 +1,14 @@
-"""Writes rlplug/plugin_index.json: which distribution of this repository brings which class, for error messages.
+"""Writes rlplug/plugin_index.json: which distribution of this repository brings which class, command and module.
 
-``python scripts/write_plugin_index.py`` (or ``make docs``) writes it; ``--check`` writes nothing and exits with 1 when
-the file is not what the plugins under ``plugins/`` register. They have to be installed.
+Error messages read it. ``python scripts/write_plugin_index.py`` (or ``make docs``) writes it; ``--check`` writes
+nothing and exits with 1 when the file is not what the plugins under ``plugins/`` bring. They have to be installed.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import Final
+from typing import Any, Final
 
 from distributions import ROOT, plugin_distributions
 from written_files import write_or_check
@@ -16,23 +16,52 @@ from written_files import write_or_check
 from rlplug.plugin_manager import plugins
 
 INDEX: Final = ROOT / "rlplug" / "plugin_index.json"
+MOVED: Final = {
+    "rlplug.testing": "rlplug_devkit",
+    "rlplug.cli.doctor": "rlplug_devkit.doctor",
+    "rlplug.cli.new_plugin": "rlplug_devkit.new_plugin",
+    "rlplug.rollout.engines": "rlplug_engines.colocated",
+    "rlplug.rollout.servers": "rlplug_engines.servers",
+    "rlplug.rollout.workers": "rlplug_engines.workers",
+    "rlplug.rollout.engine_host": "rlplug_engines.engine_host",
+    "rlplug.evaluation": "rlplug_eval",
+    "rlplug.launch": "rlplug_launch",
+    "rlplug.rewards.code": "rlplug_rewards.code",
+    "rlplug.rewards.judges": "rlplug_rewards.judges",
+    "rlplug.rewards.requests": "rlplug_rewards.requests",
+    "rlplug.rewards.reward_model": "rlplug_rewards.reward_model",
+    "rlplug.rewards.verifiers": "rlplug_rewards.verifiers",
+    "rlplug.environments": "rlplug_sandbox",
+    "rlplug.observability.advice": "rlplug_watch.advice",
+    "rlplug.observability.loggers.dashboard": "rlplug_watch.loggers.dashboard",
+    "rlplug.observability.loggers.phase_spans": "rlplug_watch.loggers.phase_spans",
+    "rlplug.observability.loggers.prometheus": "rlplug_watch.loggers.prometheus",
+    "rlplug.observability.report": "rlplug_watch.report",
+    "rlplug.observability.watch": "rlplug_watch.page",
+}
+"""Modules that the core had before 0.2, and what they are now."""
 
 
 def index() -> str:
-    """Return the file's text: the names of the classes that each distribution registers.
+    """Return the file's text.
 
     Raises:
-        SystemExit: A plugin of the repository is not installed, or registers no class.
+        SystemExit: A plugin of the repository is not installed.
     """
-    registered = plugins().registry.by_distribution()
-    names: dict[str, list[str]] = {}
+    manager = plugins()
+    found: dict[str, Any] = {}
     for distribution in plugin_distributions():
-        if distribution.name not in registered:
-            raise SystemExit(
-                f"{distribution.name} registers no class here: install it, pip install --editable {distribution.folder}"
-            )
-        names[distribution.name] = sorted(r.name for r in registered[distribution.name])
-    return json.dumps(dict(sorted(names.items())), indent=2) + "\n"
+        if not {*distribution.plugins} <= {record.name for record in manager.records}:
+            raise SystemExit(f"install {distribution.name}: pip install --editable {distribution.folder}")
+        registered = manager.registry.by_distribution().get(distribution.name, [])
+        packages = {package: package for package in distribution.packages}
+        moved = {old: new for old, new in MOVED.items() if new.partition(".")[0] in packages}
+        found[distribution.name] = {
+            "classes": sorted(r.name for r in registered),
+            "commands": distribution.commands,
+            "modules": packages | moved,
+        }
+    return json.dumps(dict(sorted(found.items())), indent=2) + "\n"
 
 
 def main() -> int:

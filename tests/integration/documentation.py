@@ -21,7 +21,7 @@ from distributions import all_distributions, plugin_distributions
 from forked import ForkedProcess
 from packaging.requirements import Requirement
 from rlplug_devkit.new_plugin import new_plugin_command
-from rlplug_watch.commands.watch import watch_parser
+from rlplug_watch.commands.watch import make_parser as watch_parser
 
 PAGES = (
     "README.md",

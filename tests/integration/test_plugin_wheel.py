@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from rlplug import hookspecs
 from rlplug.models.config import ModelConfig
 from rlplug.models.loading import load_model
-from rlplug.registry import KNOWN_DISTRIBUTIONS
+from rlplug.plugin_names import plugin_index
 
 Results: TypeAlias = dict[str, subprocess.CompletedProcess[str]]
 
@@ -145,7 +145,7 @@ def test_plugins_come_from_the_wheels_and_list_what_they_bring(environment, resu
     assert {record["state"] for record in records} == {"loaded"}
     brought = {record["distribution"]: [name.partition("/")[2] for name in record["registers"]] for record in records}
     for distribution in plugin_distributions():
-        known = {name for name, package in KNOWN_DISTRIBUTIONS.items() if package == distribution.name}
+        known = set(plugin_index()[distribution.name]["classes"])
         assert set(brought[distribution.name]) == known
     (probe,) = [record for record in records if record["name"] == "probe"]
     assert probe == {

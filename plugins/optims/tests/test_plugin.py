@@ -12,10 +12,11 @@ import yaml
 from rlplug_optims import Muon, plugin
 
 from rlplug.interfaces import Optimization
-from rlplug.registry import KNOWN_DISTRIBUTIONS, Registry
+from rlplug.plugin_names import plugin_index
+from rlplug.registry import Registry
 
 ROOT = Path(__file__).parents[3]
-CLASSES = {optimization.__name__: optimization for optimization in plugin.OPTIMIZATIONS}
+CLASSES = {name: getattr(rlplug_optims, name) for name in rlplug_optims.__all__ if name != Muon.__name__}
 CONFLICTS = {
     ("ActivationOffload", "Liger"): False,
     ("CompileBlocks", "Liger"): True,
@@ -33,7 +34,7 @@ def test_every_optimization_is_registered_exported_and_known():
     defined = {cls for cls in all_subclasses(Optimization) if cls.__module__.startswith("rlplug_optims.")}
     assert set(registry.classes("optimizations").values()) == {c for c in defined if not c.__name__.startswith("_")}
     assert set(rlplug_optims.__all__) == {*CLASSES, Muon.__name__}
-    assert {name for name, package in KNOWN_DISTRIBUTIONS.items() if package == "rlplug-optims"} == set(CLASSES)
+    assert set(plugin_index()["rlplug-optims"]["classes"]) == {*CLASSES, Muon.__name__}
 
 
 def all_subclasses(cls):

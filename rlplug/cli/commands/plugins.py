@@ -79,8 +79,14 @@ def installed(blocked: Iterable[str] = ()) -> list[PluginRecord]:
     for record in records:
         is_blocked = bool({record.name, record.distribution} & set(names))
         record.state, record.reason = ("blocked", "by name") if is_blocked else ("installed", "")
-        record.registers = [] if is_blocked else plugin_index().get(record.distribution, {}).get("classes", [])
+        record.registers = [] if is_blocked else _published(record.distribution)
     return records
+
+
+def _published(distribution: str) -> list[str]:
+    """Return the classes and commands of a published distribution."""
+    found = plugin_index().get(distribution)
+    return [] if found is None else [*found["classes"], *(f"rlplug {name}" for name in found["commands"])]
 
 
 def docs_url(distribution: str) -> str:

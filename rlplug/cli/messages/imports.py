@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Final
 
 from rlplug.errors import ConfigError, causes_of, describe, did_you_mean
+from rlplug.plugin_names import distribution_of
 
 _WRONG_CLASS: Final = re.compile(
     r"(?:Import path |.*Expected '|\")([^\s'\"]+)(?: does not correspond to|' to be|\" is not) "
@@ -47,6 +48,9 @@ def explain_wrong_class(reason: str) -> str | None:
 def _explain_path(path: str, cause: BaseException, importer: FrameType) -> str:
     if not all(part.isidentifier() for part in path.split(".")):
         return f"{path!r} is no import path: give package.Class."
+    name = path.rpartition(".")[2]
+    if path.startswith("rlplug.") and (distribution := distribution_of("classes", name)) is not None:
+        return f"{path!r} has moved: write {name} alone, which {distribution} brings (pip install {distribution})."
     context = cause.__context__
     if isinstance(cause, AttributeError) and isinstance(context, ModuleNotFoundError) and not _is_of(path, context):
         cause = context  # package.module exists, and imports a module that does not

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-from rlplug.cli.compile_cache import DEFAULT, INDUCTOR, use_compile_cache
+from rlplug.cli.compile_cache import INDUCTOR, use_compile_cache
 from rlplug.errors import ConfigError, RunError
+from rlplug.recording.run_folder import DEFAULT_COMPILE_CACHE
 from rlplug.rollout.hf_engine import HFRollout
 
 
@@ -76,7 +77,7 @@ def test_the_default_is_no_hurdle_where_the_home_folder_cannot_be_written(
     """As in containers. Catches every run there being refused for a key that nobody set."""
     (tmp_path / "home").write_text("")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    note = use_compile_cache(DEFAULT, HFRollout())
+    note = use_compile_cache(DEFAULT_COMPILE_CACHE, HFRollout())
     assert note is not None
     assert note.startswith("compiled code is not kept for later runs: run.compile_cache is ~/.cache/rlplug/compile: ")
     assert os.environ[INDUCTOR] == default_cache_dir()

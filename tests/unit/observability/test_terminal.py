@@ -17,7 +17,6 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 
-from rlplug.cli import run_output
 from rlplug.cli.main import main
 from rlplug.observability import terminal
 from rlplug.observability.terminal import (
@@ -31,6 +30,7 @@ from rlplug.observability.terminal import (
     styled,
     visible,
 )
+from rlplug.recording import run_output
 from rlplug.types import Prompt, Sample
 
 ROOT = Path(__file__).parents[3]

@@ -297,7 +297,7 @@ def _data(cli: Any, given: list[str], argument: str) -> PromptDataModule:
 
     Args:
         given: The arguments that the configuration was read from.
-        argument: The source, as :func:`eval_parser` says.
+        argument: The source, as :func:`make_parser` says.
 
     Raises:
         ConfigError: There is no such class, or it refuses its arguments.

@@ -1,4 +1,4 @@
-"""Tiny real models, saved as anyone would save them."""
+"""Fixtures of all tests: tiny real models, saved as anyone would save them, and plugins, installed as pip does."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from rlplug.weight_sync.buckets import weight_buckets
 
 torch.set_num_threads(1)  # for models this small, waiting for each other is most of what two threads do
 
-TINY_MODEL = Path(__file__).parents[1] / "model"
+TINY_MODEL = Path(__file__).parent / "model"
 VOCABULARY = 32
 """More than the tokenizer's 13, so that top-k and top-p have something to cut."""
 
@@ -219,7 +219,8 @@ def updated(
             shutil.copytree(model_folder("qwen2"), folder / "model")
             save_file(update_batch.tensors(), folder / "batch.safetensors")
             run_ranks(
-                [str(Path(__file__).parent / "training/update_worker.py"), str(folder), str(world_size)], world_size
+                [str(Path(__file__).parent / "unit/training/update_worker.py"), str(folder), str(world_size)],
+                world_size,
             )
             done[world_size] = (folder, torch.load(folder / "results.pt"))
         return done[world_size]
@@ -239,7 +240,7 @@ def run_jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, dict[st
     def run(world_size: int, jobs: dict[str, Any]) -> dict[str, Any]:
         path = tmp_path_factory.mktemp(f"jobs-{world_size}") / "jobs.json"
         path.write_text(json.dumps(jobs))
-        run_ranks([str(Path(__file__).parent / "distributed/mesh_worker.py"), str(path)], world_size)
+        run_ranks([str(Path(__file__).parent / "unit/distributed/mesh_worker.py"), str(path)], world_size)
         results: dict[str, Any] = torch.load(path.with_name("results.pt"))
         return results
 
