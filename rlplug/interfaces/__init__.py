@@ -4,7 +4,7 @@ from rlplug.interfaces.algorithm import Advantages, Algorithm, Denominators, Los
 from rlplug.interfaces.environment import Environment, Message, StepResult
 from rlplug.interfaces.launcher import LOST, Launcher, Place, RunningTask, TaskNeeds
 from rlplug.interfaces.memory import ActivationTraits, EngineMemory, EngineMemoryRequest
-from rlplug.interfaces.observer import ObservedRun, RunObserver, StepRecord, Validation
+from rlplug.interfaces.observer import ObservedRun, ProfiledSteps, RunObserver, StepRecord, Validation
 from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import (
@@ -57,6 +57,7 @@ __all__ = [
     "Place",
     "Placement",
     "PolicySpec",
+    "ProfiledSteps",
     "Reward",
     "RolloutEngine",
     "RouterReplay",

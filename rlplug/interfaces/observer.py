@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from numpy.typing import NDArray
 
 from rlplug.interfaces.rollout import ScrapeTargets
@@ -72,6 +73,21 @@ class Validation:
     scores: Mapping[str, float]
 
 
+@dataclass(frozen=True)
+class ProfiledSteps:
+    """Steps that torch's profiler has recorded.
+
+    Attributes:
+        trace: File with the trace in Chrome's format, which is compressed and renamed afterwards.
+        steps: ``5``, or ``5-7``.
+        device: Device of the rank that recorded it, the first.
+    """
+
+    trace: Path
+    steps: str
+    device: torch.device
+
+
 class RunObserver:
     """Base class of observers; each method does nothing until it is overridden.
 
@@ -105,6 +121,10 @@ class RunObserver:
 
     def policy_exported(self, folder: Path) -> None:
         """See a folder with the trained policy, or with its adapter. Called on rank 0 alone."""
+
+    def profiled(self, profile: ProfiledSteps) -> Iterable[str]:
+        """Return lines that say what a profile shows. Called on rank 0 alone."""
+        return ()
 
     def ended(self) -> Iterable[str]:
         """Return lines that say what was found or written, when a training has finished. Called on rank 0 alone."""

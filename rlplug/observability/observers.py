@@ -10,7 +10,7 @@ from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError, RLPlugError, brief
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.process_state import watched
-from rlplug.interfaces.observer import ObservedRun, RunObserver, StepRecord, Validation
+from rlplug.interfaces.observer import ObservedRun, ProfiledSteps, RunObserver, StepRecord, Validation
 from rlplug.interfaces.rollout import ScrapeTargets
 from rlplug.types import Sample
 
@@ -75,6 +75,12 @@ class Observers(RunObserver):
     def policy_exported(self, folder: Path) -> None:
         for observer in self._each("policy_exported"):
             observer.policy_exported(folder)
+
+    def profiled(self, profile: ProfiledSteps) -> list[str]:
+        lines: list[str] = []
+        for observer in self._each("profiled"):
+            lines += [str(line) for line in observer.profiled(profile)]
+        return lines
 
     def ended(self) -> list[str]:
         lines: list[str] = []

@@ -1,13 +1,11 @@
-"""Profiler of a few RL steps: writes a trace and its summary, or marks the steps for Nsight Systems."""
+"""Profiler of a few RL steps: writes a trace, which observers summarize, or marks the steps for Nsight Systems."""
 
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import shutil
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -16,8 +14,7 @@ from lightning.pytorch import Callback, Trainer
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from rlplug.errors import ConfigError
-from rlplug.observability.profile_summary import read_trace, summarize
-from rlplug.observability.profile_text import SLOWER, headlines, summary_text
+from rlplug.interfaces.observer import ProfiledSteps
 from rlplug.observability.terminal import say
 from rlplug.observability.trace_ranges import ranges_made_by
 
@@ -25,7 +22,6 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
 FOLDER: Final = "profile"
-SUMMARY: Final = "summary.txt"
 _STEPS: Final = re.compile(r"([1-9]\d*)(?:-([1-9]\d*))?")
 
 
@@ -35,7 +31,7 @@ class StepProfiler(Callback):
     Args:
         steps: RL steps to profile, counted from 1: ``5``, or ``5-7`` with both ends; ``null`` profiles none. Choose
             steps after the first ones, which warm up.
-        tool: ``torch`` writes a trace and a summary of it to ``profile/`` in the run folder. ``nsys`` marks the steps
+        tool: ``torch`` writes a trace to ``profile/`` in the run folder, and ``rlplug-watch`` a summary of it. ``nsys`` marks the steps
             for Nsight Systems, under which the run must have been started.
         ranks: Profile only the ``first`` rank, or ``all`` with a trace each; the summary is that of the first rank.
     """
@@ -128,22 +124,10 @@ class StepProfiler(Callback):
         path = folder / f"steps-{steps}.rank-{trainer.global_rank}.trace.json"
         self._profile.export_chrome_trace(str(path))
         if trainer.is_global_zero:
-            self._summarize(trainer, path, steps)
+            for line in module.observers.profiled(ProfiledSteps(path, steps, trainer.strategy.root_device)):
+                say(line)
         compressed = compress(path)
-        self._say(trainer, f"  trace, for https://ui.perfetto.dev: {compressed}")
-
-    def _summarize(self, trainer: Trainer, trace: Path, steps: str) -> None:
-        device = trainer.strategy.root_device
-        has_device = device.type == "cuda"
-        name = torch.cuda.get_device_name(device) if has_device else None
-        summary = summarize(read_trace(trace, has_device), has_device)
-        header = {"steps": steps, "rank": trainer.global_rank, "device": name, "note": SLOWER}
-        (trace.parent / "summary.json").write_text(json.dumps(header | asdict(summary), indent=2))
-        title = f"Profile of steps {steps}, rank {trainer.global_rank}, {name or 'CPU'}."
-        (trace.parent / SUMMARY).write_text(summary_text(summary, title))
-        self._say(trainer, f"profile of steps {steps}: {trace.parent / SUMMARY}")
-        for line in headlines(summary):
-            self._say(trainer, f"  {line}")
+        self._say(trainer, f"trace of steps {steps}, for https://ui.perfetto.dev: {compressed}")
 
     def _say(self, trainer: Trainer, message: str) -> None:
         if trainer.is_global_zero:

@@ -22,7 +22,7 @@ PUBLIC = {
     *("rlplug_engines.colocated", "rlplug_engines.servers", "rlplug_engines.servers.process_group"),
     *("rlplug_engines.engine_host", "rlplug.rollout.hf_engine", "rlplug_engines.workers"),
     *("rlplug.distributed.rng", "rlplug.weight_sync.manifest", "rlplug.weight_sync.receive_checks"),
-    *("rlplug.weight_sync.flat_buckets", "rlplug.weight_sync.fp8_engine_checks"),
+    *("rlplug_engines.flat_buckets", "rlplug_engines.fp8_engine_checks"),
     # optimizations
     *("rlplug.models.lm_head", "rlplug.distributed.strategy", "rlplug.distributed.mesh"),
     "rlplug.distributed.fsdp_units",

@@ -15,6 +15,7 @@ import rlplug_rollout_sglang
 import torch
 from packaging.version import Version
 from published import Published, calls, parameters, strings
+from rlplug_engines.flat_buckets import flatten_bucket
 from rlplug_rollout_sglang import options as options_module
 from rlplug_rollout_sglang.fp8 import LOSE_SCALES
 from rlplug_rollout_sglang.host import ALL_MEMORY, KEPT
@@ -32,7 +33,6 @@ from rlplug_rollout_sglang.weights import serialised
 
 from rlplug.interfaces import PolicySpec
 from rlplug.types import Request, SamplingParams
-from rlplug.weight_sync.flat_buckets import flatten_bucket
 
 VERSIONS = ("0.5.13", "0.5.23")
 FOLDER = Path(next(iter(rlplug_rollout_sglang.__path__)))

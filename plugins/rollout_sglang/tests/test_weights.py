@@ -7,10 +7,10 @@ import pickle
 
 import pytest
 import torch
+from rlplug_engines.flat_buckets import flatten_bucket
 from rlplug_rollout_sglang.weights import serialised
 
 from rlplug.interfaces import Bucket
-from rlplug.weight_sync.flat_buckets import flatten_bucket
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from rlplug_engines.fp8_engine_checks import check_fp8_fits
 from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, MixtralConfig, Qwen2MoeConfig
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import FP8Weights, PolicySpec
 from rlplug.weight_sync.config import WeightSyncConfig
-from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights, describe
 
 SIZES = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}

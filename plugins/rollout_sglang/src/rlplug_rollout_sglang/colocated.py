@@ -15,6 +15,7 @@ from rlplug_engines.colocated import (
     MemoryBefore,
     StartedEngine,
 )
+from rlplug_engines.flat_buckets import flatten_bucket
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import (
@@ -27,7 +28,6 @@ from rlplug.interfaces import (
     SleepingPart,
 )
 from rlplug.types import GIB
-from rlplug.weight_sync.flat_buckets import flatten_bucket
 from rlplug_rollout_sglang.engine_requests import SGLangRequests
 from rlplug_rollout_sglang.fp8 import check_fp8
 from rlplug_rollout_sglang.options import CACHE_VARIABLES, ENVIRONMENT, SGLangOptions

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from rlplug_engines.fp8_engine_checks import check_fp8_fits
 from transformers import AutoConfig
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import PolicySpec
-from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
 
 LLAMA_LIKE: Final = ("Llama", "Mistral", "Ministral3", "Phi3", "InternLM3", "TeleFLM")
 LOSE_SCALES: Final = frozenset(f"{name}ForCausalLM" for name in LLAMA_LIKE)

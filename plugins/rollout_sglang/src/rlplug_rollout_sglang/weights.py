@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 import torch
 import torch.multiprocessing  # it teaches ForkingPickler to hand tensors on
+from rlplug_engines.flat_buckets import FlatTensor
 from torch import Tensor
-
-from rlplug.weight_sync.flat_buckets import FlatTensor
 
 
 def serialised(flat: Tensor, places: Sequence[FlatTensor]) -> bytes:

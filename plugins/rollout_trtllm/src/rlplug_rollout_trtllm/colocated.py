@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 from rlplug_engines.colocated import EngineLoop, EngineSizes, FirstRankEngine, MemoryAdvice, MemoryBefore, StartedEngine
+from rlplug_engines.flat_buckets import flatten_bucket, tensors_of
 from torch import Tensor
 
 from rlplug.distributed.rng import preserved_rng
@@ -25,7 +26,6 @@ from rlplug.interfaces import (
     SleepingPart,
 )
 from rlplug.types import GIB
-from rlplug.weight_sync.flat_buckets import flatten_bucket, tensors_of
 from rlplug_rollout_trtllm.engine_host import CLOSE_S, RESET, UNKNOWN_ARGUMENT, EngineHost, memory_tags
 from rlplug_rollout_trtllm.environment import VERSIONS, engine_environment, visible_devices
 from rlplug_rollout_trtllm.options import TRTLLMOptions, check_text_only

@@ -1,18 +1,23 @@
-"""``ReportWriter``: advice and ``report.html`` at the end of a run."""
+"""``ReportWriter``: the summary of a profile, and advice and ``report.html`` at the end of a run."""
 
 from __future__ import annotations
 
 import json
 
-from rlplug.interfaces import ObservedRun, RunObserver
+from rlplug.interfaces import ObservedRun, ProfiledSteps, RunObserver
 from rlplug.recording.run_record import RECORD
 
 
 class ReportWriter(RunObserver):
-    """Says what a run's metrics suggest, and writes its report where the run wants one."""
+    """Says what a profile and a run's metrics show, and writes the report where the run wants one."""
 
     def begin(self, run: ObservedRun) -> None:
         self._run = run
+
+    def profiled(self, profile: ProfiledSteps) -> list[str]:
+        from rlplug_watch.profile.files import write_summary
+
+        return write_summary(profile)
 
     def ended(self) -> list[str]:
         from rlplug_watch.advice import advise

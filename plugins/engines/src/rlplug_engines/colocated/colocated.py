@@ -15,13 +15,13 @@ from rlplug.interfaces.rollout import EngineFault, Placement, PolicySpec, Rollou
 from rlplug.interfaces.weight_sync import Bucket, SyncReport, TensorInfo
 from rlplug.rollout.ranks import EngineRanks
 from rlplug.types import Completion, Request, SamplingParams
-from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug.weight_sync.receive_checks import WeightSyncValidator
 from rlplug_engines.colocated.memory import MemoryAdvice, MemoryBefore, start_failure
 from rlplug_engines.colocated.options import EngineOptions
 from rlplug_engines.colocated.requests import EngineRequests
 from rlplug_engines.colocated.stats import EngineStats
+from rlplug_engines.fp8_engine_checks import check_fp8_fits
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from rlplug.interfaces import Bucket, EngineFault, Placement, PolicySpec, Rollou
 from rlplug.rollout.context_limit import max_completion_tokens
 from rlplug.types import NO_VERSION, Completion, Request, SamplingParams
 from rlplug.weight_sync.buckets import drain
-from rlplug.weight_sync.fp8_engine_checks import check_fp8_fits
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug.weight_sync.receive_checks import WeightSyncValidator
 from rlplug_engines.colocated.options import EngineOptions
 from rlplug_engines.colocated.stats import EngineStats
+from rlplug_engines.fp8_engine_checks import check_fp8_fits
 from rlplug_engines.servers.api_processes import APIProcesses
 from rlplug_engines.servers.backend import BackendContext, PendingRequest, ServerBackend, ServerSettings
 from rlplug_engines.servers.http_client import HTTPClient, Server

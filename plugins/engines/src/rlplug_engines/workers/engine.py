@@ -15,10 +15,10 @@ from rlplug.interfaces.memory import EngineMemory, EngineMemoryRequest
 from rlplug.interfaces.rollout import EngineCapabilities, EngineFault, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, SyncReport
 from rlplug.types import Completion, Request, SamplingParams
-from rlplug.weight_sync.flat_buckets import flatten_bucket
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug.weight_sync.receive_checks import WeightSyncValidator
 from rlplug_engines.colocated import EngineProcess, EngineRequests, EngineStats, RunningRequest, check_tokens
+from rlplug_engines.flat_buckets import flatten_bucket
 from rlplug_engines.workers.worker import Worker
 
 COMMAND: Final = (sys.executable, "-m", "rlplug_engines.workers.host")

@@ -14,8 +14,8 @@ from typing import Any, Final
 import torch
 
 from rlplug.types import Request, SamplingParams
-from rlplug.weight_sync.flat_buckets import FlatTensor, tensors_of
 from rlplug_engines.engine_host import EngineHost, run_host
+from rlplug_engines.flat_buckets import FlatTensor, tensors_of
 from rlplug_engines.workers.worker import Answer, Worker
 
 GATHER_S: Final = 0.005

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from rlplug.observability.profile_summary import ALL, BETWEEN, Gap, RangeTime, Summary
+from rlplug_watch.profile.summary import ALL, BETWEEN, Gap, RangeTime, Summary
 
 SLOWER: Final = (
     "Profiling takes time: these steps are slower than others, so rely on shares more than on seconds. time/... in "

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from rlplug.observability.profile_summary import DeviceTime, Event, Gap, RangeTime, Span, Summary, read_trace, summarize
-from rlplug.observability.profile_text import headlines, summary_text
+from rlplug_watch.profile.summary import DeviceTime, Event, Gap, RangeTime, Span, Summary, read_trace, summarize
+from rlplug_watch.profile.text import headlines, summary_text
 
 US = 1e-6
 ORIGIN = 4_443_317_743_000.0

@@ -6,9 +6,9 @@ import pickle
 
 import pytest
 import torch
+from rlplug_engines.flat_buckets import ALIGNMENT, flatten_bucket, tensors_of
 
 from rlplug.interfaces import Bucket
-from rlplug.weight_sync.flat_buckets import ALIGNMENT, flatten_bucket, tensors_of
 
 
 @pytest.fixture
