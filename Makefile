@@ -84,7 +84,7 @@ $(VENV)/bin/python:
 $(VENV)/.installed: $(SETUP_FILES) | $(VENV)/bin/python
 	@echo "installing rlplug and its plugins into $(VENV): a few minutes the first time"
 	$(INSTALL) torch
-	$(INSTALL) --editable '.[tensorboard,reasoning,completion]' $(PLUGINS:%=--editable %)
+	$(INSTALL) --editable '.[tensorboard,reasoning]' $(PLUGINS:%=--editable %)
 	$(INSTALL) --no-deps torchtitan  # what it asks for contradicts constraints.txt; its models need little of that
 	@touch $@
 

@@ -12,6 +12,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from rlplug.distributed.offload import OffloadMode
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.interfaces.environment import Environment
+from rlplug.interfaces.memory import SleepSetting
 from rlplug.interfaces.optimization import Optimization
 from rlplug.interfaces.reward import Reward
 from rlplug.interfaces.rollout import RolloutEngine
@@ -22,7 +23,6 @@ from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.training.batch_plan import BatchSizes
-from rlplug.training.memory_plan.decisions import SleepSetting
 from rlplug.training.validation.config import ValidationConfig
 from rlplug.types import SamplingParams
 from rlplug.weight_sync.config import WeightSyncConfig

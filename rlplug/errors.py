@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import reprlib
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -86,3 +87,10 @@ def _line_of(error: BaseException) -> str:
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     return f" (at {os.path.basename(last.tb_frame.f_code.co_filename)}:{last.tb_lineno})" if last else ""
+
+
+def shorten(value: object) -> str:
+    """Return a value for a message: of a long one only its ends."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = 80
+    return short.repr(value)

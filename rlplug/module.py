@@ -39,7 +39,6 @@ from rlplug.observability.start import FIRST_STEP, StartTimer, watch_compilation
 from rlplug.plugin_manager import plugins
 from rlplug.recording.run_folder import RunFolder
 from rlplug.rollout.generator import RolloutRequest
-from rlplug.rollout.partial.state import PartialRolloutState, load_partial_rollout
 from rlplug.training.advantages import compute_advantages
 from rlplug.training.host_tuning import freeze_gc, limit_host_threads
 from rlplug.training.logprobs import compute_logprobs
@@ -48,11 +47,15 @@ from rlplug.training.samples.importance_weights import weights_by_age
 from rlplug.training.samples.metrics import means_over_ranks, rollout_metrics, source_metrics
 from rlplug.training.samples.selection import GroupSelection
 from rlplug.training.samples.table import sample_table
-from rlplug.training.samples.token_capture import TokenCapture
-from rlplug.training.streaming.step import StreamedStep
 from rlplug.training.update import NonFiniteUpdate, PolicyUpdate, save_for_inspection
 from rlplug.training.validation.validator import Validator, log_late
 from rlplug.types import Prompt, Rollout, Sample, StepBatch
+
+MYPY = False  # as TYPE_CHECKING, whose imports jsonargparse carries out to read the constructor
+if MYPY:
+    from rlplug.rollout.partial.state import PartialRolloutState
+    from rlplug.training.samples.token_capture import TokenCapture
+    from rlplug.training.streaming.step import StreamedStep
 
 
 class RLModule(LightningModule):
@@ -89,6 +92,8 @@ class RLModule(LightningModule):
         self.partial_rollout: PartialRolloutState | None = None
         """Groups that go on in the next step."""
         if config.partial_rollout is not None:
+            from rlplug.rollout.partial.state import PartialRolloutState
+
             self.partial_rollout = PartialRolloutState(config.partial_rollout, config.batch.prompts_per_step)
         self.models = Models()
         self.timer = PhaseTimer(config.limits.stall_s, deadline_s=config.limits.phase_deadline_s)
@@ -468,7 +473,11 @@ class RLModule(LightningModule):
             self.token_capture,
         )
         streams = config.partial_rollout is not None and config.partial_rollout.streams
-        self.streamed = StreamedStep(self.policy_update, self.run.offload, self._batch) if streams else None
+        self.streamed = None
+        if streams:
+            from rlplug.training.streaming.step import StreamedStep
+
+            self.streamed = StreamedStep(self.policy_update, self.run.offload, self._batch)
 
     # ---- what is there by then -------------------------------------------------------------------------------------
 
@@ -527,6 +536,8 @@ class RLModule(LightningModule):
         self._validation_was_cut = state.get("validation_was_cut", False)
         self.config.algorithm.load_state_dict(state["algorithm"])
         if self.trainer.state.fn == "fit":
+            from rlplug.rollout.partial.state import load_partial_rollout
+
             groups, prompts = state["partial_rollout"], self.data.train_stream.by_uid
             limits = self.config.sampling.max_new_tokens, self.config.turns
             load_partial_rollout(self.partial_rollout, groups, prompts, self.policy_version, *limits)

@@ -9,7 +9,7 @@ and an exception becomes text. The thread that collects the calls touches plain 
 an error of that call, because it would end the trainer, and with a status of the call's choice.
 
 A call that never releases the GIL (a regular expression that backtracks, a power with a billion digits) blocks these
-timeouts too. Such code needs a process of its own, see :mod:`rlplug_rewards.isolation`.
+timeouts too. Such code needs a process of its own, as the sandbox of tools has them.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ IMPORTED = (
     "rlplug.cli.commands.plan",
     "rlplug.models.export",
 )
-"""Modules that take time, beside those of the installed plugins."""
+"""Modules that take time, beside the classes of the installed plugins."""
 TITAN_MODELS = ("llama3", "qwen3")
 """Models of TorchTitan, which its plugin imports when it builds one."""
 VARIABLES = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -63,11 +63,10 @@ def import_all() -> None:
     for module in IMPORTED:
         if importlib.util.find_spec(module.partition(".")[0]) is not None:  # not every environment has all of them
             importlib.import_module(module)
-    for plugin in importlib.metadata.entry_points(group="rlplug.plugins"):
-        importlib.import_module(plugin.module)
+    importlib.import_module("rlplug.plugin_manager").PluginManager().registry.import_all()
     if importlib.util.find_spec("torchtitan") is not None:
         for model in TITAN_MODELS:
-            sys.modules["rlplug_trainer_titan.library"].titan(f"models.{model}")
+            importlib.import_module("rlplug_trainer_titan.library").titan(f"models.{model}")
     (num_threads,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("Threads")]
     assert num_threads.split()[1] == "1", f"the fork server has more than one thread ({num_threads})"
     gc.freeze()

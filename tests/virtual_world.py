@@ -24,8 +24,8 @@ from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.partial import asynchronous, deadlines, enough_groups
 from rlplug.rollout.partial.asynchronous import AsynchronousRollout
+from rlplug.rollout.partial.background import HeldOutRollout
 from rlplug.rollout.partial.enough_groups import CompleteGroups
-from rlplug.rollout.partial.held_out import HeldOutRollout
 from rlplug.rollout.partial.state import PartialRolloutState
 from rlplug.rollout.ranks import EngineRanks
 from rlplug.rollout.trajectory import Trajectory, new_trajectories

@@ -24,7 +24,6 @@ from rlplug.cli.compile_cache import use_compile_cache
 from rlplug.cli.config_files import check_config_files
 from rlplug.cli.environment_values import with_plain_texts, with_references
 from rlplug.cli.lightning_callbacks import LightningCallbacks
-from rlplug.cli.messages.imports import explain_import
 from rlplug.cli.option_checks import check_options, seed_all
 from rlplug.cli.parser import RLArgumentParser
 from rlplug.cli.resume import changes_since, check_checkpoint, with_resume
@@ -163,6 +162,8 @@ def instantiation_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        from rlplug.cli.messages.imports import explain_import
+
         causes = list(causes_of(error))
         if own := next((cause for cause in causes if isinstance(cause, RLPlugError)), None):
             raise own from error

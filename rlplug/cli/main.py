@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -42,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"rlplug {version('rlplug')}")
         return 0
     debug = _take_flag(arguments, "--debug")
-    with _guarded_terminal():
+    with terminal.guarded() if (terminal := _terminal()) else nullcontext():
         try:
             blocked = _take_values(arguments, "--block", "the name of a plugin")
             return _run(arguments, blocked, is_process)
@@ -78,7 +79,8 @@ def _run(arguments: list[str], blocked: list[str], is_process: bool) -> int:
     if (manager := sys.modules.get("rlplug.plugin_manager")) is not None:
         manager.forget_plugins()
     if is_process:
-        _note_process_start()
+        with suppress(ImportError):
+            importlib.import_module("rlplug.observability.start").note_process_start()
     with _uncollected_imports():
         command = load_command(arguments[0] if arguments else "")
     return command(arguments[1:]) or 0
@@ -105,28 +107,17 @@ def _uncollected_imports() -> Iterator[None]:
 # ---- what needs a package that may be missing, so that rlplug doctor can say so -------------------------------------
 
 
-def _guarded_terminal() -> Any:
+def _terminal() -> Any:
+    """Return the module of the terminal, or ``None`` where rich is missing."""
     try:
-        from rlplug.observability.terminal import guarded
+        return importlib.import_module("rlplug.observability.terminal")
     except ImportError:
-        return nullcontext()
-    return guarded()
+        return None
 
 
 def _visible(text: str) -> str:
-    try:
-        from rlplug.observability.terminal import visible
-    except ImportError:
-        return text.encode("unicode_escape").decode()
-    return visible(text)
-
-
-def _note_process_start() -> None:
-    try:
-        from rlplug.observability.start import note_process_start
-    except ImportError:
-        return
-    note_process_start()
+    terminal = _terminal()
+    return str(terminal.visible(text)) if terminal else text.encode("unicode_escape").decode()
 
 
 def _failure(error: Exception) -> str:

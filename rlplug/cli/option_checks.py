@@ -17,8 +17,7 @@ from typing import Any, Final
 
 from jsonargparse import ArgumentParser, Namespace
 
-from rlplug.cli.messages.values import shorten
-from rlplug.errors import ConfigError
+from rlplug.errors import ConfigError, shorten
 
 
 @dataclass(frozen=True)

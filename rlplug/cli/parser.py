@@ -9,10 +9,8 @@ from typing import Any, ClassVar, Final, NoReturn, get_type_hints
 
 from lightning.pytorch.cli import LightningArgumentParser
 
-from rlplug.cli.messages.imports import explain_import
-from rlplug.cli.messages.values import explain_value, shorten
 from rlplug.config import RunConfig
-from rlplug.errors import ConfigError, did_you_mean
+from rlplug.errors import ConfigError, did_you_mean, shorten
 
 MAX_LENGTH: Final = 800
 """Longest message, in characters."""
@@ -71,6 +69,9 @@ class RLArgumentParser(LightningArgumentParser):
         raise ConfigError(self._explain(message, ex)) from ex
 
     def _explain(self, message: str, ex: Exception | None) -> str:
+        from rlplug.cli.messages.imports import explain_import
+        from rlplug.cli.messages.values import explain_value
+
         key, body = _split_key(message)
         if (problem := explain_import(ex)) is not None:
             return _cut(problem if key is None else f"{key}: {problem}")

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from jsonargparse import Namespace
 
-from rlplug.cli.messages.values import shorten
-from rlplug.errors import ConfigError
+from rlplug.errors import ConfigError, shorten
 
 TRAINER_DEFAULTS: Final[Mapping[str, Any]] = {
     "strategy": {"class_path": "rlplug.distributed.strategy.RLFSDP2Strategy"},

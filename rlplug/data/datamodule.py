@@ -19,7 +19,6 @@ from rlplug.data.prompt_stream import PromptStream, TrainingPrompts
 from rlplug.data.rows import PromptRow, RowStream
 from rlplug.data.source_rows import read_rows, where
 from rlplug.data.sources import PromptSource
-from rlplug.data.streaming import StreamedPrompts, read_head
 from rlplug.errors import ConfigError
 from rlplug.types import Prompt
 
@@ -148,6 +147,8 @@ class PromptDataModule(LightningDataModule):
                         f"data.curriculum draws prompts again by their pass rate, and {where('train', name)} streams, "
                         "which keeps none: drop one of them."
                     )
+                from rlplug.data.streaming import read_head
+
                 streams[name] = stream, [of_part(row, name) for row in read_head(stream, where("train", name))]
         return streams
 
@@ -173,7 +174,7 @@ class PromptDataModule(LightningDataModule):
 
     def _streamed(
         self, encoder: PromptEncoder, name: str, rows: RowStream, head: Sequence[PromptRow]
-    ) -> StreamedPrompts:
+    ) -> TrainingPrompts:
         limit, _ = encoder.limit()
 
         def encode(rows: Sequence[PromptRow]) -> list[Prompt]:
@@ -181,6 +182,8 @@ class PromptDataModule(LightningDataModule):
             prompts = encoder.encode("train", named)
             short = [prompt for prompt in prompts if len(prompt.token_ids) <= limit]
             return short if self.too_long == "filter" else encoder.keep("train", prompts)
+
+        from rlplug.data.streaming import StreamedPrompts
 
         return StreamedPrompts(rows, head, encode, limit, self.shuffle, self._seed_of(name), where("train", name))
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from rlplug.data.columns import DEFAULT_ANSWER_KEY, DEFAULT_PROMPT_KEY, Columns
-from rlplug.data.dataset_rows import DatasetRows
 from rlplug.data.rows import PromptRow as PromptRow
 from rlplug.data.rows import RowStream
 from rlplug.data.rows import check_row as check_row
@@ -154,6 +153,8 @@ class HFDatasetSource(PromptSource):
     def stream(self) -> RowStream | None:
         if not self.streaming:
             return None
+        from rlplug.data.dataset_rows import DatasetRows
+
         return DatasetRows(self._load(), self._prefix(), self.columns, self.limit, self.shuffle_buffer)
 
     def _prefix(self) -> str:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.models import check_effects, check_network
 from rlplug.interfaces.checks.process_state import watched
 from rlplug.interfaces.optimization import Effect, Network, Optimization
-from rlplug.interfaces.router_replay import attach_router_replay
-from rlplug.interfaces.trainer import ModelConfig, ModelTrainer
 from rlplug.models.critic import Critic, CriticConfig, ValueHead, empty_critic
 from rlplug.models.loading import to_empty_on
-from rlplug.models.lora.adapters import add_adapters, load_adapters
-from rlplug.models.lora.config import LoRAConfig
 from rlplug.models.transformers_trainer import TRANSFORMERS
+
+if TYPE_CHECKING:
+    from rlplug.distributed.strategy import RLFSDP2Strategy
+    from rlplug.interfaces.trainer import ModelConfig, ModelTrainer
+    from rlplug.models.lora.config import LoRAConfig
 
 
 class Models(nn.Module):
@@ -63,8 +63,14 @@ def build_policy(
     key = "model.policy"
     policy = empty_network(trainer, config, key)
     if router_replay:
+        from rlplug.interfaces.router_replay import attach_router_replay
+
         attach_router_replay(policy, trainer.router_replay(policy))
-    effects = [] if lora is None else [add_adapters(policy, lora, config.torch_dtype)]
+    effects: list[Effect] = []
+    if lora is not None:
+        from rlplug.models.lora.adapters import add_adapters, load_adapters
+
+        effects.append(add_adapters(policy, lora, config.torch_dtype))
     effects += _edit_and_shard("policy", policy, config, optimizations, strategy, trainer)
     effects = [trainer.load_weights(policy, config, key), *effects]
     return policy, effects if lora is None else [*effects, load_adapters(policy, lora)]

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.trainer import ModelConfig, ModelTrainer
-from rlplug.models.loading import to_empty_on
 from rlplug.models.transformers_trainer import TRANSFORMERS
 
 
@@ -123,11 +122,3 @@ def empty_critic(config: CriticConfig, policy: ModelConfig, trainer: ModelTraine
     """
     trunk: Any = trainer.empty_trunk(*config.trunk_source(policy))
     return Critic(trunk, ValueHead(trunk.config.get_text_config().hidden_size, config.seed))
-
-
-def load_critic(config: CriticConfig, policy: ModelConfig) -> Critic:
-    """Build a critic with a trunk of its own on the CPU, unsharded, with its weights."""
-    critic = empty_critic(config, policy)
-    to_empty_on(critic, torch.device("cpu"))
-    TRANSFORMERS.load_weights(critic.trunk, *config.trunk_source(policy))
-    return critic

@@ -9,13 +9,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from rlplug.distributed.fsdp_units import transformer_units
-from rlplug.distributed.tensor_parallel import parallelize
 from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.router_replay import RouterReplay
 from rlplug.interfaces.trainer import ModelConfig, ModelTrainer, TrainerClaims
 from rlplug.interfaces.weight_sync import WeightsOfParameters
 from rlplug.models.loading import empty_model, load_weights
-from rlplug.models.routers import replay_routers
 from rlplug.weight_sync.hf_names import hf_weights
 
 
@@ -34,10 +32,14 @@ class TransformersTrainer(ModelTrainer):
         return trunk
 
     def router_replay(self, network: nn.Module) -> RouterReplay:
+        from rlplug.models.routers import replay_routers
+
         return replay_routers(network, "model.router_replay")
 
     def split(self, network: nn.Module, mesh: DeviceMesh) -> Mapping[nn.Module, DeviceMesh]:
         if mesh["tensor"].size() > 1:
+            from rlplug.distributed.tensor_parallel import parallelize
+
             parallelize(network, mesh["tensor"])
         return {}
 

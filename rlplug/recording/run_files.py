@@ -12,7 +12,7 @@ from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.observability.sample_records import is_trained
 from rlplug.observability.token_log.files import FOLDER as TOKENS
 from rlplug.observability.token_log.files import cut_back as cut_back_tokens
-from rlplug.rollout.partial.replay import FILE as GROUPS
+from rlplug.rollout.config import GROUPS
 from rlplug.training.validation.config import ValidationConfig
 
 METRICS: Final = "metrics.csv"

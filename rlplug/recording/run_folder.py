@@ -29,8 +29,6 @@ from rlplug.interfaces.observer import ObservedRun, RunObserver, StepRecord, Val
 from rlplug.interfaces.rollout import ScrapeTargets
 from rlplug.models.export import export_policy
 from rlplug.models.lora.files import export_adapter
-from rlplug.observability.loggers.experiment_log import is_due, log_configuration, log_histograms, log_samples
-from rlplug.observability.loggers.tensorboard import RunTensorBoard
 from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.observability.observers import Observers
 from rlplug.observability.sample_records import first_of_ranks, sample_record, write_records
@@ -41,10 +39,12 @@ from rlplug.observability.token_log.files import FOLDER as TOKENS
 from rlplug.observability.token_log.files import TokenLogWriter
 from rlplug.plugin_manager import plugins
 from rlplug.recording.changes import Changes
+from rlplug.recording.experiment_log import is_due, log_configuration, log_histograms, log_samples
 from rlplug.recording.run_files import METRICS, REWARD_ERRORS, SAMPLES, cut_back
 from rlplug.recording.run_output import print_interrupted, print_samples, print_start, print_summary, print_validation
 from rlplug.recording.run_record import RECORD, RunRecord
-from rlplug.rollout.partial.replay import FILE as GROUPS
+from rlplug.recording.tensorboard import RunTensorBoard
+from rlplug.rollout.config import GROUPS
 from rlplug.setup import take_optimizer_options
 from rlplug.training.advantages import advantage_values
 from rlplug.training.samples.sample_log import SampleLog

@@ -6,14 +6,15 @@ import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlplug.distributed.checkpoint import newest_checkpoint
-from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.observability.terminal import invocation, make_table, say, show
-from rlplug.training.memory_plan.decisions import Decisions
-from rlplug.training.memory_plan.table import memory_notes, memory_rows, memory_title
-from rlplug.types import Sample
+
+if TYPE_CHECKING:
+    from rlplug.observability.metrics_csv import MetricsCSV
+    from rlplug.training.memory_plan.decisions import Decisions
+    from rlplug.types import Sample
 
 
 def print_start(module: Any, counts: Mapping[str, Mapping[str, int]], run_dir: Path) -> None:
@@ -40,6 +41,8 @@ def print_batch_plan(rows: Sequence[tuple[str, str, str]], title: str) -> None:
 
 def print_memory_plan(memory: Decisions) -> None:
     """Print a memory plan as a table, and below it what was decided and is recommended."""
+    from rlplug.training.memory_plan.table import memory_notes, memory_rows, memory_title
+
     show(make_table(("item", *memory.plan.phases), memory_rows(memory.plan), memory_title(memory.plan), num_totals=2))
     for note in memory_notes(memory):
         say(note)

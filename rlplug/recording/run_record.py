@@ -15,7 +15,6 @@ from lightning.pytorch import Trainer
 
 from rlplug.distributed.durable_files import write_file
 from rlplug.plugin_manager import describe, plugins
-from rlplug.training.memory_plan.table import memory_notes, memory_rows
 from rlplug.types import GIB
 
 RECORD: Final = "run.json"
@@ -59,6 +58,8 @@ class RunRecord:
         self.values["batch_plan"] = module.plan.batch.table_rows(module.config.on_policy_pass)
         memory = module.plan.memory
         if memory is not None:
+            from rlplug.training.memory_plan.table import memory_notes, memory_rows
+
             self.values["memory_plan"] = memory_rows(memory.plan)
             self.values["memory_notes"] = memory_notes(memory)
         self.values["effects"] = [effect.description for effect in module.models.effects]

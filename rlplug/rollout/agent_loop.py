@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.engines import check_list, order_fault
 from rlplug.interfaces.checks.process_state import watched
 from rlplug.interfaces.rollout import EngineFault, PolicySpec, RolloutEngine
 from rlplug.observability.phase_progress import PHASE_PROGRESS, PhaseProgress
-from rlplug.observability.timeline import EngineTimeline
 from rlplug.rollout.completion_checks import CompletionChecks
-from rlplug.rollout.config import PartialRollout, TurnOptions
-from rlplug.rollout.engine_driver import EngineDriver
-from rlplug.rollout.partial.deadlines import ABORT_S, TrajectoryDeadlines
-from rlplug.rollout.partial.held_out import HeldOutRollout
-from rlplug.rollout.ranks import EngineRanks
-from rlplug.rollout.trajectory import Trajectory
-from rlplug.rollout.turns.environment_calls import EnvironmentCalls, Failure
-from rlplug.rollout.turns.observation_tokens import ObservationTokens
-from rlplug.rollout.turns.step_answer import StepAnswer
 from rlplug.rollout.turns.trajectory_turns import TrajectoryTurns
-from rlplug.types import Completion, Request, SamplingParams
+
+if TYPE_CHECKING:
+    from rlplug.observability.timeline import EngineTimeline
+    from rlplug.rollout.config import PartialRollout, TurnOptions
+    from rlplug.rollout.engine_driver import EngineDriver
+    from rlplug.rollout.partial.background import HeldOutRollout
+    from rlplug.rollout.partial.deadlines import TrajectoryDeadlines
+    from rlplug.rollout.ranks import EngineRanks
+    from rlplug.rollout.trajectory import Trajectory
+    from rlplug.rollout.turns.environment_calls import EnvironmentCalls
+    from rlplug.rollout.turns.observation_tokens import ObservationTokens
+    from rlplug.rollout.turns.step_answer import Failure, StepAnswer
+    from rlplug.types import Completion, Request, SamplingParams
 
 COLLECT_S: Final = 1.0
 """Longest wait for the engine, or for environments, at a time, in seconds."""
@@ -198,6 +200,8 @@ class AgentLoop:
         Raises:
             EngineFault: The engine failed; what it had completed is in the trajectories.
         """
+        from rlplug.rollout.partial.deadlines import TrajectoryDeadlines
+
         deadlines = TrajectoryDeadlines(self._trajectories, self._deadline_s)
         try:
             self._stream(engine, deadlines)
@@ -240,7 +244,7 @@ class AgentLoop:
                 self._environments.submit(ended, self.sampling.max_new_tokens)
             if not (is_aborted or engine.is_stopping()):
                 refusal = refusal or _unasked_abort(call, [each for owner, each in accepted if not owner.is_late])
-            if fault := fault or refusal or _kept_aborted(engine, deadlines.overdue(running)):
+            if fault := fault or refusal or deadlines.fault_of(engine, running):
                 raise fault
             self._in_time([trajectory for trajectory, _ in accepted if not trajectory.awaits_answer])
             stepped = self._collect_steps(0.0 if running else self._wait_s(False))
@@ -318,10 +322,3 @@ def _unasked_abort(call: PluginCall, completions: Sequence[Completion]) -> Engin
         if completion.finish_reason == "abort":
             return EngineFault(f"{call} aborted request {completion.request_id}, on its own.")
     return None
-
-
-def _kept_aborted(engine: RolloutEngine, request_id: str | None) -> EngineFault | None:
-    """Return the fault of an engine that keeps a request whose trajectory is late; ``None`` without such a request."""
-    if request_id is None:
-        return None
-    return EngineFault(f"{type(engine).__name__} did not return aborted request {request_id} within {ABORT_S:g} s.")

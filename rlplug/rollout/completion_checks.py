@@ -9,7 +9,6 @@ from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.engines import SourceOfTokens, are_sound, check_completion
 from rlplug.interfaces.rollout import EngineFault, PolicySpec, RolloutEngine
 from rlplug.rollout.answer_checks import check_tokens
-from rlplug.rollout.routed_experts import check_routed_experts
 from rlplug.rollout.trajectory import Trajectory
 from rlplug.types import Completion
 
@@ -77,6 +76,8 @@ class CompletionChecks:
         routers = self.policy.routers
         if routers is None:
             return completion if completion.routed_experts is None else replace(completion, routed_experts=None)
+        from rlplug.rollout.routed_experts import check_routed_experts
+
         num_tokens = len(trajectory.token_ids) + len(completion.token_ids)
         experts = check_routed_experts(str(source), completion.routed_experts, num_tokens, routers)
         return replace(completion, routed_experts=experts)

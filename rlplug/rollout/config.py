@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from rlplug.errors import ConfigError
+
+GROUPS: Final = "groups.jsonl"
+"""File of a run's folder with the groups on which each step trained."""
 
 
 @dataclass(frozen=True)

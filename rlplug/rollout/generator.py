@@ -5,28 +5,30 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch._C._distributed_c10d import Store
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.distributed.mesh import rank_share
-from rlplug.interfaces.environment import Environment
-from rlplug.interfaces.rollout import Placement, PolicySpec
 from rlplug.observability.phase_progress import PHASE_PROGRESS, PhaseProgress
 from rlplug.observability.timeline import EngineTimeline
 from rlplug.rollout.agent_loop import AgentLoop
-from rlplug.rollout.config import PartialRollout, TurnOptions
-from rlplug.rollout.engine_driver import EngineDriver
-from rlplug.rollout.partial.asynchronous import AsynchronousRollout
-from rlplug.rollout.partial.enough_groups import CompleteGroups, EnoughGroups
-from rlplug.rollout.partial.held_out import HeldOutRollout
-from rlplug.rollout.partial.state import PartialRolloutState
 from rlplug.rollout.ranks import EngineRanks
 from rlplug.rollout.trajectory import Trajectory, new_trajectories, to_samples
-from rlplug.rollout.turns.environment_calls import EnvironmentCalls
-from rlplug.rollout.turns.observation_tokens import ObservationTokens
-from rlplug.types import Prompt, Sample, SamplingParams
+
+if TYPE_CHECKING:
+    from rlplug.interfaces.environment import Environment
+    from rlplug.interfaces.rollout import Placement, PolicySpec
+    from rlplug.rollout.config import PartialRollout, TurnOptions
+    from rlplug.rollout.engine_driver import EngineDriver
+    from rlplug.rollout.partial.asynchronous import AsynchronousRollout
+    from rlplug.rollout.partial.background import HeldOutRollout
+    from rlplug.rollout.partial.enough_groups import CompleteGroups, EnoughGroups
+    from rlplug.rollout.partial.state import PartialRolloutState
+    from rlplug.rollout.turns.environment_calls import EnvironmentCalls
+    from rlplug.rollout.turns.observation_tokens import ObservationTokens
+    from rlplug.types import Prompt, Sample, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -78,14 +80,30 @@ class RolloutGenerator:
         self._gather = gather
         self._make_environments: Callable[[], EnvironmentCalls] | None = None
         if make_environment is not None:
+            from rlplug.rollout.turns.environment_calls import EnvironmentCalls
+
             arguments = (make_environment, tokenizer, spec.eos_token_ids, options, observations)
             self._make_environments = functools.partial(EnvironmentCalls, *arguments)
         self._environments = None if self._make_environments is None else self._make_environments()
         self._kept_environments: EnvironmentCalls | None = None
         """Those of a partial rollout, whose steps may go on while the others are used."""
         self._ranks = EngineRanks(placement, driver.engine.ranks_per_engine, communicates=make_environment is not None)
-        self._complete = CompleteGroups(store, self._ranks.engine, self._ranks.num_engines)
-        self._asynchronous = AsynchronousRollout(driver, self._ranks, self._complete, gather)
+        self._store = store
+        self._has_asynchronous = False
+
+    @functools.cached_property
+    def _complete(self) -> CompleteGroups:
+        from rlplug.rollout.partial.enough_groups import CompleteGroups
+
+        return CompleteGroups(self._store, self._ranks.engine, self._ranks.num_engines)
+
+    @functools.cached_property
+    def _asynchronous(self) -> AsynchronousRollout:
+        """What generates while the policy trains, made at its first use."""
+        from rlplug.rollout.partial.asynchronous import AsynchronousRollout
+
+        self._has_asynchronous = True
+        return AsynchronousRollout(self._driver, self._ranks, self._complete, self._gather)
 
     def generate(self, request: RolloutRequest, first_group: int = 0) -> list[Sample]:
         """Return the samples of this rank's share of the prompts. Collective.
@@ -105,6 +123,8 @@ class RolloutGenerator:
         Args:
             request: Prompts, and how they are sampled; its version is that of the next :meth:`resume`.
         """
+        from rlplug.rollout.partial.background import HeldOutRollout
+
         self._asynchronous.held_out = HeldOutRollout(
             trajectories=self._share_of_engine(request, first_group=0),
             sampling=request.sampling,
@@ -115,7 +135,7 @@ class RolloutGenerator:
     @property
     def has_held_out(self) -> bool:
         """Whether prompts of :meth:`begin_held_out` are generated."""
-        return self._asynchronous.held_out is not None
+        return self._has_asynchronous and self._asynchronous.held_out is not None
 
     def finish_held_out(self, num_samples: int) -> list[Sample] | None:
         """Wait for the prompts of :meth:`begin_held_out`, and return this rank's share of their samples. Collective.
@@ -182,7 +202,8 @@ class RolloutGenerator:
 
     def pause(self) -> None:
         """Break off what is generated in the background; its tokens so far are in the trajectories then."""
-        self._asynchronous.pause()
+        if self._has_asynchronous:
+            self._asynchronous.pause()
 
     def pop_metrics(self) -> dict[str, float]:
         """Return the metrics of engine, environments and an asynchronous rollout since the last call.
@@ -193,15 +214,17 @@ class RolloutGenerator:
         for environments in (self._environments, self._kept_environments):
             if environments is not None:
                 of_environments = environments.pop_metrics()
-        return self._driver.pop_metrics() | self._asynchronous.pop_metrics() | of_environments
+        of_background = self._asynchronous.pop_metrics() if self._has_asynchronous else {}
+        return self._driver.pop_metrics() | of_background | of_environments
 
     def pop_timeline(self) -> dict[str, list[Any]]:
         """Return what the engine of an asynchronous rollout did since the last call."""
-        return self._asynchronous.timeline.pop()
+        return self._asynchronous.timeline.pop() if self._has_asynchronous else EngineTimeline().pop()
 
     def close(self) -> None:
         """Close environments and engine; safe to call twice."""
-        self._asynchronous.close()
+        if self._has_asynchronous:
+            self._asynchronous.close()
         for environments in (self._environments, self._kept_environments):
             if environments is not None:
                 environments.close()
@@ -223,6 +246,8 @@ class RolloutGenerator:
         """Return what tells the agent loop that the step's groups are complete, where it ends with them."""
         if state.options.bound is None:
             return None
+        from rlplug.rollout.partial.enough_groups import EnoughGroups
+
         return EnoughGroups(
             own=state.complete,
             suffice=lambda complete: state.is_enough(complete, num_wanted, request.policy_version),

@@ -25,11 +25,9 @@ from rlplug.interfaces.rollout import EngineCapabilities, Placement, PolicySpec,
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport
 from rlplug.observability.phase_progress import PHASE_PROGRESS
 from rlplug.rollout.context_limit import max_completion_tokens
-from rlplug.rollout.routed_experts import RouterRecorder
 from rlplug.rollout.seeded_sampler import SeededSampler
 from rlplug.token_arrays import TokenFloats, TokenIds
 from rlplug.types import Completion, Request, SamplingParams
-from rlplug.weight_sync.fp8_quantize import dequantize_blocks
 from rlplug.weight_sync.hf_names import hf_views
 from rlplug.weight_sync.manifest import expected_tensors
 from rlplug.weight_sync.receive_checks import WeightSyncValidator
@@ -71,7 +69,11 @@ class HFRollout(RolloutEngine):
         with torch.random.fork_rng(devices=[]):  # drawing initial weights must not advance the run's generator
             model: Any = AutoModelForCausalLM.from_config(config, dtype=policy.dtype)
         self._model = model.to(self._device).eval()
-        self._recorder = None if policy.routers is None else RouterRecorder(self._model)
+        self._recorder = None
+        if policy.routers is not None:
+            from rlplug.rollout.routed_experts import RouterRecorder
+
+            self._recorder = RouterRecorder(self._model)
         # settings of a checkpoint's generation_config.json (temperature, top_k, ...) must not reach the sampler
         self._model.generation_config = GenerationConfig()
 
@@ -186,7 +188,11 @@ class HFRollout(RolloutEngine):
             for name in tensors.keys() & own_weights.keys():
                 scales = tensors.get(FP8Weights.scale_name(name))
                 weight, dtype = tensors[name], own_weights[name].dtype
-                own_weights[name].copy_(weight if scales is None else dequantize_blocks(weight, scales, dtype))
+                if scales is not None:
+                    from rlplug.weight_sync.fp8_quantize import dequantize_blocks
+
+                    weight = dequantize_blocks(weight, scales, dtype)
+                own_weights[name].copy_(weight)
         self._version = version
         return validator.report(version)
 

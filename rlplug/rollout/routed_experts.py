@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +14,6 @@ from rlplug.interfaces.rollout import EngineFault
 from rlplug.interfaces.router_replay import NOT_RECORDED, RouterShape, named_routers
 
 Array = np.ndarray[Any, Any]
-
-OF_EVERY_LAYER: Final = 3
-"""Dimensions of what vLLM and SGLang return: tokens that were read, decoder layers, experts."""
 
 
 class RouterRecorder:
@@ -52,37 +49,6 @@ class RouterRecorder:
         return record
 
 
-def experts_of_request(source: str, rows: Array | None, num_tokens: int, routers: RouterShape) -> Array:
-    """Return ``Completion.routed_experts`` from what an engine returns of every decoder layer.
-
-    Args:
-        source: Who returned it, for messages: the engine and the request.
-        rows: Integers [num_tokens - 1, decoder layers, k]: what the engine recorded of prompt and completion, of which
-            it never read the last token. ``None`` where it recorded nothing, as of an aborted request.
-        num_tokens: Tokens of prompt and completion.
-        routers: Routers of the policy.
-
-    Returns:
-        int8 or int16 [num_tokens, L, k], with -1 for the last token.
-
-    Raises:
-        EngineFault: The rows have another shape.
-    """
-    experts = routers.empty(num_tokens)
-    if rows is None:
-        return experts
-    expected = f"[{num_tokens - 1}, more than {routers.layers[-1]}, {routers.top_k}]"
-    if rows.ndim != OF_EVERY_LAYER or rows.shape[1] <= routers.layers[-1]:
-        raise EngineFault(f"{source} returned routed experts of shape {list(rows.shape)}, and not {expected}.")
-    if (len(rows), rows.shape[2]) != (num_tokens - 1, routers.top_k):
-        raise EngineFault(f"{source} returned routed experts of shape {list(rows.shape)}, and not {expected}.")
-    of_routers = rows[:, list(routers.layers)]
-    if of_routers.size and int(of_routers.max()) >= routers.num_experts:  # before it is cut to fewer bits
-        raise _no_such_expert(source, int(of_routers.max()), routers)
-    experts[:-1] = of_routers
-    return experts
-
-
 def check_routed_experts(source: str, experts: Any, num_tokens: int, routers: RouterShape) -> Array:
     """Check ``Completion.routed_experts``, and return them in the dtype of ``routers``.
 
@@ -107,7 +73,7 @@ def check_routed_experts(source: str, experts: Any, num_tokens: int, routers: Ro
         )
     wrong = (experts < NOT_RECORDED) | (experts >= routers.num_experts)
     if wrong.any():
-        raise _no_such_expert(source, int(experts[wrong][0]), routers)
+        raise no_such_expert(source, int(experts[wrong][0]), routers)
     is_known = experts != NOT_RECORDED
     if (is_known.any(axis=(1, 2)) != is_known.all(axis=(1, 2))).any():
         token = int((is_known.any(axis=(1, 2)) != is_known.all(axis=(1, 2))).argmax())
@@ -132,7 +98,8 @@ def check_routed_experts(source: str, experts: Any, num_tokens: int, routers: Ro
     return experts.astype(routers.dtype, copy=False)
 
 
-def _no_such_expert(source: str, expert: int, routers: RouterShape) -> EngineFault:
+def no_such_expert(source: str, expert: int, routers: RouterShape) -> EngineFault:
+    """Return the fault of an engine that names an expert which the policy has not."""
     return EngineFault(
         f"{source} returned the expert {expert}, and the policy has experts from 0 to {routers.num_experts - 1}."
     )

@@ -5,25 +5,25 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlplug.config import RunConfig
-from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.optimization import Effect
 from rlplug.models.build import Models, build_critic, build_policy, build_reference
-from rlplug.models.lora.adapters import WithoutAdapters
 from rlplug.plugin_manager import plugins
 from rlplug.rewards import start_rewards
 from rlplug.setup.checks.trainer import check_trainer
-from rlplug.setup.inputs import RunInputs
-from rlplug.setup.planning import RunPlan
 from rlplug.training.actor_critic import ActorCritic, TrainableModel
 from rlplug.training.forward_backward import MicroBatchRunner
-from rlplug.training.samples.token_capture import TokenCapture
 from rlplug.training.trainer_record import adapter_record, check_records
 from rlplug.training.update import PolicyUpdate
-from rlplug.weight_sync.fp8_layers import describe
 from rlplug.weight_sync.manifest import adapters_line
+
+if TYPE_CHECKING:
+    from rlplug.config import RunConfig
+    from rlplug.distributed.strategy import RLFSDP2Strategy
+    from rlplug.setup.inputs import RunInputs
+    from rlplug.setup.planning import RunPlan
+    from rlplug.training.samples.token_capture import TokenCapture
 
 
 def build_models(
@@ -43,7 +43,10 @@ def build_models(
         )
         models.effects += effects
         models.effects += () if plan is None or plan.memory is None else plan.memory.left_out
-        models.effects += () if inputs.spec.fp8 is None else (Effect(describe(inputs.spec.fp8)),)
+        if inputs.spec.fp8 is not None:
+            from rlplug.weight_sync.fp8_layers import describe
+
+            models.effects += (Effect(describe(inputs.spec.fp8)),)
         if inputs.spec.adapters is not None:
             models.effects += (Effect(adapters_line(inputs.spec, type(config.engine).__name__)),)
         models.adapters = adapter_record(models.policy, strategy.gather)
@@ -53,6 +56,8 @@ def build_models(
     if plan is None:
         return
     if config.reference_is_policy and models.reference is None:
+        from rlplug.models.lora.adapters import WithoutAdapters
+
         models.set_reference(WithoutAdapters(models.policy))
         models.effects += [Effect("reference: the policy without its adapters")]
     if config.algorithm.needs.reference_policy and models.reference is None:

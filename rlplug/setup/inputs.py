@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rlplug.config import RunConfig
 from rlplug.data.prompt_encoder import PromptRules
-from rlplug.interfaces.rollout import PolicySpec
 from rlplug.models.config import load_spec, load_tokenizer
-from rlplug.models.lora.adapters import adapter_weights
-from rlplug.models.routers import router_shape
 from rlplug.plugin_manager import plugins
-from rlplug.rollout.turns.environment_calls import ask_environment
-from rlplug.weight_sync.fp8_layers import choose_fp8_weights
 from rlplug.weight_sync.manifest import meta_model
+
+if TYPE_CHECKING:
+    from rlplug.config import RunConfig
+    from rlplug.interfaces.rollout import PolicySpec
 
 
 @dataclass(frozen=True)
@@ -45,13 +43,21 @@ def read_inputs(config: RunConfig) -> RunInputs:
     tokenizer = load_tokenizer(config.policy, make=plugins().hook.rlplug_make_tokenizer)
     spec = load_spec(config.policy, tokenizer)
     if config.weight_sync.dtype is not None:
+        from rlplug.weight_sync.fp8_layers import choose_fp8_weights
+
         spec = replace(spec, fp8=choose_fp8_weights(meta_model(spec.path), config.weight_sync))
     if config.lora is not None and config.lora.sync == "adapters":
+        from rlplug.models.lora.adapters import adapter_weights
+
         spec = replace(spec, adapters=adapter_weights(config.policy, config.lora))
     if config.router_replay:
+        from rlplug.models.routers import router_shape
+
         spec = replace(spec, routers=router_shape(meta_model(spec.path), "model.router_replay"))
     tools: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
     if config.environment is not None:
+        from rlplug.rollout.turns.environment_calls import ask_environment
+
         tools, notes = ask_environment(config.environment)
     return RunInputs(tokenizer, spec, tools, notes)

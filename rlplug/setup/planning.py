@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lightning.pytorch.utilities import rank_zero_warn
 
-from rlplug.config import RunConfig
-from rlplug.data.datamodule import PromptDataModule
-from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.algorithm import RunInfo
-from rlplug.interfaces.optimization import Optimization
 from rlplug.models.hf_files import read_config
 from rlplug.models.shape import attention_cost
 from rlplug.plugin_manager import CORE, plugins
@@ -19,12 +15,17 @@ from rlplug.setup.checks.engine import check_context, check_rollout
 from rlplug.setup.checks.streaming import check_streamed_prompts, check_streaming
 from rlplug.setup.checks.trainer import check_optimizers, check_trainer
 from rlplug.setup.checks.training import check_training
-from rlplug.setup.inputs import RunInputs
-from rlplug.setup.memory_inputs import PlannedRun
 from rlplug.training.batch_plan import BatchPlan
-from rlplug.training.memory_plan.decisions import Decisions, shortfall
-from rlplug.training.memory_plan.inputs import GPU, total_and_free
-from rlplug.types import MeshSizes
+
+if TYPE_CHECKING:
+    from rlplug.config import RunConfig
+    from rlplug.data.datamodule import PromptDataModule
+    from rlplug.distributed.strategy import RLFSDP2Strategy
+    from rlplug.interfaces.optimization import Optimization
+    from rlplug.setup.inputs import RunInputs
+    from rlplug.training.memory_plan.decisions import Decisions
+    from rlplug.training.memory_plan.inputs import GPU
+    from rlplug.types import MeshSizes
 
 UNCORRECTED: Final = (
     "model.weight_sync sends weights in FP8, so completions are drawn from a policy that is not quite the trainer's, "
@@ -102,6 +103,8 @@ def plan_run(
     plan = RunPlan(mesh, longest, batch, total_steps, tuple(config.optimizations), sleeps)
     if gpu is None:
         return plan
+    from rlplug.setup.memory_inputs import PlannedRun
+
     memory = PlannedRun(config, inputs.spec, batch, strategy, mesh, longest).decide(gpu)
     return replace(plan, memory=memory, sleeps=memory.plan.facts.sleeps, optimizations=memory.kept)
 
@@ -110,6 +113,8 @@ def fullest_gpu(strategy: RLFSDP2Strategy) -> GPU | None:
     """Return the GPU with the least memory to plan with of all ranks, so that they decide alike; ``None`` on CPUs."""
     if strategy.root_device.type != "cuda":
         return None
+    from rlplug.training.memory_plan.inputs import GPU, total_and_free
+
     gpus = [GPU(*numbers) for numbers in strategy.gather([total_and_free(strategy.root_device)])]
     return min(gpus, key=lambda gpu: gpu.capacity)
 
@@ -131,6 +136,8 @@ def plan_fit(
 
 def refuse_shortfall(config: RunConfig, memory: Decisions) -> None:
     """Stop before anything is loaded when the memory plan does not fit, or warn, as ``model.memory`` says."""
+    from rlplug.training.memory_plan.decisions import shortfall
+
     problem = shortfall(memory.plan)
     if problem is not None and config.memory.on_shortfall == "stop":
         raise problem

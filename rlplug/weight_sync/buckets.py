@@ -15,8 +15,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from rlplug.interfaces.rollout import PolicySpec
 from rlplug.interfaces.weight_sync import AdapterWeights, Bucket, FP8Weights, WeightsOfParameters
-from rlplug.weight_sync.fp8_finite_check import check_finite
-from rlplug.weight_sync.fp8_quantize import quantize_blocks
 from rlplug.weight_sync.hf_names import adapter_modules, hf_weights
 from rlplug.weight_sync.low_rank import LowRankUpdate, adapters_of
 
@@ -100,6 +98,8 @@ def policy_buckets(
         RunError: A weight is NaN or infinite and FP8 cannot represent it.
     """
     if spec.fp8 is not None:
+        from rlplug.weight_sync.fp8_finite_check import check_finite
+
         check_finite(policy, spec.dtype, spec.fp8, weights)
     if spec.adapters is None:
         return weight_buckets(policy, spec.dtype, max_bytes, spec.fp8, weights)
@@ -210,6 +210,8 @@ class _WeightGatherer:
         matrix_rows = num_rows * tensor.shape[1:-1].numel()  # with the matrices of all its experts stacked
         if matrix_rows % FP8Weights.BLOCK or not self._is_quantised_whole(name):
             return {name: _Part(local, tensor.shape, num_rows, self.dtype)}
+        from rlplug.weight_sync.fp8_quantize import quantize_blocks
+
         values, scales = quantize_blocks(local.flatten(0, -2), self.dtype, self.power_of_two_scales)
         scale_shape = FP8Weights.scale_shape(torch.Size((tensor.shape[:-1].numel(), tensor.shape[-1])))
         return {
@@ -235,6 +237,8 @@ class _WeightGatherer:
                 yield weight.name, tensor.to(self.dtype)
                 continue
             if scales_of_all is None:
+                from rlplug.weight_sync.fp8_quantize import quantize_blocks
+
                 values, scales = quantize_blocks(tensor, self.dtype, self.power_of_two_scales)
             else:
                 values, scales = tensor, weight.scales_of(scales_of_all, FP8Weights.BLOCK)

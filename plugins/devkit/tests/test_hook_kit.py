@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 from rlplug_devkit import HooksConformance
 
-SOURCE = Path(__file__).parents[2] / "plugins/rlplug_probe/src"
+SOURCE = Path(__file__).parents[3] / "tests/plugins/rlplug_probe/src"
 
 
 class TestProbe(HooksConformance):

@@ -15,7 +15,7 @@ from rlplug_rewards.reward_model import RemoteRewardModel
 from rlplug_rewards.reward_model.endpoint import RewardEndpoint
 from transformers import AutoTokenizer
 
-TINY_MODEL = Path(__file__).parents[2] / "model"
+TINY_MODEL = Path(__file__).parents[3] / "tests/model"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}={% endfor %}{{ eos_token }}"
 NAME = "reward-model"
 

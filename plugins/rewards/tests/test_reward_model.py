@@ -16,7 +16,7 @@ from rlplug.errors import ConfigError
 from rlplug.rewards import RewardRunner
 from rlplug.types import RewardError
 
-TINY_MODEL = Path(__file__).parents[2] / "model"
+TINY_MODEL = Path(__file__).parents[3] / "tests/model"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}={% endfor %}{{ eos_token }}"
 TEXTS = ("1+1", "2", "123+456", "", "1" * 20, "7")
 

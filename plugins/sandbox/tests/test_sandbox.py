@@ -20,7 +20,7 @@ from rlplug_sandbox.sandbox import Limits, SandboxError, ToolPool, ToolResult
 from rlplug.errors import ConfigError
 
 SAMPLE = "sample_tools"
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[3] / "tests"
 NAMES = [name for name, value in vars(sample_tools).items() if inspect.isfunction(value)]
 LIMITS = Limits(time_s=6.0, memory_mib=256, output_chars=1000, max_processes=8)
 is_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

@@ -14,7 +14,7 @@ import pytest
 from hostile_tools import ATTEMPTS
 from rlplug_sandbox import sandbox_walls
 
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[3] / "tests"
 USER = 65534
 
 

@@ -24,7 +24,7 @@ from rlplug_watch.loggers.prometheus import DASHBOARD, PrometheusLogger
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ScrapeTargets
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 STEP = {
     "completion/num_tokens": 40.0,
     "completion/num_samples": 16.0,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -16,7 +14,6 @@ from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.observability.terminal import say
 from rlplug.recording.run_output import print_batch_plan, print_memory_plan
-from rlplug.rollout.partial.gpu_split import GPURates, rates_of_run
 from rlplug.setup import plan_run
 from rlplug.training.memory_plan.decisions import shortfall
 from rlplug.training.memory_plan.inputs import GPU, total_and_free
@@ -43,15 +40,6 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="GBIT",
         help="speed of each host's network, to estimate the seconds of a weight sync between hosts",
     )
-    add(
-        "--split-gpus",
-        metavar="N",
-        help="how to divide N GPUs between engines and trainer of an asynchronous run, by measured rates: --rates, or "
-        "--engine-tokens-s and --trainer-tokens-s",
-    )
-    add("--rates", type=Path, metavar="RUN", help="folder of a run that measured the rates")
-    for side in ("engine", "trainer"):
-        add(f"--{side}-tokens-s", metavar="R", help=f"completion tokens a second of one GPU of the {side}")
     return parser
 
 
@@ -66,9 +54,6 @@ def plan_command(arguments: list[str]) -> int:
     gpu = _gpu(given.gpu_gib)
     network = given.network_gbit_s
     gbit_s = None if network is None else _number("--network-gbit-s", network, "how fast it is, such as 400")
-    names = ("split-gpus", "rates", "engine-tokens-s", "trainer-tokens-s")
-    split = {name: str(value) for name in names if (value := getattr(given, name.replace("-", "_"))) is not None}
-    recommended = _split(split) if split else None
     options, module, data = cli.trainer_options, cli.model, cli.datamodule
     strategy = options.strategy
     if not isinstance(strategy, RLFSDP2Strategy):
@@ -89,34 +74,10 @@ def plan_command(arguments: list[str]) -> int:
     if gbit_s is not None:
         num_shards = max(1, options.num_nodes // plan.mesh.replicate)
         say(SyncTime.of(policy_weights(module.inputs.spec).values(), num_shards, gbit_s).describe(gbit_s))
-    if recommended is not None:
-        say(recommended)
     problem = shortfall(memory.plan)
     if problem is not None:
         say(str(problem))
     return 0 if problem is None else 1
-
-
-def _split(given: Mapping[str, str]) -> str:
-    """Return lines on how to divide GPUs between engines and trainer."""
-    by_hand = {name: given[name] for name in ("engine-tokens-s", "trainer-tokens-s") if name in given}
-    if "split-gpus" not in given:
-        raise ConfigError(f"--{min(given)} needs --split-gpus: say how many GPUs to divide, such as 8.")
-    if ("rates" in given) == bool(by_hand) or len(by_hand) == 1:
-        raise ConfigError(
-            "--split-gpus needs measured rates: --rates with the folder of a run, or both --engine-tokens-s and "
-            "--trainer-tokens-s, the completion tokens per second of one GPU."
-        )
-    num_gpus = _number("--split-gpus", given["split-gpus"], "how many GPUs to divide, such as 8")
-    if num_gpus < 2 or num_gpus != int(num_gpus):
-        raise ConfigError(f"--split-gpus is {given['split-gpus']}: give a whole number, at least 2, one for each side.")
-    if by_hand:
-        rates = GPURates(
-            *(_number(f"--{name}", text, "tokens per second of one GPU") for name, text in by_hand.items())
-        )
-    else:
-        rates = rates_of_run(Path(given["rates"]))
-    return rates.describe(int(num_gpus))
 
 
 def num_devices(devices: Any) -> int:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import reprlib
 from typing import Final
 
 from rlplug.cli.messages.imports import explain_wrong_class
 from rlplug.data.sources import PromptSource
-from rlplug.errors import did_you_mean
+from rlplug.errors import did_you_mean, shorten
 from rlplug.plugin_manager import plugins
 from rlplug.plugin_names import distribution_of
 
@@ -47,13 +46,6 @@ _TYPE_WORDS: Final = {
 }
 _NUMBERS_OR_CLASSES: Final = ("lr",)
 """Options that are a number, or an object such as a tensor that no YAML holds."""
-
-
-def shorten(value: object) -> str:
-    """Return a value for a message: of a long one only its ends."""
-    short = reprlib.Repr()
-    short.maxstring = short.maxother = short.maxlong = 80
-    return short.repr(value)
 
 
 def explain_value(key: str, lines: list[str]) -> str:

@@ -10,16 +10,14 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import xxhash
 
-from rlplug.distributed.durable_files import RowFile, explained, reason, sync
-from rlplug.errors import RunError
-from rlplug.observability.token_log.step_tokens import LARGEST, StepTokens, decode, encode
+from rlplug.distributed.durable_files import RowFile, explained, sync
+from rlplug.observability.token_log.step_tokens import LARGEST, StepTokens, encode
 
 FOLDER: Final = "tokens"
 MAGIC: Final = b"RLPLUGTK"
@@ -100,27 +98,8 @@ def _next_magic(file: Any, start: int, size: int) -> int:
     return size
 
 
-def read_record(record: Record) -> StepTokens:
-    """Return the tokens of a step.
-
-    Raises:
-        RunError: The file cannot be read, or the record is damaged.
-    """
-    where = f"{record.path}: step {record.step}"
-    try:
-        with record.path.open("rb") as file:
-            file.seek(record.start + HEADER.size)
-            data = file.read(record.size)
-        if _checksum(record.step, data, record.num_bytes) != record.checksum:
-            raise ValueError("its checksum is not that of its bytes")
-        return decode(record.step, data, record.num_bytes)
-    except OSError as error:
-        raise RunError(f"{where} cannot be read: {reason(error)}.") from error
-    except ValueError as error:
-        raise RunError(f"{where} is damaged: {error}.") from error
-
-
-def _checksum(step: int, data: bytes, num_bytes: int) -> int:
+def checksum(step: int, data: bytes, num_bytes: int) -> int:
+    """Return the checksum of a record: its step, its bytes, and their number after decompression."""
     return xxhash.xxh3_64_intdigest(_NUMBERS.pack(step, len(data), num_bytes) + data)
 
 
@@ -145,7 +124,7 @@ class TokenLogWriter:
             RunError: The file cannot be written.
         """
         data, num_bytes = encode(tokens)
-        header = HEADER.pack(MAGIC, tokens.step, len(data), num_bytes, _checksum(tokens.step, data, num_bytes))
+        header = HEADER.pack(MAGIC, tokens.step, len(data), num_bytes, checksum(tokens.step, data, num_bytes))
         file = self._file
         if file is None or self._size >= FILE_BYTES:
             file = self._next_file(tokens.step)
@@ -217,13 +196,3 @@ def cut_back(folder: Path, step: int, aside: Path | None) -> list[str]:
             else:
                 path.unlink()
     return said
-
-
-def all_records(folder: Path) -> Iterator[Record]:
-    """Yield the whole records of a token log, oldest file first.
-
-    Raises:
-        OSError: A file cannot be read.
-    """
-    for path in token_files(folder):
-        yield from scan(path)[0]

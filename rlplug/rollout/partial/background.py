@@ -1,14 +1,19 @@
-"""Generation in a thread beside the training, from one weight sync to the next."""
+"""Generation in a thread beside the training, from one weight sync to the next, a validation's prompts included."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault, RolloutEngine
+
+if TYPE_CHECKING:
+    from rlplug.rollout.trajectory import Trajectory
+    from rlplug.types import SamplingParams
 
 PAUSE_S: Final = 60.0
 """Longest time for an engine to return the tokens of the requests that it is told to abort, in seconds."""
@@ -69,3 +74,27 @@ class BackgroundGeneration:
                 f"{type(self._engine).__name__} did not return the tokens of aborted requests within {PAUSE_S:g} s. "
                 "Resume from the newest checkpoint with rlplug fit --resume."
             )
+
+
+@dataclass(frozen=True)
+class HeldOutRollout:
+    """Trajectories of a validation, all of whose tokens come from one version of the policy."""
+
+    trajectories: Sequence[Trajectory]
+    """Those of this rank's engine, whole groups."""
+    sampling: SamplingParams
+    """How they are drawn; ``max_new_tokens`` is that of the training groups."""
+    version: int
+    """Version of the policy."""
+    num_groups: int
+    """Groups of all engines."""
+
+    def complete(self) -> list[int]:
+        """Return the numbers of the groups of this rank's engine whose trajectories are all finished."""
+        unfinished = {each.group for each in self.trajectories if each.finish_reason is None}
+        return sorted({each.group for each in self.trajectories} - unfinished)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Trajectories of this rank's engine that want more tokens."""
+        return sum(each.finish_reason is None for each in self.trajectories)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from rlplug.rollout.trajectory import Trajectory
+from rlplug.interfaces.rollout import EngineFault
+
+if TYPE_CHECKING:
+    from rlplug.interfaces.rollout import RolloutEngine
+    from rlplug.rollout.trajectory import Trajectory
 
 ABORT_S: Final = 60.0
 """Longest time for an engine to return a request that it is told to abort, in seconds."""
@@ -60,7 +64,12 @@ class TrajectoryDeadlines:
         self._asked_at |= dict.fromkeys(late, time.monotonic())
         return late
 
-    def overdue(self, running: dict[str, Trajectory]) -> str | None:
-        """Return the id of a request that the engine should have returned long ago, if there is one."""
+    def fault_of(self, engine: RolloutEngine, running: dict[str, Trajectory]) -> EngineFault | None:
+        """Return the fault of an engine that should have returned a request long ago, if it keeps one."""
         latest = time.monotonic() - ABORT_S
-        return next((name for name, asked_at in self._asked_at.items() if asked_at < latest and name in running), None)
+        for name, asked_at in self._asked_at.items():
+            if asked_at < latest and name in running:
+                return EngineFault(
+                    f"{type(engine).__name__} did not return aborted request {name} within {ABORT_S:g} s."
+                )
+        return None

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlplug.errors import ConfigError, RunError, brief
+from rlplug.rollout.config import GROUPS
 
-FILE: Final = "groups.jsonl"
 """Name of the file in a run's folder: a line for each step."""
 KEY: Final = "model.partial_rollout.replay"
 NAMES: Final[Mapping[str, str]] = {
@@ -93,7 +93,7 @@ def read_schedule(path: Path, run: Mapping[str, Any], num_steps: int) -> GroupSc
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{KEY} is {str(path)!r}, which cannot be read ({error}): give the {FILE} of a run."
+            f"{KEY} is {str(path)!r}, which cannot be read ({error}): give the {GROUPS} of a run."
         ) from None
     wanted: dict[int, list[list[int]]] = {}
     for number, line in enumerate(lines, start=1):

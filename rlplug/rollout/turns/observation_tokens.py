@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.data.chat_template import RENDER_S, most_characters, render_chat, template_of
 from rlplug.errors import ConfigError
-from rlplug.interfaces.environment import Message
 from rlplug.timeouts import CallError, call_within
+
+if TYPE_CHECKING:
+    from rlplug.interfaces.environment import Message
 
 TURN: Final = "rlplug:turn"
 """Placeholder for the policy's turn, in a rendered conversation of which only the text after it is used."""

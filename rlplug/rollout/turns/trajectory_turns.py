@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from rlplug.observability.phase_progress import PhaseProgress
-from rlplug.rollout.config import TurnOptions
-from rlplug.rollout.trajectory import Trajectory
-from rlplug.rollout.turns.environment_calls import EnvironmentCalls, Failure
-from rlplug.rollout.turns.observation_tokens import ObservationTokens
-from rlplug.rollout.turns.step_answer import StepAnswer
-from rlplug.types import Completion
+from rlplug.rollout.turns.step_answer import Failure
+
+if TYPE_CHECKING:
+    from rlplug.observability.phase_progress import PhaseProgress
+    from rlplug.rollout.config import TurnOptions
+    from rlplug.rollout.trajectory import Trajectory
+    from rlplug.rollout.turns.environment_calls import EnvironmentCalls
+    from rlplug.rollout.turns.observation_tokens import ObservationTokens
+    from rlplug.rollout.turns.step_answer import StepAnswer
+    from rlplug.types import Completion
 
 
 class TrajectoryTurns:

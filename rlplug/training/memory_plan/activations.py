@@ -6,10 +6,11 @@ each once, and float32 ones twice. Measured against benchmarks/results/2026-11-2
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from rlplug.interfaces.memory import ActivationTraits
-from rlplug.models.shape import ModelShape
+if TYPE_CHECKING:
+    from rlplug.interfaces.memory import ActivationTraits
+    from rlplug.models.shape import ModelShape
 
 FLOAT32: Final = 4
 LOGITS_UPDATE_BYTES: Final = 15

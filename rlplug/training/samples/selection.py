@@ -6,16 +6,19 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlplug.interfaces.algorithm import Algorithm
 from rlplug.interfaces.checks.algorithms import check_selection
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.process_state import watched
-from rlplug.rollout.partial.state import PartialRolloutState
-from rlplug.training.samples.table import GatherArrays
 from rlplug.types import Rollout, Sample, groups_of
+
+if TYPE_CHECKING:
+    from rlplug.interfaces.algorithm import Algorithm
+    from rlplug.rollout.partial.state import PartialRolloutState
+    from rlplug.training.samples.table import GatherArrays
 
 GROUP = np.dtype([("group", np.int64), ("is_accepted", np.bool_)])
 """What ranks tell each other of a group: whether some of its samples train."""

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from critics import load_critic
 from safetensors.torch import load_file, save_file
 
 from rlplug.models.config import ModelConfig
-from rlplug.models.critic import CriticConfig, load_critic
+from rlplug.models.critic import CriticConfig
 from rlplug.models.forward import critic_forward, policy_forward
 from rlplug.models.loading import load_model
 from rlplug.models.packing import pack_batch

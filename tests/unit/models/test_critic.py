@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from critics import load_critic
 from torch import nn
 from transformers import AutoModelForCausalLM
 
 from rlplug.errors import ConfigError
 from rlplug.models.config import ModelConfig
-from rlplug.models.critic import CriticConfig, ValueHead, load_critic
+from rlplug.models.critic import CriticConfig, ValueHead
 
 SPLITS = ["1", "3", "all", "16 tokens", "40 tokens"]
 

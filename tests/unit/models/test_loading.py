@@ -10,13 +10,14 @@ import shutil
 
 import pytest
 import torch
+from critics import load_critic
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
 from rlplug.errors import ConfigError
 from rlplug.models import loading
 from rlplug.models.config import ModelConfig
-from rlplug.models.critic import CriticConfig, load_critic
+from rlplug.models.critic import CriticConfig
 from rlplug.models.loading import empty_model, load_model, load_weights, to_empty_on
 
 STREAMED = "weights streamed from 1 safetensors file"

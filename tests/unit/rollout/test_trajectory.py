@@ -8,13 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from rlplug_engines.colocated import experts_of_request
 from rollout_generators import TextlessTokenizer, samples_of
 
 from rlplug.distributed.mesh import rank_share
 from rlplug.interfaces.rollout import EngineFault
 from rlplug.interfaces.router_replay import RouterShape
 from rlplug.models.config import ModelConfig, load_tokenizer
-from rlplug.rollout.routed_experts import check_routed_experts, experts_of_request
+from rlplug.rollout.routed_experts import check_routed_experts
 from rlplug.rollout.trajectory import Trajectory, new_trajectories, to_samples
 from rlplug.types import Completion, Prompt, RewardError, Segment, StepBatch
 

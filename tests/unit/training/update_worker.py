@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+from critics import load_critic
 from lightning.pytorch import LightningModule
 from ranks import fit_and_save
 from rlplug_algos.cispo import CISPO
@@ -30,7 +31,7 @@ from rlplug.distributed.fsdp_units import transformer_units
 from rlplug.errors import RunError
 from rlplug.interfaces import Advantages, LossOutput, Needs, RunInfo
 from rlplug.models.config import ModelConfig, load_tokenizer
-from rlplug.models.critic import CriticConfig, ValueHead, load_critic
+from rlplug.models.critic import CriticConfig, ValueHead
 from rlplug.models.export import export_policy
 from rlplug.models.loading import load_model
 from rlplug.models.transformers_trainer import TRANSFORMERS

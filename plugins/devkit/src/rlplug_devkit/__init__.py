@@ -1,4 +1,4 @@
-"""Conformance kits for the tests of plugin authors, and a tiny run to try a plugin in; ``rlplug[testing]``."""
+"""Conformance kits for the tests of plugin authors, and a tiny run to try a plugin in."""
 
 from __future__ import annotations
 

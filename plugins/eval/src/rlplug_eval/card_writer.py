@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rlplug.distributed.checkpoint_files import CONFIG
 from rlplug.interfaces import ObservedRun, RunObserver
 
 
@@ -15,7 +16,6 @@ class CardWriter(RunObserver):
 
     def policy_exported(self, folder: Path) -> None:
         from rlplug_eval.card import write_card
-        from rlplug_eval.policies import is_run
 
-        if is_run(self._run_dir):  # a run that was made in Python has no config.yaml
+        if (self._run_dir / CONFIG).is_file():  # a run that was made in Python has none
             write_card(self._run_dir, folder)

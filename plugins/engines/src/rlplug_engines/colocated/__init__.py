@@ -3,7 +3,6 @@
 from rlplug.rollout.answer_checks import check_tokens
 from rlplug.rollout.context_limit import max_completion_tokens
 from rlplug.rollout.ranks import EngineRanks
-from rlplug.rollout.routed_experts import experts_of_request
 from rlplug.rollout.seeded_sampler import SeededSampler
 from rlplug_engines.colocated.colocated import ColocatedEngine, FirstRankEngine, StartedEngine, TrackedEngine
 from rlplug_engines.colocated.environment import environment_variables, is_trainer_variable, process_kept
@@ -14,6 +13,7 @@ from rlplug_engines.colocated.memory import EngineSizes, MemoryAdvice, MemoryBef
 from rlplug_engines.colocated.options import EngineOptions, PassThrough
 from rlplug_engines.colocated.process import EngineProcess
 from rlplug_engines.colocated.requests import EngineRequests, RunningRequest, arrivals
+from rlplug_engines.colocated.routed_experts import experts_of_request
 from rlplug_engines.colocated.stats import EngineStats
 from rlplug_engines.colocated.versions import SupportedVersions, declared_fields, package_folder
 

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
-from rlplug.cli.messages.values import shorten
 from rlplug.config import RunConfig
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.data.sources import FileSource
 from rlplug.distributed.checkpoint_files import CONFIG
 from rlplug.distributed.durable_files import new_numbered_folder, write_file
 from rlplug.distributed.stop_signal import StopRequested, StopSignal, end_at_once
-from rlplug.errors import ConfigError
+from rlplug.errors import ConfigError, shorten
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.observability.progress import RunProgress, shown
 from rlplug.observability.terminal import invocation, make_table, say, show

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 import yaml
 
-from rlplug.observability.loggers.secrets import mask_secrets, mask_text, mask_yaml
+from rlplug.recording.secrets import mask_secrets, mask_text, mask_yaml
 from rlplug_watch.page.curves import last_values
 from rlplug_watch.page.metrics_file import MetricsFile
 from rlplug_watch.report.run_data import (

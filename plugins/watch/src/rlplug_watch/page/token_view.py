@@ -11,8 +11,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplug.observability.token_log.files import Record, read_record, scan, token_files
+from rlplug.observability.token_log.files import Record, scan, token_files
 from rlplug.observability.token_log.step_tokens import StepTokens
+from rlplug_watch.page.token_records import read_record
 
 MAX_TOKENS: Final = 20_000
 """Most tokens of one answer; the page asks for the next ones."""

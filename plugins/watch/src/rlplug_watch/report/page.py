@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 from rlplug.errors import ConfigError
-from rlplug.observability.loggers.secrets import mask_yaml
+from rlplug.recording.secrets import mask_yaml
 from rlplug_watch.report.contents import build_contents
 from rlplug_watch.report.run_data import RunData, read_run
 from rlplug_watch.report.summary import best_and_worst, number

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+import shtab
+
 from rlplug.cli.find_commands import find_commands
 from rlplug.cli.lightning_cli import RLCLI, read_command
-from rlplug.errors import ConfigError
 
 FILES: Final = {"-c", "--config", "--ckpt_path", "--resume", "--run.dir"}
 """Options of ``rlplug fit`` whose value is a file or a folder."""
@@ -47,17 +47,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def completion_command(arguments: list[str]) -> None:
-    """Print a script that completes commands and keys: bash, or zsh.
-
-    Raises:
-        ConfigError: shtab is not installed.
-    """
-    shell = make_parser().parse_args(arguments).shell
-    if importlib.util.find_spec("shtab") is None:
-        raise ConfigError("rlplug completion needs shtab: pip install 'rlplug[completion]'.")
-    import shtab
-
-    print(shtab.complete(command_parser(), shell))
+    """Print a script that completes commands and keys: bash, or zsh."""
+    print(shtab.complete(command_parser(), make_parser().parse_args(arguments).shell))
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -90,8 +81,6 @@ def _add(command: argparse.ArgumentParser, names: Sequence[str], takes_file: boo
     if not {"-h", "--help"} & {*names}:
         action: Any = command.add_argument(*names, help=names[0])
         if takes_file:
-            import shtab
-
             action.complete = shtab.FILE
 
 

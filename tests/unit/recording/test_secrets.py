@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from rlplug.observability.loggers.secrets import mask_secrets, mask_text, mask_yaml
+from rlplug.recording.secrets import mask_secrets, mask_text, mask_yaml
 
 SECRET = "s3cr3t-value"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from rlplug_launch.gpu_split import GPURates, rates_of_run
 
 from rlplug.errors import ConfigError
-from rlplug.rollout.partial.gpu_split import GPURates, rates_of_run
 
 SYNCHRONOUS = "step,completion/num_tokens,time/step,time/rollout,time/validate\n"
 ASYNCHRONOUS = "step,completion/num_tokens,time/step,time/rollout,partial/engine_idle_s\n"

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rlplug_watch.page.token_records import all_records, read_record
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rlplug.errors import RunError
 from rlplug.observability.token_log import files
-from rlplug.observability.token_log.files import TokenLogWriter, all_records, cut_back, read_record, scan, token_files
+from rlplug.observability.token_log.files import TokenLogWriter, cut_back, scan, token_files
 from rlplug.observability.token_log.pieces import TokenPieces
 from rlplug.observability.token_log.step_tokens import COLUMNS, ROW, StepTokens
 

@@ -11,9 +11,9 @@ import yaml
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from numpy.typing import NDArray
 
-from rlplug.observability.loggers.secrets import mask_secrets
-from rlplug.observability.loggers.tensorboard import RunTensorBoard
 from rlplug.observability.terminal import visible
+from rlplug.recording.secrets import mask_secrets
+from rlplug.recording.tensorboard import RunTensorBoard
 from rlplug.types import RewardError, Sample
 
 COLUMNS: Final = ("step", "reward", "prompt", "completion", "answer", "finish_reason", "tokens", "rewards")
