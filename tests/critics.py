@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from rlplug.models.build import TRANSFORMERS
 from rlplug.models.config import ModelConfig
 from rlplug.models.critic import Critic, CriticConfig, empty_critic
 from rlplug.models.loading import to_empty_on
+from rlplug.models.transformers_trainer import TRANSFORMERS
 
 
 def load_critic(config: CriticConfig, policy: ModelConfig) -> Critic:
