@@ -386,7 +386,9 @@ class RLModule(LightningModule):
     def configure_callbacks(self) -> list[Callback]:
         """Have a trainer that was made in Python record the run as the command line's does."""
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
-        return [] if any(isinstance(each, RunFolder) for each in callbacks) else [RunFolder()]
+        if not any(isinstance(each, RunFolder) for each in callbacks):
+            callbacks.insert(0, RunFolder())  # others ask for the run's folder
+        return []
 
     def configure_model(self) -> None:
         self.start_timer.begin("models")

@@ -31,8 +31,8 @@ class StepProfiler(Callback):
     Args:
         steps: RL steps to profile, counted from 1: ``5``, or ``5-7`` with both ends; ``null`` profiles none. Choose
             steps after the first ones, which warm up.
-        tool: ``torch`` writes a trace to ``profile/`` in the run folder, and ``rlplug-watch``, where it is installed, a
-            summary of it. ``nsys`` marks the steps for Nsight Systems, under which the run must have been started.
+        tool: ``torch`` writes a trace to ``profile/`` in the run folder, which observers may summarize. ``nsys`` marks
+            the steps for Nsight Systems, under which the run must have been started.
         ranks: Profile only the ``first`` rank, or ``all`` with a trace each; the summary is that of the first rank.
     """
 

@@ -72,7 +72,7 @@ class RunFolder(Callback, RunObserver):
         samples_per_step: Completions written to ``samples.jsonl`` per step: the best, the worst and some in between.
         export_policy: Write the trained policy as a Hugging Face folder, ``policy/``, when the run ends; with
             ``model.lora`` the merged policy, and its adapter in ``adapter/`` as peft reads it.
-        report: Have plugins write their reports when the run ends, such as ``report.html`` of ``rlplug-watch``.
+        report: Have plugins write their reports when the run ends, such as ``report.html``.
         token_samples_per_step: Completions per step of which ``tokens/`` gets the numbers of each token, and
             ``samples.jsonl`` the text: as many whole groups as fit, or else the first of a group. 0 writes none.
         token_every_n_steps: Steps from one with tokens to the next; the first step has some too.

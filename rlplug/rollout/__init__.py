@@ -1,1 +1,1 @@
-"""Rollouts: from prompts to completions. ``rlplug_engines.colocated`` has what authors of engines use."""
+"""Rollouts: from prompts to completions."""

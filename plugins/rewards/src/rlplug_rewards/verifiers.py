@@ -1,4 +1,4 @@
-"""Rewards of the extra ``rlplug[reasoning]``: math-verify, and the scorers of reasoning-gym."""
+"""Rewards of the extra ``rlplug-rewards[reasoning]``: math-verify, and the scorers of reasoning-gym."""
 
 from __future__ import annotations
 

@@ -21,11 +21,14 @@ class ReportWriter(RunObserver):
 
     def ended(self) -> list[str]:
         from rlplug_watch.advice import advise
-        from rlplug_watch.report.page import write_report
         from rlplug_watch.report.run_data import read_metrics
 
         folder = self._run.folder
         record = json.loads((folder / RECORD).read_text())
         pieces = advise(read_metrics(folder, []), record)
         lines = [f"advice: {piece.text} Key: {piece.key}; docs/{piece.page}" for piece in pieces]
-        return [*lines, f"report: {write_report(folder)}"] if self._run.report else lines
+        if self._run.report:
+            from rlplug_watch.report.page import write_report
+
+            lines.append(f"report: {write_report(folder)}")
+        return lines

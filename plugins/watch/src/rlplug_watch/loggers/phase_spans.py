@@ -22,7 +22,7 @@ class PhaseSpans(Callback):
     """Callback that exports a span of each step over OTLP/HTTP, with a child span for each of its phases.
 
     The first rank's timer gives the times. A thread exports them every five seconds; when the collector does not
-    answer, spans are dropped with one warning, and the run goes on. Needs the extra ``rlplug[opentelemetry]``.
+    answer, spans are dropped with one warning, and the run goes on. Needs the extra ``rlplug-watch[opentelemetry]``.
 
     Args:
         endpoint: URL of the collector, such as ``http://127.0.0.1:4318/v1/traces``. By default OpenTelemetry's own

@@ -27,7 +27,7 @@ class PrometheusLogger(Logger, RunObserver):
 
     The first rank serves them from before the models are loaded until the run ends or fails. The run folder gets
     ``prometheus.yml``, with which Prometheus scrapes the run and its engine's servers, and ``grafana.json``, a
-    dashboard. Needs the extra ``rlplug[prometheus]``.
+    dashboard. Needs the extra ``rlplug-watch[prometheus]``.
 
     Args:
         port: TCP port; 0 takes a free one, which ``prometheus.yml`` then names.
