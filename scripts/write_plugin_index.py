@@ -33,9 +33,7 @@ MOVED: Final = {
     "rlplug.rewards.verifiers": "rlplug_rewards.verifiers",
     "rlplug.environments": "rlplug_sandbox",
     "rlplug.observability.advice": "rlplug_watch.advice",
-    "rlplug.observability.loggers.dashboard": "rlplug_watch.loggers.dashboard",
-    "rlplug.observability.loggers.phase_spans": "rlplug_watch.loggers.phase_spans",
-    "rlplug.observability.loggers.prometheus": "rlplug_watch.loggers.prometheus",
+    "rlplug.observability.loggers": "rlplug_watch.loggers",
     "rlplug.observability.report": "rlplug_watch.report",
     "rlplug.observability.watch": "rlplug_watch.page",
 }
