@@ -7,10 +7,11 @@ repository, the sidebar follows the lists of ``index.md``, and each plugin gets 
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from docutils.nodes import Element
@@ -22,6 +23,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from distributions import Distribution, plugin_distributions  # noqa: E402
 from repository_links import IMAGES, REPOSITORY, absolute_links  # noqa: E402
 from sphinx.util.logging import getLogger  # noqa: E402
+
+from rlplug.plugin_manager import plugins  # noqa: E402
 
 PLUGIN_PAGES: Final = ROOT / "docs" / "api" / "plugins"
 
@@ -73,18 +76,32 @@ def sidebar(index: str) -> str:
 
 
 def public_names(distribution: Distribution) -> list[str]:
-    """Return directives for what a plugin's package exports; one without ``__all__`` exports all of its modules."""
+    """Return directives for what a distribution exports.
+
+    That is what its package has in ``__all__``; else, of one with commands, the classes that it registers, and of all
+    others each module, and each package inside it that has an ``__all__``.
+    """
     directives = []
     for package in distribution.packages:
-        module = importlib.import_module(package)
-        for name in getattr(module, "__all__", ()):
-            exported = getattr(module, name)
-            directives.append(f".. autoclass:: {exported.__module__}.{exported.__qualname__}")
-        if not hasattr(module, "__all__"):
-            files = sorted((distribution.folder / "src" / package).glob("[a-z]*.py"))
-            names = [file.stem for file in files if file.stem != "plugin"]
-            directives += [f"{name}\n{'-' * len(name)}\n\n.. automodule:: {package}.{name}" for name in names]
+        module, source = importlib.import_module(package), distribution.folder / "src" / package
+        if hasattr(module, "__all__"):
+            directives += [directive(f"{package}.{name}", getattr(module, name)) for name in module.__all__]
+        elif distribution.commands:
+            registered = plugins().registry.by_distribution().get(distribution.name, [])
+            directives += [directive(each.name, each.factory) for each in registered]
+        else:
+            names = [file.stem for file in source.glob("[a-z]*.py") if file.stem != "plugin"]
+            names += [file.parent.name for file in source.glob("*/__init__.py") if "__all__" in file.read_text()]
+            directives += [f"{name}\n{'-' * len(name)}\n\n.. automodule:: {package}.{name}" for name in sorted(names)]
     return directives
+
+
+def directive(name: str, exported: Any) -> str:
+    """Return the directive that documents a class or function where it is defined, or names a constant."""
+    if not hasattr(exported, "__qualname__"):
+        return f".. py:data:: {name}"
+    kind = "autoclass" if inspect.isclass(exported) else "autofunction"
+    return f".. {kind}:: {exported.__module__}.{exported.__qualname__}"
 
 
 def write_plugin_pages(app: Sphinx) -> None:
@@ -95,7 +112,9 @@ def write_plugin_pages(app: Sphinx) -> None:
         (PLUGIN_PAGES / stale).unlink()
     for name, distribution in pages.items():
         title = [distribution.name, "=" * len(distribution.name), f"{distribution.project['description']}."]
-        text = "\n\n".join(["\n".join(title[:2]), title[2], *public_names(distribution)]) + "\n"
+        commands = ", ".join(f"``rlplug {command}``" for command in distribution.commands)
+        about = [title[2], f"Commands: {commands}."] if commands else [title[2]]
+        text = "\n\n".join(["\n".join(title[:2]), *about, *public_names(distribution)]) + "\n"
         page = PLUGIN_PAGES / name
         if not page.exists() or page.read_text() != text:  # an unchanged page is not read again
             page.write_text(text)
