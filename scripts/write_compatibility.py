@@ -22,8 +22,10 @@ PAGE: Final = ROOT / "docs" / "writing-a-plugin.md"
 BEGIN: Final = "<!-- Written by scripts/write_compatibility.py from the plugins: run `make docs`. -->"
 
 
-def api_range(distribution: Distribution) -> SpecifierSet:
-    """Return the range of hook APIs that a plugin's module declares, read without importing it."""
+def api_range(distribution: Distribution) -> SpecifierSet | None:
+    """Return the range of hook APIs that a plugin's module declares, read without importing it; none without plugin."""
+    if not distribution.plugins:
+        return None
     (package,) = distribution.packages
     for node in ast.parse((distribution.folder / "src" / package / "plugin.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "RLPLUG_API_VERSION":
@@ -38,22 +40,22 @@ def core_range(distribution: Distribution) -> SpecifierSet:
 
 
 def table(core: Distribution) -> str:
-    """Return a Markdown table with a row for each plugin of this repository.
+    """Return a Markdown table with a row for each distribution of this repository.
 
     Raises:
         SystemExit: One does not work with ``core``.
     """
-    rows = ["| plugin | version | works with rlplug | hook API | Python |", "|---|---|---|---|---|"]
+    rows = ["| package | version | works with rlplug | hook API | Python |", "|---|---|---|---|---|"]
     rows.append(f"| `rlplug` itself | {core.version} | | {API_VERSION} | {core.project['requires-python']} |")
     for plugin in plugin_distributions():
         of_core, of_api = core_range(plugin), api_range(plugin)
-        if core.version not in of_core or API_VERSION not in of_api:
+        if core.version not in of_core or (of_api is not None and API_VERSION not in of_api):
             raise SystemExit(
                 f"{plugin.name} {plugin.version} is for rlplug {of_core} and hook API {of_api}, and this is rlplug "
                 f"{core.version} with hook API {API_VERSION}."
             )
-        python = plugin.project["requires-python"]
-        rows.append(f"| `{plugin.name}` | {plugin.version} | {_text(of_core)} | {_text(of_api)} | {python} |")
+        python, hooks = plugin.project["requires-python"], "-" if of_api is None else _text(of_api)
+        rows.append(f"| `{plugin.name}` | {plugin.version} | {_text(of_core)} | {hooks} | {python} |")
     return "\n".join(rows)
 
 

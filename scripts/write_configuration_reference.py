@@ -192,6 +192,7 @@ def page() -> str:
         classes = [r.factory for r in registered if r.kind == kind]
         parts += _classes(title, f"Classes for `{key}`.", sorted(classes, key=lambda c: c.__name__))
     packages = {package for distribution in all_distributions() for package in distribution.packages}
+    plugins().registry.import_all()  # sources among them
     own = [source for source in PromptSource.__subclasses__() if source.__module__.partition(".")[0] in packages]
     sources = sorted(own, key=lambda c: c.__name__)
     parts += _classes("Prompt sources", "Classes for `data.train` and `data.val`.", sources)

@@ -75,15 +75,16 @@ def claims(on_gpu: bool) -> dict[str, dict[str, bool]]:
     """
     import torch
 
-    from rlplug.plugin_manager import plugins
+    from rlplug.plugin_manager import forget_plugins, plugins
 
     packages = {package for distribution in plugin_distributions() for package in distribution.packages}
     for module in [name for name in sys.modules if name.partition(".")[0] in packages]:
         del sys.modules[module]
+    forget_plugins()
     with patch.object(torch.cuda, "is_available", lambda: on_gpu):
         registered = plugins().registry.by_distribution()
-    engines = [r for name in DISTRIBUTIONS for r in registered.get(name, []) if r.kind == "rollouts"]
-    return {engine.name: asdict(engine.factory.capabilities) for engine in engines}  # type: ignore[attr-defined]
+        engines = [r for name in DISTRIBUTIONS for r in registered.get(name, []) if r.kind == "rollouts"]
+        return {engine.name: asdict(engine.factory.capabilities) for engine in engines}  # type: ignore[attr-defined]
 
 
 def claims_by_device() -> tuple[Claims, Claims]:

@@ -7,6 +7,7 @@ when the page is not what ``rlplug/hookspecs.py`` says.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, Final
@@ -41,6 +42,8 @@ MEANING_CHANGES: Final = """
 
 | version | change |
 |---|---|
+| 2.2 | the registry takes a class by its place, `package.module:Class`; new: `RunObserver`, `ObservedRun`, \
+`StepRecord`, `Validation` and `ProfiledSteps` |
 | 2.1 | new, each with a default that leaves a plugin as it was: `Algorithm.streamed_divisor`; `LossOutput.per_token`; \
 `Prompt.source` and `messages`, `PromptRow.source`, `PromptSource.stream`; \
 `Reward.compares_group`, `deadline_s`, `place`, `device_bytes` and `pop_counts`; \
@@ -85,7 +88,8 @@ def _section(name: str, hook: Callable[..., Any]) -> list[str]:
     returns = str(signature.return_annotation)
     if name in hookspecs.WRAPPER_ONLY:  # the core's result comes first; a wrapper is a generator that returns another
         returns = returns.partition(" | Generator")[0]
-    return [text.replace("``", "`"), "", f"- takes {', '.join(arguments)}", f"- returns `{returns}`"]
+    text = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", text).replace("``", "`")
+    return [text, "", f"- takes {', '.join(arguments) or 'no arguments'}", f"- returns `{returns}`"]
 
 
 def main() -> int:
