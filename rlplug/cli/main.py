@@ -45,8 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
     debug = _take_flag(arguments, "--debug")
     with terminal.guarded() if (terminal := _terminal()) else nullcontext():
         try:
-            blocked = _take_values(arguments, "--block", "the name of a plugin")
-            return _run(arguments, blocked, is_process)
+            with _blocked(_take_values(arguments, "--block", "the name of a plugin")):
+                return _run(arguments, is_process)
         except RLPlugError as error:
             if debug:
                 traceback.print_exc()
@@ -73,9 +73,21 @@ def help_text() -> str:
     return "\n".join([usage, "", DESCRIPTION, "commands:", *lines, EPILOGUE])
 
 
-def _run(arguments: list[str], blocked: list[str], is_process: bool) -> int:
+@contextmanager
+def _blocked(names: list[str]) -> Iterator[None]:
+    """Block plugins in the body, and in the processes that it starts, such as Lightning's ranks."""
+    before = os.environ.get(BLOCK_VARIABLE)
+    os.environ[BLOCK_VARIABLE] = ",".join(blocked_names(names))
+    try:
+        yield
+    finally:
+        os.environ.pop(BLOCK_VARIABLE)
+        if before is not None:
+            os.environ[BLOCK_VARIABLE] = before
+
+
+def _run(arguments: list[str], is_process: bool) -> int:
     """Import the command and carry it out, with a new plugin manager if it asks for one."""
-    os.environ[BLOCK_VARIABLE] = ",".join(blocked_names(blocked))  # for the ranks that Lightning starts too
     if (manager := sys.modules.get("rlplug.plugin_manager")) is not None:
         manager.forget_plugins()
     if is_process:

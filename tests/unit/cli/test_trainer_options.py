@@ -21,6 +21,7 @@ from rlplug.cli.trainer_options import (
     check_trainer_options,
 )
 from rlplug.errors import ConfigError, RunError
+from rlplug.interfaces import StepRecord
 from rlplug.training.validation.config import ValidationConfig
 
 
@@ -69,7 +70,8 @@ def run_steps(stopper: EarlyStopping, steps: list[dict[str, float]]) -> int:
     served = LightningCallbacks([stopper])
     for step, metrics in enumerate(steps, start=1):
         trainer.callback_metrics |= {name: torch.tensor(value) for name, value in metrics.items()}  # former ones stay
-        module = SimpleNamespace(rollout_step=step, step=step, newest_metrics=metrics)
+        module = SimpleNamespace(rollout_step=step, step=step)
+        served.step_ended(StepRecord(step, metrics, (), SimpleNamespace(), {}))
         served.on_train_batch_end(trainer, module, None, None, 0)
         if trainer.should_stop:
             assert len(trainer.printed) == 1
