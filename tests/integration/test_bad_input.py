@@ -107,7 +107,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     [
         (
             "command",
-            ["no command 'train'", "fit, validate, eval, chat, export, launch, plan", "report, watch or completion"],
+            ["no command 'train'", "There are fit, plan, plugins, validate, chat, completion"],
         ),
         ("key", ["no key 'model.num_stepz'", "Did you mean 'model.num_steps'?"]),
         ("class", ["'GRP0' is not a known algorithm", "Did you mean 'GRPO'?", "Registered algorithms:"]),

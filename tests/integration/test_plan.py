@@ -38,18 +38,6 @@ def results(tmp_path_factory: pytest.TempPathFactory, runs_dir: Path) -> Runs:
             "[{class_path: GradientCheckpointing, init_args: {only_if_needed: true}}]",
         ],
         "no size": PLAN,
-        "split": [
-            *PLAN,
-            "--gpu-gib",
-            "80",
-            "--split-gpus",
-            "8",
-            "--engine-tokens-s",
-            "100",
-            "--trainer-tokens-s",
-            "300",
-        ],
-        "one rate": [*PLAN, "--gpu-gib", "80", "--split-gpus", "8", "--engine-tokens-s", "100"],
         "no number": [*PLAN, "--gpu-gib", "much"],
         "help": ["plan", "--help"],
         "key": [*PLAN, "--gpu-gib", "80", "--model.num_stepz", "3"],
@@ -68,12 +56,6 @@ def test_a_run_that_fits_is_shown(results: Runs, name: str) -> None:
 def test_sizes_are_those_of_the_devices(results: Runs) -> None:
     assert "data-parallel ranks │ 4" in results["four"].message
     assert "data-parallel ranks │ 1" in results["fits"].message
-
-
-def test_a_split_of_gpus_follows_from_given_rates(results: Runs) -> None:
-    assert "split of 8 GPUs: 6 for engines, 2 for the trainer" in results["split"].message
-    assert "6 : 2 600 tokens/s, no side waits" in results["split"].message
-    assert "5 : 3 500 tokens/s, the trainer waits 44% of the time" in results["split"].message
 
 
 def test_seconds_of_a_sync_follow_from_its_bytes(results: Runs) -> None:
@@ -112,7 +94,6 @@ def test_what_is_not_needed_is_left_out(results: Runs) -> None:
     [
         pytest.param("no size", "there is no GPU here: say how much memory each GPU has", marks=WITHOUT_GPU),
         ("no number", "--gpu-gib is 'much'"),
-        ("one rate", "--split-gpus needs measured rates: --rates with the folder of a run, or both"),
         ("key", "Did you mean 'model.num_steps'?"),
         ("fp8 of two", "VLLMRollout cannot take model.layers.0.self_attn.q_proj.weight [128, 128] in FP8"),
     ],

@@ -106,7 +106,7 @@ def test_the_run_says_where_the_profile_is(results, folder) -> None:
     message = results["profiled"].message
     assert f"profile of steps 2-3: {folder / 'profiled' / '001' / 'profile' / 'summary.txt'}" in message
     assert "costliest operator: aten::" in message
-    assert "trace, for https://ui.perfetto.dev: " in message
+    assert "trace of steps 2-3, for https://ui.perfetto.dev: " in message
 
 
 def test_profiling_changes_nothing_of_the_training(results, folder) -> None:

@@ -7,6 +7,7 @@ import json
 import pytest
 from rlplug_launch.gpu_split import GPURates, rates_of_run
 
+from rlplug.cli.main import main
 from rlplug.errors import ConfigError
 
 SYNCHRONOUS = "step,completion/num_tokens,time/step,time/rollout,time/validate\n"
@@ -55,3 +56,30 @@ def test_the_best_split_is_the_fastest_of_all():
         rates = GPURates(engine, trainer)
         speeds = [min(count * engine, (num_gpus - count) * trainer) for count in range(1, num_gpus)]
         assert rates.speed(rates.best(num_gpus), num_gpus) == max(speeds)
+
+
+RATES = ["--engine-tokens-s", "100", "--trainer-tokens-s", "300"]
+
+
+def test_the_command_divides_gpus_by_given_rates(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["split-gpus", "8", *RATES]) == 0
+    said = capsys.readouterr().out
+    assert "split of 8 GPUs: 6 for engines, 2 for the trainer" in said
+    assert "6 : 2  600 tokens/s, no side waits" in said
+    assert "5 : 3  500 tokens/s, the trainer waits 44% of the time" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["8", *RATES[:2]], "split-gpus needs measured rates: --rates with the folder of a run, or both"),
+        (["8", *RATES, "--rates", "runs/a/001"], "needs measured rates"),
+        (["1", *RATES], "N is 1: give a whole number, at least 2"),
+        (["many", *RATES], "N is 'many': say how many GPUs to divide"),
+        (["8", "--engine-tokens-s", "-1", "--trainer-tokens-s", "nan"], "--engine-tokens-s is '-1'"),
+        (["--rates", "runs/a/001"], "the following arguments are required: N. See rlplug split-gpus --help"),
+    ],
+)
+def test_a_mistake_names_the_option(arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["split-gpus", *arguments]) == 2
+    assert problem in capsys.readouterr().err
