@@ -30,7 +30,7 @@ smollm2: $(VENV)/.installed models/SmolLM2-135M-Instruct/config.json  ## Three G
 	$(BIN)/rlplug fit --config configs/smollm2.yaml
 
 test: $(VENV)/.installed-dev models/SmolLM2-135M-Instruct/config.json  ## Run the tests of every push
-	$(PYTEST)
+	$(PYTEST) --changed
 
 test-all: $(VENV)/.installed-dev $(VLLM_VENV)/.installed models/SmolLM2-135M-Instruct/config.json sglang-wheels  ## Run all tests, the nightly ones too
 	$(INSTALL) ray  # 240 MiB that only nightly tests need

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,6 +42,11 @@ class Distribution:
     def commands(self) -> list[str]:
         """Names of the commands of ``rlplug`` that it brings."""
         return sorted(self.project.get("entry-points", {}).get("rlplug.commands", {}))
+
+    @property
+    def requires(self) -> set[str]:
+        """Names of the distributions that it always requires."""
+        return {re.match(r"[\w.-]+", each)[0] for each in self.project.get("dependencies", [])}  # type: ignore[index]
 
     @property
     def packages(self) -> list[str]:

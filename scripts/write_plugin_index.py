@@ -20,6 +20,18 @@ MOVED: Final = {
     "rlplug.testing": "rlplug_devkit",
     "rlplug.cli.doctor": "rlplug_devkit.doctor",
     "rlplug.cli.new_plugin": "rlplug_devkit.new_plugin",
+    "rlplug.cli.commands.completion": "rlplug_devkit.completion",
+    "rlplug.cli.commands.chat": "rlplug_eval.commands.chat",
+    "rlplug.cli.commands.evaluate": "rlplug_eval.commands.evaluate",
+    "rlplug.cli.commands.export": "rlplug_eval.commands.export",
+    "rlplug.cli.commands.launch": "rlplug_launch.command",
+    "rlplug.cli.commands.report": "rlplug_watch.commands.report",
+    "rlplug.cli.commands.watch": "rlplug_watch.commands.watch",
+    "rlplug.weight_sync.flat_buckets": "rlplug_engines.flat_buckets",
+    "rlplug.weight_sync.fp8_engine_checks": "rlplug_engines.fp8_engine_checks",
+    "rlplug.rollout.partial.gpu_split": "rlplug_launch.gpu_split",
+    "rlplug.observability.profile_summary": "rlplug_watch.profile.summary",
+    "rlplug.observability.profile_text": "rlplug_watch.profile.text",
     "rlplug.rollout.engines": "rlplug_engines.colocated",
     "rlplug.rollout.servers": "rlplug_engines.servers",
     "rlplug.rollout.workers": "rlplug_engines.workers",
@@ -37,7 +49,7 @@ MOVED: Final = {
     "rlplug.observability.report": "rlplug_watch.report",
     "rlplug.observability.watch": "rlplug_watch.page",
 }
-"""Modules that the core had before 0.2, and what they are now."""
+"""Modules that the core had, and what they are now."""
 
 
 def index() -> str:

@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.nightly  # of a benchmark
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RUN = """
 import json, pathlib, sys, time

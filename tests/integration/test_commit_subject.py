@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from command_line import ROOT
 
+pytestmark = pytest.mark.nightly  # of a script for maintainers
+
 
 def check(message: str, folder: Path) -> tuple[int, str]:
     file = folder / "COMMIT_EDITMSG"

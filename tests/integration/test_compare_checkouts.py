@@ -14,6 +14,8 @@ import torch
 from forked import run_forked
 from safetensors.torch import load_file, save_file
 
+pytestmark = pytest.mark.nightly  # of a script for maintainers
+
 SCRIPT = Path(__file__).parents[2] / "scripts/compare_checkouts.py"
 COLUMNS = ("step", "loss", "policy/grad_norm", "time/step", "memory/update", "sync/seconds", "throughput/tokens_per_s")
 

@@ -14,6 +14,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.nightly  # of a benchmark
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

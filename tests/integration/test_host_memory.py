@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from command_line import SMALL, Job, run_job, samples
 
+pytestmark = pytest.mark.nightly  # half a minute
+
 MIB_PER_GIB = 1024
 
 

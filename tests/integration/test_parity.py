@@ -19,6 +19,8 @@ from safetensors import safe_open
 
 from rlplug.errors import ConfigError
 
+pytestmark = pytest.mark.nightly  # a minute
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks/parity.py"
 SHIFT = 0.25
 

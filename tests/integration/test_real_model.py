@@ -13,6 +13,8 @@ from command_line import ROOT
 from forked import run_forked
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.nightly  # a minute
+
 MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"  # `make test` fetches it
 
 

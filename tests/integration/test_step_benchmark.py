@@ -17,6 +17,8 @@ from rlplug.interfaces import PolicySpec
 from rlplug.rollout.trajectory import Trajectory, new_trajectories
 from rlplug.types import Completion, Prompt
 
+pytestmark = pytest.mark.nightly  # of a benchmark
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ELSEWHERE = {"step_trl", "streaming_servers"}
 """Need TRL, which no environment of this project has, and the files of a new plugin."""

@@ -51,7 +51,7 @@ OPTIONS = [
 
 def test_missing_ray_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install 'rlplug-ray\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'rlplug-launch\[ray\]'"):
         Ray().place([TaskNeeds("trainer 0", 1, own_node=True)])
 
 

@@ -230,7 +230,7 @@ def test_without_plotly_the_error_names_the_extra(tmp_path: Path, monkeypatch: p
     for name in [name for name in sys.modules if name.partition(".")[0] == "plotly"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "plotly", None)
-    with pytest.raises(ConfigError, match=re.escape("pip install 'rlplug[report]'")):
+    with pytest.raises(ConfigError, match=re.escape("pip install rlplug-watch")):
         write_report(make_run(tmp_path, num_steps=2))
 
 

@@ -108,7 +108,7 @@ class ReasoningGymReward(Reward):
 
 def _pool(reward: str, package: str, num_processes: int, timeout_s: float) -> ScorerPool:
     if importlib.util.find_spec(package) is None:
-        raise ConfigError(f"{reward} needs the package {package}: pip install 'rlplug[reasoning]'.")
+        raise ConfigError(f"{reward} needs the package {package}: pip install 'rlplug-rewards[reasoning]'.")
     settings: dict[str, Any] = {"num_processes": num_processes, "timeout_s": timeout_s}
     for key, value in settings.items():
         if value <= 0:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 OLDEST_PYTHON: Final = (3, 11)
-ENTRY_POINT_GROUP: Final = "rlplug.plugins"
-"""That of ``rlplug.hookspecs``, whose import may be what fails."""
-EXTRAS_OF_AUTHORS: Final = frozenset({"dev", "docs", "smoke", "test", "testing"})
+GROUPS: Final = ("rlplug.plugins", "rlplug.commands")
+"""Groups of entry points; the modules of the core that know them may be what fails to import."""
+EXTRAS_OF_AUTHORS: Final = frozenset({"dev", "docs", "smoke", "test"})
 """Extras with what a plugin's own tests need."""
 STATES: Final = {"loaded": "ok", "blocked": "note", "failed": "fails"}
 
@@ -42,9 +42,9 @@ def _hook_api() -> str:
 
 
 def plugin_distributions() -> list[str]:
-    """Return the names of the distributions that have plugins."""
-    points = metadata.entry_points(group=ENTRY_POINT_GROUP)
-    return sorted({point.dist.name for point in points if point.dist is not None})
+    """Return the names of the distributions that have plugins or commands."""
+    points = [point for group in GROUPS for point in metadata.entry_points(group=group)]
+    return sorted({point.dist.name for point in points if point.dist is not None} - {"rlplug"})
 
 
 def requirements() -> Iterator[Finding]:
@@ -111,7 +111,7 @@ def plugins(probe: Probe | None, blocked: Sequence[str]) -> Iterator[Finding]:
         blocked: Names of plugins to leave out.
     """
     if probe is None:
-        for point in sorted(metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
+        for point in sorted(metadata.entry_points(group=GROUPS[0]), key=lambda point: point.name):
             where = f"{point.dist.name} {point.dist.version}" if point.dist is not None else "of no distribution"
             state = "blocked" if point.name in blocked else "installed, not imported"
             yield Finding("plugins", point.name, f"{state}; {where}")

@@ -82,7 +82,7 @@ class Ray(Launcher):
         except ray.exceptions.RayError as error:
             raise ConfigError(
                 f"a Ray node cannot start a task: {_first_line(error)}. "
-                f"Each node needs rlplug, rlplug-ray and the folder {os.getcwd()}."
+                f"Each node needs rlplug, rlplug-launch and the folder {os.getcwd()}."
             ) from error
         found = [ray.get(agent.__ray_call__.remote(_where), timeout=REPLY_S) for agent in self._agents]
         is_one_node = len({node for node, _ in found}) == 1
@@ -186,7 +186,7 @@ class Ray(Launcher):
         try:
             import ray
         except ModuleNotFoundError:
-            raise ConfigError("the launcher Ray needs Ray: pip install 'rlplug-ray[ray]'.") from None
+            raise ConfigError("the launcher Ray needs Ray: pip install 'rlplug-launch[ray]'.") from None
         if not ray.is_initialized():
             try:
                 ray.init(address=self.address, log_to_driver=False, configure_logging=False)

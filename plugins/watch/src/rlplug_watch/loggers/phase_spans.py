@@ -33,7 +33,7 @@ class PhaseSpans(Callback):
 
     def __init__(self, endpoint: str | None = None, service_name: str = "rlplug", timeout_s: float = 3.0) -> None:
         if not _is_installed():
-            raise ConfigError("PhaseSpans needs OpenTelemetry: pip install 'rlplug[opentelemetry]'.")
+            raise ConfigError("PhaseSpans needs OpenTelemetry: pip install 'rlplug-watch[opentelemetry]'.")
         if endpoint is not None and not endpoint.startswith(("http://", "https://")):
             raise ConfigError(
                 f"PhaseSpans' endpoint is {endpoint!r}: give a URL such as http://127.0.0.1:4318/v1/traces."

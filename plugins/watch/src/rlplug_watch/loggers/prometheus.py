@@ -42,7 +42,7 @@ class PrometheusLogger(Logger, RunObserver):
         if max_metrics < 1:
             raise ConfigError(f"PrometheusLogger's max_metrics is {max_metrics}: give at least 1.")
         if importlib.util.find_spec("prometheus_client") is None:
-            raise ConfigError("PrometheusLogger needs prometheus-client: pip install 'rlplug[prometheus]'.")
+            raise ConfigError("PrometheusLogger needs prometheus-client: pip install 'rlplug-watch[prometheus]'.")
         self.port = port
         self.host = host
         self.max_metrics = max_metrics

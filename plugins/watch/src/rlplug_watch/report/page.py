@@ -66,7 +66,7 @@ def plotly_js() -> str:
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"Figures are drawn with plotly, which is not installed ({error}): pip install 'rlplug[report]'."
+            f"Figures are drawn with plotly, which is not installed ({error}): pip install rlplug-watch."
         ) from error
     script: str = get_plotlyjs()
     return script
