@@ -25,9 +25,10 @@ from step_work import (
 )
 
 from rlplug.cli.main import main
+from rlplug.interfaces import RunObserver, StepRecord
 
 
-class StepClock(Callback):
+class StepClock(Callback, RunObserver):
     """Prints a line for each step: the time since the last one ended, with all that lies between.
 
     After the last it ends the process, before a checkpoint is written and after a profile is.
@@ -42,12 +43,15 @@ class StepClock(Callback):
         module.timer.on_enter = lambda name: setattr(self.watch, "phase", name)
         self.ended = time.perf_counter()
 
+    def step_ended(self, record: StepRecord) -> None:
+        self.metrics = record.metrics
+
     def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         if not trainer.is_global_zero:
             return
-        now, metrics = time.perf_counter(), module.newest_metrics
+        now, metrics = time.perf_counter(), self.metrics
         phases = {name.removeprefix("time/"): value for name, value in metrics.items() if name.startswith("time/")}
         phases["generate"] = metrics["rollout/num_tokens"] / max(metrics["rollout/tokens_per_s"], 1e-9)
         phases["sync"] = metrics.get("sync/seconds", 0.0)

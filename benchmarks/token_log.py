@@ -21,10 +21,10 @@ import numpy as np
 from rlplug_watch.page.token_records import all_records, read_record
 from transformers import AutoTokenizer
 
-from rlplug.cli import run_folder
 from rlplug.observability.token_log import step_tokens as log
 from rlplug.observability.token_log.files import TokenLogWriter
 from rlplug.observability.token_log.pieces import TokenPieces
+from rlplug.recording import run_folder
 from rlplug.training.samples.sample_log import SampleLog
 from rlplug.training.samples.token_capture import TokenCapture
 
