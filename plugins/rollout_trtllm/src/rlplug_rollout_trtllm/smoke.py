@@ -50,8 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_kit(model: str) -> bool:
-    install = "pytest (pip install 'rlplug-rollout-trtllm[smoke]')"
-    if missing := "GPU" if not torch.cuda.is_available() else "" if importlib.util.find_spec("pytest") else install:
+    kit = "rlplug-devkit (pip install 'rlplug-rollout-trtllm[smoke]')"
+    if missing := "GPU" if not torch.cuda.is_available() else "" if importlib.util.find_spec("rlplug_devkit") else kit:
         print(f"No {missing}: the conformance kit was not run.")
         return False
     import pytest
