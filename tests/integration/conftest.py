@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from build_distributions import build
 from distributions import all_distributions
-from wheel_environment import PROBE, Environment, make_environment
+from wheel_environment import PROBE
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """Wheels of rlplug and its plugins in a new virtual environment that does not see the sources."""
-    tmp = tmp_path_factory.mktemp("environment")
-    return make_environment(tmp, build([*all_distributions(), PROBE], tmp / "dist"))
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with sdists and wheels of rlplug, its plugins and the probe."""
+    folder = tmp_path_factory.mktemp("wheels") / "dist"
+    build([*all_distributions(), PROBE], folder)
+    return folder

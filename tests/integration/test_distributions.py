@@ -6,16 +6,30 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from collections.abc import Callable
+from glob import glob
 from pathlib import Path
+from typing import TypeAlias
 
 import build_distributions
 import pytest
 import set_version
+import try_distributions
 from command_line import ROOT
 from distributions import Distribution, all_distributions, plugin_distributions
+from empty_environment import EmptyEnvironment
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 from repository_links import absolute_links
+from wheel_environment import PROBE
+from wheel_imports import imported, package_folders, providers, sources
+
+from rlplug.hookspecs import SINCE
+
+Attempt: TypeAlias = Callable[[EmptyEnvironment], None]
 
 NEW = """\
 [project]
@@ -27,12 +41,30 @@ dependencies = ["rlplug>=0.1,<0.2"]
 scratch = "rlplug_scratch.plugin"
 """
 HAND_WRITTEN = (
-    *("Makefile", "pyproject.toml", "conftest.py", ".pre-commit-config.yaml", ".ci/run"),
-    *("scripts/*.py", "rlplug/**/*.py", ".github/**/*.yml", "docs/conf.py", "docs/api/*.rst"),
-    *("tests/integration/conftest.py", "tests/integration/wheel_environment.py", "tests/integration/documentation.py"),
+    *("Makefile", "conftest.py", ".pre-commit-config.yaml", ".ci/run", ".github/workflows/*.yml", "docs/conf.py"),
+    *("scripts/*distributions.py", "scripts/empty_environment.py", "scripts/set_version.py"),
+    *("tests/integration/conftest.py", "tests/integration/wheel_environment.py"),
 )
+"""Files that find the distributions by their folders."""
 ENGINE_ENVIRONMENT = "requirements-cpu.txt"
 """An engine whose folder has this file has an environment of its own, and targets of its own in the Makefile."""
+COME_WITH = {
+    "huggingface_hub": "transformers",
+    "tokenizers": "transformers",
+    "markupsafe": "jinja2",
+    "triton": "torch",
+    "flash_attn": "flash-attn-4",
+    "pytest": "rlplug-devkit",
+}
+"""Modules that a declared distribution brings under another name, or requires itself."""
+NOT_DECLARED = {
+    "wandb": "a logger of Lightning's asks for it",
+    "tensorrt_llm": "NVIDIA's container has it",
+    "sandbox_limits": "it lies beside the program that imports it",
+    "sandbox_walls": "it lies beside the program that imports it",
+}
+LATE_MODULES = {"rlplug-watch": {"prometheus_client"}, "rlplug-rollout-trtllm": {"rlplug_devkit"}}
+"""What modules import that are themselves imported once it is known to be there."""
 
 
 @pytest.fixture
@@ -42,6 +74,10 @@ def copy(tmp_path: Path) -> Path:
     root.mkdir()
     for name in ("Makefile", "pyproject.toml", "conftest.py", "README.md", "constraints.txt"):
         shutil.copy(ROOT / name, root)
+    (root / "tests").mkdir()
+    (plugins,) = re.findall(r"^pytest_plugins = (.*)$", (root / "conftest.py").read_text(), re.M)
+    for name in re.findall(r"\w+", plugins):  # no test of the copy uses what they bring
+        (root / f"tests/{name}.py").touch()
     shutil.copytree(ROOT / "docs", root / "docs", ignore=shutil.ignore_patterns("images"))
     for distribution in plugin_distributions():
         (root / "plugins" / distribution.folder.name).mkdir(parents=True)
@@ -93,14 +129,127 @@ def test_nothing_names_the_plugins_by_hand(pattern: str) -> None:
     assert not [(file.name, found[0]) for file in files if (found := called.search(file.read_text()))]
 
 
+# ---- metadata -----------------------------------------------------------------------------------------------------
+
+
+def requirements(distribution: Distribution, *, extras: bool) -> list[Requirement]:
+    """Return what a distribution requires, with the requirements of its extras or without."""
+    texts = list(distribution.project.get("dependencies", ()))
+    if extras:
+        texts += [text for each in distribution.project.get("optional-dependencies", {}).values() for text in each]
+    return [Requirement(text) for text in texts]
+
+
+def names(distribution: Distribution, *, extras: bool) -> set[str]:
+    return {canonicalize_name(requirement.name) for requirement in requirements(distribution, extras=extras)}
+
+
 def test_all_distributions_have_the_version_of_the_core() -> None:
     core, *plugins = all_distributions()
 
     assert {distribution.version for distribution in plugins} == {core.version}
-    for plugin in plugins:
-        (needed,) = [r for r in map(Requirement, plugin.project["dependencies"]) if r.name == "rlplug"]
-        assert core.version in needed.specifier
     assert not dict(set_version.changed_files(Version(core.version))), "run scripts/set_version.py"
+
+
+@pytest.mark.parametrize("distribution", all_distributions(), ids=lambda distribution: distribution.name)
+def test_ranges_of_our_own_distributions_are_those_of_the_version(distribution: Distribution) -> None:
+    core = all_distributions()[0]
+    others = {each.name for each in all_distributions()} - {distribution.name}
+    ranges = {r.specifier for r in requirements(distribution, extras=True) if r.name in others}
+
+    assert ranges == {SpecifierSet(set_version.compatible_range(Version(core.version)))}
+    assert core.name in names(distribution, extras=False) or distribution == core
+
+
+def test_everything_but_engines_and_trainers_comes_with_full() -> None:
+    """Those two need a library of their own, which needs a GPU or other versions."""
+    by_name = {distribution.name: distribution for distribution in all_distributions()}
+    waiting = [Requirement(text) for text in by_name["rlplug"].project["optional-dependencies"]["full"]]
+    found = {"rlplug"}
+    while waiting:
+        requirement = waiting.pop()
+        if requirement.name in by_name.keys() - found:
+            found.add(requirement.name)
+            waiting += requirements(by_name[requirement.name], extras=False)
+
+    left_out = sorted(by_name[name].folder.name for name in by_name.keys() - found)
+    assert [name for name in left_out if not name.startswith(("rollout_", "trainer_"))] == []
+
+
+@pytest.mark.parametrize("distribution", all_distributions(), ids=lambda distribution: distribution.name)
+def test_what_is_imported_is_required(distribution: Distribution) -> None:
+    core = all_distributions()[0]
+    required = names(distribution, extras=False) | names(core, extras=False)
+    optional = required | names(distribution, extras=True)
+    late = LATE_MODULES.get(distribution.name, set())
+    at_start, later = imported(distribution)
+
+    def missing(modules: set[str], declared: set[str]) -> list[str]:
+        return sorted(m for m in modules - NOT_DECLARED.keys() if not {*providers(m), COME_WITH.get(m, m)} & declared)
+
+    assert missing(at_start - late, required) == []
+    assert missing(later | late, optional) == []
+
+
+@pytest.mark.parametrize("distribution", plugin_distributions(), ids=lambda distribution: distribution.name)
+def test_nothing_is_required_in_vain_or_twice(distribution: Distribution) -> None:
+    """What the core requires comes with it, in its range; and what a wheel requires of ours, it imports."""
+    core, *plugins = all_distributions()
+    required = names(distribution, extras=False)
+    packages = {plugin.name: {*plugin.packages} for plugin in plugins}
+
+    assert required & names(core, extras=False) == set()
+    assert [name for name in required & packages.keys() if not packages[name] & imported(distribution)[0]] == []
+
+
+@pytest.mark.parametrize("distribution", all_distributions(), ids=lambda distribution: distribution.name)
+def test_a_wheel_has_all_files_of_its_packages(distribution: Distribution) -> None:
+    patterns = tomllib.loads((distribution.folder / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    for folder in package_folders(distribution):
+        data = {name for pattern in patterns[folder.name] for name in glob(pattern, root_dir=folder, recursive=True)}
+        files = {file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts}
+        modules = {file for file in files if file.suffix == ".py"}
+
+        assert sorted(str(file) for file in files - modules if str(file.relative_to(folder)) not in data) == []
+        assert [file for file in modules if not (file.parent / "__init__.py").is_file()] == []
+        assert "py.typed" in data
+
+
+@pytest.mark.parametrize("distribution", all_distributions(), ids=lambda distribution: distribution.name)
+def test_entry_points_lead_to_modules_and_functions(distribution: Distribution) -> None:
+    modules = {
+        ".".join(file.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__"): file
+        for folder in package_folders(distribution)
+        for file in folder.rglob("*.py")
+    }
+    for group in distribution.project.get("entry-points", {}).values():
+        for value in group.values():
+            module, _, function = value.partition(":")
+            assert module in modules, value
+            assert not function or re.search(rf"^def {function}\(", modules[module].read_text(), re.M), value
+
+
+def test_extras_that_messages_name_are_there() -> None:
+    extras = {each.name: each.project.get("optional-dependencies", {}).keys() for each in all_distributions()}
+    wrong = [
+        f"{file.relative_to(ROOT)}: {name}[{extra}]"
+        for distribution in all_distributions()
+        for file in sources(distribution)
+        for name, named in re.findall(r"\b(rlplug(?:-[a-z]+)*)\[([a-z,-]+)\]", file.read_text())
+        for extra in named.split(",")
+        if extra not in extras.get(name, ())
+    ]
+    assert wrong == []
+
+
+def test_the_probe_implements_every_hook() -> None:
+    """It shows in test_plugin_wheel.py what each hook does in a run of wheels."""
+    (module,) = [file for file in sources(PROBE) if file.name == "plugin.py"]
+
+    assert sorted(re.findall(r"^def (rlplug_\w+)", module.read_text(), re.M)) == sorted(SINCE)
+
+
+# ---- version ------------------------------------------------------------------------------------------------------
 
 
 def test_a_new_version_reaches_every_distribution(copy: Path) -> None:
@@ -113,8 +262,8 @@ def test_a_new_version_reaches_every_distribution(copy: Path) -> None:
     }
     for distribution in all_distributions(copy):
         assert distribution.version == "1.2.3"
-        own = [r for r in distribution.project["dependencies"] if r.startswith("rlplug")]
-        assert own == ([] if distribution.name == "rlplug" else ["rlplug>=1.2,<2"])
+        own = [r for r in requirements(distribution, extras=True) if r.name.startswith("rlplug")]
+        assert {str(r.specifier) for r in own if r.name != distribution.name} == {"<2,>=1.2"}
     # the plugin that the page has its reader write keeps a version of its own
     page = (copy / "docs/writing-a-plugin.md").read_text()
     assert "rlplug loaded (rlplug 1.2.3, hook API" in page
@@ -158,3 +307,12 @@ def test_nothing_is_built_beside_older_files(tmp_path: Path) -> None:
 
     with pytest.raises(SystemExit, match="is not empty"):
         build_distributions.build(all_distributions(), tmp_path)
+
+
+# ---- use of the wheels --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("attempt", [try_distributions.try_core, try_distributions.try_full])
+def test_wheels_work_in_an_empty_environment(attempt: Attempt, dist: Path, tmp_path: Path) -> None:
+    attempt(EmptyEnvironment.make(tmp_path, dist))

@@ -9,38 +9,26 @@ import csv
 import json
 import shutil
 import subprocess
+from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 import torch
 import yaml
-from distributions import plugin_distributions
+from distributions import ROOT, plugin_distributions
 from safetensors.torch import load_file
+from try_distributions import differences
+from wheel_environment import PROBE, WheelEnvironment
 
-from rlplug import hookspecs
+from rlplug.hookspecs import SINCE
 from rlplug.models.config import ModelConfig
 from rlplug.models.loading import load_model
 from rlplug.plugin_names import plugin_index
 
 Results: TypeAlias = dict[str, subprocess.CompletedProcess[str]]
 
-REPOSITORY = Path(__file__).parents[2]
-HOOKS = [
-    "rlplug_after_rollout",
-    "rlplug_after_update",
-    "rlplug_compute_loss",
-    "rlplug_make_tokenizer",
-    "rlplug_prepare_batch",
-    "rlplug_register_algorithms",
-    "rlplug_register_environments",
-    "rlplug_register_launchers",
-    "rlplug_register_optimizations",
-    "rlplug_register_rewards",
-    "rlplug_register_rollouts",
-    "rlplug_register_trainers",
-    "rlplug_sync_weights",
-]
+pytestmark = pytest.mark.nightly  # a minute; a push has tests of each hook, and test_distributions.py of the wheels
 LOADED = ["rlplug", *sorted(["probe", *(name for d in plugin_distributions() for name in d.plugins)])]
 """Names of all plugins, in the order in which they are listed."""
 NUM_STEPS, PROMPTS_PER_STEP, GROUP_SIZE = 2, 4, 4
@@ -71,15 +59,24 @@ EVERYTHING = {
         "optimizations": [{"class_path": "FreezeEmbeddings"}],
         "memory": {"sleep_between_rollouts": True},
     },
+    "data": {"train": {"class_path": "Sevens", "init_args": {"path": "examples/quickstart/train.jsonl"}}},
     "run": {"dir": "runs/everything"},
 }
 VALIDATED = ("--model.validation.at_start", "true", "--model.validation.every_n_steps", "1")
 
 
 @pytest.fixture(scope="module")
-def folder(environment: Any) -> Path:
+def environment(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> WheelEnvironment:
+    """All wheels and the probe's in a new virtual environment that does not see the sources."""
+    made = WheelEnvironment.make(tmp_path_factory.mktemp("environment"), dist)
+    made.install("rlplug[full]", *(each.name for each in plugin_distributions()), PROBE.name)
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(environment: WheelEnvironment) -> Path:
     """The user's folder, with a model whose tokenizer the probe makes, and two configurations."""
-    folder: Path = environment.folder
+    folder = environment.folder
     shutil.copytree(folder / "examples/quickstart/model", folder / "probe_model")
     (folder / "probe_model/made_by_probe").touch()
     (folder / "small.yaml").write_text(yaml.safe_dump(SMALL))
@@ -88,7 +85,7 @@ def folder(environment: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(environment: Any, folder: Path) -> Results:
+def results(environment: WheelEnvironment, folder: Path) -> Results:
     """All processes of this file. Where a plugin is blocked, nothing may have imported it before."""
     fit = ("fit", "-c", "quickstart.yaml", "-c", "small.yaml")
     commands = {
@@ -109,7 +106,7 @@ def results(environment: Any, folder: Path) -> Results:
 @pytest.fixture(scope="module")
 def initial_weights() -> dict[str, torch.Tensor]:
     """The quickstart's random policy as the run starts from it."""
-    path = str(REPOSITORY / "examples/quickstart/model")
+    path = str(ROOT / "examples/quickstart/model")
     return dict(load_model(ModelConfig(path, init="random", dtype="float32")).state_dict())
 
 
@@ -139,22 +136,20 @@ def samples_of(run: Path) -> list[dict[str, Any]]:
 def test_plugins_come_from_the_wheels_and_list_what_they_bring(environment, results):
     assert results["plugins"].returncode == 0, results["plugins"].stderr
     records = json.loads(results["plugins"].stdout)
-    files = [Path(record.pop("file")) for record in records]
-    assert all(file.is_relative_to(environment.root) for file in files), files
     assert [record["name"] for record in records] == LOADED
     assert {record["state"] for record in records} == {"loaded"}
-    brought = {record["distribution"]: [name.partition("/")[2] for name in record["registers"]] for record in records}
-    for distribution in plugin_distributions():
-        known = set(plugin_index()[distribution.name]["classes"])
-        assert set(brought[distribution.name]) == known
+    assert not list(differences(records, plugin_index(), environment.root))
+    files = [Path(record.pop("file")) for record in records]
+    assert all(file.is_relative_to(environment.root) for file in files), files
     (probe,) = [record for record in records if record["name"] == "probe"]
     assert probe == {
         "name": "probe",
         "distribution": "rlplug-probe",
         "version": "3.1.4",
-        "api_range": ">=2,<3",
+        "api_range": ">=2.2,<3",
         "registers": [
             "algorithms/MeanBaseline",
+            "classes/Sevens",
             "environments/Echo",
             "launchers/ProbeLauncher",
             "optimizations/FreezeEmbeddings",
@@ -163,14 +158,23 @@ def test_plugins_come_from_the_wheels_and_list_what_they_bring(environment, resu
             "rollouts/SleepyRollout",
             "trainers/ProbeTrainer",
         ],
-        "hooks": HOOKS,
+        "hooks": sorted(SINCE),
         "state": "loaded",
         "reason": "",
     }
 
 
-def test_the_probe_implements_every_hook():
-    assert sorted(name for name in vars(hookspecs) if name.startswith("rlplug_")) == HOOKS
+def test_the_wheels_have_the_commands_and_modules_of_the_index(environment):
+    for distribution in metadata.distributions(path=[str(environment.site)]):
+        if (known := plugin_index().get(distribution.name)) is None:
+            continue
+        files = [file for file in distribution.files or [] if file.suffix == ".py"]
+        modules = {".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in files}
+        assert sorted(distribution.entry_points.select(group="rlplug.commands").names) == known["commands"]
+        assert {module.partition(".")[0] for module in modules} == {
+            old for old, new in known["modules"].items() if old == new
+        }
+        assert modules >= {*known["modules"].values()}
 
 
 def test_a_blocked_plugin_brings_nothing(results):
@@ -207,6 +211,7 @@ def test_run_record_has_the_cost_of_each_hook(everything):
         if cost["plugin"] == "probe"
     }
     assert {key: cost["calls"] for key, cost in costs.items()} == {
+        ("make_observer", "between phases"): 1,
         ("make_tokenizer", "between phases"): 1,
         ("after_rollout", "logprobs"): NUM_STEPS,
         ("sync_weights", "rollout"): NUM_STEPS,
@@ -248,6 +253,20 @@ def test_observation_hooks_see_the_step_and_add_metrics(rows):
     for row in rows:
         assert row["probe/rollout_samples"] == PROMPTS_PER_STEP * GROUP_SIZE
         assert row["probe/seen_loss"] == row["loss"] != 0
+
+
+def test_observer_sees_the_run(everything, rows, results):
+    witness = json.loads((everything / "witness.json").read_text())
+    assert (witness["stage"], witness["validated"], witness["exported"]) == ("fit", [], ["policy"])
+    assert [step["step"] for step in witness["steps"]] == [1, 2]
+    for step, row in zip(witness["steps"], rows, strict=True):
+        assert step["of_samples"] == pytest.approx(step["metric"], rel=1e-5)
+        assert step["metric"] == pytest.approx(row["reward/mean"])
+    assert "the probe saw 2 steps" in results["everything"].stdout
+
+
+def test_source_that_yaml_names_without_a_module_gives_the_prompts(everything):
+    assert {sample["prompt"][0] for sample in samples_of(everything)} == {"7"}
 
 
 def test_wrapped_sync_reports_what_the_wrapper_returns(rows, initial_weights):

@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlplug.interfaces import Denominators, LossOutput, SyncReport
+from rlplug.interfaces import Denominators, LossOutput, RunObserver, SyncReport
 from rlplug.ops import masked_sum
 from rlplug.plugin_manager import hookimpl
 from rlplug.registry import Registry
@@ -16,12 +16,13 @@ from rlplug.types import Batch, Rollout, StepBatch
 from rlplug_probe.algorithm import MeanBaseline
 from rlplug_probe.environment import Echo
 from rlplug_probe.launcher import ProbeLauncher
+from rlplug_probe.observer import Witness
 from rlplug_probe.optimizations import FreezeEmbeddings, NoEffect
 from rlplug_probe.reward import ShortReward
 from rlplug_probe.rollout import SleepyRollout
 from rlplug_probe.trainer import ProbeTrainer
 
-RLPLUG_API_VERSION = ">=2,<3"
+RLPLUG_API_VERSION = ">=2.2,<3"
 RLPLUG_AFTER = ("algos",)
 
 ADVANTAGE_SCALE = 0.5
@@ -72,7 +73,17 @@ def rlplug_register_optimizations(registry: Registry) -> None:
     registry.add("optimizations", NoEffect)
 
 
+@hookimpl
+def rlplug_register_classes(registry: Registry) -> None:
+    registry.add("classes", "rlplug_probe.source:Sevens")
+
+
 # ---- observation --------------------------------------------------------------------------------------------------
+
+
+@hookimpl
+def rlplug_make_observer() -> RunObserver:
+    return Witness()
 
 
 @hookimpl
