@@ -245,3 +245,22 @@ def run_jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, dict[st
         return results
 
     return run
+
+
+@pytest.fixture
+def make_sample() -> Callable[..., Sample]:
+    """Make one sample, of which a test says only what matters to it."""
+
+    def make(completion: str = "4", answer: Any = "4", uid: str = "train.jsonl:0", **metadata: Any) -> Sample:
+        return Sample(
+            prompt=Prompt(uid=uid, token_ids=(1,), text="What is 2 + 2?", answer=answer, metadata=metadata),
+            group=0,
+            token_ids=(1, 2),
+            response_mask=(False, True),
+            rollout_logprobs=(0.0, -1.0),
+            completion=completion,
+            finish_reason="stop",
+            policy_version=0,
+        )
+
+    return make

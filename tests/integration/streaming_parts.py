@@ -5,7 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "unit" / "testing"))
+sys.path.append(str(Path(__file__).parents[2] / "plugins/devkit/tests"))
 
 from capable_engines import CapableRollout
 

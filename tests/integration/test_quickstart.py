@@ -81,4 +81,4 @@ def test_the_end_says_what_came_out_and_what_to_do(quickstart: tuple[Path, str],
     assert "\nstarted in " in output
     assert "mean reward 0.0" in output
     assert f"report: {folder / 'report.html'}" in output
-    assert "next: open the report" in output
+    assert "next: load the policy with AutoModelForCausalLM" in output

@@ -44,6 +44,14 @@ FROZEN = {
         "registry: Registry",
         "None",
     ),
+    "rlplug_register_classes": (
+        "registry: Registry",
+        "None",
+    ),
+    "rlplug_make_observer": (
+        "",
+        "RunObserver | None",
+    ),
     "rlplug_after_rollout": (
         "rollout: Rollout, step: int",
         "Mapping[str, float] | None",

@@ -35,8 +35,8 @@ BROKEN = {
     ),
     "other api version": (
         OBSERVE.replace(">=2,<3", ">=3,<4"),
-        "it supports hook API >=3,<4, and this rlplug has 2.1.",
-        "Install a version of acme-broken for API 2.1, or another rlplug.",
+        "it supports hook API >=3,<4, and this rlplug has 2.2.",
+        "Install a version of acme-broken for API 2.2, or another rlplug.",
     ),
     "misspelled hook": (
         hook("rlplug_after_updates(metrics)"),
@@ -99,7 +99,7 @@ BROKEN = {
     "unknown kind": (
         hook("rlplug_register_rewards(registry)", body="registry.add('reward', int)"),
         "registering failed: acme-broken registers unknown kind 'reward'",
-        "use one of rollouts, trainers, algorithms, rewards, environments, launchers, optimizations.",
+        "use one of rollouts, trainers, algorithms, rewards, environments, launchers, optimizations, classes.",
     ),
     "wrong base class": (
         hook("rlplug_register_rewards(registry)", body="registry.add('rewards', int)"),

@@ -153,7 +153,7 @@ def test_code_in_an_answer_cannot_end_the_trainer(make_sample, gym):
 @pytest.mark.parametrize(("reward", "package"), [(MathVerify, "math_verify"), (ReasoningGymReward, "reasoning_gym")])
 def test_a_missing_extra_is_named_at_construction(monkeypatch, reward, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=rf"{package}: pip install 'rlplug\[reasoning\]'"):
+    with pytest.raises(ConfigError, match=rf"{package}: pip install 'rlplug-rewards\[reasoning\]'"):
         reward()
 
 

@@ -20,7 +20,7 @@ from rlplug_sandbox.sandbox import Limits, SandboxError, ToolPool, ToolResult
 from rlplug.errors import ConfigError
 
 SAMPLE = "sample_tools"
-TESTS = Path(__file__).parents[3] / "tests"
+TESTS = Path(__file__).parent
 NAMES = [name for name, value in vars(sample_tools).items() if inspect.isfunction(value)]
 LIMITS = Limits(time_s=6.0, memory_mib=256, output_chars=1000, max_processes=8)
 is_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -242,7 +242,7 @@ def test_workers_and_their_calls_end_with_the_trainer(is_killed):
         [sys.executable, "-c", TRAINER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": f"{TESTS}:{TESTS.parent}"},
+        env=os.environ | {"PYTHONPATH": str(TESTS)},
     )
     assert trainer.stdout.readline() == b"ready\n"
     assert len(processes_of(trainer.pid)) > 4
@@ -271,7 +271,7 @@ def test_another_user_than_root_has_the_same_limits():
     user = sandbox_limits.FIRST_USER - 1
     result = subprocess.run(
         [sys.executable, "-c", OTHER_USER],
-        env=os.environ | {"PYTHONPATH": f"{TESTS}:{TESTS.parent}", "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
         preexec_fn=lambda: sandbox_limits.become(user),  # who may still read Python's own files
         capture_output=True,
         text=True,
@@ -310,7 +310,7 @@ def test_files_that_calls_may_not_read_stop_the_run(tmp_path):
     dropped = ["setpriv", "--bounding-set=-dac_read_search", "--inh-caps=-dac_read_search"]
     result = subprocess.run(
         [*dropped, sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{TESTS.parent}"},
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,

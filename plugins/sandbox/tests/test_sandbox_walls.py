@@ -14,7 +14,7 @@ import pytest
 from hostile_tools import ATTEMPTS
 from rlplug_sandbox import sandbox_walls
 
-TESTS = Path(__file__).parents[3] / "tests"
+TESTS = Path(__file__).parent
 USER = 65534
 
 
@@ -36,7 +36,7 @@ def run(network: str, as_user: bool) -> dict[str, Any]:
     if as_user and os.geteuid() == 0:
         python = ordinary_python()
         prefix = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
-    paths = [str(TESTS), str(TESTS.parent), *(path for path in sys.path if path)]
+    paths = [str(TESTS), *(path for path in sys.path if path)]
     done = subprocess.run(
         [*prefix, python, hostile_tools.__file__, network],
         env={**os.environ, "PYTHONPATH": ":".join(paths), "HOME": "/tmp", "OMP_NUM_THREADS": "1"},

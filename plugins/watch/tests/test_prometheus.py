@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import socket
 import urllib.request
@@ -22,7 +21,7 @@ from rlplug_watch.loggers.dashboard import ENGINES, PANELS, dashboard_json
 from rlplug_watch.loggers.prometheus import DASHBOARD, PrometheusLogger
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces import ScrapeTargets
+from rlplug.interfaces import ObservedRun, ScrapeTargets
 
 ROOT = Path(__file__).parents[3]
 STEP = {
@@ -49,7 +48,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         run_dir = tmp_path / "quickstart" / "001"
         run_dir.mkdir(parents=True, exist_ok=True)
         logger = PrometheusLogger(**{"port": 0, **options})
-        logger.start_run(run_dir)
+        logger.begin(ObservedRun(run_dir, "fit", is_first_rank=True, report=False))
         loggers.append(logger)
         return logger
 
@@ -211,7 +210,7 @@ def test_prometheus_is_configured_for_the_run_and_its_engine(start: Start, tmp_p
     logger, folder = start(), tmp_path / "quickstart" / "001"
     assert not list(folder.iterdir())  # a resumed run may still be refused
     first = ScrapeTargets("vLLM", ("http://127.0.0.1:8001",), needs_key=True, key="random")
-    logger.follow_engines(first)
+    logger.engine_started(first)
     jobs = {job["job_name"]: job for job in yaml.safe_load((folder / "prometheus.yml").read_text())["scrape_configs"]}
     assert jobs["rlplug"]["static_configs"] == [{"targets": [f"127.0.0.1:{logger.bound_port}"]}]
     assert jobs["engine"]["file_sd_configs"] == [{"files": ["prometheus_engines.json"]}]
@@ -220,7 +219,7 @@ def test_prometheus_is_configured_for_the_run_and_its_engine(start: Start, tmp_p
     assert (key.read_text(), key.stat().st_mode & 0o777) == ("random", 0o600)
     assert "random" not in repr(first)
 
-    logger.follow_engines(ScrapeTargets("vLLM", ("https://user:pw@host/path", "http://[::1]:9"), needs_key=False))
+    logger.engine_started(ScrapeTargets("vLLM", ("https://user:pw@host/path", "http://[::1]:9"), needs_key=False))
     (one, two) = json.loads((folder / "prometheus_engines.json").read_text())
     assert one["targets"] == ["host:443"]
     assert one["labels"] == {"server": "vLLM", "__scheme__": "https", "__metrics_path__": "/path/metrics"}
@@ -231,12 +230,9 @@ def test_prometheus_is_configured_for_the_run_and_its_engine(start: Start, tmp_p
 
 def test_the_metrics_page_needs_no_engine(start: Start, tmp_path: Path) -> None:
     logger, folder = start(), tmp_path / "quickstart" / "001"
-    logger.follow_engines(None)
+    logger.engine_started(None)
     assert "engine" not in yaml.safe_load((folder / "prometheus.yml").read_text())["scrape_configs"][-1]["job_name"]
     assert json.loads((folder / "grafana.json").read_text())["title"] == "rlplug"
-    written = os.stat(folder / "prometheus.yml").st_mtime_ns
-    logger.follow_engines(None)  # nothing new in the next step
-    assert os.stat(folder / "prometheus.yml").st_mtime_ns == written
 
 
 def test_each_query_of_the_dashboard_names_a_series_of_a_documented_metric(start: Start) -> None:

@@ -96,7 +96,7 @@ def test_damage_of_a_record_costs_no_other(folder: Path, offset: int) -> None:
 )
 def test_a_record_may_say_anything_of_itself(tmp_path: Path, num_bytes: int, rest: bytes, message: str | None) -> None:
     data = zlib.compress(rest or bytes(1 << 20))
-    checksum = files._checksum(1, data, num_bytes)
+    checksum = files.checksum(1, data, num_bytes)
     path = tmp_path / "step-00000001.tokens"
     path.write_bytes(struct.pack("<8sQIIQ", files.MAGIC, 1, len(data), num_bytes, checksum) + data)
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from rlplug.interfaces import StepRecord
 from rlplug.observability import progress as progress_module
 from rlplug.observability.phase_progress import PHASE_PROGRESS, PhaseProgress
 from rlplug.observability.progress import RLProgressBar, RunProgress, clock, display
@@ -93,8 +94,9 @@ def test_a_long_phase_has_lines_where_there_is_no_terminal(
     """Catches a log that is silent while a rollout takes an hour, and one that a fast run floods."""
     monkeypatch.setattr(progress_module, "LINE_S", 0.2)
     module = SimpleNamespace(
-        plan=SimpleNamespace(total_steps=100), rollout_step=0, newest_metrics={}, timer=SimpleNamespace(on_enter=None)
+        plan=SimpleNamespace(total_steps=100), rollout_step=0, timer=SimpleNamespace(on_enter=None)
     )
+    batch: Any = None
     bar: Any = RLProgressBar()
     streams = sys.stdout, sys.stderr
     bar.setup(SimpleNamespace(is_global_zero=True), module, "fit")
@@ -106,8 +108,7 @@ def test_a_long_phase_has_lines_where_there_is_no_terminal(
     PHASE_PROGRESS.advance(44, 1000)
     time.sleep(0.5)
     for step in range(1, 31):
-        module.rollout_step = step
-        bar.on_train_batch_end(None, module, None, None, 0)
+        bar.step_ended(StepRecord(step, {}, (), batch, {}))
     bar.on_train_end(None, module)
     assert (sys.stdout, sys.stderr) == streams
     lines = capsys.readouterr().err.splitlines()
