@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -12,10 +13,10 @@ from pathlib import Path
 import pytest
 from build_distributions import build
 from distributions import Distribution, all_distributions
+from empty_environment import EmptyEnvironment
 from rlplug_devkit.new_plugin import new_plugin_command
 from rlplug_devkit.new_plugin.kinds import KINDS
 from rlplug_devkit.new_plugin.rendering import names_of, rendered_files, write_files
-from wheel_environment import PIP, make_environment
 
 from rlplug.plugin_manager import PluginManager
 
@@ -34,7 +35,7 @@ REGISTERED = {
 
 def wheel_of(folder: Path) -> Path:
     alone = ["--no-deps", "--no-index", "--no-build-isolation", "--no-cache-dir", "--quiet"]
-    subprocess.run([*PIP, "wheel", *alone, "--wheel-dir", folder / "dist", folder], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *alone, "--wheel-dir", folder / "dist", folder], check=True)
     (wheel,) = (folder / "dist").glob("*.whl")
     return wheel
 
@@ -53,24 +54,27 @@ def test_a_reward_is_built_and_listed(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Wheels of rlplug, and of the algorithm that tests of other plugins train with."""
-    core = [distribution for distribution in all_distributions() if distribution.name in ("rlplug", "rlplug-algos")]
-    return build(core, tmp_path_factory.mktemp("wheels") / "dist")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder with the wheels of all distributions."""
+    folder = tmp_path_factory.mktemp("wheels") / "dist"
+    build(all_distributions(), folder)
+    return folder
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plugin_of_each_kind_passes_its_tests_in_an_environment_of_wheels(
-    kind: str, wheels: list[Path], tmp_path: Path
+    kind: str, dist: Path, tmp_path: Path
 ) -> None:
-    """The core's wheel has the templates; the plugin's two steps of training are one of its tests."""
-    environment = make_environment(tmp_path / "core", wheels)
+    """The developer kit's wheel has the templates; the plugin's two steps of training are one of its tests."""
+    environment = EmptyEnvironment.make(tmp_path / "environment", shutil.copytree(dist, tmp_path / "dist"))
+    environment.install("rlplug-devkit")
     made = environment.run("rlplug", "new-plugin", NAME, "--kind", kind)
     assert made.returncode == 0, made.stderr
     folder = environment.folder / "rlplug-my-part"
     assert Distribution(folder).plugins == [NAME]
-    environment = make_environment(tmp_path / "all", [*wheels, wheel_of(folder)])
+    shutil.copy(wheel_of(folder), environment.dist)
+    environment.install("rlplug-my-part[test]")
 
     listed = environment.run("rlplug", "plugins", "--check", "--json")
     (record,) = [record for record in json.loads(listed.stdout) if record["name"] == NAME]
