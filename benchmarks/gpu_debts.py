@@ -160,7 +160,7 @@ class Runner:
             for command in commands_of(debt, folder, self.engines.python(debt.engine), self.options.tiny)
         )
         environment = os.environ | self.engines.environment(debt.engine) | debt.environment
-        given = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        given = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         names = given if len(given) == self.num_gpus else [str(gpu) for gpu in range(self.num_gpus)]
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[gpu] for gpu in gpus)
         with (self.options.out / f"{debt.name}.log").open("wb") as log:
