@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from importlib import resources
+from importlib.metadata import distributions
 from typing import Any, Final, Literal, TypedDict
 
 BLOCK_VARIABLE: Final = "RLPLUG_BLOCK"
@@ -35,6 +36,12 @@ def plugin_index() -> Mapping[str, Published]:
 def distribution_of(kind: Literal["classes", "commands"], name: str) -> str | None:
     """Return the published distribution that brings a name, or ``None``."""
     return next((each for each, names in plugin_index().items() if name in names[kind]), None)
+
+
+def missing_distribution(kind: Literal["classes", "commands"], name: str) -> str | None:
+    """Return the published distribution that brings a name, where it is not installed."""
+    found = distribution_of(kind, name)
+    return found if found is not None and not list(distributions(name=found)) else None
 
 
 class MovedModules:

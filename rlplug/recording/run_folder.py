@@ -28,7 +28,6 @@ from rlplug.errors import RunError
 from rlplug.interfaces.observer import ObservedRun, RunObserver, StepRecord, Validation
 from rlplug.interfaces.rollout import ScrapeTargets
 from rlplug.models.export import export_policy
-from rlplug.models.lora.files import export_adapter
 from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.observability.observers import Observers
 from rlplug.observability.sample_records import first_of_ranks, sample_record, write_records
@@ -38,6 +37,7 @@ from rlplug.observability.timeline import timeline_of
 from rlplug.observability.token_log.files import FOLDER as TOKENS
 from rlplug.observability.token_log.files import TokenLogWriter
 from rlplug.plugin_manager import plugins
+from rlplug.plugin_names import missing_distribution
 from rlplug.recording.changes import Changes
 from rlplug.recording.experiment_log import is_due, log_configuration, log_histograms, log_samples
 from rlplug.recording.run_files import METRICS, REWARD_ERRORS, SAMPLES, cut_back
@@ -288,6 +288,8 @@ class RunFolder(Callback, RunObserver):
                 f"{name}: {self.path / name}" for name in EXPORTED if self.export_policy and (self.path / name).exists()
             ]
             lines += module.observers.ended()
+            if self.report and (missing := missing_distribution("commands", "report")) is not None:
+                lines.append(f"no report: pip install {missing}, then rlplug report {self.path}")
             print_summary(self.path, MetricsCSV(self.path / METRICS), seconds, lines)
 
     def _export(self, trainer: Trainer, module: Any) -> None:
@@ -300,6 +302,8 @@ class RunFolder(Callback, RunObserver):
         by = config.model_trainer
         export_policy(module.policy, inputs.tokenizer, inputs.spec.dtype, partial["policy"], rank, by)
         if config.lora is not None:
+            from rlplug.models.lora.files import export_adapter
+
             export_adapter(module.policy, config.lora, config.policy, partial["adapter"], rank)
         if trainer.is_global_zero:
             for name, folder in partial.items():

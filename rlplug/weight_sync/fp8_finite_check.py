@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from rlplug.errors import RunError
+from rlplug.interfaces.weight_sync import FP8Weights, WeightsOfParameters
 from rlplug.weight_sync.hf_names import hf_weights
 from rlplug.weight_sync.low_rank import adapters_of
-
-if TYPE_CHECKING:
-    from rlplug.interfaces.weight_sync import FP8Weights, WeightsOfParameters
 
 
 @torch.no_grad()

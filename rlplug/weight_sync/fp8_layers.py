@@ -7,16 +7,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from torch import nn
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.weight_sync import FP8Weights, HFWeight
+from rlplug.weight_sync.config import WeightSyncConfig
 from rlplug.weight_sync.hf_names import hf_weights
-
-if TYPE_CHECKING:
-    from rlplug.weight_sync.config import WeightSyncConfig
 
 EXPERTS: Final = "experts"
 """Name of the experts' module in transformers, in every model that has experts."""

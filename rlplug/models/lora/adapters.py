@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from rlplug.distributed.mesh import local_part
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.router_replay import router_replay_of
+from rlplug.interfaces.trainer import ModelConfig
 from rlplug.interfaces.weight_sync import AdapterWeights
 from rlplug.models.lm_head import share_lm_head
 from rlplug.models.loading import copy_part, empty_model
@@ -24,9 +25,6 @@ from rlplug.models.lora.config import LoRAConfig, import_peft
 from rlplug.models.lora.files import load_folder, module_of
 from rlplug.weight_sync.hf_names import adapter_modules
 from rlplug.weight_sync.low_rank import Adapters, LowRankUpdate, adapters_of, attach_adapters
-
-if TYPE_CHECKING:
-    from rlplug.interfaces.trainer import ModelConfig
 
 ADAPTER: Final = "default"
 """peft's name of the only adapter."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -13,12 +13,10 @@ from torch.distributed.tensor import DTensor
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect
+from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models.loading import copy_part
 from rlplug.models.lora.config import LoRAConfig, import_peft
 from rlplug.weight_sync.low_rank import Adapters, adapters_of
-
-if TYPE_CHECKING:
-    from rlplug.interfaces.trainer import ModelConfig
 
 WEIGHTS: Final = "adapter_model.safetensors"
 CONFIG: Final = "adapter_config.json"

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -14,16 +14,13 @@ from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault
 from rlplug.observability.timeline import EngineTimeline
 from rlplug.rollout.agent_loop import AgentLoop
-from rlplug.rollout.partial.background import BackgroundGeneration
+from rlplug.rollout.engine_driver import EngineDriver
+from rlplug.rollout.partial.background import BackgroundGeneration, HeldOutRollout
 from rlplug.rollout.partial.enough_groups import CompleteGroups, EnoughGroups
+from rlplug.rollout.partial.state import PartialRolloutState
+from rlplug.rollout.ranks import EngineRanks
+from rlplug.rollout.trajectory import Trajectory
 from rlplug.types import NO_VERSION
-
-if TYPE_CHECKING:
-    from rlplug.rollout.engine_driver import EngineDriver
-    from rlplug.rollout.partial.background import HeldOutRollout
-    from rlplug.rollout.partial.state import PartialRolloutState
-    from rlplug.rollout.ranks import EngineRanks
-    from rlplug.rollout.trajectory import Trajectory
 
 POLL_S: Final = 0.01
 """How often the main thread looks for complete groups, in seconds."""

@@ -6,14 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault, RolloutEngine
-
-if TYPE_CHECKING:
-    from rlplug.rollout.trajectory import Trajectory
-    from rlplug.types import SamplingParams
+from rlplug.rollout.trajectory import Trajectory
+from rlplug.types import SamplingParams
 
 PAUSE_S: Final = 60.0
 """Longest time for an engine to return the tokens of the requests that it is told to abort, in seconds."""

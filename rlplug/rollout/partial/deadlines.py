@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from rlplug.interfaces.rollout import EngineFault
-
-if TYPE_CHECKING:
-    from rlplug.interfaces.rollout import RolloutEngine
-    from rlplug.rollout.trajectory import Trajectory
+from rlplug.interfaces.rollout import EngineFault, RolloutEngine
+from rlplug.rollout.trajectory import Trajectory
 
 ABORT_S: Final = 60.0
 """Longest time for an engine to return a request that it is told to abort, in seconds."""

@@ -7,19 +7,17 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from rlplug.errors import ConfigError
+from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.partial.ledger import GroupLedger
 from rlplug.rollout.partial.replay import GroupSchedule, fingerprint, read_schedule
+from rlplug.rollout.ranks import EngineRanks
 from rlplug.rollout.trajectory import Trajectory, new_trajectories
 from rlplug.types import NO_VERSION, Prompt, StepBatch
-
-if TYPE_CHECKING:
-    from rlplug.rollout.config import PartialRollout, TurnOptions
-    from rlplug.rollout.ranks import EngineRanks
 
 
 @dataclass(frozen=True)

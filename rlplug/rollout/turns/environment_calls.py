@@ -12,23 +12,21 @@ import threading
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from transformers import PreTrainedTokenizerBase
 
 from rlplug.errors import ConfigError, RLPlugError, brief, describe, encodable
 from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.interfaces.environment import Environment
 from rlplug.interfaces.plain_values import json_problem
+from rlplug.rollout.config import TurnOptions
+from rlplug.rollout.trajectory import Trajectory
+from rlplug.rollout.turns.observation_tokens import ObservationTokens
 from rlplug.rollout.turns.step_answer import Failure, StepAnswer, read_step
 from rlplug.timeouts import Call, CallBatch, CallError, TimeoutExecutor, call_within
-
-if TYPE_CHECKING:
-    from rlplug.interfaces.environment import Environment
-    from rlplug.rollout.config import TurnOptions
-    from rlplug.rollout.trajectory import Trajectory
-    from rlplug.rollout.turns.observation_tokens import ObservationTokens
-    from rlplug.token_arrays import TokenIds
-    from rlplug.types import Prompt
+from rlplug.token_arrays import TokenIds
+from rlplug.types import Prompt
 
 TOOLS_S: Final = 600.0
 """Longest time for an environment to be made and to name its tools, in seconds: it may import much."""

@@ -6,11 +6,10 @@ each once, and float32 ones twice. Measured against benchmarks/results/2026-11-2
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from rlplug.interfaces.memory import ActivationTraits
-    from rlplug.models.shape import ModelShape
+from rlplug.interfaces.memory import ActivationTraits
+from rlplug.models.shape import ModelShape
 
 FLOAT32: Final = 4
 LOGITS_UPDATE_BYTES: Final = 15

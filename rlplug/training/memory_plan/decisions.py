@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rlplug.errors import ConfigError
+from rlplug.interfaces.memory import SleepSetting
 from rlplug.interfaces.optimization import Effect, Optimization
+from rlplug.training.memory_plan.inputs import MemoryInputs
 from rlplug.training.memory_plan.plan import CUDA, ENGINE, PHASES, MemoryPlan
 from rlplug.training.memory_plan.remedies import smallest_change
 from rlplug.types import GIB
-
-if TYPE_CHECKING:
-    from rlplug.interfaces.memory import SleepSetting
-    from rlplug.training.memory_plan.inputs import MemoryInputs
 
 NUM_LARGEST: Final = 3
 

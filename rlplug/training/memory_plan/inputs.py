@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 
+from rlplug.distributed.offload import OffloadMode
 from rlplug.interfaces.memory import ActivationTraits, EngineMemory
+from rlplug.models.shape import ModelShape
+from rlplug.training.batch_plan import PassKind
 from rlplug.types import GIB
-
-if TYPE_CHECKING:
-    from rlplug.distributed.offload import OffloadMode
-    from rlplug.models.shape import ModelShape
-    from rlplug.training.batch_plan import PassKind
 
 CUDA_BYTES: Final = int(0.6 * GIB)
 """Bytes of CUDA's context and libraries, of one process."""

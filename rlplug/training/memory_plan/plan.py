@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from rlplug.interfaces.memory import PLAN_PHASES, PlanPhase
+from rlplug.training.batch_plan import PassKind
 from rlplug.training.memory_plan.activations import FLOAT32, block_temporaries, kept_elements, output_layer
 from rlplug.training.memory_plan.inputs import CUDA_BYTES, NCCL_BYTES, MemoryInputs, ModelInputs
-
-if TYPE_CHECKING:
-    from rlplug.training.batch_plan import PassKind
 
 PHASES: Final = PLAN_PHASES
 CUDA: Final = "CUDA, libraries"

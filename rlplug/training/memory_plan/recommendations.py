@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from rlplug.interfaces.memory import PlanPhase
+from rlplug.training.memory_plan.inputs import MemoryInputs
 from rlplug.training.memory_plan.plan import PHASES, MemoryPlan
 from rlplug.training.memory_plan.remedies import ENGINE_OPTIONS, OFFLOADS, with_budget, with_share
 from rlplug.types import GIB
-
-if TYPE_CHECKING:
-    from rlplug.interfaces.memory import PlanPhase
-    from rlplug.training.memory_plan.inputs import MemoryInputs
 
 BUDGET_STEP: Final = 1024
 

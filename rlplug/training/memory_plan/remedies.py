@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
+from rlplug.distributed.offload import OffloadMode
+from rlplug.interfaces.memory import EngineMemory
 from rlplug.training.memory_plan.inputs import RESERVE_SHARE, MemoryInputs, ModelInputs
 from rlplug.training.memory_plan.plan import MemoryPlan
 from rlplug.types import GIB
-
-if TYPE_CHECKING:
-    from rlplug.distributed.offload import OffloadMode
-    from rlplug.interfaces.memory import EngineMemory
 
 CHUNK: Final = 4096
 """Default of FusedLogprobs."""

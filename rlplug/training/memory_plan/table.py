@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from rlplug.training.memory_plan.decisions import Decisions
 from rlplug.training.memory_plan.inputs import RESERVE_SHARE
 from rlplug.training.memory_plan.plan import PHASES, Item, MemoryPlan
 from rlplug.training.memory_plan.recommendations import recommendations
 from rlplug.types import GIB
-
-if TYPE_CHECKING:
-    from rlplug.training.memory_plan.decisions import Decisions
 
 
 def memory_rows(plan: MemoryPlan) -> list[tuple[str, ...]]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rlplug.distributed.offload import Offload
 from rlplug.errors import RunError
 from rlplug.interfaces.algorithm import Denominators, LossDivisor
 from rlplug.models.lm_head import TokenLogprobs
@@ -27,9 +28,6 @@ from rlplug.training.step_rows import StepRows
 from rlplug.training.streaming.undivided_loss import SUMS, UndividedLoss, divisor_of
 from rlplug.training.update import PolicyUpdate, StepMetrics, UpdateResult
 from rlplug.types import Rollout, Sample, StepBatch
-
-if TYPE_CHECKING:
-    from rlplug.distributed.offload import Offload
 
 CHOSEN: Final = ("group_index", "advantages", "response_mask")
 """Arrays that tell which tokens trained, and how much."""

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from rlplug.interfaces.algorithm import Denominators, LossDivisor
-
-if TYPE_CHECKING:
-    from rlplug.interfaces.checks.calls import PluginCall
-    from rlplug.models.forward import PolicyOutput
-    from rlplug.models.packing import PackedMicroBatch
-    from rlplug.training.actor_critic import TrainableModel
-    from rlplug.training.losses import MicroBatchLoss, PolicyLoss
+from rlplug.interfaces.checks.calls import PluginCall
+from rlplug.models.forward import PolicyOutput
+from rlplug.models.packing import PackedMicroBatch
+from rlplug.training.actor_critic import TrainableModel
+from rlplug.training.losses import MicroBatchLoss, PolicyLoss
 
 SUMS: Final = Denominators(num_tokens=1, num_sequences=1, num_routed=1)
 """Denominators that leave losses and metrics undivided."""
