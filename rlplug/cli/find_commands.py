@@ -26,18 +26,10 @@ Command: TypeAlias = Callable[[list[str]], int | None]
 
 
 def find_commands() -> dict[str, EntryPoint]:
-    """Return the installed commands by name, the core's first.
-
-    Raises:
-        PluginError: Two distributions bring one name.
-    """
+    """Return the installed commands by name, the core's first."""
     found: dict[str, EntryPoint] = {}
-    for command in sorted(entry_points(group=GROUP), key=lambda each: (_owner(each) != CORE, each.name)):
-        other = found.setdefault(command.name, command)
-        if (other.value, _owner(other)) != (command.value, _owner(command)):
-            raise PluginError(
-                f"{_owner(other)} and {_owner(command)} both bring the command {command.name!r}: uninstall one of them."
-            )
+    for command in sorted(entry_points(group=GROUP), key=lambda each: (_owner(each) != CORE, each.name, _owner(each))):
+        found.setdefault(command.name, command)
     return found
 
 
@@ -46,7 +38,7 @@ def load_command(name: str) -> Command:
 
     Raises:
         ConfigError: There is none; the message says what to write or to install.
-        PluginError: It cannot be imported.
+        PluginError: It cannot be imported, or two distributions bring it.
     """
     commands = find_commands()
     if name not in commands:
@@ -55,10 +47,12 @@ def load_command(name: str) -> Command:
         raise ConfigError(
             f"there is no command {name!r}.{did_you_mean(name, commands)} There are {', '.join(commands)}."
         )
+    owner, *others = sorted({_owner(each) for each in entry_points(group=GROUP, name=name)})
+    if others:
+        raise PluginError(f"{owner} and {others[0]} both bring the command {name!r}: uninstall one of them.")
     try:
         function: Command = commands[name].load()
     except (ImportError, AttributeError) as error:
-        owner = _owner(commands[name])
         raise PluginError(
             f"the command {name!r} of {owner} cannot be imported: {describe(error)}. See rlplug doctor, or install "
             f"another version of {owner}."
