@@ -83,13 +83,14 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: $(SETUP_FILES) | $(VENV)/bin/python
 	@echo "installing rlplug and its plugins into $(VENV): a few minutes the first time"
-	$(INSTALL) torch
-	$(INSTALL) --editable '.[tensorboard,reasoning]' $(PLUGINS:%=--editable %)
+	$(INSTALL) torch 'setuptools>=77'
+	$(INSTALL) --no-build-isolation --no-deps --editable . $(PLUGINS:%=--editable %)
+	$(INSTALL) 'rlplug[tensorboard,reasoning]' $(subst _,-,$(PLUGINS:plugins/%=rlplug-%))  # what they require
 	$(INSTALL) --no-deps torchtitan  # what it asks for contradicts constraints.txt; its models need little of that
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(INSTALL) --editable '.[dev,docs]'
+	$(INSTALL) 'rlplug[dev,docs]'
 	@touch $@
 
 $(VLLM_VENV)/.requirements: plugins/rollout_vllm/requirements-cpu.txt
