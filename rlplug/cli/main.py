@@ -37,10 +37,10 @@ def main(arguments: list[str] | None = None) -> int:
     is_process = arguments is None
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] in ([], ["-h"], ["--help"]):
-        print(help_text())
+        _print(help_text())
         return 0 if arguments else EXIT_USAGE
     if arguments[0] in ("-V", "--version"):
-        print(f"rlplug {version('rlplug')}")
+        _print(f"rlplug {version('rlplug')}")
         return 0
     debug = _take_flag(arguments, "--debug")
     with terminal.guarded() if (terminal := _terminal()) else nullcontext():
@@ -53,8 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
             else:
                 print(f"rlplug: {_visible(str(error))}", file=sys.stderr)
             return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_ERROR
-        except BrokenPipeError:  # the reader of a pipe, such as head, has gone
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except BrokenPipeError:
+            _leave_pipe()
             return EXIT_ERROR
         except Exception as error:  # noqa: BLE001 - printed here, where what it quotes is not obeyed by the terminal
             if ends := [cause for cause in causes_of(error) if isinstance(cause, SignalExit)]:
@@ -62,6 +62,18 @@ def main(arguments: list[str] | None = None) -> int:
             print(_failure(error), file=sys.stderr)
             traceback.print_exc()
             return EXIT_ERROR
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _leave_pipe()
+
+
+def _leave_pipe() -> None:
+    """Write no more to a pipe whose reader, such as ``head``, has gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def help_text() -> str:
