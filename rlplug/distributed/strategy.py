@@ -31,7 +31,7 @@ from rlplug.distributed.exchange import exchange_arrays, gather_arrays
 from rlplug.distributed.mesh import build_mesh, data_mesh, weights_mesh
 from rlplug.distributed.ranks import RankLauncher, join_ranks, watch_launcher
 from rlplug.distributed.stop_signal import StopSignal
-from rlplug.errors import ConfigError
+from rlplug.errors import ConfigError, shorten
 from rlplug.types import MeshSizes, StepStatistics
 
 Item = TypeVar("Item")
@@ -84,8 +84,14 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         """Join the processes and build the mesh of four axes; upstream's has two.
 
         Raises:
-            ConfigError: The sizes of the axes do not divide the processes.
+            ConfigError: The sizes of the axes do not divide the processes, or torch lacks the backend.
         """
+        backends = [part.rpartition(":")[2] for part in (self._process_group_backend or "gloo").split(",")]
+        if unknown := set(backends) - {*dist.Backend.backend_list}:
+            raise ConfigError(
+                f"trainer.strategy.init_args.process_group_backend names {shorten(min(unknown))}, which torch does not "
+                "have: give nccl or gloo, or null for that of the accelerator."
+            )
         sizes = self.mesh_sizes(self.num_nodes * self.num_processes)
         self._join_ranks()
         self._setup_distributed()

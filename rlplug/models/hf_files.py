@@ -40,7 +40,8 @@ def check_folder(path: str, key: str) -> None:
     if not constants.HF_HUB_OFFLINE and not hub_is_reachable():
         state = "cannot be reached"
         constants.HF_HUB_OFFLINE = True  # what is in the cache is read without asking, and retrying, for each file
-    if constants.HF_HUB_OFFLINE and not isinstance(try_to_load_from_cache(path, "config.json"), str):
+    cached = read(path, key, "configuration", try_to_load_from_cache, path, "config.json")
+    if constants.HF_HUB_OFFLINE and not isinstance(cached, str):
         raise ConfigError(
             f"{key}.path {path!r}: no folder has that name, it is not in the Hugging Face Hub's cache, and the Hub at "
             f"{constants.ENDPOINT} {state}. Give a folder, or download the model where there is a network."

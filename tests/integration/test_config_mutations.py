@@ -15,15 +15,17 @@ LEGAL = {
     r"|limit|logger|lr_scheduler|max_grad_norm|max_prompt_tokens|max_time|max_tokens_per_gpu\w*|max_tokens_per_turn"
     r"|micro_batch_size_per_gpu|mini_batch_size|mismatch_gate|name|num_epochs|num_steps|optimizer|partial_rollout"
     r"|plugins|process_group_backend|reference|reward_scale|rewards|rollout|system_prompt|trunk|val|value_clip"
-    r"|every_n_steps|dtype|steps|ckpt_path|weights_only|benchmark|deterministic|enable_progress_bar|optimizations|keep",
+    r"|every_n_steps|dtype|steps|ckpt_path|phase_deadline_s|compile_cache|weights_only|benchmark|deterministic|enable_progress_bar|optimizations|keep",
     "true|0": r".*",
     "empty block|empty list": r"init_args|correction|critic|callbacks|optimizations|plugins|keep|rewards"
-    r"|trainer|run|checkpoint|profile|batch|sampling|turns|validation|weight_sync|memory|limits",
+    r"|trainer|run|checkpoint|profile|batch|sampling|turns|validation|weight_sync|memory|limits"
+    r"|columns|curriculum|logger|lora|optimizer|strategy",
     "1e-30": r"alpha|clip_\w+|correction|epsilon|eps|entropy_coefficient|\w+_coefficient|gae_lambda|gamma|kl_target|lr"
-    r"|pass_threshold|\w*lambda|max_reward_error_share|positive_reward|value_clip|weight|weight_decay|momentum",
+    r"|ratio_min|k3_max|top_p|pass_threshold|\w*lambda|max_reward_error_share|positive_reward|value_clip|weight|weight_decay|momentum",
     "-1": r"entropy_coefficient|pass_threshold|positive_reward|weight|devices|max_epochs|max_steps",
-    "1e9": r"seed|seed_everything|limit|pass_threshold",
-    "text|bracket|empty text|surrogate|long text": r"dir|system_prompt|instruction|split|name",
+    "1e9": r"seed|seed_everything|limit|pass_threshold|token_log_mib",
+    "text|bracket|empty text|surrogate|long text": r"dir|system_prompt|instruction|split|name"
+    r"|compile_cache|attn_implementation",  # of the last transformers says what it is not when it builds the model
     "bom": "",
 }
 """Expressions for changes, and for the keys (the last part) that may take them."""

@@ -261,8 +261,11 @@ def test_the_quick_command_imports_neither_torch_nor_what_may_be_broken(tmp_path
 
 
 @pytest.mark.nightly
-def test_the_whole_command_finds_nothing_wrong_here(capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor_command(["--json"], ["algos"])
+def test_the_whole_command_finds_nothing_wrong_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLPLUG_BLOCK", "algos")
+    assert doctor_command(["--json"]) == 0
 
     found = {(each["area"], each["what"]): each for each in json.loads(capsys.readouterr().out)}
     assert found["plugins", "algos"]["state"] == "note"
