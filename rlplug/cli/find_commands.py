@@ -27,10 +27,7 @@ Command: TypeAlias = Callable[[list[str]], int | None]
 
 def find_commands() -> dict[str, EntryPoint]:
     """Return the installed commands by name, the core's first."""
-    found: dict[str, EntryPoint] = {}
-    for command in sorted(entry_points(group=GROUP), key=lambda each: (_owner(each) != CORE, each.name, _owner(each))):
-        found.setdefault(command.name, command)
-    return found
+    return {name: commands[0] for name, commands in _commands_by_name().items()}
 
 
 def load_command(name: str) -> Command:
@@ -40,18 +37,18 @@ def load_command(name: str) -> Command:
         ConfigError: There is none; the message says what to write or to install.
         PluginError: It cannot be imported, or two distributions bring it.
     """
-    commands = find_commands()
+    commands = _commands_by_name()
     if name not in commands:
         if distribution := distribution_of("commands", name):
             raise ConfigError(f"the command {name!r} comes with {distribution}: pip install {distribution}")
         raise ConfigError(
             f"there is no command {name!r}.{did_you_mean(name, commands)} There are {', '.join(commands)}."
         )
-    owner, *others = sorted({_owner(each) for each in entry_points(group=GROUP, name=name)})
+    owner, *others = sorted({_owner(each) for each in commands[name]})
     if others:
         raise PluginError(f"{owner} and {others[0]} both bring the command {name!r}: uninstall one of them.")
     try:
-        function: Command = commands[name].load()
+        function: Command = commands[name][0].load()
     except (ImportError, AttributeError) as error:
         raise PluginError(
             f"the command {name!r} of {owner} cannot be imported: {describe(error)}. See rlplug doctor, or install "
@@ -71,6 +68,14 @@ def summary_of(command: EntryPoint) -> str:
         if isinstance(node, ast.FunctionDef) and node.name == command.attr:
             return (ast.get_docstring(node) or "").partition("\n")[0]
     return ""
+
+
+def _commands_by_name() -> dict[str, list[EntryPoint]]:
+    """Return all that bring each command, from one look at the installed metadata, which takes milliseconds."""
+    found: dict[str, list[EntryPoint]] = {}
+    for command in sorted(entry_points(group=GROUP), key=lambda each: (_owner(each) != CORE, each.name, _owner(each))):
+        found.setdefault(command.name, []).append(command)
+    return found
 
 
 def _owner(command: EntryPoint) -> str:
