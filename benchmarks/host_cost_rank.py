@@ -144,8 +144,7 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
     algorithm.setup(RunInfo(num_completions, GROUP_SIZE, max(lengths)))
     longest = PROMPT_TOKENS + max(lengths)
     plan = BatchPlan(BatchSizes(num_groups, GROUP_SIZE), world_size, longest=longest, quadratic_cost=3.5e-5)
-    to_first_micro_batch = first_of_own_rows if hasattr(rlplug.types, "StepBatch") else first_of_gathered
-    loaded = to_first_micro_batch(samples, algorithm, plan, strategy, phases)
+    loaded = first_of_own_rows(samples, algorithm, plan, strategy, phases)
     check_sum = [int(loaded.packed.input_ids.sum()), float(loaded.batch.rollout_logprobs.sum())]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     return {"phases": phases.rows, "tokens": sum(lengths), "loaded": check_sum, "peak": peak}
@@ -200,7 +199,7 @@ def first_of_own_rows(samples: list[Any], algorithm: Any, plan: Any, strategy: A
     """Return the first micro-batch, where tokens stay on the rank that generated them."""
     from rlplug.distributed.exchange import exchange_arrays, gather_arrays
     from rlplug.training.advantages import compute_advantages
-    from rlplug.training.forward_backward import MicroBatchRunner
+    from rlplug.training.passes import MicroBatchRunner
     from rlplug.training.samples.metrics import rollout_metrics
     from rlplug.training.samples.selection import GroupSelection
     from rlplug.training.samples.table import sample_table
@@ -217,7 +216,7 @@ def first_of_own_rows(samples: list[Any], algorithm: Any, plan: Any, strategy: A
         rollout_metrics(sample_table(rollout, ["r"], strategy.gather_arrays), ["r"])
     del samples
     with phases.phase("batch"):
-        batch = StepBatch.from_samples(rollout.samples, 0, StepStatistics(size))
+        batch = StepBatch.from_samples(rollout.samples, StepStatistics(size))
     with phases.phase("advantages"):
         batch, _ = compute_advantages(algorithm, batch, list)
     runner = MicroBatchRunner(plan, strategy)
@@ -228,36 +227,7 @@ def first_of_own_rows(samples: list[Any], algorithm: Any, plan: Any, strategy: A
     with phases.phase("exchange"):
         fetched = runner.fetch(rows, indices, "update")
     with phases.phase("load"):
-        return runner._load(fetched, fetched.micro_batches[0])
-
-
-def first_of_gathered(samples: list[Any], algorithm: Any, plan: Any, strategy: Any, phases: Phases) -> Any:
-    """Return the first micro-batch, where every rank holds the whole step: checkouts before version 2 of the API."""
-    from rlplug.training.group_selection import GroupSelection
-    from rlplug.training.rollout_metrics import rollout_metrics
-
-    from rlplug.distributed.strategy import RLFSDP2Strategy
-    from rlplug.training.forward_backward import MicroBatchRunner
-    from rlplug.types import Batch, Rollout
-
-    selection: Any = GroupSelection
-    with phases.phase("gather"):
-        samples = RLFSDP2Strategy.gather(strategy, samples)
-    with phases.phase("select"):
-        samples = sorted(samples, key=lambda sample: sample.group)
-        rollout = selection(algorithm, plan.num_completions // GROUP_SIZE, None).add(Rollout(), samples)
-        rollout_metrics(rollout)  # type: ignore[call-arg, arg-type]
-    del samples
-    with phases.phase("batch"):
-        batch: Any = Batch.from_samples(rollout.samples, 0)  # type: ignore[attr-defined]
-    with phases.phase("advantages"):
-        batch = batch.replace(advantages=algorithm.advantages(batch).advantages)
-    runner: Any = MicroBatchRunner(plan, strategy)
-    with phases.phase("plan"):
-        rows = plan.mini_batches(plan.num_completions, 0, 0)[0]
-        micro_batch = plan.micro_batches(rows, batch.lengths, strategy.data_rank)[0]
-    with phases.phase("load"):
-        return runner._load(batch, micro_batch)
+        return runner.load(fetched, fetched.micro_batches[0])
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from rlplug.interfaces import ModelConfig, Placement, PolicySpec
 from rlplug.models.config import load_spec, load_tokenizer
 from rlplug.models.forward import policy_forward
 from rlplug.models.loading import load_model
-from rlplug.models.packing import pack_batch
-from rlplug.ops import mismatch_metrics
+from rlplug.models.packing import pack
+from rlplug.ops import difference_metrics
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.engine_states import EngineStateMachine
 from rlplug.types import Completion, Prompt, Request, Sample, SamplingParams, StepBatch
@@ -69,18 +69,16 @@ def compare(
 ) -> dict[str, float]:
     """Return the mismatch metrics between the completions' logprobs and the policy's forward pass."""
     samples = [_sample(*pair) for pair in zip(requests, completions, strict=True)]
-    rows = StepBatch.from_samples(samples, spec.pad_token_id)
-    batch = rows.padded
+    rows = StepBatch.from_samples(samples)
     device = next(model.parameters()).device
-    trainer = torch.zeros(batch.input_ids.shape)
-    num_rows = max(1, PASS_TOKENS // batch.input_ids.shape[1])
-    for start in range(0, batch.num_sequences, num_rows):
-        some = list(range(start, min(start + num_rows, batch.num_sequences)))
-        scores = policy_forward(
-            model, pack_batch(rows.select(some)).to(device), sampling, "none"
-        ).tokens.sampled_logprobs
-        trainer[some, : scores.shape[1]] = scores.float().cpu()
-    return mismatch_metrics(batch.rollout_logprobs, trainer, batch.response_mask)
+    num_rows, parts = max(1, PASS_TOKENS // int(rows.lengths.max())), []
+    for start in range(0, rows.num_sequences, num_rows):
+        some = rows.select(range(start, min(start + num_rows, rows.num_sequences)))
+        parts.append(
+            policy_forward(model, pack(some).to(device), sampling, "none").tokens.sampled_logprobs.float().cpu()
+        )
+    differences = torch.cat(parts) - rows.tokens.rollout_logprobs
+    return difference_metrics(differences, rows.tokens.sums(differences)[rows.num_tokens > 0])
 
 
 def _sample(request: Request, completion: Completion) -> Sample:

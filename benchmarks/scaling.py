@@ -62,11 +62,11 @@ def samples_of(num: int, length: int) -> list[Sample]:
 def seconds_a_token(num: int = 256) -> float:
     """Return a rank's seconds for each of its own tokens."""
     samples = samples_of(num, MEAN_TOKENS)
-    batch = StepBatch.from_samples(samples, 0)
+    batch = StepBatch.from_samples(samples)
     alone: Any = SimpleNamespace(exchange_arrays=lambda parts, lengths: np.concatenate(parts))
     halves = [np.arange(num // 2), np.arange(num // 2, num)]
     work = [
-        lambda: StepBatch.from_samples(samples, 0),
+        lambda: StepBatch.from_samples(samples),
         lambda: _exchanged(batch, halves, [batch.lengths[rows] for rows in halves], alone),
         lambda: [batch.select(range(start, start + 4)) for start in range(0, num, 4)],
     ]

@@ -42,7 +42,7 @@ CHECKS = {
     "selection": ("rlplug.training.samples.selection", "check_selection"),
     "advantages": ("rlplug.training.advantages", "accept_advantages"),
     "loss": ("rlplug.builtin_plugin", "check_loss"),
-    "micro-batches": ("rlplug.training.forward_backward", "check_same_names"),
+    "micro-batches": ("rlplug.training.update", "check_same_names"),
     "process state, read": ("rlplug.interfaces.checks.process_state", "ProcessState.now"),
     "process state, compare": ("rlplug.interfaces.checks.process_state", "ProcessState.require_unchanged"),
     "metrics": ("rlplug.interfaces.checks.metrics", "MetricsOfStep.add"),
@@ -58,7 +58,7 @@ there alone."""
 PLUGIN = """
 from rlplug.plugin_manager import hookimpl
 
-RLPLUG_API_VERSION = ">=2,<3"
+RLPLUG_API_VERSION = ">=3,<4"
 
 @hookimpl
 def rlplug_after_rollout(rollout):
@@ -203,11 +203,10 @@ def sizes(arguments: argparse.Namespace) -> None:
             np.array(lengths),
             {"group_index": np.arange(len(lengths)) // GROUP_SIZE, "rewards": np.zeros(len(lengths), np.float32)},
             {"input_ids": tokens, "response_mask": np.ones(len(tokens), np.bool_)},
-            0,
         )
-        batch = batch.replace(advantages=torch.zeros(len(lengths), max(lengths)))
+        batch = batch.replace(advantages=torch.zeros(len(tokens)))
         result, edited = (
-            Advantages(torch.zeros(len(lengths), max(lengths))),
+            Advantages(of_tokens=torch.zeros(len(tokens))),
             batch.with_tokens(advantages=torch.ones(len(tokens))),
         )
         call = PluginCall("benchmark")

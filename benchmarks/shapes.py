@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rlplug_devkit.padded_rows import PaddedRows
 from transformers import LlamaConfig, Qwen3Config
 
 from rlplug.models.shape import widths_of
-from rlplug.types import Batch
 
 SHAPES: dict[str, Any] = {
     "llama-1.7b": lambda: LlamaConfig(
@@ -106,13 +106,13 @@ def completion_lengths(num_rows: int, mean: int, is_heavy_tailed: bool, largest:
     return lengths.tolist()  # type: ignore[no-any-return]
 
 
-def make_batch(prompt: int, completions: list[int], vocab_size: int) -> Batch:
+def make_batch(prompt: int, completions: list[int], vocab_size: int) -> PaddedRows:
     """Return a batch of random tokens and advantages; each row has ``prompt`` tokens before its completion."""
     generator = torch.Generator().manual_seed(1)
     shape = (len(completions), prompt + max(completions))
     steps = torch.arange(shape[1])
     attention_mask = steps < prompt + torch.tensor(completions)[:, None]
-    return Batch(
+    return PaddedRows(
         input_ids=torch.randint(3, vocab_size, shape, generator=generator),
         attention_mask=attention_mask,
         response_mask=attention_mask & (steps >= prompt),
@@ -125,7 +125,7 @@ def make_batch(prompt: int, completions: list[int], vocab_size: int) -> Batch:
     )
 
 
-def model_flops(config: Any, batch: Batch, is_update: bool, is_frozen: bool = False) -> float:
+def model_flops(config: Any, batch: PaddedRows, is_update: bool, is_frozen: bool = False) -> float:
     """Return the floating-point operations that the batch needs, without any recomputation.
 
     Two for each weight of a matrix and token, ``2 n^2 H head_dim`` for a layer's causal attention over n tokens, and

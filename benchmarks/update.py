@@ -48,14 +48,12 @@ from rlplug.models.loading import copy_part
 from rlplug.models.lora.config import LoRAConfig
 from rlplug.models.shape import attention_cost
 from rlplug.models.transformers_trainer import TRANSFORMERS
-from rlplug.plugin_manager import plugins
 from rlplug.training.actor_critic import ActorCritic, TrainableModel
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
-from rlplug.training.forward_backward import MicroBatchRunner, MiniBatchResult
-from rlplug.training.losses import step_losses
+from rlplug.training.passes import MicroBatchRunner
 from rlplug.training.step_rows import StepRows
-from rlplug.training.update import PolicyUpdate
-from rlplug.types import SamplingParams, StepBatch
+from rlplug.training.update import MiniBatchResult, PolicyUpdate, step_losses
+from rlplug.types import SamplingParams
 from rlplug.weight_sync.low_rank import adapters_of
 
 VARIANTS: dict[str, list[str]] = {
@@ -150,11 +148,11 @@ class Measured(LightningModule):
             reference=None,
             algorithm=GRPO(),
             sampling=SamplingParams(),
-            hook=plugins().hook,
+            loss_hook=None,
         )
         runner, indices = MicroBatchRunner(plan, strategy), range(batch.num_sequences)
         own = (batch.group_index % strategy.world_size == strategy.global_rank).nonzero().flatten()
-        mine = StepBatch.from_padded(batch.map(lambda tensor: tensor[own]), strategy.statistics)
+        mine = batch.map(lambda tensor: tensor[own]).flat(strategy.statistics)
         rows = StepRows(mine, strategy)
         update = PolicyUpdate(models, runner, self.manual_backward, skip_nonfinite=False, seed=0)
         phases = {
@@ -166,7 +164,7 @@ class Measured(LightningModule):
         self.row = {"variant": self.variant, "tokens": sum(batch.lengths), "micro-batches": num_micro_batches}
         for name in options.phases:
             if name in ("mismatch", "gradients"):
-                result = runner.forward_backward(rows, indices, loss_fn, self.manual_backward)
+                result = update.forward_backward(rows, indices, loss_fn)
                 self.row |= self.compare(result, mine.per_token["response_mask"], has_gradients=name == "gradients")
                 continue
             if name == "offload":

@@ -1,7 +1,7 @@
 """Specifications of all hooks that a plugin can implement.
 
 A plugin is a module behind an entry point in the group ``rlplug.plugins``. It declares the hook API that it was
-written for, ``RLPLUG_API_VERSION = ">=2,<3"``, and implements any of the functions below, marked with
+written for, ``RLPLUG_API_VERSION = ">=3,<4"``, and implements any of the functions below, marked with
 ``rlplug.plugin_manager.hookimpl``. Arguments are passed by keyword: take only those that you use.
 
 Four forms:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rlplug.registry import Registry
     from rlplug.types import Batch, Rollout, StepBatch
 
-API_VERSION: Final = "2.2"
+API_VERSION: Final = "3.0"
 """Version of the hook API. A new hook or argument raises its second number, a changed meaning its first."""
 
 SINCE: Final = MappingProxyType(
@@ -53,7 +53,7 @@ SINCE: Final = MappingProxyType(
 """Version of the hook API that added each hook."""
 
 DEPRECATED: Final[Mapping[str, str]] = MappingProxyType({})
-"""Hooks that will go with 3.0, each with what to use instead: "since 2.4; use rlplug_prepare_batch_v2"."""
+"""Hooks that will go with 4.0, each with what to use instead: "since 3.4; use rlplug_prepare_batch_v2"."""
 
 ENTRY_POINT_GROUP: Final = "rlplug.plugins"
 

@@ -1,6 +1,6 @@
 """``RLModule``: the RL loop. Read :meth:`RLModule.training_step` first: it is the algorithm, phase after phase.
 
-The phase ``update`` goes on in ``training/update.py``, ``training/forward_backward.py`` and ``training/losses.py``.
+The phase ``update`` goes on in ``training/update.py``, down to the algorithm's loss.
 """
 
 from __future__ import annotations
@@ -333,7 +333,7 @@ class RLModule(LightningModule):
     def _batch(self, samples: Sequence[Sample]) -> StepBatch:
         spec = self.inputs.spec
         no_experts = None if spec.routers is None else spec.routers.empty(0)
-        return StepBatch.from_samples(samples, spec.pad_token_id, self.strategy.statistics, no_experts)
+        return StepBatch.from_samples(samples, self.strategy.statistics, no_experts)
 
     def _observe_rollout(self, rollout: Rollout) -> None:
         """Show plugins this rank's samples, and add their metrics of all ranks."""

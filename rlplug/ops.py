@@ -1,4 +1,4 @@
-"""Pure functions on tensors: logprobs and entropy from logits, masked reductions, engine-trainer mismatch."""
+"""Pure functions on tensors: logprobs and entropy from logits, engine-trainer mismatch."""
 
 from __future__ import annotations
 
@@ -87,24 +87,8 @@ class _MeanLogit(torch.autograd.Function):
         return (gradient * logits).masked_fill_(logits == -torch.inf, 0.0), gradient * probabilities
 
 
-def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the sum of ``values`` where ``mask`` is true. Values elsewhere may be NaN or infinite."""
-    return torch.where(mask, values, 0.0).sum()
-
-
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of ``values`` where ``mask`` is true; 0 for an empty mask."""
-    return masked_sum(values, mask) / mask.sum().clamp(min=1)
-
-
 MOST_VALUES: Final = 65536
 """Largest number of values of which several ranks compute percentiles together: of more, evenly spaced ones."""
-
-
-def mismatch_metrics(rollout_logprobs: Tensor, trainer_logprobs: Tensor, mask: Tensor) -> dict[str, float]:
-    """Return :func:`difference_metrics` of two float [B, T] logprobs under ``mask``."""
-    difference = (trainer_logprobs - rollout_logprobs).masked_fill(~mask, 0.0)
-    return difference_metrics(difference[mask], difference.sum(dim=1)[mask.any(dim=1)])
 
 
 def difference_metrics(tokens: Tensor, sequences: Tensor, step: StepStatistics = ONE_RANK) -> dict[str, float]:

@@ -115,13 +115,13 @@ def _file_of(entry_point: EntryPoint) -> str:
 def _check_api_range(module: ModuleType, record: PluginRecord) -> None:
     declared = getattr(module, "RLPLUG_API_VERSION", None)
     if declared is None:
-        raise record.fail("it declares no RLPLUG_API_VERSION.", 'Write RLPLUG_API_VERSION = ">=2,<3" in the module.')
+        raise record.fail("it declares no RLPLUG_API_VERSION.", 'Write RLPLUG_API_VERSION = ">=3,<4" in the module.')
     record.api_range = str(declared)
     try:
         supported = SpecifierSet(record.api_range)
     except InvalidSpecifier as error:
         raise record.fail(
-            f"RLPLUG_API_VERSION = {declared!r} is not a version range.", 'Write it like ">=2,<3".'
+            f"RLPLUG_API_VERSION = {declared!r} is not a version range.", 'Write it like ">=3,<4".'
         ) from error
     if API_VERSION not in supported:
         raise record.fail(

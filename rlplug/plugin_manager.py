@@ -76,6 +76,10 @@ class PluginManager:
         """Hooks to call: ``manager.hook.rlplug_after_update(metrics=..., step=...)``."""
         return self._pluggy.hook
 
+    def wraps(self, hook: str) -> bool:
+        """Return whether a plugin wraps a hook that the core implements; otherwise the core can call its own part."""
+        return len(getattr(self.hook, hook).get_hookimpls()) > 1
+
     def observe(self, hook: str, **arguments: Any) -> list[GivenMetrics]:
         """Call an observation hook and return the metrics that each plugin adds, which are numbers by name."""
         added: list[GivenMetrics] = getattr(self.hook, hook)(**arguments)

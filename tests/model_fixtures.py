@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
+from rlplug_devkit.padded_rows import PaddedRows
 from safetensors.torch import save_file
 from transformers import (
     AutoConfig,
@@ -30,12 +31,13 @@ from rlplug.interfaces.rollout import Placement
 from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.models.loading import load_model
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.types import Batch, Prompt, Sample, StepBatch
+from rlplug.types import Prompt, Sample, StepBatch
 from rlplug.weight_sync.buckets import weight_buckets
 
 torch.set_num_threads(1)  # for models this small, waiting for each other is most of what two threads do
 
 TINY_MODEL = Path(__file__).parent / "model"
+
 VOCABULARY = 32
 """More than the tokenizer's 13, so that top-k and top-p have something to cut."""
 
@@ -129,10 +131,10 @@ def load_policy() -> Callable[[Path], torch.nn.Module]:
 
 
 @pytest.fixture(scope="session")
-def make_batch() -> Callable[..., Batch]:
+def make_batch() -> Callable[..., PaddedRows]:
     """Make a batch of random tokens from the length of each row's prompt and completion."""
 
-    def make(lengths: list[tuple[int, int]], seed: int = 0, group_size: int = 1) -> Batch:
+    def make(lengths: list[tuple[int, int]], seed: int = 0, group_size: int = 1) -> PaddedRows:
         generator = torch.Generator().manual_seed(seed)
         samples = []
         for row, (num_prompt, num_new) in enumerate(lengths):
@@ -150,7 +152,7 @@ def make_batch() -> Callable[..., Batch]:
                     reward=float(torch.randn((), generator=generator)),
                 )
             )
-        return StepBatch.from_samples(samples, pad_token_id=0).padded
+        return PaddedRows.of(StepBatch.from_samples(samples))
 
     return make
 
@@ -183,7 +185,9 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 @pytest.fixture(scope="session")
-def update_batch(make_batch: Callable[..., Batch], model_folder: Callable[[str], Path], load_policy: Any) -> Batch:
+def update_batch(
+    make_batch: Callable[..., PaddedRows], model_folder: Callable[[str], Path], load_policy: Any
+) -> PaddedRows:
     """What ``update_worker.py`` updates on: eleven rows, of which row 8 has no reward and row 9 no completion.
 
     Of 99 tokens: a pass of 16 holds one of the five long rows, or three of the short ones.
@@ -208,7 +212,7 @@ def update_batch(make_batch: Callable[..., Batch], model_folder: Callable[[str],
 
 @pytest.fixture(scope="session")
 def updated(
-    update_batch: Batch, model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+    update_batch: PaddedRows, model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[int], tuple[Path, dict[str, Any]]]:
     """Return the folder and the results of ``update_worker.py`` on that many processes."""
     done: dict[int, tuple[Path, dict[str, Any]]] = {}

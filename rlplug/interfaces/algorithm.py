@@ -18,7 +18,7 @@ class Needs:
 
     Attributes:
         groups: Whether it compares several completions of a prompt: ``group_size`` must be at least 2.
-        old_logprobs: Whether :meth:`Algorithm.advantages` reads ``batch.padded.old_logprobs``, on-policy steps
+        old_logprobs: Whether :meth:`Algorithm.advantages` reads ``batch.tokens.old_logprobs``, on-policy steps
             included.
         reference_policy: Whether it reads ``ref_logprobs``, which need a frozen copy of the initial policy.
         rollout_logprobs: Whether it reads ``rollout_logprobs``, which the engine must return.
@@ -77,20 +77,22 @@ class Denominators:
 
 @dataclass(frozen=True)
 class Advantages:
-    """Result of :meth:`Algorithm.advantages`.
+    """Result of :meth:`Algorithm.advantages`: one number for each completion, or for each trainable token.
+
+    B and K are as in ``batch.tokens``. One of the first two fields is given.
 
     Attributes:
-        advantages: float32 [B], one number for all trainable tokens of a completion, or [B, T] as in ``batch.padded``,
-            0 where its ``response_mask`` is false
-        returns: float32 [B, T]: targets of the critic
-        response_mask: To train on fewer tokens: bool [B, T] replaces that of ``batch.padded``, and bool [B] keeps the
-            completions that are true; ``None`` changes nothing
+        of_sequences: float32 [B]: one number for all trainable tokens of a completion
+        of_tokens: float32 [K]
+        returns: float32 [K]: targets of the critic
+        trains: bool [K]: false for tokens that are not to train in this step; ``None`` trains all
         metrics: Numbers over the whole step, the same on every rank: ``batch.step`` computes them.
     """
 
-    advantages: Tensor
+    of_sequences: Tensor | None = None
+    of_tokens: Tensor | None = None
     returns: Tensor | None = None
-    response_mask: Tensor | None = None
+    trains: Tensor | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -104,9 +106,8 @@ class LossOutput:
             loss.
         maxima: Metrics of which the loop keeps the largest value over micro-batches, ranks and optimizer steps.
         minima: Metrics of which the loop keeps the smallest value over micro-batches, ranks and optimizer steps.
-        per_token: Numbers of each token for the token log, bool or float [B, T], which no gradient follows: ``ratio``,
-            ``clipped_low`` and ``clipped_high``, for which of them the algorithm clipped, and any other. Those where
-            ``response_mask`` is false are ignored.
+        per_token: Numbers of each token for the token log, bool or float [K], which no gradient follows: ``ratio``,
+            ``clipped_low`` and ``clipped_high``, for which of them the algorithm clipped, and any other.
     """
 
     loss: Tensor
@@ -177,8 +178,8 @@ class Algorithm(ABC):
 
         Args:
             batch: This rank's completions. Those with ``reward_valid`` false must neither count in a statistic nor get
-                an advantage. ``batch.padded`` has their tokens, which an algorithm that gives one number a completion
-                does not need.
+                an advantage. ``batch.tokens`` has their trainable tokens, which an algorithm that gives one number a
+                completion does not need.
         """
 
     @abstractmethod
@@ -186,10 +187,11 @@ class Algorithm(ABC):
         """Return the policy loss of a micro-batch, as a term of the mini-batch's loss.
 
         Args:
-            micro_batch: Sequences with ``advantages`` and ``old_logprobs``. When the update is exactly on-policy, the
-                latter are ``logprobs.detach()``, which saves a forward pass and changes nothing.
-            logprobs: float32 [B, T], with gradient.
-            entropy: float32 [B, T]; with gradient only when ``needs.entropy_gradient``.
+            micro_batch: K trainable tokens with ``advantages`` and ``old_logprobs``. When the update is exactly
+                on-policy, the latter are ``logprobs.detach()``, which saves a forward pass and changes nothing. K is 0
+                where a rank has no rows left, and the loss 0.
+            logprobs: float32 [K], with gradient.
+            entropy: float32 [K]; with gradient only when ``needs.entropy_gradient``.
             denominators: Counts of the mini-batch, by which sums are divided.
         """
 
@@ -197,9 +199,8 @@ class Algorithm(ABC):
         """Return the critic loss of a micro-batch, as a term of the mini-batch's; called when ``needs.critic``.
 
         Args:
-            micro_batch: Sequences with ``returns``, and ``values`` from before the update.
-            values: float32 [B, T] of the current critic, with gradient; aligned like logprobs: ``values[b, t]`` is the
-                value of the state before token ``t``.
+            micro_batch: K trainable tokens with ``returns``, and ``values`` from before the update.
+            values: float32 [K] of the current critic, with gradient, each of the state before its token.
             denominators: Counts of the mini-batch, by which sums are divided.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a critic and has no value_loss")

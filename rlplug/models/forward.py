@@ -1,4 +1,4 @@
-"""Forward passes of policy and critic over a packed micro-batch, with results as padded [B, T] tensors."""
+"""Forward passes of policy and critic over a packed micro-batch, with results for each of its K trainable tokens."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rlplug.types import SamplingParams
 
 @dataclass(frozen=True)
 class PolicyOutput:
-    """Results of the policy's forward pass; [B, T] tensors are 0 where ``response_mask`` is false."""
+    """Results of the policy's forward pass, the same on all ranks that share the row."""
 
     tokens: TokenLogprobs
-    """float32 [B, T]"""
+    """float32 [K]"""
     entropy: Tensor
-    """float32 [B, T], in nats; 0 when it was not asked for"""
+    """float32 [K], in nats; 0 when it was not asked for"""
     hidden: Tensor
-    """[K, D], in the policy's dtype: hidden states from which the output layer predicts the K tokens that train"""
+    """[k, D], in the policy's dtype: hidden states from which this rank's output layer predicts"""
     num_differing: Tensor | None = None
     """int64 []: (token, layer) pairs of this row where a router's own choice is not the replayed one, the same on all
     sequence ranks; ``None`` without router replay"""
@@ -40,26 +40,23 @@ def policy_forward(
     if replay is not None:
         replay.set(packed.routed_experts)
     output, hidden = lm_head_of(model).run(model, request, **inputs)
-    tokens = TokenLogprobs(packed.unpack(output.tokens.logprobs), packed.unpack(output.tokens.sampled_logprobs))
+    tokens = TokenLogprobs(packed.of_all_parts(output.tokens.logprobs), packed.of_all_parts(output.tokens.sampled_logprobs))
     num_differing = None
     if replay is not None and packed.routed_experts is not None:
         num_differing = replay.num_differing()
         if packed.sequence_group is not None:
             dist.all_reduce(num_differing, group=packed.sequence_group)
-    return PolicyOutput(tokens, packed.unpack(output.entropy), hidden, num_differing)
+    return PolicyOutput(tokens, packed.of_all_parts(output.entropy), hidden, num_differing)
 
 
 def critic_forward(critic: nn.Module, micro_batch: PackedMicroBatch) -> Tensor:
-    """Return the values of a critic with a trunk of its own, float32 [B, T], aligned like logprobs.
-
-    ``[b, t]`` is the value of the state before token ``t``; 0 where ``response_mask`` is false.
-    """
+    """Return the values of a critic with a trunk of its own, float32 [K], each of the state before its token."""
     packed = micro_batch.packed
     values: Tensor = critic(packed.predicting, packed.model_inputs())
-    return packed.unpack(values)
+    return packed.of_all_parts(values)
 
 
 def value_head_forward(head: nn.Module, output: PolicyOutput, micro_batch: PackedMicroBatch) -> Tensor:
     """Return the values of a head on the policy's trunk, as :func:`critic_forward` does."""
     values: Any = head(output.hidden)
-    return micro_batch.packed.unpack(values)
+    return micro_batch.packed.of_all_parts(values)

@@ -43,7 +43,7 @@ class LogprobRequest:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Logprobs of tokens under the policy: float32 [K] from the LM head, or [B, T] in the rows of a batch."""
+    """Logprobs of tokens under the policy: float32 [K] of a micro-batch, or [N] of a rank's own rows."""
 
     logprobs: Tensor
     """Logprobs under the tempered distribution, which is what trains."""

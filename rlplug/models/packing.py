@@ -4,7 +4,8 @@ Shape legend, besides that of ``types.py``:
     N  tokens of all sequences
     n  tokens of this rank's part of the packed row: N, or with sequence parallelism N / sequence_size, rounded up
     S  sequences in the packed row
-    K  trainable tokens among those that this rank predicts
+    K  trainable tokens of all sequences
+    k  those of them that this rank predicts; all, or with sequence parallelism some
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rlplug.interfaces.router_replay import NOT_RECORDED
-from rlplug.types import Batch
+from rlplug.types import Batch, StepBatch
 
 LONG: Final = 4096
 """Smallest length of a lone sequence, in tokens, at which cuDNN's attention kernel is used."""
@@ -29,7 +31,7 @@ STEP: Final = 256
 
 @dataclass(frozen=True)
 class PackedTokens:
-    """Packed row of a micro-batch, and the positions of its predictions in the padded [B, T] batch."""
+    """Packed row of a micro-batch, and which of its tokens predict."""
 
     input_ids: Tensor
     """int64 [1, n]: token ids"""
@@ -40,13 +42,13 @@ class PackedTokens:
     max_length: int
     """Tokens of the longest sequence."""
     predicting: Tensor
-    """int64 [K]: positions, below n, whose next token trains; never empty"""
+    """int64 [k]: positions, below n, whose next token trains; never empty: a dummy where this rank predicts none"""
     targets: Tensor
-    """int64 [K]: ids of those next tokens"""
+    """int64 [k]: ids of those next tokens"""
     slots: Tensor
-    """int64 [K]: index ``b * T + t`` of each in the padded batch; ``B * T`` for a dummy token"""
-    shape: tuple[int, int]
-    """B and T of the padded batch."""
+    """int64 [k]: index of each among the K tokens; K for the dummy"""
+    num_trained: int
+    """K."""
     routed_experts: Tensor | None = None
     """int8 or int16 [n, L, k]: experts to replay, -1 where the routers decide; ``None`` without router replay"""
     sequence_group: dist.ProcessGroup | None = None
@@ -65,13 +67,12 @@ class PackedTokens:
         }
         return inputs if self.sequence_group is None else inputs | {"sequence_group": self.sequence_group}
 
-    def unpack(self, values: Tensor) -> Tensor:
-        """Return ``values`` [K] as float [B, T], with 0 where nothing trains, the same on all sequence ranks."""
-        num_slots = self.shape[0] * self.shape[1]
-        grid = values.new_zeros(num_slots + 1).scatter(0, self.slots, values)[:num_slots].view(self.shape)
+    def of_all_parts(self, values: Tensor) -> Tensor:
+        """Return float ``values`` [k] of the tokens that this rank predicts with those of the other parts: [K]."""
         if self.sequence_group is None:
-            return grid
-        whole: Tensor = _SumOfParts.apply(grid, self.sequence_group)  # type: ignore[no-untyped-call]
+            return values[: self.num_trained]  # without the dummy, to which the gradient is 0
+        part = values.new_zeros(self.num_trained + 1).scatter(0, self.slots, values)[: self.num_trained]
+        whole: Tensor = _SumOfParts.apply(part, self.sequence_group)  # type: ignore[no-untyped-call]
         return whole
 
     def to(self, device: torch.device | str) -> PackedTokens:
@@ -83,91 +84,54 @@ class PackedTokens:
 
 @dataclass(frozen=True)
 class PackedMicroBatch:
-    """Micro-batch of a step's batch, padded and packed."""
+    """Micro-batch: its tokens that train, for losses, and all of its tokens, for the models."""
 
     batch: Batch
-    """The padded micro-batch, [B, T]."""
     packed: PackedTokens
-    """Its tokens without padding, for the models."""
 
     def to(self, device: torch.device | str) -> PackedMicroBatch:
         """Return a copy with all tensors on ``device``."""
         return PackedMicroBatch(self.batch.map(lambda tensor: to_device(tensor, device)), self.packed.to(device))
 
 
-def pack_batch(
-    batch: Batch,
+def pack(
+    rows: StepBatch,
     sequence_rank: int = 0,
     sequence_size: int = 1,
     sequence_group: dist.ProcessGroup | None = None,
 ) -> PackedMicroBatch:
-    """Return a batch on the CPU with its packed tokens; see :func:`pack` for the arguments."""
-    packed = pack(
-        batch.input_ids, batch.attention_mask, batch.response_mask, sequence_rank, sequence_size, sequence_group
-    )
-    if batch.routed_experts is not None:  # only the models read them, so they move to the device once
-        experts = pack_experts(batch.routed_experts, len(packed.input_ids[0]), sequence_rank)
-        packed, batch = dataclasses.replace(packed, routed_experts=experts), batch.replace(routed_experts=None)
-    return PackedMicroBatch(batch, packed)
-
-
-def pack_experts(routed_experts: Tensor, size: int, sequence_rank: int) -> Tensor:
-    """Return the experts of one rank's part of a row, [n, L, k]; -1 in the filling at the end of the row.
-
-    Args:
-        routed_experts: int8 or int16 [N, L, k], of the row's sequences end to end.
-        size: n, tokens of each rank's part.
-        sequence_rank: Index of the part.
-    """
-    part = routed_experts.numpy()[sequence_rank * size : (sequence_rank + 1) * size]
-    filling = np.full((size - len(part), *part.shape[1:]), NOT_RECORDED, dtype=part.dtype)
-    return torch.from_numpy(np.concatenate([part, filling]))
-
-
-def pack(
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    response_mask: Tensor,
-    sequence_rank: int = 0,
-    sequence_size: int = 1,
-    sequence_group: dist.ProcessGroup | None = None,
-) -> PackedTokens:
-    """Pack right-padded sequences into one row.
+    """Pack sequences into one row, on the CPU.
 
     The row is filled up to a multiple of ``sequence_size``, and one long sequence to a multiple of ``STEP`` as well.
     The filling belongs to the last sequence: attention is causal, so no token before it changes. Its positions are 0,
     because a model may have none beyond those of a sequence.
 
     Args:
-        input_ids: int64 [B, T], on the CPU, since lengths are read.
-        attention_mask: bool [B, T]: real tokens.
-        response_mask: bool [B, T]: tokens that train. Nothing predicts the first token of a sequence.
+        rows: The micro-batch, at least one sequence.
         sequence_rank: Index of the part of the row that this rank gets.
         sequence_size: Number of ranks that share the row.
         sequence_group: Process group of those ranks.
     """
     # in numpy, because waking torch's host threads takes longer than these operations
-    ids, real = input_ids.numpy(), attention_mask.numpy()
-    trained = response_mask.numpy() & real
-    lengths = real.sum(axis=1)
-    starts = lengths.cumsum() - lengths
-    num_tokens = int(lengths.sum())
+    ids, trains, lengths = rows.per_token["input_ids"], rows.per_token["response_mask"], rows.lengths.copy()
+    starts, num_tokens = rows.ends[:-1], len(ids)
+    assert not trains[starts[lengths > 0]].any(), "nothing predicts the first token of a sequence"
     filling = -num_tokens % (sequence_size * (STEP if len(lengths) == 1 and num_tokens >= LONG else 1))
-    positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
-    row_ids = np.concatenate([ids[real], np.zeros(filling, dtype=np.int64)])
-    position_ids = np.concatenate([positions[real], np.zeros(filling, dtype=np.int64)])
+    nothing = np.zeros(filling, np.int64)
+    row_ids = np.concatenate([ids.astype(np.int64), nothing])
+    position_ids = np.concatenate([np.arange(num_tokens) - np.repeat(starts, lengths), nothing])
     lengths[-1] += filling
 
     size = len(row_ids) // sequence_size
     first = sequence_rank * size
-    row_indices, columns = trained[:, 1:].nonzero()
-    predicting = starts[row_indices] + columns - first  # the token at columns predicts the one at columns + 1
-    mine = (predicting >= 0) & (predicting < size)
-    row_indices, columns, predicting = row_indices[mine], columns[mine] + 1, predicting[mine]
-    slots, targets = row_indices * ids.shape[1] + columns, ids[row_indices, columns]
-    if not len(predicting):  # a dummy token: the pass must still run, for the collectives in it
-        predicting, targets, slots = np.zeros(1, dtype=np.int64), row_ids[:1], np.array([ids.size])
-    return PackedTokens(
+    places = trains.nonzero()[0]
+    predicting = places - 1 - first  # the token before one that trains predicts it
+    slots = ((predicting >= 0) & (predicting < size)).nonzero()[0]
+    predicting, targets = predicting[slots], row_ids[places[slots]]
+    if not len(slots):  # a dummy: the pass must still run, for the collectives in it
+        predicting, targets, slots = np.zeros(1, np.int64), row_ids[:1], np.array([len(places)])
+    experts = rows.per_token.get("routed_experts")
+    packed = PackedTokens(
         input_ids=torch.from_numpy(row_ids[None, first : first + size]),
         position_ids=torch.from_numpy(position_ids[None, first : first + size]),
         cu_seqlens=torch.from_numpy(np.append(starts, len(row_ids)).astype(np.int32)),
@@ -175,9 +139,18 @@ def pack(
         predicting=torch.from_numpy(predicting),
         targets=torch.from_numpy(targets),
         slots=torch.from_numpy(slots),
-        shape=(ids.shape[0], ids.shape[1]),
+        num_trained=len(places),
+        routed_experts=None if experts is None else _part_of(experts, first, size),
         sequence_group=sequence_group if sequence_size > 1 else None,
     )
+    return PackedMicroBatch(rows.tokens, packed)
+
+
+def _part_of(experts: NDArray[Any], first: int, size: int) -> Tensor:
+    """Return the experts of one rank's part of a row, [n, L, k]; -1 in the filling at the end of the row."""
+    part = experts[first : first + size]
+    filling = np.full((size - len(part), *part.shape[1:]), NOT_RECORDED, dtype=part.dtype)
+    return torch.from_numpy(np.concatenate([part, filling]))
 
 
 class _SumOfParts(torch.autograd.Function):

@@ -13,7 +13,7 @@ from rlplug.plugin_manager import plugins
 from rlplug.rewards import start_rewards
 from rlplug.setup.checks.trainer import check_trainer
 from rlplug.training.actor_critic import ActorCritic, TrainableModel
-from rlplug.training.forward_backward import MicroBatchRunner
+from rlplug.training.passes import MicroBatchRunner
 from rlplug.training.trainer_record import adapter_record, check_records
 from rlplug.training.update import PolicyUpdate
 from rlplug.weight_sync.manifest import adapters_line
@@ -136,7 +136,7 @@ def make_update(
             reference=models.reference,
             algorithm=config.algorithm,
             sampling=config.sampling,
-            hook=plugins().hook,
+            loss_hook=plugins().hook.rlplug_compute_loss if plugins().wraps("rlplug_compute_loss") else None,
         ),
         runner=MicroBatchRunner(plan.batch, strategy, capture),
         backward=backward,

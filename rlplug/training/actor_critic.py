@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from rlplug.interfaces.algorithm import Algorithm
+from rlplug.interfaces.algorithm import Algorithm, LossOutput
 from rlplug.models.critic import CriticConfig
 from rlplug.models.forward import critic_forward, policy_forward, value_head_forward
 from rlplug.models.lm_head import TokenLogprobs
@@ -31,7 +32,7 @@ class TrainableModel:
 class ForwardOutput:
     """Results of forward-only passes, ``None`` for what they do not compute.
 
-    float32 [B, T] of a micro-batch, or [N] of a rank's own rows.
+    float32 [K] of a micro-batch, or [N] of a rank's own rows.
     """
 
     tokens: TokenLogprobs | None = None
@@ -51,7 +52,8 @@ class ActorCritic:
     reference: nn.Module | None
     algorithm: Algorithm
     sampling: SamplingParams
-    hook: Any
+    loss_hook: Callable[..., LossOutput] | None
+    """The hook ``rlplug_compute_loss``, where a plugin wraps the policy's loss; ``None`` calls ``algorithm.loss``."""
 
     @property
     def shares_trunk(self) -> bool:

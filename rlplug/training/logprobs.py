@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlplug.distributed.offload import Offload
 from rlplug.models.lm_head import TokenLogprobs
 from rlplug.training.actor_critic import ActorCritic
-from rlplug.training.forward_backward import MicroBatchRunner
+from rlplug.training.passes import MicroBatchRunner
 from rlplug.training.step_rows import StepRows
 from rlplug.types import StepBatch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +17,7 @@ from rlplug.errors import RunError
 from rlplug.interfaces.algorithm import Denominators
 from rlplug.interfaces.router_replay import NOT_RECORDED
 from rlplug.training.batch_plan import MicroBatch
-from rlplug.types import Batch, StepBatch
+from rlplug.types import StepBatch
 
 ROW = np.dtype([(name, np.int64) for name in ("group", "home", "index", "length", "num_tokens", "num_routed")])
 """What every rank knows of a row: its group, the rank that has it and its index there, its tokens, its tokens that
@@ -118,57 +119,56 @@ class FetchedRows:
         sent = [rows.table["index"][_at_home(rows.table, each, strategy.global_rank)] for each in wanted]
         self._batch = _exchanged(rows.batch, sent, [rows.table["length"][part] for part in mine], strategy)
 
-    def select(self, micro_batch: MicroBatch) -> Batch:
-        """Return the rows of one of ``micro_batches``, padded; what repeats them as a filler trains on none."""
-        batch = self._batch.select(self._position[list(micro_batch.indices)].tolist())
+    def select(self, micro_batch: MicroBatch) -> StepBatch:
+        """Return the rows of one of ``micro_batches``; what repeats some as a filler trains on none."""
+        rows = self._batch.select(self._position[list(micro_batch.indices)])
         if not micro_batch.is_filler:
-            return batch
-        batch = batch.replace(response_mask=torch.zeros_like(batch.response_mask))
-        if batch.routed_experts is not None:
-            batch = batch.replace(routed_experts=torch.full_like(batch.routed_experts, NOT_RECORDED))
-        return batch
+            return rows
+        changed = {"response_mask": np.zeros_like(rows.per_token["response_mask"])}
+        if "routed_experts" in rows.per_token:
+            changed["routed_experts"] = np.full_like(rows.per_token["routed_experts"], NOT_RECORDED)
+        return replace(rows, per_token={**rows.per_token, **changed})
 
-    def send_home(self, results: Sequence[Tensor]) -> Tensor:
+    def gather_back(self, results: Sequence[Tensor]) -> Tensor:
         """Return what was computed for the tokens of this rank's own rows, wherever that was. Collective.
 
         Args:
-            results: float [B, T] for each of ``micro_batches``, on any device.
+            results: float [K] for each of ``micro_batches``, on any device.
 
         Returns:
-            float32 [N], the rows of ``StepRows.batch`` end to end, on the CPU.
+            float32 [N], the rows of ``StepRows.batch`` end to end, on the CPU; 0 where nothing trains.
         """
-        lengths, strategy = self._rows.table["length"], self._rows.strategy
-        found = {
-            row: values[:length]
-            for micro_batch, result in zip(self.micro_batches, results, strict=True)
-            if not micro_batch.is_filler
-            for row, length, values in zip(
-                micro_batch.indices, lengths[list(micro_batch.indices)], result.float().cpu().numpy(), strict=True
-            )
-        }
+        table, strategy = self._rows.table, self._rows.strategy
+        counts = table["num_tokens"]
+        found: dict[int, NDArray[np.float32]] = {}
+        for micro_batch, result in zip(self.micro_batches, results, strict=True):
+            if not micro_batch.is_filler:
+                ends = counts[list(micro_batch.indices)].cumsum()
+                found.update(zip(micro_batch.indices, np.split(result.float().cpu().numpy(), ends[:-1]), strict=True))
         nothing = np.empty(0, np.float32)
         if self._is_alone:
             return self._in_order(np.concatenate([nothing, *found.values()]), np.array(list(found), dtype=np.int64))
         # of ranks that share rows the first one sends
         ranks = range(strategy.world_size)
         leads = [strategy.data_ranks.index(strategy.data_ranks[rank]) == rank for rank in ranks]
-        table, is_lead = self._rows.table, leads[strategy.global_rank]
+        is_lead = leads[strategy.global_rank]
         mine = _by_home(table, self._computed[strategy.data_rank], strategy.world_size)
         parts = [np.concatenate([nothing, *(found[row] for row in part if is_lead)]) for part in mine]
         arriving = [
             _at_home(table, self._computed[data_rank], strategy.global_rank) if leads[rank] else np.empty(0, np.int64)
             for rank, data_rank in enumerate(strategy.data_ranks)
         ]
-        values = strategy.exchange_arrays(parts, [int(lengths[part].sum()) for part in arriving])
+        values = strategy.exchange_arrays(parts, [int(counts[part].sum()) for part in arriving])
         return self._in_order(values, np.concatenate(arriving))
 
     def _in_order(self, values: NDArray[Any], rows: NDArray[np.int64]) -> Tensor:
-        """Return values of rows that arrived end to end in the order of this rank's batch; 0 for rows of no pass."""
-        batch, table = self._rows.batch, self._rows.table
-        ends = np.concatenate([[0], table["length"][rows].cumsum()])
+        """Put values of trainable tokens, of rows that came end to end, at the tokens of this rank's batch, [N]."""
+        batch, came = self._rows.batch, self._rows.table[rows]
+        places = batch.per_token["response_mask"].nonzero()[0]  # of all trainable tokens, row after row
+        ends = np.concatenate([[0], batch.num_tokens.numpy().cumsum()])
+        starts = np.repeat(ends[came["index"]] - (came["num_tokens"].cumsum() - came["num_tokens"]), came["num_tokens"])
         found = np.zeros(batch.ends[-1], np.float32)
-        for position, index in enumerate(table["index"][rows]):
-            found[batch.ends[index] : batch.ends[index + 1]] = values[ends[position] : ends[position + 1]]
+        found[places[starts + np.arange(len(values))]] = values
         return torch.from_numpy(found)
 
 
@@ -214,6 +214,7 @@ def _exchanged(
         strategy: Exchanges arrays between ranks.
     """
     num_rows, num_tokens = [len(part) for part in lengths], [int(part.sum()) for part in lengths]
+    tokens_sent = [batch.tokens_of(rows) for rows in sent]
     return StepBatch(
         lengths=np.concatenate(lengths),
         per_sequence={
@@ -221,9 +222,8 @@ def _exchanged(
             for name, values in sorted(batch.per_sequence.items())
         },
         per_token={
-            name: strategy.exchange_arrays([batch.rows_end_to_end(values, rows.tolist()) for rows in sent], num_tokens)
+            name: strategy.exchange_arrays([values[tokens] for tokens in tokens_sent], num_tokens)
             for name, values in sorted(batch.per_token.items())
         },
-        pad_token_id=batch.pad_token_id,
         step=batch.step,
     )

@@ -1,4 +1,4 @@
-"""The signatures of hook API 2.x: what a plugin was written for stays."""
+"""The signatures of hook API 3.x: what a plugin was written for stays."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ FROZEN = {
         "PreTrainedTokenizerBase | None",
     ),
 }
-"""Arguments and result of each hook, with their types. A new 2.x adds rows, and none changes before 3.0."""
+"""Arguments and result of each hook, with their types. A new 3.x adds rows, and none changes before 4.0."""
 FIRST_RESULT = {"rlplug_sync_weights", "rlplug_prepare_batch", "rlplug_make_tokenizer", "rlplug_compute_loss"}
 WRAPPERS = {"rlplug_sync_weights", "rlplug_prepare_batch", "rlplug_compute_loss"}
 
@@ -101,7 +101,7 @@ def test_forms_of_the_api_are_kept() -> None:
     specs = {name: getattr(hookspecs, name).rlplug_spec for name in FROZEN}
     assert {name for name, spec in specs.items() if spec["firstresult"]} == FIRST_RESULT
     assert {name for name in FROZEN if name in hookspecs.WRAPPER_ONLY} == WRAPPERS
-    assert hookspecs.API_VERSION.startswith("2.")
+    assert hookspecs.API_VERSION.startswith("3.")
 
 
 def test_every_hook_says_since_when_it_is_there() -> None:
@@ -115,20 +115,20 @@ def test_every_hook_says_since_when_it_is_there() -> None:
 
 def test_a_deprecated_hook_still_works_and_warns(install_plugin, monkeypatch) -> None:
     hook = "@hookimpl\ndef rlplug_after_update(step):\n    return {'x': step}\n"
-    install_plugin("old", f"from rlplug.plugin_manager import hookimpl\nRLPLUG_API_VERSION = '>=2,<3'\n{hook}")
+    install_plugin("old", f"from rlplug.plugin_manager import hookimpl\nRLPLUG_API_VERSION = '>=3,<4'\n{hook}")
     with warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)
         PluginManager()
-    monkeypatch.setattr(hookspecs, "DEPRECATED", {"rlplug_after_update": "since 2.4; use rlplug_after_update_v2"})
-    message = r"plugin 'old' \(acme-old 2\.5\) implements rlplug_after_update, which is deprecated since 2\.4; use"
+    monkeypatch.setattr(hookspecs, "DEPRECATED", {"rlplug_after_update": "since 3.4; use rlplug_after_update_v2"})
+    message = r"plugin 'old' \(acme-old 2\.5\) implements rlplug_after_update, which is deprecated since 3\.4; use"
     with pytest.warns(FutureWarning, match=message):
         manager = PluginManager()
     assert manager.hook.rlplug_after_update(metrics={}, step=3) == [{"x": 3}]
 
 
 def test_a_plugin_of_another_api_is_not_in_the_table_of_versions(monkeypatch) -> None:
-    monkeypatch.setattr(write_compatibility, "API_VERSION", "3.0")
-    with pytest.raises(SystemExit, match=r"rlplug-algos .* is for rlplug .* and this is rlplug .* with hook API 3\.0"):
+    monkeypatch.setattr(write_compatibility, "API_VERSION", "4.0")
+    with pytest.raises(SystemExit, match=r"rlplug-algos .* is for rlplug .* and this is rlplug .* with hook API 4\.0"):
         write_compatibility.table(Distribution(ROOT))
 
 

@@ -6,7 +6,11 @@ import numpy
 import pytest
 import torch
 
-from rlplug.ops import mismatch_metrics
+from rlplug.ops import difference_metrics
+
+
+def of_one_row(differences):
+    return difference_metrics(differences, differences.sum()[None])
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -25,8 +29,7 @@ def test_metrics(seed):
     for q in (1, 50, 99):
         expected[f"mismatch/weight_p{q}"] = numpy.exp(numpy.percentile(difference, q))
         expected[f"mismatch/sequence_weight_p{q}"] = numpy.exp(numpy.percentile(rows, q))
-    engine, trainer = numpy.where(mask, engine, numpy.nan), numpy.where(mask, trainer, numpy.inf)
-    metrics = mismatch_metrics(torch.from_numpy(engine), torch.from_numpy(trainer), torch.from_numpy(mask))
+    metrics = difference_metrics(torch.from_numpy(difference), torch.tensor(rows, dtype=torch.float64))
     assert metrics == pytest.approx(expected, rel=1e-12)
 
 
@@ -36,30 +39,23 @@ def test_kl_estimates_that_of_the_engine_from_the_trainer():
     engine = random.dirichlet(numpy.ones(20))
     trainer = engine * numpy.exp(random.normal(size=20) * 0.5)
     trainer /= trainer.sum()
-    tokens = random.choice(20, size=(1, 400_000), p=engine)
-    metrics = mismatch_metrics(
-        torch.from_numpy(numpy.log(engine)[tokens]),
-        torch.from_numpy(numpy.log(trainer)[tokens]),
-        torch.ones(tokens.shape, dtype=torch.bool),
-    )
+    tokens = random.choice(20, size=400_000, p=engine)
+    metrics = of_one_row(torch.from_numpy(numpy.log(trainer)[tokens] - numpy.log(engine)[tokens]))
     assert metrics["mismatch/kl"] == pytest.approx((engine * numpy.log(engine / trainer)).sum(), rel=0.02)
 
 
 def test_equal_logprobs():
-    logprobs = -torch.rand(3, 4)
-    metrics = mismatch_metrics(logprobs, logprobs.clone(), torch.ones(3, 4, dtype=torch.bool))
+    metrics = of_one_row(torch.zeros(12))
     assert {value for name, value in metrics.items() if "weight" not in name} == {0.0}
     assert {value for name, value in metrics.items() if "weight" in name} == {1.0}
 
 
-def test_nan_in_the_mask_shows():
-    trainer = torch.tensor([[0.0, float("nan")]])
-    metrics = mismatch_metrics(torch.zeros(1, 2), trainer, torch.ones(1, 2, dtype=torch.bool))
+def test_nan_shows():
+    metrics = of_one_row(torch.tensor([0.0, float("nan")]))
     assert all(numpy.isnan(value) for value in metrics.values())
 
 
 def test_kl_of_nearly_equal_logprobs():
     """Close to 0, k3 is d^2 / 2 and far below float32's resolution of exp(d)."""
-    difference = torch.tensor([[1e-4, -1e-4, 2e-4, -3e-4]])
-    metrics = mismatch_metrics(torch.zeros(1, 4), difference, torch.ones(1, 4, dtype=torch.bool))
+    metrics = of_one_row(torch.tensor([1e-4, -1e-4, 2e-4, -3e-4]))
     assert metrics["mismatch/kl"] == pytest.approx((1 + 1 + 4 + 9) * 1e-8 / 2 / 4, rel=0.01)

@@ -7,7 +7,7 @@ import pytest
 from rlplug.errors import PluginError
 from rlplug.plugin_manager import PluginManager
 
-API = 'RLPLUG_API_VERSION = ">=2,<3"\n'
+API = 'RLPLUG_API_VERSION = ">=3,<4"\n'
 HEADER = f"from rlplug.plugin_manager import hookimpl\n{API}"
 OBSERVE = HEADER + "@hookimpl\ndef rlplug_after_update(metrics, step):\n    return {__name__: step}\n"
 
@@ -26,17 +26,17 @@ BROKEN = {
     "no api version": (
         OBSERVE.replace(API, ""),
         "it declares no RLPLUG_API_VERSION.",
-        'Write RLPLUG_API_VERSION = ">=2,<3"',
+        'Write RLPLUG_API_VERSION = ">=3,<4"',
     ),
     "unparsable api version": (
-        OBSERVE.replace(">=2,<3", "1.0"),
+        OBSERVE.replace(">=3,<4", "1.0"),
         "RLPLUG_API_VERSION = '1.0' is not a version range.",
-        'Write it like ">=2,<3".',
+        'Write it like ">=3,<4".',
     ),
     "other api version": (
-        OBSERVE.replace(">=2,<3", ">=3,<4"),
-        "it supports hook API >=3,<4, and this rlplug has 2.2.",
-        "Install a version of acme-broken for API 2.2, or another rlplug.",
+        OBSERVE.replace(">=3,<4", ">=2,<3"),
+        "it supports hook API >=2,<3, and this rlplug has 3.0.",
+        "Install a version of acme-broken for API 3.0, or another rlplug.",
     ),
     "misspelled hook": (
         hook("rlplug_after_updates(metrics)"),

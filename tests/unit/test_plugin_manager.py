@@ -15,7 +15,7 @@ from rlplug.observability import hook_costs
 from rlplug.observability.hook_costs import HookCosts
 from rlplug.plugin_manager import PluginManager, describe
 
-API = 'RLPLUG_API_VERSION = ">=2,<3"\n'
+API = 'RLPLUG_API_VERSION = ">=3,<4"\n'
 HEADER = f"from rlplug.plugin_manager import hookimpl\n{API}"
 OBSERVE = HEADER + "@hookimpl\ndef rlplug_after_update(metrics, step):\n    return {__name__: step}\n"
 REGISTER = HEADER + (
@@ -223,7 +223,7 @@ def test_records_say_what_is_loaded(install_plugin):
         "distribution": "acme-good",
         "version": "2.5",
         "file": str(file),
-        "api_range": ">=2,<3",
+        "api_range": ">=3,<4",
         "registers": ["optimizations/Speedup"],
         "hooks": ["rlplug_register_optimizations"],
         "state": "loaded",

@@ -11,8 +11,6 @@ import torch
 from rlplug.errors import ConfigError
 from rlplug.types import Prompt, RewardError, Rollout, Sample, SamplingParams, StepBatch, groups_of
 
-PAD = 99
-
 
 def sample_of(prompt, completion, group=0, reward=1.0, rewards=None):
     """Token ids as given; the completion's tokens have logprobs -1, -2, ..."""
@@ -38,95 +36,105 @@ RAGGED = [
 ]
 
 
-def test_ragged_samples_are_padded_on_the_right():
-    batch = StepBatch.from_samples(RAGGED, PAD).padded
-    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5], [1, 2, 3, PAD, PAD], [6] + [PAD] * 4, [6, 1] + [PAD] * 3]
-    assert batch.attention_mask.int().tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [1, 1, 0, 0, 0]]
-    assert batch.response_mask.int().tolist() == [[0, 0, 1, 1, 1], [0] * 5, [0] * 5, [0] * 5]
-    assert batch.rollout_logprobs.tolist() == [[0, 0, -1, -2, -3], [0] * 5, [0] * 5, [0, -1, 0, 0, 0]]
-    assert batch.group_index.tolist() == [7, 7, 8, 8]
-    assert batch.truncated.tolist() == [False] * 4
-    assert (batch.num_sequences, batch.lengths) == (4, [5, 3, 1, 2])
-    kinds = {name: tensor.dtype for name, tensor in batch.tensors().items()}
+def test_ragged_samples_are_end_to_end():
+    batch = StepBatch.from_samples(RAGGED)
+    assert batch.per_token["input_ids"].tolist() == [1, 2, 3, 4, 5, 1, 2, 3, 6, 6, 1]
+    assert batch.per_token["response_mask"].nonzero()[0].tolist() == [2, 3, 4]
+    assert batch.per_token["rollout_logprobs"].tolist() == [0, 0, -1, -2, -3, 0, 0, 0, 0, 0, -1]
+    assert batch.lengths.tolist() == [5, 3, 1, 2]
+    assert (batch.group_index.tolist(), batch.truncated.tolist()) == ([7, 7, 8, 8], [False] * 4)
+
+
+def test_the_tokens_that_train():
+    tokens = StepBatch.from_samples(RAGGED).tokens
+    assert (tokens.num_sequences, tokens.num_tokens.tolist()) == (4, [3, 0, 0, 0])
+    assert tokens.token_ids.tolist() == [3, 4, 5]
+    assert tokens.sequence_index.tolist() == [0, 0, 0]
+    assert tokens.rollout_logprobs.tolist() == [-1, -2, -3]
+    kinds = {name: tensor.dtype for name, tensor in tokens.tensors().items()}
     assert kinds == {
-        "input_ids": torch.int64,
-        "attention_mask": torch.bool,
-        "response_mask": torch.bool,
+        "num_tokens": torch.int64,
+        "sequence_index": torch.int64,
+        "token_ids": torch.int64,
         "rollout_logprobs": torch.float32,
         "rewards": torch.float32,
         "reward_valid": torch.bool,
         "group_index": torch.int64,
-        "policy_versions": torch.int32,
         "truncated": torch.bool,
+        "policy_versions": torch.int32,
     }
 
 
 def test_failed_reward_neither_counts_nor_trains():
-    batch = StepBatch.from_samples(RAGGED, PAD).padded
+    batch = StepBatch.from_samples(RAGGED)
     assert batch.rewards.tolist() == [0.5, -1.0, 0.0, 0.0]
     assert batch.reward_valid.tolist() == [True, True, True, False]
-    assert not batch.response_mask[3].any()
+    assert batch.num_tokens[3] == 0
     assert RAGGED[3].errors == {"r": RewardError("late")}
 
 
-def test_one_token():
-    batch = StepBatch.from_samples([RAGGED[2]], PAD).padded
-    assert batch.input_ids.tolist() == [[6]]
-    assert not batch.response_mask.any()
+def test_a_first_token_never_trains():
+    """A prompt of no tokens: nothing predicts the first token of its completion."""
+    batch = StepBatch.from_samples([sample_of([], [4, 5]), sample_of([1], [4])])
+    assert batch.per_token["response_mask"].tolist() == [False, True, False, True]
 
 
-def test_select_takes_rows_in_order_and_cuts_to_the_longest():
-    batch = StepBatch.from_samples(RAGGED, PAD).replace(advantages=torch.arange(20.0).view(4, 5))
-    chosen = batch.select([3, 1])
-    assert chosen.input_ids.tolist() == [[6, 1, PAD], [1, 2, 3]]
-    assert chosen.advantages.tolist() == [[15, 16, 0], [5, 6, 7]]
-    assert chosen.rewards.tolist() == [0.0, -1.0]
-    assert chosen.group_index.tolist() == [8, 7]
-    assert (chosen.old_logprobs, chosen.lengths) == (None, [2, 3])
-    for name, tensor in chosen.tensors().items():
-        assert tensor.shape == ((2, 3) if tensor.dim() == 2 else (2,)), name
+TWO = [sample_of([1, 2], [3, 4], group=1, reward=0.5), sample_of([9], [8, 7, 6], group=2, reward=2.0)]
 
 
-def test_what_was_padded_and_is_padded_again_is_the_same():
-    batch = StepBatch.from_samples(RAGGED, 0).replace(advantages=torch.arange(20.0).view(4, 5)).padded
-    for name, tensor in StepBatch.from_padded(batch.replace(policy_versions=None)).padded.tensors().items():
-        assert torch.equal(tensor, batch.tensors()[name]), name
+def test_select_takes_rows_in_order():
+    batch = StepBatch.from_samples(TWO).replace(values=torch.arange(5.0)).select([1, 0, 1])
+    assert batch.per_token["input_ids"].tolist() == [9, 8, 7, 6, 1, 2, 3, 4, 9, 8, 7, 6]
+    assert batch.tokens.values.tolist() == [2, 3, 4, 0, 1, 2, 3, 4]
+    assert (batch.rewards.tolist(), batch.group_index.tolist()) == ([2.0, 0.5, 2.0], [2, 1, 2])
+    assert StepBatch.from_samples(TWO).select([]).num_sequences == 0
 
 
 def test_a_number_a_sequence_stands_for_its_tokens_that_train():
-    batch = StepBatch.from_samples(RAGGED, PAD).replace(advantages=torch.tensor([2.0, 3.0, 4.0, 5.0]))
-    assert batch.padded.advantages.tolist() == [[0, 0, 2, 2, 2], [0] * 5, [0] * 5, [0] * 5]
-    none = batch.replace(response_mask=torch.zeros(4, dtype=torch.bool))
-    assert not none.padded.response_mask.any()
-    assert (none.num_tokens.tolist(), batch.num_tokens.tolist()) == ([0] * 4, [3, 0, 0, 0])
-    by_token = batch.replace(advantages=torch.ones(4, 5))
-    assert by_token.padded.advantages[0].tolist() == [1] * 5
-    assert "advantages" not in by_token.per_sequence
+    batch = StepBatch.from_samples(TWO).with_advantages(torch.tensor([2.0, 3.0]))
+    assert batch.tokens.advantages.tolist() == [2, 2, 3, 3, 3]
+    assert batch.spread(torch.tensor([5, 6])).tolist() == [5, 5, 6, 6, 6]
+    fewer = batch.replace(response_mask=torch.tensor([True, False, False, True, True]))
+    assert fewer.tokens.advantages.tolist() == [2, 3, 3]
+    assert fewer.tokens.token_ids.tolist() == [3, 7, 6]
+    assert batch.replace(advantages=torch.tensor([1.0, 0.0])).tokens.advantages.tolist() == [1, 1, 0, 0, 0]
+    by_token = batch.replace(advantages=None).replace(advantages=torch.arange(5.0))
+    assert by_token.advantages.tolist() == by_token.tokens.advantages.tolist() == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(("name", "shape"), [("advantages", (3,)), ("rewards", (4, 5)), ("values", (4, 6))])
-def test_replace_refuses_other_shapes(name, shape):
-    with pytest.raises(ValueError, match=f"{name} has the shape"):
-        StepBatch.from_samples(RAGGED, PAD).replace(**{name: torch.zeros(shape)})
+@pytest.mark.parametrize(("name", "size"), [("rewards", 5), ("values", 2), ("response_mask", 4)])
+def test_replace_refuses_other_shapes(name, size):
+    with pytest.raises(ValueError, match=rf"{name} has the shape \[{size}\]"):
+        StepBatch.from_samples(TWO).replace(**{name: torch.zeros(size)})
+
+
+def test_sums_and_a_padded_view():
+    tokens = StepBatch.from_samples([TWO[0], RAGGED[1], TWO[1]]).tokens
+    values = torch.arange(5.0, requires_grad=True)
+    assert tokens.sums(values).tolist() == [1, 0, 9]
+    (tokens.sums(values) * torch.tensor([1.0, 5.0, 2.0])).sum().backward()
+    assert values.grad.tolist() == [1, 1, 2, 2, 2]
+    assert tokens.padded(values, fill=-1).tolist() == [[0, 1, -1], [-1, -1, -1], [2, 3, 4]]
 
 
 def test_a_rank_without_samples_has_a_batch():
-    batch = StepBatch.from_samples([], PAD, no_experts=np.empty((0, 3, 2), np.int8))
-    assert batch.padded.input_ids.shape == (0, 1)
-    assert batch.padded.routed_experts.shape == (0, 3, 2)
+    batch = StepBatch.from_samples([], no_experts=np.empty((0, 3, 2), np.int8))
+    assert batch.per_token["routed_experts"].shape == (0, 3, 2)
     assert batch.num_tokens.tolist() == []
+    assert batch.tokens.sums(torch.zeros(0)).tolist() == []
+    assert batch.tokens.padded(torch.zeros(0)).shape == (0, 0)
 
 
 def test_replace_leaves_the_original():
-    batch = StepBatch.from_samples(RAGGED, PAD).padded
-    values = torch.ones(4, 5)
+    batch = StepBatch.from_samples(TWO).tokens
+    values = torch.ones(5)
     assert torch.equal(batch.replace(values=values).values, values)
     assert batch.values is None
     assert "values" not in batch.tensors()
 
 
 def test_map_changes_every_tensor():
-    batch = StepBatch.from_samples(RAGGED, PAD).padded.map(lambda tensor: tensor.to("meta"))
+    batch = StepBatch.from_samples(TWO).tokens.map(lambda tensor: tensor.to("meta"))
     assert {tensor.device.type for tensor in batch.tensors().values()} == {"meta"}
 
 

@@ -20,10 +20,10 @@ from rlplug_algos.ppo import PPO
 from rlplug_algos.reinforce_pp import ReinforcePP, ReinforcePPBaseline
 from rlplug_algos.rloo import RLOO
 from rlplug_algos.vapo import VAPO
-from torch.nn.functional import pad
+from rlplug_devkit.padded_rows import PaddedRows
+from torch import Tensor
 
-from rlplug.interfaces import Advantages, Algorithm
-from rlplug.types import Batch, StepBatch
+from rlplug.interfaces import Algorithm, Denominators, LossOutput
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ ONE_EACH = [next(case for case in CASES if case.algorithm.__name__ == name) for 
 WITH_CRITIC = [case for case in CASES if case.oracle["advantages"] == "critic"]
 
 
-def sampled(case: Case, draw: Draw) -> tuple[Any, Batch]:
+def sampled(case: Case, draw: Draw) -> tuple[Any, PaddedRows]:
     """The algorithm, and the batch as the loop has it before advantages: with what the algorithm asks for, no more."""
     algorithm, batch = case.make(), draw.batch
     needs = algorithm.needs
@@ -186,7 +186,7 @@ def sampled(case: Case, draw: Draw) -> tuple[Any, Batch]:
     )
 
 
-def ready(case: Case, draw: Draw) -> tuple[Any, Batch]:
+def ready(case: Case, draw: Draw) -> tuple[Any, PaddedRows]:
     """The same, as the loop has it for the losses, with the oracle's advantages and returns."""
     algorithm, batch = sampled(case, draw)
     target, dtype = oracle_advantages(case, draw), draw.logprobs.dtype
@@ -198,17 +198,29 @@ def ready(case: Case, draw: Draw) -> tuple[Any, Batch]:
     )
 
 
-def advantages_of(algorithm: Algorithm, batch: Batch) -> Advantages:
-    """The advantages of a padded batch, each tensor [B, T]."""
-    step, padding = StepBatch.from_padded(batch), batch.input_ids.shape[1]
+def advantages_of(algorithm: Algorithm, rows: PaddedRows) -> SimpleNamespace:
+    """The advantages of a step, each tensor [B, T]: advantages, returns or None, response_mask; and metrics."""
+    step = rows.flat()
     result = algorithm.advantages(step)
-    advantages, mask = result.advantages, result.response_mask
-    mask = (step if mask is None else step.replace(response_mask=mask)).padded.response_mask
-    if advantages.dim() == 1:
-        advantages = torch.where(mask, advantages[:, None], 0.0)
-    padding -= mask.shape[1]
-    tensors = [None if x is None else pad(x, (0, padding)) for x in (advantages, result.returns, mask)]
-    return Advantages(*tensors, result.metrics)
+    advantages = result.of_tokens if result.of_sequences is None else step.spread(result.of_sequences)
+    mask = rows.response_mask if result.trains is None else rows.grid(result.trains)
+    return SimpleNamespace(
+        advantages=torch.where(mask, rows.grid(advantages), 0.0),
+        returns=None if result.returns is None else rows.grid(result.returns),
+        response_mask=mask,
+        metrics=result.metrics,
+    )
+
+
+def loss_of(
+    algorithm: Algorithm, rows: PaddedRows, logprobs: Tensor, entropy: Tensor, denominators: Denominators
+) -> LossOutput:
+    """The policy's loss of padded rows, whose logprobs and entropy are [B, T]."""
+    return algorithm.loss(rows.tokens, rows.trained(logprobs), rows.trained(entropy), denominators)
+
+
+def value_loss_of(algorithm: Algorithm, rows: PaddedRows, values: Tensor, denominators: Denominators) -> LossOutput:
+    return algorithm.value_loss(rows.tokens, rows.trained(values), denominators)
 
 
 def oracle_advantages(case: Case, draw: Draw) -> SimpleNamespace:

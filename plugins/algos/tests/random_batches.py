@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 import torch
+from rlplug_devkit.padded_rows import PaddedRows
 from torch import Tensor
 
 from rlplug.interfaces import Denominators, RunInfo
-from rlplug.types import Batch
 
 SEEDS = range(60)
 MAX_NEW_TOKENS = 8
@@ -22,10 +23,16 @@ RUN = RunInfo(num_completions=16, group_size=4, max_new_tokens=MAX_NEW_TOKENS)
 class Draw:
     """A batch with everything that an algorithm may ask for, and what the models say now, as leaves with gradient."""
 
-    batch: Batch
+    batch: Any
     logprobs: Tensor
     entropy: Tensor
     values: Tensor
+
+    @property
+    def flat(self) -> Draw:
+        """The same of the tokens that train alone: a ``Batch``, and leaves [K]."""
+        leaves = (self.batch.trained(x.detach()).requires_grad_() for x in (self.logprobs, self.entropy, self.values))
+        return Draw(self.batch.tokens, *leaves)
 
 
 @functools.cache
@@ -74,7 +81,7 @@ def random_batch(seed: int, dtype: torch.dtype = torch.float64) -> Draw:
         # through float32, so that what a float32 test sees is what its oracle sees
         return torch.from_numpy(array.astype(numpy.float32)).to(dtype)
 
-    batch = Batch(
+    batch = PaddedRows(
         **{name: torch.from_numpy(value) for name, value in others.items()},
         **{name: tensor(value) for name, value in floats.items()},
     )
@@ -97,7 +104,7 @@ def _rewards(random: numpy.random.Generator, groups: numpy.ndarray) -> tuple[num
     return numpy.where(valid, rewards, 0.0), valid
 
 
-def denominators_of(batch: Batch) -> Denominators:
+def denominators_of(batch: PaddedRows) -> Denominators:
     """What the loop would count if the batch were the mini-batch."""
     tokens = batch.response_mask.sum(dim=1)
     return Denominators(int(tokens.sum()), int((tokens > 0).sum()))

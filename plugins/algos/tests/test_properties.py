@@ -1,4 +1,4 @@
-"""What must hold for any batch: how rows are padded, ordered and split never changes what is learned."""
+"""What must hold for any batch: how rows are ordered and split never changes what is learned."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import dataclasses
 
 import pytest
 import torch
-from algorithm_cases import CASES, WITH_CRITIC, advantages_of, ready, sampled
+from algorithm_cases import CASES, WITH_CRITIC, advantages_of, loss_of, ready, sampled, value_loss_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_batches import MAX_NEW_TOKENS, denominators_of, random_batch
 
 from rlplug.interfaces import Denominators
-from rlplug.types import StepBatch
 
 few = settings(max_examples=8, derandomize=True)
 seeds = st.integers(0, 999)
@@ -25,27 +24,12 @@ def rows_of(batch, rows):
     return dataclasses.replace(batch, **{name: tensor[rows] for name, tensor in batch.tensors().items()})
 
 
-def padded(tensor, width, value):
-    return torch.nn.functional.pad(tensor, (0, width), value=value)
-
-
-def with_padding(batch, width):
-    """NaN in every float, false in every mask, in ``width`` more columns."""
-
-    def pad(tensor):
-        if tensor.dim() == 1:
-            return tensor
-        return padded(tensor, width, float("nan") if tensor.is_floating_point() else 0)
-
-    return dataclasses.replace(batch, **{name: pad(tensor) for name, tensor in batch.tensors().items()})
-
-
 def learn(algorithm, batch, draw_logprobs, entropy, values, denominators):
     """Policy and value loss, with their gradients' sum where every input ends."""
-    output = algorithm.loss(batch, draw_logprobs, entropy, denominators)
+    output = loss_of(algorithm, batch, draw_logprobs, entropy, denominators)
     if not algorithm.needs.critic:
         return output.loss, output
-    critic = algorithm.value_loss(batch, values, denominators)
+    critic = value_loss_of(algorithm, batch, values, denominators)
     return output.loss + critic.loss, dataclasses.replace(output, metrics=output.metrics | critic.metrics)
 
 
@@ -67,24 +51,6 @@ def assert_same(actual, expected, leaves):
         assert left.keys() == right.keys()
         for name, value in right.items():
             assert left[name].item() == pytest.approx(value.item(), rel=1e-6, abs=1e-9), name
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-@few
-@given(seed=seeds, width=st.integers(1, 4))
-def test_padding(case, seed, width):
-    draw = random_batch(seed)
-    algorithm, batch = sampled(case, draw)
-    before, after = advantages_of(algorithm, batch), advantages_of(algorithm, with_padding(batch, width))
-    torch.testing.assert_close(after.advantages, padded(before.advantages, width, 0.0), **EXACT)
-    assert after.metrics == pytest.approx(before.metrics)
-
-    algorithm, batch = ready(case, draw)
-    leaves = [draw.logprobs, draw.entropy, draw.values]
-    wide = with_padding(batch, width).replace(advantages=padded(batch.advantages, width, 0.0))
-    expected = learn(algorithm, batch, *leaves, denominators_of(batch))
-    actual = learn(algorithm, wide, *(padded(x, width, 0.0) for x in leaves), denominators_of(wide))
-    assert_same(actual, expected, leaves)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -117,7 +83,7 @@ def test_the_split_into_micro_batches(case, seed, order, size):
     parts = []
     for start in range(0, len(rows), size):
         chosen = rows[start : start + size]
-        micro = StepBatch.from_padded(batch).select(chosen)
+        micro = batch.select(chosen)
         parts.append(learn(algorithm, micro, *(x[chosen, : micro.input_ids.shape[1]] for x in leaves), denominators))
     outputs = [output for _, output in parts]
     whole = dataclasses.replace(
@@ -140,7 +106,7 @@ def test_at_ratio_1_it_is_the_policy_gradient(case):
         draw = random_batch(seed)
         algorithm, batch = ready(case, draw)
         batch = batch.replace(old_logprobs=draw.logprobs.detach())
-        output = algorithm.loss(batch, draw.logprobs, draw.entropy, denominators_of(batch))
+        output = loss_of(algorithm, batch, draw.logprobs, draw.entropy, denominators_of(batch))
         mask = batch.response_mask
         lengths = mask.sum(dim=1, keepdim=True).clamp(min=1)
         divisors = {
@@ -165,7 +131,7 @@ def test_a_critic_that_is_right_learns_nothing(case):
         draw = random_batch(seed)
         algorithm, batch = ready(case, draw)
         values = batch.returns.clone().requires_grad_()
-        output = algorithm.value_loss(batch.replace(values=batch.returns), values, denominators_of(batch))
+        output = value_loss_of(algorithm, batch.replace(values=batch.returns), values, denominators_of(batch))
         assert output.loss == 0
         assert not gradients(output.loss, [values])[0].any()
 
@@ -185,8 +151,8 @@ def test_groups_train_alone_where_the_algorithm_says_so(case, seed):
 
     algorithm, batch = ready(case, draw)
     leaves, divisor = [draw.logprobs, draw.entropy], {"num_tokens": 2, "num_sequences": 3}[algorithm.streamed_divisor]
-    total = algorithm.loss(batch, *leaves, Denominators(1, 1))
-    divided = algorithm.loss(batch, *leaves, Denominators(2, 3))
+    total = loss_of(algorithm, batch, *leaves, Denominators(1, 1))
+    divided = loss_of(algorithm, batch, *leaves, Denominators(2, 3))
     expected = [gradient * divisor for gradient in gradients(divided.loss, leaves)]
     torch.testing.assert_close(gradients(total.loss, leaves), expected, **EXACT)
     for name, value in total.metrics.items():

@@ -14,7 +14,7 @@ import torch
 from algorithm_cases import CASES, sampled
 from random_batches import random_batch
 
-from rlplug.types import StepBatch, StepStatistics
+from rlplug.types import StepStatistics
 
 
 class Meeting:
@@ -49,7 +49,7 @@ def on_ranks(algorithm, batch, size):
         rows = (home == rank).nonzero().flatten()
         rows = rows[batch.group_index[rows].argsort(stable=True)]
         mine = batch.map(lambda tensor: tensor[rows])
-        return rows, algorithm.advantages(StepBatch.from_padded(mine, ThreadStatistics(size, "cpu", meeting, rank)))
+        return rows, algorithm.advantages(mine.flat(ThreadStatistics(size, "cpu", meeting, rank)))
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(advantages, range(size)))
@@ -59,13 +59,16 @@ def on_ranks(algorithm, batch, size):
 def test_ranks_with_parts_of_a_step_get_what_one_rank_gets(case):
     for seed, size in ((1, 2), (2, 3), (3, 5)):
         algorithm, batch = sampled(case, random_batch(seed, torch.float64))
-        whole = algorithm.advantages(StepBatch.from_padded(batch))
+        whole = algorithm.advantages(batch.flat())
         for rows, part in on_ranks(algorithm, batch, size):
             assert part.metrics == pytest.approx(whole.metrics, rel=1e-9, abs=1e-12)
-            for name in ("advantages", "returns", "response_mask"):
+            for name in ("of_sequences", "of_tokens", "returns", "trains"):
                 mine, all_of_them = getattr(part, name), getattr(whole, name)
                 assert (mine is None) == (all_of_them is None)
                 if mine is None or not len(rows):
                     continue
-                expected = all_of_them[rows] if mine.dim() == 1 else all_of_them[rows, : mine.shape[1]]
+                expected = all_of_them[rows] if name == "of_sequences" else None
+                if name != "of_sequences":
+                    parts = all_of_them.split(batch.response_mask.sum(dim=1).tolist())
+                    expected = torch.cat([parts[row] for row in rows])
                 torch.testing.assert_close(mine, expected, rtol=1e-9, atol=1e-12)

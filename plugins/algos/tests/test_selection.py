@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from random_batches import RUN
 from rlplug_algos.dapo import DAPO
 from rlplug_algos.pf_ppo import PFPPO
+from rlplug_devkit.padded_rows import PaddedRows
 
 from rlplug.types import Prompt, RewardError, Sample, StepBatch
 
@@ -105,7 +106,7 @@ def test_dapo_trains_on_a_group_that_gets_an_advantage(options, drawn):
         samples = group(*[reward for reward, _ in rows], number=number)
         lengths = [length for _, length in rows]
         groups.append([long(sample, length) for sample, length in zip(samples, lengths, strict=True)])
-    batch = StepBatch.from_samples([sample for samples in groups for sample in samples], pad_token_id=0).padded
+    batch = PaddedRows.of(StepBatch.from_samples([sample for samples in groups for sample in samples]))
     without = {name: value for name, value in options.items() if not name.startswith("overlong")}
     gets = torch.ones(batch.num_sequences, dtype=torch.bool)
     for algorithm in (made(DAPO(**without)), made(DAPO(**options))):

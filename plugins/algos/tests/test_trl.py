@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from algorithm_cases import advantages_of
+from algorithm_cases import advantages_of, loss_of
 from random_batches import RUN, SEEDS, denominators_of, random_batch, with_garbage
 from rlplug_algos.cispo import CISPO
 from rlplug_algos.corrections import Correction
@@ -116,9 +116,8 @@ def our_step(algorithm, batch, logprobs, entropy):
     """Return the batch that trains, with its advantages, and the loss."""
     algorithm.setup(RUN)
     result = advantages_of(algorithm, batch)
-    mask = batch.response_mask if result.response_mask is None else result.response_mask
-    batch = batch.replace(advantages=result.advantages, response_mask=mask)
-    return batch, algorithm.loss(batch, logprobs, entropy, denominators_of(batch))
+    batch = batch.replace(advantages=result.advantages, response_mask=result.response_mask)
+    return batch, loss_of(algorithm, batch, logprobs, entropy, denominators_of(batch))
 
 
 def assert_close(what, ours, theirs, tolerance):
@@ -199,5 +198,5 @@ def test_the_dual_clip_is_trls_delta(algorithm, dtype):
         batch, logprobs, entropy = draw(seed, dtype)
         theirs = trl_step(GRPOTrainer, batch, logprobs, entropy, delta=1.3)
         batch = batch.replace(advantages=theirs.advantages)
-        ours = algorithm.loss(batch, logprobs, entropy, denominators_of(batch))
+        ours = loss_of(algorithm, batch, logprobs, entropy, denominators_of(batch))
         assert_same_loss(seed, ours.loss, theirs.loss, logprobs)

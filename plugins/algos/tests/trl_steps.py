@@ -18,12 +18,11 @@ from types import SimpleNamespace
 
 import torch
 from random_batches import RUN
+from rlplug_devkit.padded_rows import PaddedRows
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.rloo_trainer import RLOOTrainer
-
-from rlplug.types import Batch
 
 PAD, WORD, END = 0, 5, 1
 OPTIONS = {
@@ -62,13 +61,13 @@ ARGS = {
 class Layout:
     """Our batch as TRL's rows."""
 
-    batch: Batch
+    batch: PaddedRows
     rows: list[int | None]
     """Our row of each of TRL's; ``None`` for those that only fill up a group."""
     group_size: int
 
     @staticmethod
-    def of(batch: Batch) -> Layout:
+    def of(batch: PaddedRows) -> Layout:
         groups = [torch.nonzero(batch.group_index == group).flatten().tolist() for group in batch.group_index.unique()]
         size = max(2, *map(len, groups))
         return Layout(batch, [row for group in groups for row in [*group, *[None] * (size - len(group))]], size)
@@ -121,7 +120,7 @@ class Step:
 
 
 def trl_step(
-    trainer_class: type, batch: Batch, logprobs: Tensor, entropy: Tensor, rewards: Tensor | None = None, **options
+    trainer_class: type, batch: PaddedRows, logprobs: Tensor, entropy: Tensor, rewards: Tensor | None = None, **options
 ) -> Step:
     """Run TRL on the whole batch, with ``rewards`` [B] in the place of the batch's own."""
     layout = Layout.of(batch)

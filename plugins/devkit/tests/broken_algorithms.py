@@ -12,7 +12,6 @@ from rlplug_devkit import AlgorithmConformance
 from torch import Tensor
 
 from rlplug.interfaces import Advantages, Algorithm, Denominators, LossOutput, Needs
-from rlplug.ops import masked_sum
 from rlplug.types import Batch, Sample, StepBatch
 
 
@@ -28,9 +27,8 @@ class Fine(Algorithm):
 
     def advantages(self, batch: StepBatch) -> Advantages:
         centred = self.centred(batch)
-        mask = batch.padded.response_mask
-        returns = torch.where(mask, batch.rewards[:, None], 0.0)
-        return Advantages(centred, returns, metrics={"made/size": batch.step.mean(centred.abs())})
+        metrics = {"made/size": batch.step.mean(centred.abs())}
+        return Advantages(centred, returns=batch.spread(batch.rewards), metrics=metrics)
 
     def centred(self, batch: StepBatch) -> Tensor:
         centred = torch.zeros_like(batch.rewards)
@@ -48,17 +46,16 @@ class Fine(Algorithm):
         return difference.clamp(-20, 20).exp()
 
     def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
-        mask = micro_batch.response_mask
         assert micro_batch.advantages is not None
         assert micro_batch.old_logprobs is not None
-        ratio = self.ratio(torch.where(mask, logprobs - micro_batch.old_logprobs, 0.0))
-        objective = masked_sum(ratio.clamp(max=2.0) * micro_batch.advantages, mask)
-        mean = masked_sum(ratio.detach(), mask) / max(denominators.num_tokens, 1)
+        ratio = self.ratio(logprobs - micro_batch.old_logprobs)
+        objective = (ratio.clamp(max=2.0) * micro_batch.advantages).sum()
+        mean = ratio.detach().sum() / max(denominators.num_tokens, 1)
         return LossOutput(-self.scale * objective / max(denominators.num_tokens, 1), {"made/ratio": mean})
 
     def value_loss(self, micro_batch: Batch, values: Tensor, denominators: Denominators) -> LossOutput:
         assert micro_batch.returns is not None
-        squares = masked_sum((values - micro_batch.returns).square(), micro_batch.response_mask)
+        squares = (values - micro_batch.returns).square().sum()
         return LossOutput(squares / max(denominators.num_tokens, 1))
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
@@ -81,20 +78,24 @@ class RaisesInAdvantages(Fine):
 
 class ReadsUndeclaredOldLogprobs(Fine):
     def advantages(self, batch: StepBatch) -> Advantages:
-        assert batch.padded.old_logprobs is not None
+        assert batch.tokens.old_logprobs is not None
         return super().advantages(batch)
 
 
 class ReadsUndeclaredRolloutLogprobs(Fine):
     def advantages(self, batch: StepBatch) -> Advantages:
         result = super().advantages(batch)
-        return replace(result, advantages=result.advantages * batch.padded.rollout_logprobs.sum(dim=1).exp())
+        assert result.of_sequences is not None
+        return replace(
+            result, of_sequences=result.of_sequences * batch.tokens.sums(batch.tokens.rollout_logprobs).exp()
+        )
 
 
 class ReturnsDoubles(Fine):
     def advantages(self, batch: StepBatch) -> Advantages:
         result = super().advantages(batch)
-        return replace(result, advantages=result.advantages.double())
+        assert result.of_sequences is not None
+        return replace(result, of_sequences=result.of_sequences.double())
 
 
 class ForgetsReturns(Fine):
@@ -207,7 +208,7 @@ class AsksWhereItHasCompletions(Fine):
 
     def advantages(self, batch: StepBatch) -> Advantages:
         if not batch.num_sequences:
-            return Advantages(batch.rewards.clone(), torch.zeros(0, 1))
+            return Advantages(batch.rewards.clone(), returns=torch.zeros(0))
         return super().advantages(batch)
 
 
@@ -270,7 +271,7 @@ class ZeroesAdvantagesInPlace(ChangedLoss):
 
 class DividesByItsOwnTokens(ChangedLoss):
     def changed(self, output: LossOutput, batch: Batch, logprobs: Tensor, denominators: Denominators) -> LossOutput:
-        own = batch.response_mask.sum().clamp(min=1)
+        own = batch.num_tokens.sum().clamp(min=1)
         return replace(output, loss=output.loss * max(denominators.num_tokens, 1) / own)
 
 
@@ -279,28 +280,15 @@ class NormalisesInTheMicroBatch(ChangedLoss):
 
     def changed(self, output: LossOutput, batch: Batch, logprobs: Tensor, denominators: Denominators) -> LossOutput:
         assert batch.advantages is not None
-        return replace(output, loss=output.loss / batch.advantages.abs().max().clamp(min=1e-3))
-
-
-class TrainsThePrompt(ChangedLoss):
-    def changed(self, output: LossOutput, batch: Batch, logprobs: Tensor, denominators: Denominators) -> LossOutput:
-        return replace(output, loss=output.loss - (logprobs.sum()) / max(denominators.num_tokens, 1))
-
-
-class CountsMaskedRatios(ChangedLoss):
-    """Only a metric reads tokens that do not train."""
-
-    def changed(self, output: LossOutput, batch: Batch, logprobs: Tensor, denominators: Denominators) -> LossOutput:
-        assert batch.old_logprobs is not None
-        sizes = (logprobs.detach() - batch.old_logprobs).abs().sum() / max(denominators.num_tokens, 1)
-        return replace(output, metrics={**output.metrics, "made/distance": sizes})
+        largest = torch.cat([batch.advantages.abs(), torch.tensor([1e-3])]).max()
+        return replace(output, loss=output.loss / largest)
 
 
 class AddsAConstant(ChangedLoss):
     """A term of the step, as large in each row that is there: halves with the denominators, and adds up over rows."""
 
     def changed(self, output: LossOutput, batch: Batch, logprobs: Tensor, denominators: Denominators) -> LossOutput:
-        return replace(output, loss=output.loss + len(logprobs) / max(denominators.num_tokens, 1))
+        return replace(output, loss=output.loss + batch.num_sequences / max(denominators.num_tokens, 1))
 
 
 class ClampsAfterExp(Fine):

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from rlplug.interfaces import Bucket, Denominators, LossOutput, SyncReport
-from rlplug.ops import masked_mean
 from rlplug.plugin_manager import hookimpl
 from rlplug.registry import Registry
 from rlplug.rewards import ExactMatch
@@ -24,7 +23,7 @@ plugins: dict[str, ModuleType] = {}
 """Modules by the names of their mistakes."""
 
 
-def plugin(name: str, *functions: Callable[..., Any], api: str = ">=2,<3") -> ModuleType:
+def plugin(name: str, *functions: Callable[..., Any], api: str = ">=3,<4") -> ModuleType:
     """Return a plugin that has the hooks of ``Fine``, but for those that are given."""
     module = ModuleType(f"broken_{name}")
     module.RLPLUG_API_VERSION = api  # type: ignore[attr-defined]
@@ -78,7 +77,7 @@ def rlplug_prepare_batch() -> Generator[None, StepBatch, StepBatch]:
 @wrapper
 def rlplug_compute_loss(micro_batch: Batch, denominators: Denominators) -> Generator[None, LossOutput, LossOutput]:
     output = yield
-    tokens = micro_batch.response_mask.sum() / denominators.num_tokens
+    tokens = micro_batch.num_tokens.sum() / denominators.num_tokens
     return dataclasses.replace(output, metrics={**output.metrics, "made/tokens": tokens})
 
 
@@ -141,7 +140,7 @@ def rlplug_prepare_batch() -> Generator[None, StepBatch, Any]:
 @mistake("DropsRows")
 def rlplug_prepare_batch() -> Generator[None, StepBatch, StepBatch]:
     batch = yield
-    return StepBatch.from_padded(batch.select(range(max(batch.num_sequences - 1, 0))))
+    return batch.select(range(max(batch.num_sequences - 1, 0)))
 
 
 @mistake("ReadsTheBuckets")
@@ -222,7 +221,7 @@ def rlplug_prepare_batch() -> Generator[None, StepBatch, StepBatch]:
 @mistake("SkipsEmptyRanks")
 def rlplug_prepare_batch() -> Generator[None, StepBatch, StepBatch]:
     batch = yield
-    return batch.replace(returns=torch.zeros(batch.padded.input_ids.shape)) if batch.num_sequences else batch
+    return batch.replace(returns=torch.zeros(int(batch.num_tokens.sum()))) if batch.num_sequences else batch
 
 
 @mistake("AsksWhereItHasRows")
@@ -243,7 +242,7 @@ def rlplug_after_rollout(rollout: Rollout) -> Mapping[str, float]:
 def rlplug_compute_loss(micro_batch: Batch) -> Generator[None, LossOutput, LossOutput]:
     output = yield
     assert micro_batch.advantages is not None
-    mean = masked_mean(micro_batch.advantages.abs(), micro_batch.response_mask)
+    mean = micro_batch.advantages.abs().mean()
     return dataclasses.replace(output, metrics={**output.metrics, "made/advantage": mean})
 
 

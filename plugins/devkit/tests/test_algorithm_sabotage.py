@@ -40,8 +40,6 @@ CAUGHT_BY = {
     "ZeroesAdvantagesInPlace": "test_the_micro_batch_is_left_as_it_was",
     "DividesByItsOwnTokens": "test_losses_divide_by_the_denominators",
     "NormalisesInTheMicroBatch": "test_micro_batches_add_up",
-    "TrainsThePrompt": "test_tokens_that_do_not_train_have_no_effect",
-    "CountsMaskedRatios": "test_tokens_that_do_not_train_have_no_effect",
     "AddsAConstant": "test_a_filler_adds_nothing",
     "ClampsAfterExp": "test_gradients_are_finite_at_extreme_ratios",
     "HasTheWrongSign": "test_better_completions_become_more_likely",

@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 from rlplug.distributed.fsdp_units import transformer_blocks, transformer_units
 from rlplug.errors import ConfigError
 from rlplug.models.forward import policy_forward
-from rlplug.models.packing import pack_batch
+from rlplug.models.packing import pack
 
 CASES = {
     "plain": list,
@@ -112,8 +112,9 @@ class Worker(LightningModule):
         mine = range(self.global_rank, batch.num_sequences, self.trainer.world_size)
         mask = torch.zeros_like(batch.response_mask)
         mask[list(mine)] = batch.response_mask[list(mine)]
-        output = policy_forward(model, pack_batch(batch.replace(response_mask=mask)), SAMPLING, "gradient")
-        loss = weighted(output.tokens.logprobs, output.entropy)
+        batch = batch.replace(response_mask=mask)
+        output = policy_forward(model, pack(batch.flat()), SAMPLING, "gradient")
+        loss = weighted(batch.grid(output.tokens.logprobs), batch.grid(output.entropy))
         loss.backward()
         return loss.detach()
 

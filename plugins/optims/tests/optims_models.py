@@ -6,14 +6,15 @@ import copy
 from dataclasses import dataclass
 
 import torch
+from rlplug_devkit.padded_rows import PaddedRows
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from rlplug.models import attention
 from rlplug.models.forward import PolicyOutput, policy_forward
-from rlplug.models.packing import pack_batch
-from rlplug.types import Batch, Prompt, Sample, SamplingParams, StepBatch
+from rlplug.models.packing import pack
+from rlplug.types import Prompt, Sample, SamplingParams, StepBatch
 
 VOCABULARY = 48
 SAMPLING = SamplingParams(temperature=0.8, top_k=20, top_p=0.9)
@@ -53,7 +54,7 @@ def wide_model() -> nn.Module:
         return nn.Sequential(nn.Linear(128, 128), nn.Linear(128, 128))
 
 
-def tiny_batch(lengths: list[tuple[int, int]] = LENGTHS, seed: int = 0) -> Batch:
+def tiny_batch(lengths: list[tuple[int, int]] = LENGTHS, seed: int = 0) -> PaddedRows:
     generator = torch.Generator().manual_seed(seed)
     samples = []
     for row, (num_prompt, num_new) in enumerate(lengths):
@@ -71,7 +72,7 @@ def tiny_batch(lengths: list[tuple[int, int]] = LENGTHS, seed: int = 0) -> Batch
                 reward=0.0,
             )
         )
-    return StepBatch.from_samples(samples, pad_token_id=0).padded
+    return PaddedRows.of(StepBatch.from_samples(samples))
 
 
 @dataclass(frozen=True)
@@ -88,17 +89,17 @@ def weighted(logprobs: Tensor, entropies: Tensor) -> Tensor:
     return (logprobs * places.cos()).sum() + 0.5 * (entropies * places.sin()).sum()
 
 
-def optimized_results(model: nn.Module, batch: Batch) -> Results:
+def optimized_results(model: nn.Module, batch: PaddedRows) -> Results:
     """Return what the product computes."""
     device = next(model.parameters()).device
-    output: PolicyOutput = policy_forward(model, pack_batch(batch).to(device), SAMPLING, "gradient")
-    loss = weighted(output.tokens.logprobs.cpu(), output.entropy.cpu())
+    output: PolicyOutput = policy_forward(model, pack(batch.flat()).to(device), SAMPLING, "gradient")
+    loss = weighted(batch.grid(output.tokens.logprobs.cpu()), batch.grid(output.entropy.cpu()))
     model.zero_grad()
     loss.backward()
     return Results(loss.detach(), gradients(model))
 
 
-def plain_results(model: nn.Module, batch: Batch) -> Results:
+def plain_results(model: nn.Module, batch: PaddedRows) -> Results:
     """Return what plain torch computes of an unsharded model with eager attention."""
     logprobs, entropies = torch.zeros(2, *batch.input_ids.shape)
     rows = []

@@ -21,7 +21,7 @@ from rlplug.errors import ConfigError
 from rlplug.models import attention
 from rlplug.models.attention import Sequences
 from rlplug.models.forward import policy_forward
-from rlplug.models.packing import pack_batch
+from rlplug.models.packing import pack
 from rlplug.types import SamplingParams
 
 BORDERS = [0, 5, 6, 17]
@@ -156,7 +156,7 @@ def test_a_model_whose_kernels_do_not_support_it_stops(kernels):
     model = tiny_model()
     model.set_attn_implementation(flash_attention.NAME)
     with pytest.raises(ConfigError, match=r"half precision on a GPU.*model\.policy\.dtype"):
-        policy_forward(model, pack_batch(tiny_batch()), SamplingParams(), "none")
+        policy_forward(model, pack(tiny_batch().flat()), SamplingParams(), "none")
 
 
 def test_refuses_by_name(monkeypatch):
@@ -205,7 +205,7 @@ def test_the_same_logprobs_and_gradients(is_compiled):
         change(model)
         if is_compiled:
             model.compile()
-        packed = pack_batch(tiny_batch([(30, 100), (1, 1), (70, 200)])).to(torch.device("cuda"))
+        packed = pack(tiny_batch([(30, 100), (1, 1), (70, 200)]).flat()).to(torch.device("cuda"))
         logprobs = policy_forward(model, packed, SamplingParams(), "none").tokens.logprobs
         logprobs.sum().backward()
         return [logprobs.detach(), *(parameter.grad for parameter in model.parameters())]

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rlplug_devkit.padded_rows import PaddedRows
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from rlplug.models.critic import ValueHead
-from rlplug.types import Batch, Prompt, Sample, SamplingParams, StepBatch
+from rlplug.types import Prompt, Sample, SamplingParams, StepBatch
 from rlplug.weight_sync.hf_names import hf_weights
 
 VOCABULARY, PADDING = 51, 40
@@ -66,7 +67,7 @@ def make_folder(family: str, folder: Path) -> Path:
     return folder
 
 
-def batch() -> Batch:
+def batch() -> PaddedRows:
     generator = torch.Generator().manual_seed(0)
     samples = []
     for row, (num_prompt, num_new) in enumerate(LENGTHS):
@@ -76,7 +77,7 @@ def batch() -> Batch:
         prompt = Prompt(uid=str(row), token_ids=tokens[:num_prompt], text="")
         mask = (False,) * num_prompt + (True,) * num_new
         samples.append(Sample(prompt, row, tokens, mask, (0.0,) * len(tokens), "", "stop", 0))
-    return StepBatch.from_samples(samples, 0).padded
+    return PaddedRows.of(StepBatch.from_samples(samples))
 
 
 def weights_of_tokens(like: torch.Tensor) -> torch.Tensor:
@@ -134,7 +135,7 @@ def transformers_results(folder: Path, is_given: bool = False) -> dict[str, Any]
     }
 
 
-def critic_results(model: Any, rows: Batch) -> dict[str, Any]:
+def critic_results(model: Any, rows: PaddedRows) -> dict[str, Any]:
     """Return a critic's values [B, T], and the gradients of a loss over them by the trunk's names and the head's."""
     head, values = ValueHead(model.config.hidden_size, HEAD_SEED), torch.zeros(rows.input_ids.shape)
     for row, ids in enumerate(rows.input_ids):

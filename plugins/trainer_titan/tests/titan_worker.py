@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.accelerators import CPUAccelerator
+from rlplug_devkit.padded_rows import PaddedRows
 from rlplug_optims import CompileBlocks, FusedLogprobs, GradientCheckpointing, SelectiveCheckpointing
 from rlplug_trainer_titan import TorchTitan
 from titan_cases import HEAD_SEED, SAMPLING, batch, given_experts, weights_of_tokens
@@ -35,8 +36,7 @@ from rlplug.models.build import build_critic, build_policy
 from rlplug.models.critic import CriticConfig
 from rlplug.models.export import export_policy
 from rlplug.models.forward import critic_forward, policy_forward, value_head_forward
-from rlplug.models.packing import pack_batch
-from rlplug.types import Batch
+from rlplug.models.packing import pack
 from rlplug.weight_sync.buckets import weight_buckets
 
 OPTIMIZATIONS = {
@@ -89,12 +89,12 @@ def pass_of(policy: Any, strategy: RLFSDP2Strategy, trainer: TorchTitan, is_give
     mine, rows = own_rows(strategy)
     policy.zero_grad()
     strategy.set_last_micro_batch(policy, is_last=True)
-    micro = pack_batch(rows)
+    micro = pack(rows.flat())
     if is_given:
         row = micro.packed
         trainer.router_replay(policy).set(given_experts(row.input_ids[0], row.position_ids[0], len(policy.routers)))
     output = policy_forward(policy, micro, SAMPLING, "gradient")
-    parts = {"logprobs": output.tokens.logprobs, "entropy": output.entropy}
+    parts = {"logprobs": rows.grid(output.tokens.logprobs), "entropy": rows.grid(output.entropy)}
     (weights_of_tokens(batch().input_ids)[mine] * (parts["logprobs"] + 0.3 * parts["entropy"])).sum().backward()
     results: dict[str, Any] = {name: whole_batch(part, strategy) for name, part in parts.items()}
     results["gradients"] = gradients_of(policy, trainer.hf_weights(policy))
@@ -116,7 +116,7 @@ def results_of(job: dict[str, Any], out: Path) -> dict[str, Any]:
     dist.all_reduce(read, dist.ReduceOp.MAX)
     results: dict[str, Any] = {"read": float(read)}
     if "CompileBlocks" in job["optimizations"]:  # other lengths, for which the blocks' graph must serve too
-        policy_forward(policy, pack_batch(batch()), SAMPLING, "gradient").tokens.logprobs.sum().backward()
+        policy_forward(policy, pack(batch().flat()), SAMPLING, "gradient").tokens.logprobs.sum().backward()
     for _ in range(2):  # twice: a pass must leave the network as it was
         results |= pass_of(policy, strategy, trainer)
     if policy.routers:
@@ -149,23 +149,24 @@ def critic_results(
         CriticConfig(seed=HEAD_SEED, share_trunk=share_trunk), policy, config, [], strategy, trainer
     )
     mine, rows = own_rows(strategy)
-    micro, weights = pack_batch(rows), weights_of_tokens(batch().input_ids)[mine]
+    micro, weights = pack(rows.flat()), weights_of_tokens(batch().input_ids)[mine]
     policy.zero_grad()
     for model in (policy, critic):
         strategy.set_last_micro_batch(model, is_last=True)
     if share_trunk:
         output = policy_forward(policy, micro, SAMPLING, "gradient")
-        values, trunk, head = value_head_forward(critic, output, micro), policy, critic
-        (weights * (values + output.tokens.logprobs + 0.3 * output.entropy)).sum().backward()
+        values, trunk, head = rows.grid(value_head_forward(critic, output, micro)), policy, critic
+        of_policy = rows.grid(output.tokens.logprobs + 0.3 * output.entropy)
+        (weights * (values + of_policy)).sum().backward()
     else:
-        values, trunk, head = critic_forward(critic, micro), critic.trunk, critic.head
+        values, trunk, head = rows.grid(critic_forward(critic, micro)), critic.trunk, critic.head
         (weights * values).sum().backward()
     gradients = gradients_of(trunk, trainer.hf_weights(trunk))
     gradients |= {f"head.{name}": full(parameter.grad) for name, parameter in head.named_parameters()}
     return {"values": whole_batch(values, strategy), "gradients": gradients}
 
 
-def own_rows(strategy: RLFSDP2Strategy) -> tuple[Tensor, Batch]:
+def own_rows(strategy: RLFSDP2Strategy) -> tuple[Tensor, PaddedRows]:
     """Return the indices of this rank's rows, and the rows."""
     rows = batch()
     mine = torch.arange(strategy.data_rank, len(rows.input_ids), strategy.data_size)

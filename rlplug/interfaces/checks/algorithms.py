@@ -38,57 +38,44 @@ def check_selection(call: PluginCall, group: Sequence[Sample], chosen: Any) -> S
 
 
 def accept_advantages(call: PluginCall, found: Any, batch: StepBatch) -> StepBatch:
-    """Return the rows with an algorithm's result, whose shapes, dtypes, masks and numbers fit them.
+    """Return the rows with an algorithm's result, whose shapes, dtypes and numbers fit them.
 
     Raises:
         RunError: They do not.
     """
     if not isinstance(found, Advantages):
         raise call.violation("return rlplug.interfaces.Advantages", f"returned {brief(found)}")
-    either = [[batch.num_sequences], [batch.num_sequences, int(batch.lengths.max(initial=1))]]
-    _check_shape(call, "advantages", found.advantages, torch.float32, either)
-    changes: dict[str, Tensor | None] = {"advantages": found.advantages, "returns": found.returns}
-    if found.returns is not None:
-        _check_shape(call, "returns", found.returns, torch.float32, either[1:])
-    if found.response_mask is not None:
-        _check_shape(call, "response_mask", found.response_mask, torch.bool, either)
-        changes["response_mask"] = found.response_mask
-    rows = batch.replace(**changes)
-    _check_mask(call, rows, batch)
-    for name in ("advantages", "returns"):
-        values = rows.per_token.get(name, rows.per_sequence.get(name))
-        if values is not None and (index := first_nonfinite(values)) is not None:
-            sequence = index if name in rows.per_sequence else _sequence_of(rows, index)
-            raise call.violation(f"return finite {name}", f"returned {values[index]} in sequence {sequence}")
-    if "advantages" in rows.per_token:
-        _check_zeros(call, rows, rows.per_token["advantages"])
-    return rows
+    if (found.of_sequences is None) == (found.of_tokens is None):
+        which = "neither" if found.of_tokens is None else "both"
+        raise call.violation("return of_sequences or of_tokens", f"returned {which}")
+    num_tokens = int(batch.num_tokens.sum())
+    sizes = {"of_sequences": batch.num_sequences, "of_tokens": num_tokens, "returns": num_tokens, "trains": num_tokens}
+    for name, size in sizes.items():
+        if (value := getattr(found, name)) is not None:
+            _check_tensor(call, name, value, torch.bool if name == "trains" else torch.float32, size)
+            if (index := first_nonfinite(value.detach().numpy())) is not None:
+                raise call.violation(
+                    f"return finite {name}", f"returned {value[index]} in {_place(batch, name, index)}"
+                )
+    if found.of_sequences is not None:
+        batch = batch.with_advantages(found.of_sequences)
+    changes = {"advantages": found.of_tokens, "returns": found.returns, "response_mask": found.trains}
+    return batch.replace(**{name: value for name, value in changes.items() if value is not None})
 
 
-def _check_shape(call: PluginCall, name: str, value: Any, dtype: torch.dtype, shapes: Sequence[Sequence[int]]) -> None:
-    words = f"{name} as {str(dtype).removeprefix('torch.')} {' or '.join(map(str, shapes))} on the CPU"
+def _check_tensor(call: PluginCall, name: str, value: Any, dtype: torch.dtype, size: int) -> None:
+    words = f"return {name} as {str(dtype).removeprefix('torch.')} [{size}] on the CPU"
     if not isinstance(value, Tensor):
-        raise call.violation(f"return {words}", f"returned {brief(value)}")
-    if value.dtype != dtype or list(value.shape) not in shapes or value.device.type != "cpu":
-        raise call.violation(f"return {words}", f"returned {_words(value)}")
+        raise call.violation(words, f"returned {brief(value)}")
+    if value.dtype != dtype or list(value.shape) != [size] or value.device.type != "cpu":
+        raise call.violation(words, f"returned {_words(value)}")
 
 
-def _check_mask(call: PluginCall, rows: StepBatch, former: StepBatch) -> None:
-    """Require that no token trains that did not train before."""
-    new, old = rows.per_token["response_mask"], former.per_token["response_mask"]
-    if new is not old and (added := np.count_nonzero(new > old)):
-        raise call.violation("train on fewer tokens or as many", f"set response_mask of {added} tokens that must not")
-
-
-def _check_zeros(call: PluginCall, rows: StepBatch, advantages: NDArray[Any]) -> None:
-    wrong = (advantages != 0) > rows.per_token["response_mask"]
-    if np.count_nonzero(wrong):
-        index = int(wrong.argmax())
-        sequence = _sequence_of(rows, index)
-        raise call.violation(
-            "return advantages that are 0 where response_mask is false",
-            f"returned {advantages[index]} at token {index - rows.ends[sequence]} of sequence {sequence}",
-        )
+def _place(batch: StepBatch, name: str, index: int) -> str:
+    if name == "of_sequences":
+        return f"sequence {index}"
+    sequence = int(batch.tokens.sequence_index[index])
+    return f"trainable token {index - int(batch.num_tokens[:sequence].sum())} of sequence {sequence}"
 
 
 def first_nonfinite(array: NDArray[Any]) -> int | None:
@@ -96,10 +83,6 @@ def first_nonfinite(array: NDArray[Any]) -> int | None:
     if not array.size or (np.isfinite(array.min()) and np.isfinite(array.max())):
         return None
     return int((~np.isfinite(array)).argmax())
-
-
-def _sequence_of(rows: StepBatch, index: int) -> int:
-    return int(np.searchsorted(rows.ends, index, side="right")) - 1
 
 
 # ---- the rows of a step -------------------------------------------------------------------------------------------
@@ -132,7 +115,9 @@ def check_rows(call: PluginCall, edited: Any, batch: StepBatch) -> StepBatch:
     for name in ("input_ids", "group_index"):
         if not _is_same(after[name], before[name]):
             raise call.violation(f"leave {name!r} as it is", "changed it")
-    _check_mask(call, edited, batch)
+    new, old = after["response_mask"], before["response_mask"]
+    if new is not old and (added := np.count_nonzero(new > old)):
+        raise call.violation("train on fewer tokens or as many", f"set response_mask of {added} tokens that must not")
     return edited
 
 
@@ -186,10 +171,10 @@ def check_per_token(call: PluginCall, found: LossOutput, logprobs: Tensor) -> di
     Args:
         call: The algorithm's.
         found: What it returned.
-        logprobs: float32 [B, T], which it was given.
+        logprobs: float32 [K], which it was given.
 
     Raises:
-        RunError: It is no mapping to numbers [B, T] on the device.
+        RunError: It is no mapping to numbers [K] on the device.
     """
     if not isinstance(found.per_token, Mapping):
         raise call.violation("return per_token as a mapping", f"returned {brief(found.per_token)}")

@@ -7,7 +7,7 @@ are logged are copied to the host at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -18,9 +18,11 @@ from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.observability.sample_records import SampleRows
 from rlplug.observability.token_log.step_tokens import LOSS, PRODUCED, ROW, TRAINED
 from rlplug.training.batch_plan import MicroBatch
-from rlplug.training.losses import MicroBatchLoss
-from rlplug.training.step_rows import StepRows
 from rlplug.types import Sample, StepBatch
+
+if TYPE_CHECKING:
+    from rlplug.training.step_rows import StepRows
+    from rlplug.training.update import MicroBatchLoss
 
 MOST_TOKENS: Final = 1 << 20
 """Most tokens of a step that are logged: about 16 MB before compression."""
@@ -35,8 +37,8 @@ TOKEN: Final = np.dtype(
     ]
 )
 """What the rank that generated a token knows of it."""
-KEYS: Final = ("row", "position", "pass")
-"""What names a token among those that a rank computed."""
+KEYS: Final = ("row", "place", "pass")
+"""What names a token among those that a rank computed: its row, and its place among the row's trainable tokens."""
 
 
 class TokenCapture:
@@ -60,8 +62,8 @@ class TokenCapture:
         self._names: list[str] = []
         self._num_passes = 0
         self._computed: dict[tuple[int, int], tuple[Mapping[str, Tensor], int, int, int]] = {}
-        """Of each row, by its group and its place in it: tensors [B, T] of a micro-batch, the row's place among the B,
-        its length, and the number of the pass: a later pass may be another rank's."""
+        """Of each row, by its group and its place in it: tensors [K] of a micro-batch, the first of the K that is the
+        row's and how many are, and the number of the pass: a later pass may be another rank's."""
         self._trainer_logprobs: Tensor | None = None
 
     def begin(self, step: int) -> None:
@@ -77,9 +79,11 @@ class TokenCapture:
         self._names = list(values)
         self._num_passes += 1  # the same on all ranks
         if not micro_batch.is_filler:
-            keys, lengths = rows.keys, rows.lengths
-            for place, row in enumerate(micro_batch.indices):
-                self._computed[keys[row]] = values, place, lengths[row], self._num_passes
+            first = 0
+            for row in micro_batch.indices:
+                num_tokens = int(rows.table["num_tokens"][row])
+                self._computed[rows.keys[row]] = values, first, num_tokens, self._num_passes
+                first += num_tokens
 
     def compared(self, trainer_logprobs: Tensor) -> None:
         """Keep the trainer's logprobs before the update under the distribution that was sampled, float32 [N]."""
@@ -160,11 +164,11 @@ class TokenCapture:
             found = self._computed.get((int(row["group"]), int(row["place"])))
             if found is None:
                 continue
-            values, place, length, number_of_pass = found
-            head = np.zeros(length, dtype)
-            head["row"], head["position"], head["pass"] = number, np.arange(length), number_of_pass
+            values, first, num_tokens, number_of_pass = found
+            head = np.zeros(num_tokens, dtype)
+            head["row"], head["place"], head["pass"] = number, np.arange(num_tokens), number_of_pass
             heads.append(head)
-            parts.append(torch.stack([values[name][place, :length].float() for name in self._names]))
+            parts.append(torch.stack([values[name][first : first + num_tokens].float() for name in self._names]))
         result = np.concatenate(heads)
         if parts:
             on_host = torch.cat(parts, dim=1).cpu().numpy()  # the one wait for the GPU
@@ -174,16 +178,20 @@ class TokenCapture:
 
 
 def _aligned(at_home: NDArray[Any], computed: NDArray[Any]) -> NDArray[Any]:
-    """Return the entries of ``computed`` for the tokens of ``at_home``, NaN where there is none."""
+    """Return the entries of ``computed`` for the tokens of ``at_home``, row after row; NaN where there is none."""
     aligned = np.zeros(len(at_home), computed.dtype)
     for name in (computed.dtype.names or ())[len(KEYS) :]:
         aligned[name] = np.nan
-    order = np.lexsort((-computed["pass"], computed["position"], computed["row"]))  # of a token, the last pass first
-    keys = [rows["row"].astype(np.int64) << 32 | rows["position"] for rows in (computed[order], at_home)]
-    places = np.searchsorted(keys[0], keys[1])
-    found = places < len(keys[0])
-    found[found] = keys[0][places[found]] == keys[1][found]
-    aligned[found] = computed[order][places[found]]
+    trained = (at_home["flags"] & TRAINED) > 0
+    rows = at_home["row"][trained]
+    place = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    order = np.lexsort((-computed["pass"], computed["place"], computed["row"]))  # of a token, the last pass first
+    known = computed["row"][order].astype(np.int64) << 32 | computed["place"][order]
+    wanted = rows.astype(np.int64) << 32 | place
+    index = np.searchsorted(known, wanted)
+    found = index < len(known)
+    found[found] = known[index[found]] == wanted[found]
+    aligned[trained.nonzero()[0][found]] = computed[order][index[found]]
     return aligned
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -21,12 +22,10 @@ from rlplug.errors import RunError
 from rlplug.interfaces.algorithm import Denominators, LossDivisor
 from rlplug.models.lm_head import TokenLogprobs
 from rlplug.training.advantages import compute_advantages
-from rlplug.training.forward_backward import MiniBatchResult
 from rlplug.training.logprobs import compute_logprobs
-from rlplug.training.losses import PolicyLoss
 from rlplug.training.step_rows import StepRows
-from rlplug.training.streaming.undivided_loss import SUMS, UndividedLoss, divisor_of
-from rlplug.training.update import PolicyUpdate, StepMetrics, UpdateResult
+from rlplug.training.streaming.undivided_loss import SUMS, divisor_of, undivided_loss
+from rlplug.training.update import MiniBatchResult, PolicyUpdate, StepMetrics, UpdateResult, step_losses
 from rlplug.types import Rollout, Sample, StepBatch
 
 CHOSEN: Final = ("group_index", "advantages", "response_mask")
@@ -127,7 +126,7 @@ class StreamedStep:
             NonFiniteUpdate: The loss or a gradient is not finite, unless such optimizer steps are to be skipped.
         """
         total = _total([part.denominators for part in self._parts])
-        loss, taken = PolicyLoss(self._update.models), StepMetrics()
+        (loss,), taken = step_losses(self._update.models, step=1), StepMetrics()
         for model in loss.models:
             self._update.runner.strategy.scale_gradients(model.module, 1 / max(getattr(total, self._divisor), 1))
         result = _join_results([part.result for part in self._parts], total, self._divisor)
@@ -140,8 +139,7 @@ class StreamedStep:
 
     def discard(self) -> None:
         """Drop the gradients of a step that ends before its update."""
-        for model in PolicyLoss(self._update.models).models:
-            model.optimizer.zero_grad()
+        self._update.models.policy.optimizer.zero_grad()
         self._reset()
 
     def _reset(self) -> None:
@@ -158,9 +156,12 @@ class StreamedStep:
         trained, _ = compute_advantages(self._algorithm, batch, runner.strategy.gather)
         rows = StepRows(trained, runner.strategy)
         everything = range(rows.num_sequences)
-        loss = UndividedLoss(PolicyLoss(models), self._divisor, checks)
-        result = runner.forward_backward(rows, everything, loss, self._update.backward, SUMS)
-        if checks and (wrong := runner.strategy.gather(loss.wrong)):
+        wrong: list[str] = []
+        (loss,) = step_losses(models, step)
+        if checks:
+            loss = replace(loss, compute=partial(undivided_loss, models, self._divisor, wrong))
+        result = self._update.forward_backward(rows, everything, loss, SUMS)
+        if checks and (wrong := runner.strategy.gather(wrong)):
             raise RunError(
                 f"{type(self._algorithm).__name__}.streamed_divisor is {self._divisor!r}, and {wrong[0]}, by the "
                 "algorithm or a plugin that wraps its loss. Set model.partial_rollout.max_staleness to 1 or more, or "

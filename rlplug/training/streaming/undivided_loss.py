@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from rlplug.interfaces.algorithm import Denominators, LossDivisor
-from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.models.forward import PolicyOutput
 from rlplug.models.packing import PackedMicroBatch
-from rlplug.training.actor_critic import TrainableModel
-from rlplug.training.losses import MicroBatchLoss, PolicyLoss
+from rlplug.training.actor_critic import ActorCritic
+from rlplug.training.update import MicroBatchLoss, forward_policy, policy_loss
 
 SUMS: Final = Denominators(num_tokens=1, num_sequences=1, num_routed=1)
 """Denominators that leave losses and metrics undivided."""
@@ -22,35 +21,30 @@ OTHERS: Final = Denominators(num_tokens=2, num_sequences=3, num_routed=5)
 """Denominators by which the divisor of a loss shows."""
 
 
-@dataclass(frozen=True)
-class UndividedLoss:
-    """The policy's loss as a sum, which is divided after the last backward pass."""
+def undivided_loss(
+    models: ActorCritic,
+    divisor: LossDivisor,
+    wrong: list[str],
+    micro_batch: PackedMicroBatch,
+    denominators: Denominators,
+) -> MicroBatchLoss:
+    """Return the policy's loss, after a check that it is proportional to one over ``divisor``.
 
-    policy: PolicyLoss
-    divisor: LossDivisor
-    checks: bool
-    """Whether to check that it is proportional to one over ``divisor``."""
-    wrong: list[str] = field(default_factory=list)
-    """What the checks found."""
-    num_epochs: int | None = None
-
-    @property
-    def models(self) -> Sequence[TrainableModel]:
-        return self.policy.models
-
-    @property
-    def call(self) -> PluginCall:
-        return self.policy.call
-
-    def compute(self, micro_batch: PackedMicroBatch, denominators: Denominators) -> MicroBatchLoss:
-        output = self.policy.forward(micro_batch)
-        if self.checks:
-            self.wrong.extend(_wrong_divisors(self.policy, micro_batch, output, self.divisor))
-        return self.policy.loss_of(micro_batch, output, denominators)
+    Args:
+        models: The models, and the algorithm.
+        divisor: Count that divides the loss, as the algorithm says.
+        wrong: Gets what is divided by another one.
+        micro_batch: Tokens on the device.
+        denominators: ``SUMS``.
+    """
+    output = forward_policy(models, micro_batch)
+    if len(micro_batch.batch.token_ids):  # of no tokens all is 0
+        wrong.extend(_wrong_divisors(models, micro_batch, output, divisor))
+    return policy_loss(models, micro_batch, denominators, output)
 
 
 def _wrong_divisors(
-    policy: PolicyLoss, micro_batch: PackedMicroBatch, output: PolicyOutput, divisor: LossDivisor
+    models: ActorCritic, micro_batch: PackedMicroBatch, output: PolicyOutput, divisor: LossDivisor
 ) -> Iterator[str]:
     """Return what of gradient and metrics is divided by another count than the algorithm says."""
 
@@ -58,7 +52,7 @@ def _wrong_divisors(
         leaves = [output.tokens.logprobs.detach(), output.entropy.detach()]
         leaves = [leaf.requires_grad_() for leaf in leaves]
         tokens = replace(output.tokens, logprobs=leaves[0])
-        found = policy.loss_of(micro_batch, replace(output, tokens=tokens, entropy=leaves[1]), denominators).output
+        found = policy_loss(models, micro_batch, denominators, replace(output, tokens=tokens, entropy=leaves[1])).output
         gradients: Any = torch.autograd.grad(found.loss, leaves, allow_unused=True)
         return {name: value.detach() for name, value in found.metrics.items()}, gradients
 

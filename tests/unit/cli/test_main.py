@@ -16,7 +16,7 @@ GOOD = """
 from rlplug.interfaces import Optimization
 from rlplug.plugin_manager import hookimpl
 
-RLPLUG_API_VERSION = ">=2,<3"
+RLPLUG_API_VERSION = ">=3,<4"
 
 class AnOptimizationWithALongName(Optimization):
     def effects(self):
@@ -32,7 +32,7 @@ def rlplug_after_update(metrics):
 """
 NAMES = (
     *("rlplug loaded (rlplug ", "HFRollout", "MathVerify", "algos loaded (rlplug-algos ", "GRPO"),
-    *("good loaded (acme-good-with-a-long-name 2.5, hook API >=2,<3)", "AnOptimizationWithALongName"),
+    *("good loaded (acme-good-with-a-long-name 2.5, hook API >=3,<4)", "AnOptimizationWithALongName"),
     *("after_update, register_optimizations",),
 )
 
@@ -68,7 +68,7 @@ def test_failed_plugin_shows_its_file_and_reason_and_fails_the_command(install_p
 
 
 def test_verbose_shows_files_documentation_and_who_wraps_whom(install_plugin, capsys, tmp_path):
-    wrapper = "from rlplug.plugin_manager import hookimpl\nRLPLUG_API_VERSION = '>=2,<3'\n@hookimpl(wrapper=True)\n"
+    wrapper = "from rlplug.plugin_manager import hookimpl\nRLPLUG_API_VERSION = '>=3,<4'\n@hookimpl(wrapper=True)\n"
     file = install_plugin("wraps", f"{wrapper}def rlplug_prepare_batch():\n    return (yield)\n")
     (metadata,) = file.parent.glob("*.dist-info/METADATA")
     metadata.write_text(metadata.read_text() + "Project-URL: Homepage, https://acme.example\n")

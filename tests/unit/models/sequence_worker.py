@@ -18,8 +18,9 @@ from rlplug.models.config import ModelConfig
 from rlplug.models.critic import CriticConfig
 from rlplug.models.forward import critic_forward, policy_forward
 from rlplug.models.loading import load_model
-from rlplug.models.packing import pack_batch
-from rlplug.types import Batch, SamplingParams
+from rlplug.models.packing import pack
+from rlplug.types import SamplingParams
+from rlplug_devkit.padded_rows import PaddedRows
 
 
 def main() -> None:
@@ -35,17 +36,18 @@ def main() -> None:
 def compute(folder: Path) -> dict[str, torch.Tensor]:
     tensors = load_file(folder / "batch.safetensors")
     weights = tensors.pop("weights")
-    batch = pack_batch(Batch(**tensors), dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
+    rows = PaddedRows(**tensors)
+    batch = pack(rows.flat(), dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
     config = ModelConfig(path=str(folder), dtype="float32")
     policy, critic = load_model(config), load_critic(CriticConfig(seed=3), config)
     output = policy_forward(policy, batch, SamplingParams(temperature=0.8, top_k=9), "gradient")
     values = critic_forward(critic, batch)
-    ((output.tokens.logprobs + 0.3 * output.entropy + values) * weights).sum().backward()
+    ((output.tokens.logprobs + 0.3 * output.entropy + values) * rows.trained(weights)).sum().backward()
     results = {
-        "logprobs": output.tokens.logprobs.detach(),
-        "entropy": output.entropy.detach(),
-        "sampled": output.tokens.sampled_logprobs,
-        "values": values.detach(),
+        "logprobs": rows.grid(output.tokens.logprobs.detach()),
+        "entropy": rows.grid(output.entropy.detach()),
+        "sampled": rows.grid(output.tokens.sampled_logprobs),
+        "values": rows.grid(values.detach()),
     }
     for name, module in (("policy", policy), ("critic", critic)):
         for parameter_name, parameter in module.named_parameters():

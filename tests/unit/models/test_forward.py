@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rlplug.models.forward import policy_forward
-from rlplug.models.packing import pack_batch
-from rlplug.types import SamplingParams, StepBatch
+from rlplug.models.packing import pack
+from rlplug.types import SamplingParams
 
 FAMILIES = ["llama", "llama_tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral", "gpt2"]
 """Windows of mistral, gemma2 and gemma3 are shorter than the longest row; gemma2 has a soft cap in attention."""
@@ -17,7 +17,7 @@ ROUND_OFF = 1e-4
 
 
 def reference(model, batch, temperature):
-    """Logprobs and entropy, [B, T], from one unpadded forward pass per row, with plain log_softmax."""
+    """Logprobs and entropy, [K], from one unpadded forward pass per row, with plain log_softmax."""
     model.set_attn_implementation("eager")
     rows = []
     for ids, length in zip(batch.input_ids, batch.lengths, strict=True):
@@ -27,7 +27,7 @@ def reference(model, batch, temperature):
         pad = (1, batch.input_ids.shape[1] - length)
         rows.append([torch.nn.functional.pad(values, pad) for values in (chosen, entropy)])
     model.set_attn_implementation("packed")
-    return (torch.stack(column) * batch.response_mask for column in zip(*rows, strict=True))
+    return (batch.trained(torch.stack(column)) for column in zip(*rows, strict=True))
 
 
 def gradients_of(model, loss):
@@ -39,9 +39,9 @@ def gradients_of(model, loss):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_forward_equals_that_of_each_row_alone(family, temperature, model_folder, load_policy, make_batch):
     policy, batch = load_policy(model_folder(family)).train(), make_batch(RAGGED, seed=1)
-    weights = torch.randn(batch.input_ids.shape, generator=torch.Generator().manual_seed(7))
+    weights = torch.randn(int(batch.response_mask.sum()), generator=torch.Generator().manual_seed(7))
     expected, expected_entropy = reference(policy, batch, temperature)
-    output = policy_forward(policy, pack_batch(batch), SamplingParams(temperature=temperature), "gradient")
+    output = policy_forward(policy, pack(batch.flat()), SamplingParams(temperature=temperature), "gradient")
     torch.testing.assert_close(output.tokens.logprobs, expected, rtol=0, atol=ROUND_OFF)
     torch.testing.assert_close(output.entropy, expected_entropy, rtol=0, atol=ROUND_OFF)
     assert torch.equal(output.tokens.sampled_logprobs, output.tokens.logprobs)
@@ -53,40 +53,28 @@ def test_forward_equals_that_of_each_row_alone(family, temperature, model_folder
             torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=round_off)
 
 
-def test_what_the_padding_holds_changes_nothing(model_folder, load_policy, make_batch):
-    policy, batch = load_policy(model_folder("llama")), make_batch(RAGGED)
-    other = batch.replace(input_ids=batch.input_ids.masked_fill(~batch.attention_mask, 17))
-    outputs = [policy_forward(policy, pack_batch(rows), SamplingParams(), "value") for rows in (batch, other)]
-    assert torch.equal(outputs[0].tokens.logprobs, outputs[1].tokens.logprobs)
-    assert torch.equal(outputs[0].entropy, outputs[1].entropy)
-
-
 def sampled_logprobs(output):
     return output.tokens.sampled_logprobs
 
 
 @pytest.mark.parametrize("rows", [[0], [1], [2], [3, 1], [5, 2], [0, 1, 2, 3, 4, 5]])
-def test_untrained_positions_are_zero_however_rows_are_cut(rows, model_folder, load_policy, make_batch):
-    """Were they not, an algorithm's ratio to old_logprobs from another cut would overflow there."""
+def test_tokens_have_their_values_however_rows_are_cut(rows, model_folder, load_policy, make_batch):
     policy, batch = load_policy(model_folder("llama")), make_batch(RAGGED)
-    whole = policy_forward(policy, pack_batch(batch), SamplingParams(top_p=0.9), "value")
-    batch = StepBatch.from_padded(batch).select(rows)
-    part = policy_forward(policy, pack_batch(batch), SamplingParams(top_p=0.9), "value")
+    whole = policy_forward(policy, pack(batch.flat()), SamplingParams(top_p=0.9), "value")
+    part = policy_forward(policy, pack(batch.flat().select(rows)), SamplingParams(top_p=0.9), "value")
     for tensors in (lambda output: output.tokens.logprobs, lambda output: output.entropy, sampled_logprobs):
         values = tensors(part)
-        assert values.shape == batch.input_ids.shape
         assert values.dtype == torch.float32
-        assert not values[~batch.response_mask].any()
-        expected = tensors(whole)[rows, : values.shape[1]]
+        expected = torch.cat([batch.grid(tensors(whole))[row][batch.response_mask[row]] for row in rows])
         torch.testing.assert_close(values, expected, rtol=0, atol=ROUND_OFF)
-        assert values[batch.response_mask].ne(0).all()
+        assert values.ne(0).all()
 
 
 def test_nothing_to_train_still_reaches_every_weight(model_folder, load_policy, make_batch):
     """Every rank must run a backward pass through all of the model, with rows that train or without."""
     policy = load_policy(model_folder("llama"))
     for lengths in ([(4, 0), (1, 0)], [(1, 0)]):
-        output = policy_forward(policy, pack_batch(make_batch(lengths)), SamplingParams(), "value")
+        output = policy_forward(policy, pack(make_batch(lengths).flat()), SamplingParams(), "value")
         gradients = gradients_of(policy, output.tokens.logprobs.sum())
         assert not any(gradient.any() for gradient in gradients.values())
 
@@ -94,11 +82,11 @@ def test_nothing_to_train_still_reaches_every_weight(model_folder, load_policy, 
 def test_entropy_modes(model_folder, load_policy, make_batch):
     policy, batch = load_policy(model_folder("llama")), make_batch(RAGGED)
     none, value, gradient = (
-        policy_forward(policy, pack_batch(batch), SamplingParams(), m) for m in ("none", "value", "gradient")
+        policy_forward(policy, pack(batch.flat()), SamplingParams(), m) for m in ("none", "value", "gradient")
     )
     assert not none.entropy.any()
     assert torch.equal(value.entropy, gradient.entropy)
-    assert value.entropy[batch.response_mask].gt(0).all()
+    assert value.entropy.gt(0).all()
     assert not none.entropy.requires_grad
     assert not value.entropy.requires_grad
     assert gradient.entropy.requires_grad
@@ -108,12 +96,12 @@ def test_entropy_modes(model_folder, load_policy, make_batch):
 def test_sampled_logprobs_are_of_the_truncated_distribution(model_folder, load_policy, make_batch):
     policy, batch = load_policy(model_folder("llama")), make_batch(RAGGED)
     sampling = SamplingParams(temperature=0.7, top_k=5)
-    output = policy_forward(policy, pack_batch(batch), sampling, "none")
-    for row, position in batch.response_mask.nonzero().tolist():
+    output = policy_forward(policy, pack(batch.flat()), sampling, "none")
+    for index, (row, position) in enumerate(batch.response_mask.nonzero().tolist()):
         tokens = batch.input_ids[row].tolist()
         with torch.no_grad():
             logits = policy(torch.tensor([tokens[:position]])).logits[0, -1] / 0.7
         kept = {*logits.topk(5).indices.tolist(), tokens[position]}
         expected = logits[tokens[position]] - logits[sorted(kept)].logsumexp(dim=0)
-        assert output.tokens.sampled_logprobs[row, position].item() == pytest.approx(expected.item(), abs=ROUND_OFF)
-    assert (output.tokens.sampled_logprobs > output.tokens.logprobs)[batch.response_mask].all()
+        assert output.tokens.sampled_logprobs[index].item() == pytest.approx(expected.item(), abs=ROUND_OFF)
+    assert (output.tokens.sampled_logprobs > output.tokens.logprobs).all()

@@ -36,14 +36,13 @@ def is_refused(config, longest, implementation="packed", sequence_size=1):
 
 
 @pytest.mark.parametrize("longest", [16, 17])
-def test_longrope_is_refused_where_a_sequence_would_change_with_its_neighbour(longest):
+def test_longrope_is_refused_where_a_sequence_would_change_with_its_neighbour(longest, make_batch):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(LONGROPE, dtype=torch.float32, attn_implementation="packed")
-    ids, mask = torch.randint(2, 32, (2, longest)), torch.ones(2, longest, dtype=torch.bool)
-    mask[0, 10:] = False
+    rows = make_batch([(1, 9), (1, longest - 1)]).flat()
     with torch.no_grad():
-        beside = model(**pack(ids, mask, mask).model_inputs()).logits[0, :10]
-        alone = model(**pack(ids[:1, :10], mask[:1, :10], mask[:1, :10]).model_inputs()).logits[0]
+        beside = model(**pack(rows).packed.model_inputs()).logits[0, :10]
+        alone = model(**pack(rows.select([0])).packed.model_inputs()).logits[0]
     changes = not torch.allclose(beside, alone, rtol=0, atol=1e-4)
     assert is_refused(LONGROPE, longest) is changes is (longest > 16)
 

@@ -16,11 +16,12 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Qwen3MoeConfig
 from rlplug.errors import ConfigError
 from rlplug.interfaces.router_replay import RouterShape, attach_router_replay, named_routers
 from rlplug.models.forward import policy_forward
-from rlplug.models.packing import pack_batch
+from rlplug.models.packing import pack
 from rlplug.models.routers import replay_routers, router_shape
 from rlplug.rollout.routed_experts import RouterRecorder
 from rlplug.training.step_rows import num_routed
-from rlplug.types import Batch, SamplingParams, StepBatch
+from rlplug.types import SamplingParams
+from rlplug_devkit.padded_rows import PaddedRows
 
 KEY = "model.router_replay"
 SIZES = {
@@ -106,21 +107,15 @@ def batch_of(lengths, routed_experts=None):
     ids = torch.randint(2, 64, real.shape, generator=generator) * real
     zeros = torch.zeros(real.shape)
     ones = torch.ones(len(lengths))
-    return Batch(
+    return PaddedRows(
         ids, real, real & (torch.arange(longest) > 0), zeros, ones, ones.bool(), ones.long(), ones.bool(),
         routed_experts=routed_experts,
     )  # fmt: skip
 
 
-def logprobs(model, batch, parts=None):
-    """Return the logprobs [B, T] of a batch, in one pass or in several of some rows each."""
-    grid = torch.zeros(batch.input_ids.shape)
-    for rows in parts or [range(batch.num_sequences)]:
-        values = policy_forward(
-            model, pack_batch(StepBatch.from_padded(batch).select(rows)), SAMPLING, "none"
-        ).tokens.logprobs
-        grid = grid.index_put((torch.tensor(rows)[:, None], torch.arange(values.shape[1])), values)
-    return grid
+def logprobs(model, batch):
+    """Return the logprobs [B, T] of a batch."""
+    return batch.grid(policy_forward(model, pack(batch.flat()), SAMPLING, "none").tokens.logprobs)
 
 
 def own_choice(model, batch):
@@ -205,7 +200,7 @@ def test_each_token_keeps_its_experts_in_every_split(order, cuts, data):
     for size in (1, 2, 3):
         for start, end in itertools.pairwise(bounds):
             rows = order[start:end]
-            parts = [pack_batch(StepBatch.from_padded(batch).select(rows), rank, size).packed for rank in range(size)]
+            parts = [pack(batch.flat().select(rows), rank, size).packed for rank in range(size)]
             row = torch.cat([part.routed_experts for part in parts])
             expected = torch.cat([names[starts[index] : starts[index + 1]] for index in rows])
             assert torch.equal(row[: len(expected)], expected)
@@ -217,8 +212,8 @@ def test_pairs_without_known_experts_do_not_count():
     experts = other_choice(sum(LENGTHS))
     experts[[4, 13, 16]] = -1  # the last token of each sequence
     batch = batch_of(LENGTHS, experts)
-    assert num_routed(StepBatch.from_padded(batch)).tolist() == [(length - 1) * 3 for length in LENGTHS]
-    assert not num_routed(StepBatch.from_padded(batch.replace(routed_experts=None))).any()
+    assert num_routed(batch.flat()).tolist() == [(length - 1) * 3 for length in LENGTHS]
+    assert not num_routed(batch.replace(routed_experts=None).flat()).any()
 
 
 @pytest.mark.parametrize("kinds", [(), ("checkpoint",), ("fused",), ("checkpoint", "fused")])
@@ -236,7 +231,7 @@ def test_replay_is_the_same_in_splits_recomputed_and_fused(kinds):
     plain.sum().backward()
     counts = []
     for rows in ([1], [2, 0]):
-        values = logprobs(model, StepBatch.from_padded(batch).select(rows))
+        values = logprobs(model, batch.select(rows))
         counts.append(int(replay.num_differing()))
         values.sum().backward()
         torch.testing.assert_close(values, plain[rows, : values.shape[1]].detach(), rtol=0, atol=2e-5)

@@ -14,11 +14,12 @@ import pytest
 import torch
 from capable_engines import CapableRollout
 from conversations import AsyncCounting, Counting, Hanging, Raising, Wrong
+from rlplug_devkit.padded_rows import PaddedRows
 
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
 from rlplug.models.forward import policy_forward
-from rlplug.models.packing import pack_batch
+from rlplug.models.packing import pack
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.hf_engine import HFRollout
@@ -90,12 +91,10 @@ def test_the_trainer_has_the_engines_logprobs_over_five_turns(engine, make_gener
     samples = generate(generator)
     assert [sample.num_turns for sample in samples] == [5] * 6
     assert [sample.reward for sample in samples] == [5.0] * 6
-    batch = StepBatch.from_samples(samples, pad_token_id=0).padded
+    batch = PaddedRows.of(StepBatch.from_samples(samples))
     assert (~batch.response_mask & batch.attention_mask).sum() == 6 * (2 + 4)  # prompts, and four observations each
-    trainer = policy_forward(generator.policy, pack_batch(batch), SamplingParams(20), "none").tokens.sampled_logprobs
-    torch.testing.assert_close(
-        trainer[batch.response_mask], batch.rollout_logprobs[batch.response_mask], rtol=0, atol=1e-4
-    )
+    trainer = policy_forward(generator.policy, pack(batch.flat()), SamplingParams(20), "none").tokens.sampled_logprobs
+    torch.testing.assert_close(trainer, batch.trained(batch.rollout_logprobs), rtol=0, atol=1e-4)
 
 
 def test_an_engine_that_streams_samples_what_one_that_does_not_samples(make_generator):
@@ -144,7 +143,7 @@ def test_a_failed_environment_costs_its_own_trajectory(engine, environment, mess
     assert {sample.errors["environment"].message for sample in samples if sample.errors} == {f"{source}: {message}"}
     assert [sample.num_turns for sample in samples] == [5, 5, 2, 2, 5, 5]
     assert generator.pop_metrics()["environment/failures"] == 2
-    batch = StepBatch.from_samples(samples, pad_token_id=0).padded
+    batch = PaddedRows.of(StepBatch.from_samples(samples))
     assert not batch.response_mask[2:4].any()
 
 
@@ -218,11 +217,9 @@ def test_a_partial_rollout_has_every_token_once(engine, environment, make_genera
             assert max(by_version) <= number
             assert len(sample.token_ids) - 2 <= 12
     assert max(len({s.policy_version for s in sample.segments}) for sample in samples) == 3
-    batch = StepBatch.from_samples(samples, pad_token_id=0).padded
-    trainer = policy_forward(generator.policy, pack_batch(batch), SamplingParams(12), "none").tokens.sampled_logprobs
-    torch.testing.assert_close(
-        trainer[batch.response_mask], batch.rollout_logprobs[batch.response_mask], rtol=0, atol=1e-4
-    )
+    batch = PaddedRows.of(StepBatch.from_samples(samples))
+    trainer = policy_forward(generator.policy, pack(batch.flat()), SamplingParams(12), "none").tokens.sampled_logprobs
+    torch.testing.assert_close(trainer, batch.trained(batch.rollout_logprobs), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("environment", [None, Counting])

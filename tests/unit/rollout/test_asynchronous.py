@@ -14,12 +14,13 @@ from capable_engines import CapableRollout
 from conversations import Counting, Hanging
 from rlplug_algos.corrections import Correction
 from rlplug_algos.grpo import GRPO
+from rlplug_devkit.padded_rows import PaddedRows
 from virtual_world import run_case
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import EngineCapabilities, EngineFault
 from rlplug.models.forward import policy_forward
-from rlplug.models.packing import pack_batch
+from rlplug.models.packing import pack
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.hf_engine import HFRollout
@@ -69,13 +70,11 @@ def test_groups_that_train_late_have_every_token_once(environment, make_generato
     assert len(run.state.ledger.open) == 2
     trained = [int(sample.prompt.uid) for sample in run.samples[::2]]
     assert sorted(trained + [int(t.prompt.uid) for t in run.state.all_trajectories[::2]]) == list(range(run.num_drawn))
-    batch = StepBatch.from_samples(run.samples, pad_token_id=0).padded
+    batch = PaddedRows.of(StepBatch.from_samples(run.samples))
     trainer = policy_forward(
-        run.generator.policy, pack_batch(batch), SamplingParams(12), "none"
+        run.generator.policy, pack(batch.flat()), SamplingParams(12), "none"
     ).tokens.sampled_logprobs
-    torch.testing.assert_close(
-        trainer[batch.response_mask], batch.rollout_logprobs[batch.response_mask], rtol=0, atol=1e-4
-    )
+    torch.testing.assert_close(trainer, batch.trained(batch.rollout_logprobs), rtol=0, atol=1e-4)
     metrics = run.generator.pop_metrics()
     assert metrics["partial/wait_s"] > 0
     assert metrics["partial/engine_idle_s"] > 0
@@ -320,7 +319,7 @@ def test_a_straggler_costs_its_own_trajectory(environment, keeps, make_generator
     assert [sample.prompt.uid for sample in failed] == ["1", "1"]
     (error,) = failed[0].errors.values()
     assert error.message == "took longer than model.partial_rollout.trajectory_deadline_s (100 s)"
-    batch = StepBatch.from_samples(run.samples, pad_token_id=0)
+    batch = StepBatch.from_samples(run.samples)
     assert run.state.metrics(batch, version=4)["partial/late"] == 2
 
 

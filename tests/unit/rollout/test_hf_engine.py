@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from rlplug_devkit.padded_rows import PaddedRows
 from rollout_generators import samples_of
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.models.forward import policy_forward
-from rlplug.models.packing import pack_batch
+from rlplug.models.packing import pack
 from rlplug.rollout.trajectory import new_trajectories
 from rlplug.types import Prompt, Request, SamplingParams, StepBatch
 from rlplug.weight_sync.buckets import weight_buckets
@@ -49,11 +50,11 @@ def test_logprobs_are_those_of_the_trainer(family, sampling, model_folder, load_
     engine = start_engine(model_folder(family), policy)
     requests = requests_of(PROMPTS, num_samples=6)
     samples = samples_of(trajectories_of(PROMPTS, 6), engine.generate(requests, sampling))
-    batch = StepBatch.from_samples(samples, pad_token_id=0).padded
-    trainer = policy_forward(policy.train(), pack_batch(batch), sampling, "none").tokens.sampled_logprobs
+    batch = PaddedRows.of(StepBatch.from_samples(samples))
+    trainer = policy_forward(policy.train(), pack(batch.flat()), sampling, "none").tokens.sampled_logprobs
     assert batch.response_mask.sum() > 100
-    assert trainer[batch.response_mask].std() > 0.1  # not all the same
-    torch.testing.assert_close(trainer, batch.rollout_logprobs, rtol=0, atol=1e-4)
+    assert trainer.std() > 0.1  # not all the same
+    torch.testing.assert_close(trainer, batch.trained(batch.rollout_logprobs), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0])

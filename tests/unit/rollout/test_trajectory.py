@@ -172,10 +172,10 @@ def test_the_experts_of_each_token_are_those_of_its_first_pass():
     assert sample.routed_experts.dtype == np.int8
     assert isinstance(saved["routed_experts"], torch.Tensor)
     assert np.array_equal(saved["routed_experts"].numpy(), first)
-    batch = StepBatch.from_samples([sample, replace(sample, routed_experts=None), sample], 0)
+    batch = StepBatch.from_samples([sample, replace(sample, routed_experts=None), sample])
     nothing = np.full_like(expected, -1)
-    assert np.array_equal(batch.padded.routed_experts.numpy(), np.concatenate([expected, nothing, expected]))
-    assert np.array_equal(batch.select([2, 1]).routed_experts.numpy(), np.concatenate([expected, nothing]))
+    assert np.array_equal(batch.per_token["routed_experts"], np.concatenate([expected, nothing, expected]))
+    assert np.array_equal(batch.select([2, 1]).per_token["routed_experts"], np.concatenate([expected, nothing]))
 
 
 def test_what_engines_return_of_all_layers_is_cut_to_those_with_a_router():

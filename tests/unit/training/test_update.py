@@ -13,7 +13,6 @@ from rlplug.interfaces import Denominators
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
 from rlplug.training.step_rows import StepRows
 from rlplug.training.update import separate_memory_pool
-from rlplug.types import StepBatch
 
 TEMPERATURE, TOP_K, LEARNING_RATE, MAX_NORM = 0.8, 10, 0.05, 0.5  # as in update_worker.py
 SPLITS = ["1", "3", "all", "16 tokens", "40 tokens"]
@@ -303,7 +302,7 @@ def test_denominators_count_what_trains(update_batch):
     lengths = [12, 14, 9, 11, 8, 3, 2, 1, 0, 0, 4]
     batch = update_batch.replace(group_index=torch.arange(11))
     alone = SimpleNamespace(global_rank=0, gather_arrays=lambda array: array)
-    rows = StepRows(StepBatch.from_padded(batch), alone)
+    rows = StepRows(batch.flat(), alone)
     assert rows.denominators(range(11)) == Denominators(sum(lengths), 9)
     assert rows.denominators([10, 8, 3]) == Denominators(15, 2)
     assert rows.denominators([8, 9]) == Denominators(0, 0)

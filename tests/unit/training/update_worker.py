@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from critics import load_critic
@@ -23,6 +24,7 @@ from rlplug_algos.dr_grpo import DrGRPO
 from rlplug_algos.grpo import GRPO
 from rlplug_algos.gspo import GSPO
 from rlplug_algos.rloo import RLOO
+from rlplug_devkit.padded_rows import PaddedRows
 from safetensors.torch import load_file
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.debug import CommDebugMode
@@ -36,17 +38,15 @@ from rlplug.models.export import export_policy
 from rlplug.models.loading import load_model
 from rlplug.models.transformers_trainer import TRANSFORMERS
 from rlplug.observability.sample_records import sample_rows
-from rlplug.plugin_manager import plugins
 from rlplug.training.actor_critic import ActorCritic, TrainableModel
 from rlplug.training.advantages import compute_advantages
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
-from rlplug.training.forward_backward import MicroBatchRunner
-from rlplug.training.losses import PolicyLoss, step_losses
+from rlplug.training.passes import MicroBatchRunner
 from rlplug.training.samples.token_capture import TokenCapture
 from rlplug.training.step_rows import StepRows
 from rlplug.training.streaming.step import StreamedStep
-from rlplug.training.update import NonFiniteUpdate, PolicyUpdate
-from rlplug.types import Batch, Prompt, Rollout, Sample, SamplingParams, StepBatch
+from rlplug.training.update import NonFiniteUpdate, PolicyUpdate, step_losses
+from rlplug.types import Prompt, Rollout, Sample, SamplingParams, StepBatch
 from rlplug.weight_sync.buckets import weight_buckets
 
 
@@ -57,8 +57,8 @@ class WithValues(GRPO):
 
     def value_loss(self, micro_batch, values, denominators):
         squares = (values - micro_batch.returns) ** 2
-        metrics = {"critic/mean": (values * micro_batch.response_mask).sum() / denominators.num_tokens}
-        return LossOutput((squares * micro_batch.response_mask).sum() / denominators.num_tokens, metrics)
+        metrics = {"critic/mean": values.sum() / denominators.num_tokens}
+        return LossOutput(squares.sum() / denominators.num_tokens, metrics)
 
 
 class DividesByOthers(GRPO):
@@ -69,15 +69,13 @@ class DividesByOthers(GRPO):
 
 def with_given_advantages(algorithm):
     """Return the algorithm with the batch's own advantages, which a whole step and its parts have alike."""
-    algorithm.advantages = lambda batch: Advantages(batch.padded.advantages)
+    algorithm.advantages = lambda batch: Advantages(of_tokens=batch.tokens.advantages)
     algorithm.setup(RunInfo(num_completions=12, group_size=3, max_new_tokens=16))
     return algorithm
 
 
 def centred_over_the_step(batch):
-    return Advantages(
-        torch.where(batch.padded.response_mask, batch.padded.advantages - batch.step.mean(batch.rewards), 0)
-    )
+    return Advantages(of_tokens=batch.tokens.advantages - batch.step.mean(batch.rewards))
 
 
 LOSSES = {
@@ -117,7 +115,7 @@ class Worker(LightningModule):
         super().__init__()
         self.folder = folder
         self.model = ModelConfig(path=str(folder / "model"))
-        self.padded = Batch(**load_file(folder / "batch.safetensors"))
+        self.padded = PaddedRows(**load_file(folder / "batch.safetensors"))
         self.results: dict[str, object] = {}
         self.capture: TokenCapture | None = None
 
@@ -129,13 +127,13 @@ class Worker(LightningModule):
     def own_rows(self, padded, rows=None) -> StepBatch:
         rows = list(self.mine if rows is None else rows)
         padded = padded.replace(group_index=torch.arange(padded.num_sequences))
-        return StepBatch.from_padded(padded.map(lambda tensor: tensor[rows]), self.trainer.strategy.statistics)
+        return padded.map(lambda tensor: tensor[rows]).flat(self.trainer.strategy.statistics)
 
     def whole(self, tokens):
         """Float [B, T] of all ranks' rows, from this rank's [N]."""
         if tokens is None:
             return None
-        mine = self.batch.with_tokens(values=tokens).padded.values
+        mine = PaddedRows.of(self.batch.with_tokens(values=tokens)).values
         width = self.padded.input_ids.shape[1] - mine.shape[1]
         found = self.trainer.strategy.gather([(list(self.mine), torch.nn.functional.pad(mine, (0, width)))])
         grid = torch.zeros(self.padded.input_ids.shape)
@@ -152,7 +150,7 @@ class Worker(LightningModule):
         """The metrics of a mini-batch whose rows are all on the last rank, and how many logprobs came to each rank."""
         is_last = self.global_rank == self.trainer.world_size - 1
         rows = StepRows(self.own_rows(self.padded, range(11) if is_last else []), self.trainer.strategy)
-        result = self.runner(SPLITS["3"]).forward_backward(rows, range(11), self.policy_loss(), self.manual_backward)
+        result = self.update(SPLITS["3"]).forward_backward(rows, range(11), self.policy_loss())
         counts = self.trainer.strategy.gather([len(result.tokens.logprobs)])
         return result.metrics | result.maxima | result.minima, counts
 
@@ -215,7 +213,7 @@ class Worker(LightningModule):
             reference=None,
             algorithm=algorithm,
             sampling=SAMPLING,
-            hook=plugins().hook,
+            loss_hook=None,
         )
 
     def policy_loss(self, algorithm=LOSSES["token"]):
@@ -230,11 +228,16 @@ class Worker(LightningModule):
         sizes = limits if isinstance(limits, BatchSizes) else BatchSizes(**self.sizes(), **limits)
         return MicroBatchRunner(BatchPlan(sizes, self.trainer.world_size), self.trainer.strategy, self.capture)
 
+    def update(self, limits, backward=None) -> PolicyUpdate:
+        """What runs the passes of any loss."""
+        backward = backward or self.manual_backward
+        return PolicyUpdate(self.models(LOSSES["token"]), self.runner(limits), backward, skip_nonfinite=False, seed=3)
+
     def accumulate(self, loss_fn, limits, rows=range(11)):
         """Accumulate gradients; note after each backward pass what was reduced and whether gradients are there."""
         self.zero_grad()
         backward_passes = []
-        watches = isinstance(loss_fn, PolicyLoss) and loss_fn.actor_critic.algorithm is LOSSES["token"]
+        watches = str(loss_fn.call).startswith("GRPO.loss") and loss_fn.call.part is LOSSES["token"]
 
         def backward(loss):
             with CommDebugMode() if watches else nullcontext() as communication:
@@ -243,10 +246,10 @@ class Worker(LightningModule):
             reduced = sum(number for name, number in counts.items() if "reduce_scatter" in str(name))
             backward_passes.append((reduced, any(p.grad is not None for p in self.policy.parameters())))
 
-        runner = self.runner(limits)
+        update = self.update(limits, backward)
         table = StepRows(self.batch, self.trainer.strategy)
-        result = runner.forward_backward(table, rows, loss_fn, backward)
-        micro_batches = runner.plan.micro_batches(rows, table.lengths, self.global_rank)
+        result = update.forward_backward(table, rows, loss_fn)
+        micro_batches = update.runner.plan.micro_batches(rows, table.lengths, self.global_rank)
         return {
             "metrics": result.metrics | result.maxima | result.minima,
             "gradients": self.gradients(),
@@ -279,7 +282,7 @@ class Worker(LightningModule):
             result = step.finish()
         except RunError as problem:
             return str(problem)
-        is_same = torch.equal(batch.padded.input_ids, self.batch.padded.input_ids)
+        is_same = np.array_equal(batch.per_token["input_ids"], self.batch.per_token["input_ids"])
         sampled = self.whole(result.tokens.sampled_logprobs)
         return found | {"metrics": result.metrics, "is_same": is_same, "sampled": sampled}
 

@@ -7,14 +7,14 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 from rlplug.interfaces import Denominators
-from rlplug.ops import masked_sum
+from rlplug.types import Batch
 
 Aggregation: TypeAlias = Literal["token", "sequence", "constant"]
 
 
 def aggregate(
     per_token: Tensor,
-    mask: Tensor,
+    batch: Batch,
     denominators: Denominators,
     aggregation: Aggregation,
     max_new_tokens: int | None = None,
@@ -30,16 +30,16 @@ def aggregate(
     masked completion makes the loss smaller.
 
     Args:
-        per_token: float [B, T].
-        mask: bool [B, T].
+        per_token: float [K].
+        batch: The micro-batch.
         denominators: Global counts; 0 counts as 1.
         aggregation: The mean to take.
         max_new_tokens: Longest completion that the run allows, in tokens; used by ``constant``.
     """
     num_sequences = max(denominators.num_sequences, 1)
     if aggregation == "token":
-        return masked_sum(per_token, mask) / max(denominators.num_tokens, 1)
+        return per_token.sum() / max(denominators.num_tokens, 1)
     if aggregation == "sequence":
-        return masked_sum(per_token / mask.sum(dim=1, keepdim=True).clamp(min=1), mask) / num_sequences
+        return (per_token / batch.spread(batch.num_tokens)).sum() / num_sequences
     assert max_new_tokens is not None, "Algorithm.setup was not called"
-    return masked_sum(per_token, mask) / (num_sequences * max_new_tokens)
+    return per_token.sum() / (num_sequences * max_new_tokens)

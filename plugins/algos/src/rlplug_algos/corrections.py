@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
+from rlplug.types import Batch
 from rlplug_algos.options import require
 
 
@@ -39,25 +39,21 @@ class Correction:
         require(self, "floor", 0 <= self.floor <= 1, "give a number from 0 to 1, such as 0.5")
 
 
-def importance_weights(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, level: str) -> Tensor:
-    """Return the weights before any limit, float [B, T], without gradient; 1 where ``mask`` is false."""
-    difference = torch.where(mask, old_logprobs - rollout_logprobs, 0.0).detach()
-    if level == "sequence":
-        difference = torch.where(mask, difference.sum(dim=1, keepdim=True), 0.0)
-    return difference.exp()
+def importance_weights(old_logprobs: Tensor, batch: Batch, level: str) -> Tensor:
+    """Return the weights before any limit, float [K], without gradient; arguments as of :func:`limited_weights`."""
+    difference = (old_logprobs - batch.rollout_logprobs).detach()
+    return (batch.spread(batch.sums(difference)) if level == "sequence" else difference).exp()
 
 
-def correction_weights(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, correction: Correction) -> Tensor:
-    """Return the weights of each token's loss, float [B, T], without gradient; 1 where ``mask`` is false.
+def limited_weights(old_logprobs: Tensor, batch: Batch, correction: Correction) -> tuple[Tensor, Tensor]:
+    """Return the weights of each token's loss, float [K], and which of them a limit changed, bool [K]; no gradient.
 
     Args:
-        old_logprobs: float [B, T]: the trainer's logprobs at the start of the update.
-        rollout_logprobs: float [B, T]: the engine's logprobs, with the weights that it sampled with.
-        mask: bool [B, T]: trainable tokens.
+        old_logprobs: float [K]: the trainer's logprobs at the start of the update.
+        batch: With ``rollout_logprobs``, the engine's, with the weights that it sampled with.
         correction: Level, mode and limits.
     """
-    weights = importance_weights(old_logprobs, rollout_logprobs, mask, correction.level)
+    weights = importance_weights(old_logprobs, batch, correction.level)
     limited = weights.clamp(correction.floor, correction.cap)
-    if correction.mode == "truncate":
-        return limited
-    return torch.where(limited == weights, weights, 0.0)
+    is_limited = limited != weights
+    return limited if correction.mode == "truncate" else weights.masked_fill(is_limited, 0.0), is_limited

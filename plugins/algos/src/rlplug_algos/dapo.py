@@ -6,7 +6,7 @@ Yu et al., "DAPO: An Open-Source LLM Reinforcement Learning System at Scale", ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,12 +14,12 @@ from torch import Tensor
 from rlplug.interfaces import Advantages, RunInfo
 from rlplug.types import Sample, StepBatch
 from rlplug_algos.advantages import group_relative
-from rlplug_algos.base import ClippedPolicyGradient, GroupNormalized
+from rlplug_algos.grpo import GRPO
 from rlplug_algos.options import require, require_use
 
 
 @dataclass(kw_only=True, eq=False)
-class DAPO(GroupNormalized, ClippedPolicyGradient):
+class DAPO(GRPO):
     r"""GRPO with a higher upper clip, a mean over tokens, dynamic sampling, and a soft length penalty.
 
     For completion i of length :math:`|o_i|` in its group (equations 8, 9 and 13 of arXiv:2503.14476):
@@ -80,13 +80,13 @@ class DAPO(GroupNormalized, ClippedPolicyGradient):
         """Return whether a group's rewards, float32 [B] as in a batch, give an advantage other than 0."""
         everyone = torch.ones_like(rewards, dtype=torch.bool)
         one_group = torch.zeros_like(rewards, dtype=torch.int64)
-        return bool(group_relative(rewards, everyone, one_group, epsilon=self.epsilon).any())
+        return bool(group_relative(rewards, everyone, one_group, self.normalize_std, self.epsilon).any())
 
     def advantages(self, batch: StepBatch) -> Advantages:
         rewards = self._shaped(batch.rewards, batch.num_tokens)
-        per_sequence = group_relative(rewards, batch.reward_valid, batch.group_index, epsilon=self.epsilon)
-        result = self.sequence_advantages(batch, per_sequence)
-        return replace(result, response_mask=~batch.truncated) if self.overlong_filter else result
+        relative = group_relative(rewards, batch.reward_valid, batch.group_index, self.normalize_std, self.epsilon)
+        trains = batch.spread(~batch.truncated) if self.overlong_filter else None
+        return Advantages(relative, trains=trains, metrics=self.advantage_metrics(batch))
 
     def _shaped(self, rewards: Tensor, lengths: Tensor) -> Tensor:
         """Return the rewards, float [B], plus p times equation 13 of the int64 [B] lengths, which is from -p to 0."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rlplug.interfaces import Advantages
-from rlplug.types import StepBatch
+from torch import Tensor
+
+from rlplug.interfaces import Advantages, Denominators, LossOutput
+from rlplug.types import Batch, StepBatch
 from rlplug_algos.advantages import group_relative
 from rlplug_algos.aggregation import Aggregation
-from rlplug_algos.base import ClippedPolicyGradient
+from rlplug_algos.policy_gradient import ClippedPolicyGradient, present
+from rlplug_algos.policy_losses import token_ratio
 
 
 @dataclass(kw_only=True, eq=False)
@@ -32,4 +35,8 @@ class DrGRPO(ClippedPolicyGradient):
 
     def advantages(self, batch: StepBatch) -> Advantages:
         centred = group_relative(batch.rewards, batch.reward_valid, batch.group_index, normalize_std=False)
-        return self.sequence_advantages(batch, centred)
+        return Advantages(centred, metrics=self.advantage_metrics(batch))
+
+    def loss(self, batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
+        ratio = token_ratio(logprobs, present(batch.old_logprobs))
+        return self.total_loss(self.clipped(ratio, batch), batch, logprobs, entropy, denominators)

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from rlplug.interfaces import Denominators, LossOutput
+from rlplug.types import Batch
 from rlplug_algos.aggregation import Aggregation
-from rlplug_algos.base import ClippedPolicyGradient, GroupNormalized
+from rlplug_algos.grpo import GRPO
+from rlplug_algos.policy_gradient import present
 from rlplug_algos.policy_losses import sequence_ratio
 
 
 @dataclass(kw_only=True, eq=False)
-class GSPO(GroupNormalized, ClippedPolicyGradient):
+class GSPO(GRPO):
     r"""GRPO with one ratio for each completion: the geometric mean of its tokens' (equations 5 to 7).
 
     .. math::
@@ -30,5 +33,6 @@ class GSPO(GroupNormalized, ClippedPolicyGradient):
     clip_high: float = 4e-4
     aggregation: Aggregation = "sequence"
 
-    def ratio(self, logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-        return sequence_ratio(logprobs, old_logprobs, mask, length_normalized=True)
+    def loss(self, batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
+        ratio = sequence_ratio(logprobs, present(batch.old_logprobs), batch, length_normalized=True)
+        return self.total_loss(self.clipped(ratio, batch), batch, logprobs, entropy, denominators)

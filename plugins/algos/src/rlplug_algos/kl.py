@@ -18,7 +18,7 @@ KLEstimator: TypeAlias = Literal["k1", "k2", "k3", "k3_unweighted"]
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator, k3_max: float | None = None) -> Tensor:
-    """Return the KL estimate of each token, in nats, float [B, T].
+    """Return the KL estimate of each token, in nats, float [K].
 
     k1 has no bias and can be negative; k2 has a bias and little variance; k3 has neither a bias nor negative values.
     ``k3_max`` is the largest value of k3; ``None`` sets no limit.
@@ -39,7 +39,7 @@ def kl_penalty(
     estimator: KLEstimator,
     k3_max: float | None = None,
 ) -> Tensor:
-    r"""Return the KL penalty of each token for a loss, float [B, T], with the gradient of the KL divergence.
+    r"""Return the KL penalty of each token for a loss, float [K], with the gradient of the KL divergence.
 
     The gradient of ``KL(pi || ref)`` is :math:`E_\pi[d\, \nabla \log\pi]`. Differentiating an estimate of its *value*
     misses that tokens are drawn from the policy itself. The remedy depends on the estimator:
@@ -52,9 +52,9 @@ def kl_penalty(
       on-policy, that of ``KL(ref || pi)``.
 
     Args:
-        logprobs: float [B, T], with gradient: the current policy's.
-        old_logprobs: float [B, T]: those of the policy that the tokens were drawn from.
-        ref_logprobs: float [B, T]: the reference policy's.
+        logprobs: float [K], with gradient: the current policy's.
+        old_logprobs: float [K]: those of the policy that the tokens were drawn from.
+        ref_logprobs: float [K]: the reference policy's.
         estimator: The estimator to use.
         k3_max: Largest value of k3, before the ratio; above it k3 is a constant. ``None`` sets no limit.
     """

@@ -8,10 +8,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from rlplug.types import Batch
+
 
 @dataclass(frozen=True)
 class PolicyTerm:
-    """Policy loss and ratio of each token. All are [B, T], and meaningless where ``response_mask`` is false."""
+    """Policy loss and ratio of each token, all [K]."""
 
     loss: Tensor
     """float, with gradient"""
@@ -29,21 +31,21 @@ ratio is infinite, and even a clipped token would get the gradient 0 * inf."""
 
 
 def token_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """Return pi / pi_old of each token, float [B, T]."""
+    """Return pi / pi_old of each token, float [K]."""
     return _ratio(logprobs - old_logprobs)
 
 
-def sequence_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, length_normalized: bool) -> Tensor:
-    r"""Return the ratio of each whole sequence, on every token of its row: float [B, T].
+def sequence_ratio(logprobs: Tensor, old_logprobs: Tensor, batch: Batch, length_normalized: bool) -> Tensor:
+    r"""Return the ratio of each whole sequence, on every one of its tokens: float [K].
 
     .. math:: s = \exp\Big(\frac{1}{|y|} \sum_t (\log\pi_t - \log\pi^{old}_t)\Big)
 
     Equation 7 of GSPO (arXiv:2507.18071); without ``length_normalized`` the factor ``1 / |y|`` is left out.
     """
-    difference = torch.where(mask, logprobs - old_logprobs, 0.0).sum(dim=1, keepdim=True)
+    difference = batch.sums(logprobs - old_logprobs)
     if length_normalized:
-        difference = difference / mask.sum(dim=1, keepdim=True).clamp(min=1)
-    return _ratio(difference).expand_as(logprobs)
+        difference = difference / batch.num_tokens.clamp(min=1)
+    return batch.spread(_ratio(difference))
 
 
 def _ratio(log_ratio: Tensor) -> Tensor:
@@ -62,8 +64,8 @@ def clipped_loss(
     equation 5).
 
     Args:
-        ratio: float [B, T], with gradient.
-        advantages: float [B, T].
+        ratio: float [K], with gradient.
+        advantages: float [K].
         clip_low: Largest distance of the ratio below 1.
         clip_high: Largest distance of the ratio above 1.
         clip_dual: c, more than 1; ``None`` sets no bound.

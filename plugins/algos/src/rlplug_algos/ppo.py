@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from rlplug.interfaces import Advantages, Denominators, LossOutput, Needs, RunInfo
 from rlplug.types import Batch, StepBatch
 from rlplug_algos.advantages import explained_variance, generalized_advantages, token_rewards, whiten
 from rlplug_algos.aggregation import aggregate
-from rlplug_algos.base import ClippedPolicyGradient, masked, token_share
 from rlplug_algos.kl import AdaptiveKL, KLEstimator
 from rlplug_algos.options import require, require_use
+from rlplug_algos.policy_gradient import ClippedPolicyGradient, mean_over_tokens, present
+from rlplug_algos.policy_losses import token_ratio
 from rlplug_algos.value_losses import clipped_value_loss
 
 
@@ -92,36 +92,38 @@ class PPO(ClippedPolicyGradient):
     def needs(self) -> Needs:
         return dataclasses.replace(super().needs, critic=True)
 
-    def lambdas(self, mask: Tensor) -> tuple[float | Tensor, float]:
+    def lambdas(self, num_tokens: Tensor) -> tuple[float | Tensor, float]:
         """Return lambda of the policy's advantages, one or [B], and of the critic's targets."""
         return self.gae_lambda, self.gae_lambda
 
     def advantages(self, batch: StepBatch) -> Advantages:
-        mask, kl, step = batch.padded.response_mask, self.reward_kl(batch), batch.step
-        values = masked(batch.padded.values, mask)
-        rewards = token_rewards(batch.rewards, mask, kl, self.current_kl_coefficient)
-        of_policy, of_critic = self.lambdas(mask)
-        advantages = generalized_advantages(rewards, values, mask, self.gamma, of_policy)
+        num_tokens, kl, step = batch.num_tokens, self.reward_kl(batch), batch.step
+        values = present(batch.tokens.values)
+        rewards = token_rewards(batch.rewards, num_tokens, kl, self.current_kl_coefficient)
+        of_policy, of_critic = self.lambdas(num_tokens)
+        advantages = generalized_advantages(rewards, values, num_tokens, self.gamma, of_policy)
         for_critic = advantages
         if of_critic is not of_policy:
-            for_critic = generalized_advantages(rewards, values, mask, self.gamma, of_critic)
+            for_critic = generalized_advantages(rewards, values, num_tokens, self.gamma, of_critic)
         returns = values + for_critic
         metrics = self.advantage_metrics(batch, kl) | {
-            "critic/explained_variance": explained_variance(values, returns, mask, step),
-            "critic/value_mean": step.mean(values, mask),
+            "critic/explained_variance": explained_variance(values, returns, step),
+            "critic/value_mean": step.mean(values),
         }
         if self._adaptive_kl is not None:
             metrics["policy/kl_coefficient"] = self._adaptive_kl.coefficient
         if self.whiten_advantages:
-            advantages = whiten(advantages, mask, step)
-        return Advantages(advantages, returns, metrics=metrics)
+            advantages = whiten(advantages, step)
+        return Advantages(of_tokens=advantages, returns=returns, metrics=metrics)
 
-    def value_loss(self, micro_batch: Batch, values: Tensor, denominators: Denominators) -> LossOutput:
-        mask = micro_batch.response_mask
-        old_values, returns = masked(micro_batch.values, mask), masked(micro_batch.returns, mask)
-        per_token, clipped = clipped_value_loss(torch.where(mask, values, 0.0), old_values, returns, self.value_clip)
-        metrics = {"critic/clip_fraction": token_share(clipped, mask, denominators)}
-        return LossOutput(aggregate(per_token, mask, denominators, "token"), metrics)
+    def loss(self, batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
+        ratio = token_ratio(logprobs, present(batch.old_logprobs))
+        return self.total_loss(self.clipped(ratio, batch), batch, logprobs, entropy, denominators)
+
+    def value_loss(self, batch: Batch, values: Tensor, denominators: Denominators) -> LossOutput:
+        per_token, clipped = clipped_value_loss(values, present(batch.values), present(batch.returns), self.value_clip)
+        metrics = {"critic/clip_fraction": mean_over_tokens(clipped, denominators)}
+        return LossOutput(aggregate(per_token, batch, denominators, "token"), metrics)
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
         # a step that trained the critic alone has no policy loss, so no KL to adapt to

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from rlplug.interfaces import Advantages
-from rlplug.types import StepBatch
+from rlplug.interfaces import Advantages, Denominators, LossOutput
+from rlplug.types import Batch, StepBatch
 from rlplug_algos.advantages import discounted_returns, group_relative, normalise, token_rewards, whiten
-from rlplug_algos.base import ClippedPolicyGradient
 from rlplug_algos.kl import KLEstimator
 from rlplug_algos.options import require
+from rlplug_algos.policy_gradient import ClippedPolicyGradient, present
+from rlplug_algos.policy_losses import token_ratio
 
 
 @dataclass(kw_only=True, eq=False)
@@ -47,10 +49,14 @@ class ReinforcePP(ClippedPolicyGradient):
         return True
 
     def advantages(self, batch: StepBatch) -> Advantages:
-        mask, kl = batch.padded.response_mask, self.reward_kl(batch)
-        rewards = token_rewards(batch.rewards, mask, kl, self.kl_coefficient)
-        returns = discounted_returns(rewards, mask, self.gamma)
-        return Advantages(whiten(returns, mask, batch.step), metrics=self.advantage_metrics(batch, kl))
+        kl = self.reward_kl(batch)
+        rewards = token_rewards(batch.rewards, batch.num_tokens, kl, self.kl_coefficient)
+        returns = discounted_returns(rewards, batch.num_tokens, self.gamma)
+        return Advantages(of_tokens=whiten(returns, batch.step), metrics=self.advantage_metrics(batch, kl))
+
+    def loss(self, batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
+        ratio = token_ratio(logprobs, present(batch.old_logprobs))
+        return self.total_loss(self.clipped(ratio, batch), batch, logprobs, entropy, denominators)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -72,6 +78,10 @@ class ReinforcePPBaseline(ClippedPolicyGradient):
 
     def advantages(self, batch: StepBatch) -> Advantages:
         centred = group_relative(batch.rewards, batch.reward_valid, batch.group_index, normalize_std=False)
-        of_tokens = batch.step.moments(centred.repeat_interleave(batch.num_tokens))
+        of_tokens = batch.step.moments(batch.spread(centred))
         advantages = torch.where(batch.reward_valid, normalise(centred, of_tokens), 0.0)
-        return self.sequence_advantages(batch, advantages)
+        return Advantages(advantages, metrics=self.advantage_metrics(batch))
+
+    def loss(self, batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
+        ratio = token_ratio(logprobs, present(batch.old_logprobs))
+        return self.total_loss(self.clipped(ratio, batch), batch, logprobs, entropy, denominators)

@@ -11,12 +11,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rlplug.interfaces import Advantages
-from rlplug.types import StepBatch
+from rlplug.interfaces import Advantages, Denominators, LossOutput
+from rlplug.types import Batch, StepBatch
 from rlplug_algos.advantages import leave_one_out
 from rlplug_algos.aggregation import Aggregation
-from rlplug_algos.base import ClippedPolicyGradient
 from rlplug_algos.kl import KLEstimator
+from rlplug_algos.policy_gradient import ClippedPolicyGradient, present
 from rlplug_algos.policy_losses import sequence_ratio
 
 
@@ -47,8 +47,10 @@ class RLOO(ClippedPolicyGradient):
 
     def advantages(self, batch: StepBatch) -> Advantages:
         kl = self.reward_kl(batch)
-        rewards = batch.rewards if kl is None else batch.rewards - self.kl_coefficient * kl.sum(dim=1)
-        return self.sequence_advantages(batch, leave_one_out(rewards, batch.reward_valid, batch.group_index), kl)
+        rewards = batch.rewards if kl is None else batch.rewards - self.kl_coefficient * batch.tokens.sums(kl)
+        left_out = leave_one_out(rewards, batch.reward_valid, batch.group_index)
+        return Advantages(left_out, metrics=self.advantage_metrics(batch, kl))
 
-    def ratio(self, logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-        return sequence_ratio(logprobs, old_logprobs, mask, length_normalized=False)
+    def loss(self, batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
+        ratio = sequence_ratio(logprobs, present(batch.old_logprobs), batch, length_normalized=False)
+        return self.total_loss(self.clipped(ratio, batch), batch, logprobs, entropy, denominators)

@@ -9,16 +9,16 @@ from torch import Tensor
 def clipped_value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    r"""Return half the squared error of each value, float [B, T], and where clipping stopped the gradient, bool [B, T].
+    r"""Return half the squared error of each value, float [K], and where clipping stopped the gradient, bool [K].
 
     .. math:: L_t = \tfrac{1}{2} \max\big((V_t - R_t)^2, (\mathrm{clip}(V_t, V^{old}_t \pm c) - R_t)^2\big)
 
     PPO's value clipping (Engstrom et al., arXiv:2005.12729, section 3), with the factor of TRL and verl.
 
     Args:
-        values: float [B, T], with gradient.
-        old_values: float [B, T]: the values before the update.
-        returns: float [B, T]: the targets R.
+        values: float [K], with gradient.
+        old_values: float [K]: the values before the update.
+        returns: float [K]: the targets R.
         clip: c, largest change of a value; ``None`` leaves the plain squared error.
     """
     errors = (values - returns).square()

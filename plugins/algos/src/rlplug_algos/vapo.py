@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from rlplug.interfaces import Denominators, LossOutput
-from rlplug.ops import masked_sum
 from rlplug.types import Batch
 from rlplug_algos.advantages import length_adaptive_lambda
 from rlplug_algos.options import require
@@ -52,15 +52,14 @@ class VAPO(PPO):
         require(self, "critic_lambda", 0 <= self.critic_lambda <= 1, "give a number from 0 to 1")
         require(self, "positive_nll_coefficient", self.positive_nll_coefficient >= 0, "give 0 or more")
 
-    def lambdas(self, mask: Tensor) -> tuple[float | Tensor, float]:
-        return length_adaptive_lambda(mask, self.alpha), self.critic_lambda
+    def lambdas(self, num_tokens: Tensor) -> tuple[float | Tensor, float]:
+        return length_adaptive_lambda(num_tokens, self.alpha), self.critic_lambda
 
-    def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
+    def loss(self, batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
         """Return the micro-batch's share of the loss L."""
-        output = super().loss(micro_batch, logprobs, entropy, denominators)
-        is_positive = micro_batch.reward_valid & (micro_batch.rewards >= self.positive_reward)
-        likelihood = masked_sum(logprobs, micro_batch.response_mask & is_positive[:, None])
-        nll = -likelihood / max(denominators.num_tokens, 1)
+        output = super().loss(batch, logprobs, entropy, denominators)
+        is_positive = batch.reward_valid & (batch.rewards >= self.positive_reward)
+        nll = -torch.where(batch.spread(is_positive), logprobs, 0.0).sum() / max(denominators.num_tokens, 1)
         return dataclasses.replace(
             output,
             loss=output.loss + self.positive_nll_coefficient * nll,

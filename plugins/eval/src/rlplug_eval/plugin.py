@@ -4,7 +4,7 @@ from rlplug.interfaces import RunObserver
 from rlplug.plugin_manager import hookimpl
 from rlplug_eval.card_writer import CardWriter
 
-RLPLUG_API_VERSION = ">=2.2,<3"
+RLPLUG_API_VERSION = ">=3,<4"
 
 
 @hookimpl

@@ -3,7 +3,7 @@
 from rlplug.plugin_manager import hookimpl
 from rlplug.registry import Registry
 
-RLPLUG_API_VERSION = ">=2.2,<3"
+RLPLUG_API_VERSION = ">=3,<4"
 
 
 @hookimpl

@@ -20,7 +20,6 @@ from rlplug.types import Completion, Prompt, SamplingParams, StepBatch
 CPU = torch.device("cpu")
 END, VOCAB, LIMIT, VERSION = 1, 50, 4, 7
 POLICY = PolicySpec("folder", torch.float32, (END, 2), 0, 100, vocab_size=VOCAB)
-ALL = torch.ones(2, 4, dtype=torch.bool)
 LOSS = torch.ones((), requires_grad=True) * 2
 
 
@@ -86,5 +85,4 @@ def rows(num_sequences: int = 2) -> StepBatch:
             "rollout_logprobs": np.zeros(size, np.float32),
             "policy_versions": np.full(size, VERSION, np.int32),
         },
-        pad_token_id=0,
     )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from unit.interfaces.checks.seam_cases import ALL, LOSS, rows
+from unit.interfaces.checks.seam_cases import LOSS, rows
 
 from rlplug.errors import RunError
 from rlplug.interfaces import Advantages, Algorithm, LossOutput
@@ -32,26 +32,34 @@ class Gives(Algorithm):
 
 
 NAN = float("nan")
-ON_PROMPT = torch.tensor([[0.5, 1, 1, 0], [0, 1, 1, 1.0]])
 
 
 @pytest.mark.parametrize(
     ("found", "words"),
     [
         (torch.zeros(2), "must return rlplug.interfaces.Advantages; it returned Tensor"),
-        (Advantages(None), "advantages as float32 [2] or [2, 4] on the CPU; it returned NoneType None"),
-        (Advantages([0.0, 0.0]), "advantages as float32 [2] or [2, 4] on the CPU; it returned list"),
-        (Advantages(torch.zeros(3)), "advantages as float32 [2] or [2, 4] on the CPU; it returned float32 [3]"),
-        (Advantages(torch.zeros(2, 3)), "it returned float32 [2, 3]"),
+        (Advantages(), "of_sequences or of_tokens; it returned neither"),
+        (Advantages(torch.zeros(2), torch.zeros(5)), "of_sequences or of_tokens; it returned both"),
+        (Advantages([0.0, 0.0]), "of_sequences as float32 [2] on the CPU; it returned list"),
+        (Advantages(torch.zeros(3)), "of_sequences as float32 [2] on the CPU; it returned float32 [3]"),
+        (Advantages(of_tokens=torch.zeros(2, 3)), "of_tokens as float32 [5] on the CPU; it returned float32 [2, 3]"),
         (Advantages(torch.zeros(2, dtype=torch.int64)), "it returned int64 [2]"),
         (Advantages(torch.zeros(2, dtype=torch.float64)), "it returned float64 [2]"),
         (Advantages(torch.zeros(2, device="meta")), "it returned float32 [2] on meta"),
-        (Advantages(torch.tensor([0.0, NAN])), "finite advantages; it returned nan in sequence 1"),
-        (Advantages(ON_PROMPT), "0 where response_mask is false; it returned 0.5 at token 0 of sequence 0"),
-        (Advantages(torch.zeros(2), torch.zeros(2)), "returns as float32 [2, 4] on the CPU; it returned float32 [2]"),
-        (Advantages(torch.zeros(2), torch.full((2, 4), torch.inf)), "finite returns; it returned inf in sequence 0"),
-        (Advantages(torch.zeros(2), None, ALL), "fewer tokens or as many; it set response_mask of 2 tokens"),
-        (Advantages(torch.zeros(2), None, torch.zeros(2)), "response_mask as bool [2] or [2, 4]"),
+        (Advantages(torch.tensor([0.0, NAN])), "finite of_sequences; it returned nan in sequence 1"),
+        (
+            Advantages(of_tokens=torch.tensor([0, 0, 0, NAN, 0])),
+            "finite of_tokens; it returned nan in trainable token 1 of sequence 1",
+        ),
+        (
+            Advantages(torch.zeros(2), returns=torch.zeros(2)),
+            "returns as float32 [5] on the CPU; it returned float32 [2]",
+        ),
+        (
+            Advantages(torch.zeros(2), returns=torch.full((5,), torch.inf)),
+            "finite returns; it returned inf in trainable",
+        ),
+        (Advantages(torch.zeros(2), trains=torch.zeros(5)), "trains as bool [5]"),
         (Advantages(torch.zeros(2), metrics={"a": "b"}), "a number as metric 'a'; it returned str 'b'"),
         (Advantages(torch.zeros(2), metrics={1: 1.0}), "with printable text; it returned a metric named int 1"),
         (Advantages(torch.zeros(2), metrics=[1.0]), "metrics as a mapping of names to numbers"),
@@ -65,8 +73,8 @@ def test_advantages_that_cannot_train(found: Any, words: str) -> None:
 
 
 def test_advantages_that_can_train_are_taken() -> None:
-    fewer = torch.tensor([[False, True, False, False], [False, True, True, True]])
-    result = Advantages(torch.where(fewer, 2.0, 0.0), torch.zeros(2, 4), fewer, {"a/b": np.float32(1)})  # type: ignore[dict-item]
+    fewer = torch.tensor([True, False, True, True, True])
+    result = Advantages(None, torch.full((5,), 2.0), torch.zeros(5), fewer, {"a/b": np.float32(1)})  # type: ignore[dict-item]
     batch, metrics = compute_advantages(Gives(result), rows(), list)
     assert batch.per_token["response_mask"].tolist() == [False, True, False, False, True, True, True]
     assert metrics == {"a/b": 1.0}

@@ -8,7 +8,7 @@ from typing import Any
 import pluggy
 import pytest
 import torch
-from unit.interfaces.checks.seam_cases import ALL, LOSS, rows
+from unit.interfaces.checks.seam_cases import LOSS, rows
 
 from rlplug.errors import RunError
 from rlplug.interfaces import LossOutput
@@ -57,21 +57,24 @@ def other_dtype(batch: StepBatch) -> StepBatch:
         (lambda batch: batch.replace(advantages=None), "keep the tensors of the batch; it removed 'advantages'"),
         (other_dtype, "return 'advantages' as float32; it returned float64"),
         (lambda batch: batch.replace(advantages=torch.full((2,), torch.nan)), "finite advantages"),
-        (lambda batch: batch.replace(input_ids=torch.zeros(2, 4, dtype=torch.int32)), "leave 'input_ids' as it is"),
-        (lambda batch: batch.replace(response_mask=ALL), "train on fewer tokens or as many"),
+        (lambda batch: batch.with_tokens(input_ids=torch.zeros(7, dtype=torch.int32)), "leave 'input_ids' as it is"),
+        (
+            lambda batch: batch.with_tokens(response_mask=torch.ones(7, dtype=torch.bool)),
+            "train on fewer tokens or as many",
+        ),
     ],
 )
 def test_a_batch_that_a_wrapper_spoils(edit: Any, words: str) -> None:
     with pytest.raises(RunError) as error:
-        call_hook("rlplug_prepare_batch", edit, rows().replace(advantages=torch.ones(2)))
+        call_hook("rlplug_prepare_batch", edit, rows().with_advantages(torch.ones(2)))
     assert str(error.value).startswith("rlplug_prepare_batch in ")
     assert words in str(error.value), str(error.value)
 
 
 def test_a_wrapper_may_edit_the_batch() -> None:
-    batch = rows().replace(advantages=torch.ones(2))
-    edited = call_hook("rlplug_prepare_batch", lambda batch: batch.replace(advantages=torch.zeros(2, 4)), batch)
-    assert not edited.per_token["advantages"].any()
+    batch = rows().with_advantages(torch.ones(2))
+    edited = call_hook("rlplug_prepare_batch", lambda batch: batch.replace(advantages=torch.zeros(2)), batch)
+    assert not edited.tokens.advantages.any()
 
 
 def test_a_loss_that_a_wrapper_spoils() -> None:

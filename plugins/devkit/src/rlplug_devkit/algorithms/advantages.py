@@ -12,9 +12,9 @@ from rlplug.errors import describe
 from rlplug.interfaces.algorithm import Advantages, Algorithm
 from rlplug.interfaces.plain_values import as_number
 from rlplug.timeouts import CallError
-from rlplug.types import groups_of
+from rlplug.types import StepBatch, groups_of
 from rlplug_devkit.algorithms.checks import SEEDS, AlgorithmChecks
-from rlplug_devkit.algorithms.passes import is_close, step_of
+from rlplug_devkit.algorithms.passes import advantages_of_rows, is_close, step_of
 from rlplug_devkit.algorithms.steps import batch_of
 from rlplug_devkit.tasks.calls import NOT_COMPARED
 
@@ -31,6 +31,11 @@ class AdvantageChecks(AlgorithmChecks):
         except Exception:  # noqa: BLE001 - a check of its own
             pytest.skip(NOT_COMPARED)
 
+    def _numbers(self, result: Advantages) -> torch.Tensor:
+        """Return the advantages, [B] or [K]; skip the check where there are none."""
+        found = result.of_tokens if result.of_sequences is None else result.of_sequences
+        return pytest.skip(NOT_COMPARED) if found is None else found
+
     def test_advantages_can_be_computed(self) -> None:
         """With every input there, declared or not."""
         try:
@@ -41,16 +46,24 @@ class AdvantageChecks(AlgorithmChecks):
 
     def test_advantages_are_well_formed(self) -> None:
         algorithm, batch = self._ready(), batch_of(self._rows())
-        result, shape = self._with_everything(algorithm), list(batch.padded.input_ids.shape)
-        sizes = {"advantages": [shape[:1], shape], "returns": [shape], "response_mask": [shape[:1], shape]}
-        for name, shapes in sizes.items():
+        result, num_tokens = self._with_everything(algorithm), int(batch.num_tokens.sum())
+        assert (result.of_sequences is None) != (result.of_tokens is None), (
+            "advantages are of_sequences, one number a completion, or of_tokens, one a trainable token: return one."
+        )
+        sizes = {
+            "of_sequences": batch.num_sequences,
+            "of_tokens": num_tokens,
+            "returns": num_tokens,
+            "trains": num_tokens,
+        }
+        for name, size in sizes.items():
             tensor = getattr(result, name)
-            if tensor is None and name != "advantages":
+            if tensor is None:
                 continue
-            dtype = torch.bool if name == "response_mask" else torch.float32
+            dtype = torch.bool if name == "trains" else torch.float32
             found = f"{list(tensor.shape)}, {tensor.dtype}" if isinstance(tensor, torch.Tensor) else type(tensor)
             assert isinstance(tensor, torch.Tensor), f"{name} is a {found}: return a tensor."
-            assert list(tensor.shape) in shapes, f"{name} is {found}: its shape must be one of {shapes}."
+            assert list(tensor.shape) == [size], f"{name} is {found}: its shape must be [{size}]."
             assert tensor.dtype == dtype, f"{name} is {found}: it must be {dtype}."
             assert not tensor.is_floating_point() or bool(tensor.isfinite().all()), f"{name} has NaN or infinities."
         if algorithm.needs.critic:
@@ -63,7 +76,7 @@ class AdvantageChecks(AlgorithmChecks):
                 pytest.fail(f"the metric {metric} is {problem}.", pytrace=False)
 
     def test_advantages_repeat(self) -> None:
-        first, second = (self._with_everything(self._ready()).advantages for _ in range(2))
+        first, second = (self._numbers(self._with_everything(self._ready())) for _ in range(2))
         assert torch.equal(first, second), (
             "a second object computes other advantages of the same step: a resumed run would differ. Seed what is "
             "random with the run's seed, which setup gets."
@@ -76,7 +89,7 @@ class AdvantageChecks(AlgorithmChecks):
             declared = self._ready().advantages(batch_of(self._rows(), algorithm.needs))
         except Exception as error:  # noqa: BLE001 - the algorithm's own
             pytest.fail(f"without what `needs` does not declare, advantages raised {describe(error)}.", pytrace=False)
-        assert is_close(declared.advantages, everything.advantages, self.tolerance), (
+        assert is_close(self._numbers(declared), self._numbers(everything), self.tolerance), (
             f"advantages read what `needs` does not declare: with {algorithm.needs} alone they differ. A run computes "
             "nothing else."
         )
@@ -121,10 +134,13 @@ class AdvantageChecks(AlgorithmChecks):
         batch = batch_of(rows, algorithm.needs)
         result = self._advantages(rows, algorithm)
         changed = batch.replace(rewards=torch.where(batch.reward_valid, batch.rewards, 50.0))
-        moved = self._ready().advantages(changed).advantages
+        moved = self._ready().advantages(changed)
         advice = "Leave rows out where batch.reward_valid is false, of means and deviations too."
-        assert is_close(moved, result.advantages, self.tolerance), f"advantages depend on rewards that failed. {advice}"
-        assert not result.advantages[~batch.reward_valid].any(), (
+        assert is_close(self._numbers(moved), self._numbers(result), self.tolerance), (
+            f"advantages depend on rewards that failed. {advice}"
+        )
+        per_row = zip(advantages_of_rows(batch, result), batch.reward_valid.tolist(), strict=True)
+        assert not any(bool(row.any()) for row, is_valid in per_row if not is_valid), (
             f"completions whose reward failed have advantages. {advice}"
         )
 
@@ -132,8 +148,9 @@ class AdvantageChecks(AlgorithmChecks):
         for seed in SEEDS:
             rows = self._rows(seed)
             order = sorted(range(len(rows)), key=lambda row: (rows[row].sample.group, -row))
-            before, after = self._advantages(rows), self._advantages([rows[row] for row in order])
-            assert is_close(after.advantages, before.advantages[order], self.tolerance), (
+            moved = [rows[row] for row in order]
+            before, after = (advantages_of_rows(batch_of(some), self._advantages(some)) for some in (rows, moved))
+            assert is_close(_joined(after), _joined([before[row] for row in order]), self.tolerance), (
                 "a completion's advantage depends on its place among the completions of its prompt."
             )
 
@@ -143,7 +160,7 @@ class AdvantageChecks(AlgorithmChecks):
             result = algorithm.advantages(batch_of([], algorithm.needs))
         except Exception as error:  # noqa: BLE001 - the algorithm's own
             pytest.fail(f"advantages raised {describe(error)} for a rank that has no completions.", pytrace=False)
-        assert len(result.advantages) == 0, "a rank without completions got advantages."
+        assert len(self._numbers(result)) == 0, "a rank without completions got advantages."
 
     def test_a_step_without_rewards_is_finite(self) -> None:
         algorithm, rows = self._ready(), self._rows()
@@ -151,14 +168,14 @@ class AdvantageChecks(AlgorithmChecks):
         nothing = batch.replace(
             rewards=torch.zeros(len(rows)),
             reward_valid=torch.zeros(len(rows), dtype=torch.bool),
-            response_mask=torch.zeros(len(rows), dtype=torch.bool),
+            response_mask=torch.zeros(int(batch.num_tokens.sum()), dtype=torch.bool),
         )
         try:
             result = algorithm.advantages(nothing)
         except Exception as error:  # noqa: BLE001 - the algorithm's own
             pytest.fail(f"advantages raised {describe(error)} in {ALL_FAILED}.", pytrace=False)
         numbers = [float(value) for value in result.metrics.values()]
-        assert bool(result.advantages.isfinite().all()) and all(map(math.isfinite, numbers)), (  # noqa: PT018
+        assert bool(self._numbers(result).isfinite().all()) and all(map(math.isfinite, numbers)), (  # noqa: PT018
             f"advantages or metrics have NaN or infinities in {ALL_FAILED}: a mean of nothing needs a case of its own."
         )
 
@@ -169,7 +186,8 @@ class AdvantageChecks(AlgorithmChecks):
             rows = self._rows(seed)
             whole, place = self._advantages(rows), {id(row): index for index, row in enumerate(rows)}
             for mine, part in self._on_ranks(rows, size):
-                problem = _difference(part, whole, [place[id(row)] for row in mine], self.tolerance)
+                indices = [place[id(row)] for row in mine]
+                problem = _difference(part, whole, batch_of(mine), batch_of(rows), indices, self.tolerance)
                 assert not problem, (
                     f"on {size} ranks {problem}: a rank has a part of the step. Numbers over the whole step come from "
                     "batch.step: mean, sum and moments."
@@ -182,28 +200,35 @@ class AdvantageChecks(AlgorithmChecks):
         for seed in SEEDS:
             rows = [row.with_reward(0.3 + per_group * row.sample.group) for row in self._rows(seed)]
             algorithm = self._ready()
-            step = step_of(algorithm, rows, self._advantages(rows, algorithm))
-            largest = float(step.batch.padded.advantages.abs().max())  # type: ignore[union-attr]
+            largest = float(self._numbers(self._advantages(rows, algorithm)).abs().max())
             assert largest <= 1e-6, (
                 f"completions of a {self.zero_advantages} with equal rewards have advantages of up to {largest:.3g}: "
                 "round-off over a small deviation trains on noise. Return 0 there, or set zero_advantages."
             )
 
 
-def _difference(part: Advantages, whole: Advantages, indices: list[int], tolerance: float) -> str:
+def _joined(per_row: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([torch.empty(0), *(row.reshape(-1).float() for row in per_row)])
+
+
+def _difference(
+    part: Advantages, whole: Advantages, mine: StepBatch, rows: StepBatch, indices: list[int], tolerance: float
+) -> str:
     """Return in words how a rank's advantages differ from ``indices`` of those of one rank that has all rows."""
     if part.metrics.keys() != whole.metrics.keys():
         return f"metrics have the names {sorted(part.metrics)}, and on one rank {sorted(whole.metrics)}"
     for metric, value in part.metrics.items():
         if not math.isclose(value, whole.metrics[metric], rel_tol=1e-5, abs_tol=1e-6):
             return f"the metric {metric} is {value:.6g}, and on one rank {whole.metrics[metric]:.6g}"
-    for name in ("advantages", "returns", "response_mask"):
+    for name in ("of_sequences", "of_tokens", "returns", "trains"):
         here, there = getattr(part, name), getattr(whole, name)
-        if (here is None) != (there is None) or (here is not None and here.dim() != there.dim()):
-            return f"{name} has another shape, or is missing"
+        if (here is None) != (there is None):
+            return f"{name} is missing on one of them"
         if here is None or not indices:
             continue
-        expected = there[indices] if here.dim() == 1 else there[indices, : here.shape[1]]
-        if not is_close(here.float(), expected.float(), tolerance):
+        if name != "of_sequences":
+            there = list(there.split(rows.num_tokens.tolist()))
+        expected = _joined([there[index] for index in indices])
+        if not is_close(here.float(), expected, tolerance):
             return f"{name} differ from those of one rank with the same completions"
     return ""

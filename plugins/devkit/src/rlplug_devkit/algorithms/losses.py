@@ -12,7 +12,7 @@ import torch
 from rlplug.errors import describe
 from rlplug.interfaces.algorithm import Denominators, LossOutput
 from rlplug_devkit.algorithms.checks import SEEDS, AlgorithmChecks
-from rlplug_devkit.algorithms.passes import Learned, Step, difference, is_close, learn, learn_micro_batch, padded
+from rlplug_devkit.algorithms.passes import Learned, Step, difference, is_close, learn, learn_micro_batch
 from rlplug_devkit.algorithms.steps import Row, make_row
 from rlplug_devkit.tasks.calls import NOT_COMPARED
 
@@ -33,8 +33,8 @@ class LossChecks(AlgorithmChecks):
     def _outputs(self) -> dict[str, LossOutput]:
         """Return what the losses return of a step as one micro-batch, by the names of their methods."""
         step = self._step(self._rows())
-        needs, micro_batch = step.algorithm.needs, step.batch.select(step.all_rows)
-        leaves = {name: leaf.clone().requires_grad_() for name, leaf in step.leaves.items()}
+        needs, micro_batch = step.algorithm.needs, step.batch.tokens
+        leaves = {name: leaf.requires_grad_() for name, leaf in step.trained_leaves.items()}
         entropy = leaves["entropy"] if needs.entropy_gradient else leaves["entropy"].detach()
         outputs = {"loss": step.algorithm.loss(micro_batch, leaves["logprobs"], entropy, step.denominators)}
         if needs.critic:
@@ -72,10 +72,10 @@ class LossChecks(AlgorithmChecks):
 
     def test_the_micro_batch_is_left_as_it_was(self) -> None:
         step = self._step(self._rows())
-        micro_batch = step.batch.select(step.all_rows)
+        micro_batch = step.batch.tokens
         kept = {name: tensor.clone() for name, tensor in micro_batch.tensors().items()}
         try:
-            learn_micro_batch(step.algorithm, micro_batch, step.leaves, step.denominators)
+            learn_micro_batch(step.algorithm, micro_batch, step.trained_leaves, step.denominators)
         except Exception:  # noqa: BLE001 - a check of its own
             pytest.skip(NOT_COMPARED)
         changed = [name for name, tensor in micro_batch.tensors().items() if not tensor.equal(kept[name])]
@@ -109,43 +109,15 @@ class LossChecks(AlgorithmChecks):
                 "nor on its padding."
             )
 
-    def test_tokens_that_do_not_train_have_no_effect(self) -> None:
-        """Prompts, an environment's tokens and padding may hold any number."""
-        for seed in SEEDS:
-            step = self._step(self._rows(seed))
-            micro_batch = step.batch.select(step.all_rows)
-            mask, generator = micro_batch.response_mask, torch.Generator().manual_seed(seed)
-
-            def garbage(tensor: torch.Tensor) -> torch.Tensor:
-                return torch.where(mask, tensor, torch.randn(mask.shape, generator=generator))  # noqa: B023
-
-            named = ("old_logprobs", "ref_logprobs", "rollout_logprobs", "values", "returns")
-            present = {name: tensor for name, tensor in micro_batch.tensors().items() if name in named}
-            changed = micro_batch.replace(**{name: garbage(tensor) for name, tensor in present.items()})
-            leaves = {name: garbage(leaf) for name, leaf in step.leaves.items()}
-            try:
-                before = learn_micro_batch(step.algorithm, micro_batch, step.leaves, step.denominators)
-                after = learn_micro_batch(step.algorithm, changed, leaves, step.denominators)
-            except Exception:  # noqa: BLE001 - a check of its own
-                pytest.skip(NOT_COMPARED)
-            advice = "Use masked_sum of rlplug.ops with micro_batch.response_mask."
-            reached = [name for name, gradient in after.gradients.items() if gradient[~mask].any()]
-            assert not reached, f"tokens that do not train have gradients of {reached}. {advice}"
-            found = difference(after, before, self.tolerance)
-            assert not found, f"with other numbers at tokens that do not train, {found}. {advice}"
-
     def test_a_filler_adds_nothing(self) -> None:
         """A rank without rows repeats some, of which no token trains, so that all ranks run as many passes."""
         step = self._step(self._rows())
-        micro_batch = step.batch.select([0, 1])
-        filler = micro_batch.replace(
-            response_mask=torch.zeros_like(micro_batch.response_mask),
-            advantages=torch.zeros_like(micro_batch.response_mask, dtype=torch.float32),
-        )
-        width = micro_batch.input_ids.shape[1]
-        leaves = {name: torch.zeros_like(leaf[:2, :width]) for name, leaf in step.leaves.items()}
+        some = step.batch.select([0, 1])
+        filler = some.replace(response_mask=torch.zeros(int(some.num_tokens.sum()), dtype=torch.bool)).tokens
         try:
-            learned = learn_micro_batch(step.algorithm, filler, leaves, step.denominators)
+            learned = learn_micro_batch(
+                step.algorithm, filler, {name: torch.zeros(0) for name in step.leaves}, step.denominators
+            )
         except Exception as error:  # noqa: BLE001 - the algorithm's own
             pytest.fail(f"a micro-batch of which no token trains: {describe(error)}", pytrace=False)
         numbers = {"the loss": float(learned.loss), **learned.metrics}
@@ -164,7 +136,7 @@ class LossChecks(AlgorithmChecks):
             batch = batch.with_tokens(ref_logprobs=current)
         if step.algorithm.needs.rollout_logprobs:
             batch = batch.with_tokens(rollout_logprobs=old)
-        leaves = step.leaves | {"logprobs": padded(batch, current)}
+        leaves = step.leaves | {"logprobs": current}
         learned = self._learned(dataclasses.replace(step, batch=batch, leaves=leaves))
         assert bool(learned.loss.isfinite()), f"the loss is {float(learned.loss)} at ratios of exp(+-{EXTREME:.0f})."
         wrong = [name for name, gradient in learned.gradients.items() if not gradient.isfinite().all()]
@@ -183,8 +155,8 @@ class LossChecks(AlgorithmChecks):
             for group in range(4)
             for index in range(size)
         ]
-        learned = self._learned(self._step([dataclasses.replace(row, ref_logprobs=row.old_logprobs) for row in rows]))
-        per_row = learned.gradients["logprobs"].sum(dim=1)
+        step = self._step([dataclasses.replace(row, ref_logprobs=row.old_logprobs) for row in rows])
+        per_row = torch.from_numpy(step.batch.sums(self._learned(step).gradients["logprobs"].numpy()))
         is_right = torch.tensor([row.sample.reward > 0 for row in rows])
         assert bool((per_row[is_right] < 0).all()), (
             "the loss does not raise the logprobs of completions that are better than others of their prompt: it is "

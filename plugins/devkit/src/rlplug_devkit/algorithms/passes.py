@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rlplug.interfaces.algorithm import Advantages, Algorithm, Denominators, LossOutput
+from rlplug.interfaces.checks.algorithms import accept_advantages
+from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.types import Batch, StepBatch
 from rlplug_devkit.algorithms.steps import Row, batch_of, end_to_end
 
@@ -27,13 +30,19 @@ class Step:
     batch: StepBatch
     """With ``old_logprobs``, ``advantages`` and ``returns``."""
     leaves: dict[str, Tensor]
-    """float32 [B, T], by the names of ``LEAVES``."""
+    """float32 [N], by the names of ``LEAVES``."""
 
     @property
     def denominators(self) -> Denominators:
         """Counts of the step as a single mini-batch."""
         counts = self.batch.num_tokens
         return Denominators(int(counts.sum()), int((counts > 0).sum()))
+
+    @property
+    def trained_leaves(self) -> dict[str, Tensor]:
+        """The leaves of the tokens that train, float32 [K]."""
+        trains = torch.from_numpy(self.batch.per_token["response_mask"])
+        return {name: leaf[trains] for name, leaf in self.leaves.items()}
 
     @property
     def all_rows(self) -> list[int]:
@@ -47,7 +56,7 @@ class Learned:
     loss: Tensor
     """float32 []: the policy's, plus the critic's where there is one."""
     gradients: dict[str, Tensor]
-    """float32 [B, T] of the whole step, by the names of ``LEAVES``."""
+    """float32 [N] of the whole step, by the names of ``LEAVES``."""
     metrics: dict[str, float] = field(default_factory=dict)
     maxima: dict[str, float] = field(default_factory=dict)
     minima: dict[str, float] = field(default_factory=dict)
@@ -74,36 +83,30 @@ def step_of(algorithm: Algorithm, rows: Sequence[Row], result: Advantages, decla
         declared: Leave out what the algorithm does not declare in ``needs``.
     """
     batch = batch_of(rows, algorithm.needs if declared else None)
-    mask = {} if result.response_mask is None else {"response_mask": result.response_mask}
-    batch = batch.replace(**mask, advantages=result.advantages, returns=result.returns)
+    batch = accept_advantages(PluginCall(algorithm, "advantages"), result, batch)
     batch = batch.with_tokens(old_logprobs=end_to_end(rows, "old_logprobs"))
     leaves = {name: end_to_end(rows, name) for name in LEAVES}
     leaves["values"] = leaves["values"] + 0.1  # the critic learns from values before the update
-    mask_of_tokens = torch.from_numpy(batch.per_token["response_mask"])
-    return Step(
-        algorithm,
-        batch,
-        {name: padded(batch, torch.where(mask_of_tokens, leaf, 0.0)) for name, leaf in leaves.items()},
-    )
+    return Step(algorithm, batch, leaves)
 
 
-def padded(batch: StepBatch, values: Tensor) -> Tensor:
-    """Return values of tokens, [N], as in ``batch.padded``: [B, T]."""
-    found = batch.with_tokens(old_logprobs=values).padded.old_logprobs
-    assert found is not None
-    return found
+def advantages_of_rows(batch: StepBatch, result: Advantages) -> list[Tensor]:
+    """Return the advantages of each row of a batch: of its tokens, or one for all of them."""
+    if result.of_sequences is not None:
+        return list(result.of_sequences)
+    assert result.of_tokens is not None
+    return list(torch.split(result.of_tokens, batch.num_tokens.tolist()))
 
 
 def learn(step: Step, rows: Sequence[int], denominators: Denominators | None = None) -> Learned:
     """Return the losses and gradients of one micro-batch of a step; ``rows`` in any order."""
-    micro_batch = step.batch.select(rows)
-    width = micro_batch.input_ids.shape[1]
-    leaves = {name: leaf[list(rows), :width] for name, leaf in step.leaves.items()}
-    learned = learn_micro_batch(step.algorithm, micro_batch, leaves, denominators or step.denominators)
+    selected = step.batch.select(rows)
+    places = step.batch.tokens_of(np.asarray(rows))[selected.per_token["response_mask"]]
+    leaves = {name: leaf[places] for name, leaf in step.leaves.items()}
+    learned = learn_micro_batch(step.algorithm, selected.tokens, leaves, denominators or step.denominators)
     for name, gradient in learned.gradients.items():
         whole = torch.zeros_like(step.leaves[name])
-        # other tokens have a check of their own, and their number depends on the micro-batch
-        whole[list(rows), :width] = torch.where(micro_batch.response_mask, gradient, 0.0)
+        whole[places] = gradient
         learned.gradients[name] = whole
     return learned
 
@@ -111,7 +114,7 @@ def learn(step: Step, rows: Sequence[int], denominators: Denominators | None = N
 def learn_micro_batch(
     algorithm: Algorithm, micro_batch: Batch, leaves: dict[str, Tensor], denominators: Denominators
 ) -> Learned:
-    """Return the losses of a micro-batch and their gradients to ``leaves``, float32 [B, T]."""
+    """Return the losses of a micro-batch and their gradients to ``leaves``, float32 [K]."""
     needs = algorithm.needs
     tracked = {name: leaf.detach().clone().requires_grad_() for name, leaf in leaves.items()}
     entropy = tracked["entropy"] if needs.entropy_gradient else tracked["entropy"].detach()

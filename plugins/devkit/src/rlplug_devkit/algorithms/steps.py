@@ -107,7 +107,7 @@ def batch_of(rows: Sequence[Row], needs: Needs | None = None, step: StepStatisti
         needs: What the algorithm declares: nothing else is there. ``None`` for everything.
         step: Sums over ranks.
     """
-    batch = StepBatch.from_samples([row.sample for row in rows], pad_token_id=0, step=step)
+    batch = StepBatch.from_samples([row.sample for row in rows], step)
     named = {
         "old_logprobs": needs is None or needs.old_logprobs,
         "ref_logprobs": needs is None or needs.reference_policy,

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from rlplug import hookspecs
 from rlplug.interfaces import Advantages, Algorithm, Bucket, Denominators, LossOutput, SyncReport
-from rlplug.ops import masked_sum
 from rlplug.plugin_manager import hookimpl
 from rlplug.types import ONE_RANK, Batch, Rollout, StepBatch, StepStatistics
 from rlplug_devkit.algorithms.steps import Row, batch_of
@@ -55,7 +54,7 @@ class MinusLogprob(Algorithm):
 
     def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
         assert micro_batch.advantages is not None
-        objective = masked_sum(logprobs * micro_batch.advantages, micro_batch.response_mask)
+        objective = (logprobs * micro_batch.advantages).sum()
         return LossOutput(-objective / denominators.num_tokens, {"kit/objective": objective.detach()})
 
 
@@ -104,7 +103,7 @@ class Inner:
     @hookimpl(wrapper=True)
     def rlplug_prepare_batch(self) -> Generator[None, StepBatch, StepBatch]:
         batch = yield
-        return batch.replace(returns=torch.full(batch.padded.input_ids.shape, 0.5))
+        return batch.replace(returns=torch.full((int(batch.num_tokens.sum()),), 0.5))
 
     @hookimpl(wrapper=True)
     def rlplug_compute_loss(self) -> Generator[None, LossOutput, LossOutput]:
@@ -174,7 +173,7 @@ def prepared(rows: Sequence[Row], step: StepStatistics = ONE_RANK) -> StepBatch:
     """Return a rank's rows as the hook ``rlplug_prepare_batch`` gets them, with advantages from -5 to 5."""
     batch = batch_of(rows, step=step)
     values = torch.tensor([5.0 * (-1) ** index / (1 + row.sample.group) for index, row in enumerate(rows)])
-    return batch.replace(advantages=torch.where(batch.reward_valid, values, 0.0), values=None)
+    return batch.replace(values=None).with_advantages(torch.where(batch.reward_valid, values, 0.0))
 
 
 def process_state() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -71,8 +72,8 @@ class HooksConformance(TaskChecks):
 
     def _wrapped(self, hooks: Hooks) -> dict[str, Callable[[], Any]]:
         """Return a call of each hook that a plugin may wrap."""
-        micro_batch = prepared(self._rows()).padded
-        logprobs = torch.full(micro_batch.response_mask.shape, -0.5)
+        micro_batch = prepared(self._rows()).tokens
+        logprobs = torch.full(micro_batch.token_ids.shape, -0.5)
         return {
             "rlplug_sync_weights": hooks.sync_weights,
             "rlplug_prepare_batch": lambda: hooks.prepare_batch(self._rows()),
@@ -168,7 +169,7 @@ class HooksConformance(TaskChecks):
         assert report.policy_version == VERSION + 100, (
             f"rlplug_sync_weights lost what an inner wrapper reported. {advice}"
         )
-        assert batch.padded.returns is not None, f"rlplug_prepare_batch lost what an inner wrapper put in. {advice}"
+        assert batch.tokens.returns is not None, f"rlplug_prepare_batch lost what an inner wrapper put in. {advice}"
         assert INNER in loss.metrics, f"rlplug_compute_loss lost an inner wrapper's metric. {advice}"
 
     def test_errors_pass_through_wrappers(self) -> None:
@@ -245,9 +246,9 @@ class HooksConformance(TaskChecks):
                 "same tensors everywhere, on a rank without rows too."
             )
         for mine, part in zip(shares, parts, strict=True):
-            for name, tensor in part.padded.tensors().items() if mine else ():
-                there = whole.padded.tensors()[name][[place[id(row)] for row in mine]]
-                expected = there if tensor.dim() == 1 else there[:, : tensor.shape[1]]
+            expected_part = whole.select([place[id(row)] for row in mine]).tokens.tensors()
+            for name, tensor in part.tokens.tensors().items():
+                expected = expected_part[name]
                 assert is_close(tensor.float(), expected.float(), TOLERANCE), (
                     f"rlplug_prepare_batch made other {name} of a part of the step: numbers over the whole step come "
                     "from batch.step."
@@ -265,15 +266,16 @@ class HooksConformance(TaskChecks):
 
     def test_micro_batches_add_up(self) -> None:
         step = prepared(self._rows())
-        logprobs = -torch.arange(step.padded.input_ids.numel()).view(step.padded.input_ids.shape) / 100
+        logprobs = -torch.arange(int(step.lengths.sum())) / 100
 
         def learned(rows: list[int]) -> Learned:
             batch = step.select(rows)
-            leaf = logprobs[rows, : batch.input_ids.shape[1]].clone().requires_grad_()
-            output = self._hooks().compute_loss(batch, leaf, Denominators(96, 24))
+            places = step.tokens_of(np.asarray(rows))[batch.per_token["response_mask"]]
+            leaf = logprobs[places].requires_grad_()
+            output = self._hooks().compute_loss(batch.tokens, leaf, Denominators(96, 24))
             (gradient,) = torch.autograd.grad(output.loss, leaf)
             whole = torch.zeros_like(logprobs)
-            whole[rows, : batch.input_ids.shape[1]] = gradient
+            whole[places] = gradient
             metrics = {name: float(value) for name, value in output.metrics.items()}
             nothing = torch.zeros(())
             return Learned(output.loss.detach(), {"logprobs": whole, "entropy": nothing, "values": nothing}, metrics)
@@ -298,9 +300,9 @@ class HooksConformance(TaskChecks):
         now = {**batch.per_sequence, **batch.per_token}
         changed = [name for name in kept if kept[name].tobytes() != now[name].tobytes()]
         assert not changed, f"rlplug_prepare_batch wrote into {changed} of the batch: edit a copy, batch.replace(...)."
-        micro_batch = batch.padded
+        micro_batch = batch.tokens
         before = {name: tensor.clone() for name, tensor in micro_batch.tensors().items()}
-        logprobs = torch.full(micro_batch.response_mask.shape, -0.5)
+        logprobs = torch.full(micro_batch.token_ids.shape, -0.5)
         self._result(lambda: self._hooks().compute_loss(micro_batch, logprobs, Denominators(96, 24)))
         changed = [name for name, tensor in micro_batch.tensors().items() if not tensor.equal(before[name])]
         assert not changed, f"rlplug_compute_loss wrote into {changed} of the micro-batch, which the next epoch reads."

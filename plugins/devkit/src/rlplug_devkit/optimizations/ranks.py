@@ -19,10 +19,10 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.models.build import build_policy
 from rlplug.models.forward import policy_forward
-from rlplug.models.packing import pack_batch
+from rlplug.models.packing import pack
 from rlplug.models.transformers_trainer import TransformersTrainer
-from rlplug.types import Batch
 from rlplug_devkit.hooks.calls import process_state
+from rlplug_devkit.padded_rows import PaddedRows
 from rlplug_devkit.process_state import generator_states, moved
 from rlplug_devkit.trainers.cases import LEARNING_RATE, SAMPLING, Case, loss_weights, rows
 from rlplug_devkit.trainers.ranks import Measured, make_strategy
@@ -132,17 +132,18 @@ class Optimized(Measured):
             "changed": changed,
         }
 
-    def run(self, batch: Batch, size: int, train: bool = False) -> Tensor:
+    def run(self, batch: PaddedRows, size: int, train: bool = False) -> Tensor:
         """Return logprobs and entropies of all ranks' rows, [2, B, T]; with gradients to train."""
         micro_batches, strategy = self.my_rows(size), self.strategy
         whole = torch.zeros(2, *batch.input_ids.shape)
         for number, indices in enumerate(micro_batches, start=1):
-            packed = pack_batch(batch.map(partial(_take, indices=indices)))
+            taken = batch.map(partial(_take, indices=indices))
+            packed = pack(taken.flat())
             with torch.set_grad_enabled(train):
                 if train:
                     strategy.set_last_micro_batch(self.policy, is_last=number == len(micro_batches))
                 output = policy_forward(self.policy, packed, SAMPLING, "gradient" if train else "value")
-                values = torch.stack([output.tokens.logprobs, output.entropy])
+                values = torch.stack([taken.grid(output.tokens.logprobs), taken.grid(output.entropy)])
                 if train:
                     weights = loss_weights()[indices]
                     (torch.stack([weights, weights.cos()]) * values).sum().backward()  # type: ignore[no-untyped-call]

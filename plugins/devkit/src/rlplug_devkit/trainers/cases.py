@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 from rlplug.distributed.mesh import AXES
 from rlplug.interfaces.trainer import ModelTrainer, TrainerClaims
 from rlplug.token_arrays import as_tokens
-from rlplug.types import Batch, MeshSizes, Prompt, Sample, SamplingParams, StepBatch
+from rlplug.types import MeshSizes, Prompt, Sample, SamplingParams, StepBatch
 from rlplug_devkit.models import make_tokenizer
+from rlplug_devkit.padded_rows import PaddedRows
 
 VOCABULARY: Final = 51
 """Odd, so that no number of ranks divides the embeddings."""
@@ -113,7 +114,7 @@ def write_model(config: PretrainedConfig, folder: Path) -> None:
     make_tokenizer(VOCABULARY).save_pretrained(folder)
 
 
-def rows(is_changed: bool = False) -> Batch:
+def rows(is_changed: bool = False) -> PaddedRows:
     """Return right-padded rows [B, T] of prompts and completions; one of them is a single token, and trains nothing."""
     generator = torch.Generator().manual_seed(0)
     samples = []
@@ -126,7 +127,7 @@ def rows(is_changed: bool = False) -> Batch:
         prompt, tokens = Prompt(str(row), tuple(drawn[:num_prompt].tolist()), ""), as_tokens(drawn.numpy(), np.int32)
         mask, logprobs = np.arange(len(tokens)) >= num_prompt, np.zeros(len(tokens), np.float32)
         samples.append(Sample(prompt, row, tokens, mask, logprobs, "", "stop", 0))
-    return StepBatch.from_samples(samples, 0).padded
+    return PaddedRows.of(StepBatch.from_samples(samples))
 
 
 def loss_weights() -> Tensor:

@@ -29,10 +29,11 @@ from rlplug.models.config import load_tokenizer
 from rlplug.models.export import export_policy
 from rlplug.models.forward import policy_forward
 from rlplug.models.lm_head import LMHead, LMHeadOutput, LogprobRequest, lm_head_of
-from rlplug.models.packing import pack_batch
+from rlplug.models.packing import pack
 from rlplug.setup.checks.trainer import check_trainer
-from rlplug.types import Batch, MeshSizes
+from rlplug.types import MeshSizes
 from rlplug.weight_sync.buckets import weight_buckets
+from rlplug_devkit.padded_rows import PaddedRows
 from rlplug_devkit.trainers.cases import LEARNING_RATE, MAX_NORM, SAMPLING, Case, Job, loss_weights, rows
 
 TIMEOUT_S: Final = 60.0
@@ -185,17 +186,17 @@ class Measured:
         mine = list(range(strategy.data_rank, rows().num_sequences, strategy.data_size))
         return [mine[first : first + size] for first in range(0, len(mine), size)]
 
-    def run(self, batch: Batch, size: int, train: bool = False) -> Tensor:
+    def run(self, batch: PaddedRows, size: int, train: bool = False) -> Tensor:
         """Return logprobs [B, T] of all ranks' rows, in micro-batches of ``size`` rows; with gradients to train."""
         micro_batches, strategy = self.my_rows(size), self.strategy
         whole = torch.zeros(batch.input_ids.shape)
         for number, indices in enumerate(micro_batches, start=1):
             taken = batch.map(partial(_take, indices=indices))
-            packed = pack_batch(taken, strategy.sequence_rank, strategy.sequence_size, strategy.sequence_group)
+            packed = pack(taken.flat(), strategy.sequence_rank, strategy.sequence_size, strategy.sequence_group)
             with torch.set_grad_enabled(train):
                 if train:
                     strategy.set_last_micro_batch(self.policy, is_last=number == len(micro_batches))
-                logprobs = policy_forward(self.policy, packed, SAMPLING, "none").tokens.logprobs
+                logprobs = taken.grid(policy_forward(self.policy, packed, SAMPLING, "none").tokens.logprobs)
                 if train:
                     (loss_weights()[indices] * logprobs).sum().backward()  # type: ignore[no-untyped-call]
             whole[indices] = logprobs.detach()

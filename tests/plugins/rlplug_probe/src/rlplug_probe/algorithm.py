@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from rlplug.interfaces import Advantages, Algorithm, Denominators, LossOutput
-from rlplug.ops import masked_sum
 from rlplug.types import Batch, StepBatch
 
 
@@ -18,7 +17,7 @@ class MeanBaseline(Algorithm):
         for group in batch.group_index.unique():
             rows = (batch.group_index == group) & batch.reward_valid
             centred[rows] = batch.rewards[rows] - batch.rewards[rows].mean()
-        magnitude = batch.step.mean(centred.abs().repeat_interleave(batch.num_tokens))
+        magnitude = batch.step.mean(batch.spread(centred.abs()))
         return Advantages(centred, metrics={"advantages/magnitude": magnitude})
 
     def loss(
@@ -29,5 +28,5 @@ class MeanBaseline(Algorithm):
         denominators: Denominators,
     ) -> LossOutput:
         assert micro_batch.advantages is not None
-        objective = masked_sum(logprobs * micro_batch.advantages, micro_batch.response_mask)
+        objective = (logprobs * micro_batch.advantages).sum()
         return LossOutput(-objective / denominators.num_tokens)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rlplug.interfaces import Denominators, LossOutput, RunObserver, SyncReport
-from rlplug.ops import masked_sum
 from rlplug.plugin_manager import hookimpl
 from rlplug.registry import Registry
 from rlplug.types import Batch, Rollout, StepBatch
@@ -22,7 +21,7 @@ from rlplug_probe.reward import ShortReward
 from rlplug_probe.rollout import SleepyRollout
 from rlplug_probe.trainer import ProbeTrainer
 
-RLPLUG_API_VERSION = ">=2.2,<3"
+RLPLUG_API_VERSION = ">=3,<4"
 RLPLUG_AFTER = ("algos",)
 
 ADVANTAGE_SCALE = 0.5
@@ -120,7 +119,7 @@ def rlplug_prepare_batch(step: int) -> Generator[None, StepBatch, StepBatch]:
 def rlplug_compute_loss(micro_batch: Batch, denominators: Denominators) -> Generator[None, LossOutput, LossOutput]:
     output = yield
     assert micro_batch.advantages is not None
-    magnitude = masked_sum(micro_batch.advantages.abs(), micro_batch.response_mask) / denominators.num_tokens
+    magnitude = micro_batch.advantages.abs().sum() / denominators.num_tokens
     return dataclasses.replace(output, metrics={**output.metrics, "probe/advantage_in_loss": magnitude})
 
 

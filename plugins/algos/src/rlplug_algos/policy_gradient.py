@@ -1,29 +1,26 @@
-"""Base of the policy-gradient algorithms: everything but their advantages and their policy term of the loss."""
+"""What the algorithms share: importance weights, KL penalty, entropy bonus, aggregation and metrics of the loss."""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
-import torch
 from torch import Tensor
 
-from rlplug.interfaces import Advantages, Algorithm, Denominators, LossDivisor, LossOutput, Needs, RunInfo
-from rlplug.ops import masked_sum
+from rlplug.interfaces import Algorithm, Denominators, LossDivisor, LossOutput, Needs, RunInfo
 from rlplug.types import Batch, StepBatch
-from rlplug_algos.advantages import degenerate_share, group_relative
+from rlplug_algos.advantages import degenerate_share
 from rlplug_algos.aggregation import Aggregation, aggregate
-from rlplug_algos.corrections import Correction, correction_weights, importance_weights
+from rlplug_algos.corrections import Correction, limited_weights
 from rlplug_algos.kl import KLEstimator, kl_estimate, kl_penalty
 from rlplug_algos.options import require, require_use
-from rlplug_algos.policy_losses import PolicyTerm, clipped_loss, token_ratio
+from rlplug_algos.policy_losses import PolicyTerm, clipped_loss
 
 
 @dataclass(kw_only=True, eq=False)
 class PolicyGradient(Algorithm):
-    r"""Loss of a policy term, importance weights, a KL penalty and an entropy bonus, reduced by ``aggregation``.
+    r"""Base of the algorithms: a subclass gives ``advantages``, and a ``loss`` that ends with :meth:`total_loss`.
 
     .. math:: L = \mathrm{aggregate}\left(w_t L^{policy}_t + \beta\, \mathrm{KL}_t - \alpha H_t\right)
 
@@ -107,49 +104,35 @@ class PolicyGradient(Algorithm):
         self.run = run
 
     def reward_kl(self, batch: StepBatch) -> Tensor | None:
-        """Return the KL estimate that goes into the rewards, float [B, T], 0 where masked; ``None`` without one."""
+        """Return the KL estimate that goes into the rewards, float [K]; ``None`` without one."""
         if not (self.kl_coefficient > 0 and self.kl_in_reward):
             return None
-        rows, mask = batch.padded, batch.padded.response_mask
-        logprobs, ref_logprobs = masked(rows.old_logprobs, mask), masked(rows.ref_logprobs, mask)
-        return kl_estimate(logprobs, ref_logprobs, self.kl_estimator, self.k3_max)
-
-    def sequence_advantages(self, batch: StepBatch, per_sequence: Tensor, kl: Tensor | None = None) -> Advantages:
-        """Return advantages of whole completions, [B], with :meth:`advantage_metrics`."""
-        return Advantages(per_sequence, metrics=self.advantage_metrics(batch, kl))
+        old_logprobs, ref_logprobs = present(batch.tokens.old_logprobs), present(batch.tokens.ref_logprobs)
+        return kl_estimate(old_logprobs, ref_logprobs, self.kl_estimator, self.k3_max)
 
     def advantage_metrics(self, batch: StepBatch, kl: Tensor | None = None) -> dict[str, float]:
         """Return the share of groups without a signal, and the mean of the KL that went into the rewards."""
         share = degenerate_share(batch.rewards, batch.reward_valid, batch.group_index, batch.step)
         metrics = {"advantages/degenerate_groups": share}
-        return metrics if kl is None else metrics | {"policy/kl": batch.step.mean(kl, batch.padded.response_mask)}
+        return metrics if kl is None else metrics | {"policy/kl": batch.step.mean(kl)}
 
-    @abstractmethod
-    def policy_term(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> PolicyTerm:
-        """Return the algorithm's own loss of each token.
-
-        Args:
-            logprobs: float [B, T], with gradient; like the next two, 0 where ``mask`` is false.
-            old_logprobs: float [B, T].
-            advantages: float [B, T].
-            mask: bool [B, T].
-        """
-
-    def loss(self, micro_batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
-        """Return the micro-batch's share of L."""
-        mask, correction = micro_batch.response_mask, self.current_correction
-        # zeros before any arithmetic: a NaN that is only left out of the sum still reaches the gradient, as 0 * NaN
-        logprobs, old_logprobs = masked(logprobs, mask), masked(micro_batch.old_logprobs, mask)
-        term = self.policy_term(logprobs, old_logprobs, masked(micro_batch.advantages, mask), mask)
-        per_token, measured = term.loss, _measurements(term, logprobs.detach(), old_logprobs)
+    def total_loss(
+        self, term: PolicyTerm, batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators
+    ) -> LossOutput:
+        """Return the micro-batch's share of L from the policy's loss of each token."""
+        correction, old_logprobs = self.current_correction, present(batch.old_logprobs)
+        per_token = term.loss
+        measured = {
+            "policy/clip_fraction_low": term.clipped_low,
+            "policy/clip_fraction_high": term.clipped_high,
+            "policy/approx_kl": kl_estimate(old_logprobs, logprobs.detach(), "k3"),  # of KL(old || policy)
+        }
         if correction is not None:
-            rollout_logprobs = micro_batch.rollout_logprobs
-            weights = correction_weights(old_logprobs, rollout_logprobs, mask, correction)
-            raw = importance_weights(old_logprobs, rollout_logprobs, mask, correction.level)
+            weights, is_limited = limited_weights(old_logprobs, batch, correction)
             per_token = per_token * weights
-            measured |= {"correction/weight_mean": weights, "correction/limited_share": weights != raw}
+            measured |= {"correction/weight_mean": weights, "correction/limited_share": is_limited}
         if self.kl_coefficient > 0 and not self.kl_in_reward:
-            ref_logprobs = masked(micro_batch.ref_logprobs, mask)
+            ref_logprobs = present(batch.ref_logprobs)
             penalty = kl_penalty(logprobs, old_logprobs, ref_logprobs, self.kl_estimator, self.k3_max)
             per_token = per_token + self.current_kl_coefficient * penalty
             measured["policy/kl"] = kl_estimate(logprobs.detach(), ref_logprobs, "k3")
@@ -157,17 +140,17 @@ class PolicyGradient(Algorithm):
             per_token = per_token - self.entropy_coefficient * entropy
         max_new_tokens = None if self.run is None else self.run.max_new_tokens
         return LossOutput(
-            aggregate(per_token, mask, denominators, self.aggregation, max_new_tokens),
-            metrics={name: token_share(values, mask, denominators) for name, values in measured.items()},
-            maxima={"policy/ratio_max": term.ratio.masked_fill(~mask, -torch.inf).max()},
-            minima={"policy/ratio_min": term.ratio.masked_fill(~mask, torch.inf).min()},
+            aggregate(per_token, batch, denominators, self.aggregation, max_new_tokens),
+            metrics={name: mean_over_tokens(values, denominators) for name, values in measured.items()},
+            maxima={"policy/ratio_max": term.ratio.amax() if len(term.ratio) else term.ratio.new_tensor(-math.inf)},
+            minima={"policy/ratio_min": term.ratio.amin() if len(term.ratio) else term.ratio.new_tensor(math.inf)},
             per_token={"ratio": term.ratio, "clipped_low": term.clipped_low, "clipped_high": term.clipped_high},
         )
 
 
 @dataclass(kw_only=True, eq=False)
 class ClippedPolicyGradient(PolicyGradient):
-    """Policy gradient whose policy term is PPO's clipped loss.
+    """Policy gradient with PPO's clipped loss.
 
     Args:
         clip_low: Largest distance of the ratio below 1 before its gradient stops.
@@ -189,53 +172,17 @@ class ClippedPolicyGradient(PolicyGradient):
         is_bound = self.clip_dual is None or 1 < self.clip_dual < math.inf
         require(self, "clip_dual", is_bound, "give more than 1, such as 3, or null")
 
-    def ratio(self, logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-        """Return the ratio that is clipped, float [B, T]: by default that of each token."""
-        return token_ratio(logprobs, old_logprobs)
-
-    def policy_term(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> PolicyTerm:
-        ratio = self.ratio(logprobs, old_logprobs, mask)
-        return clipped_loss(ratio, advantages, self.clip_low, self.clip_high, self.clip_dual)
+    def clipped(self, ratio: Tensor, batch: Batch) -> PolicyTerm:
+        """Return PPO's clipped loss of each token, of its ratio [K], within this algorithm's limits."""
+        return clipped_loss(ratio, present(batch.advantages), self.clip_low, self.clip_high, self.clip_dual)
 
 
-@dataclass(kw_only=True, eq=False)
-class GroupNormalized(PolicyGradient):
-    """Policy gradient whose advantages are rewards relative to their group, over its standard deviation.
-
-    Args:
-        epsilon: Added to the group's standard deviation. verl has 1e-6, TRL 1e-4. Without any difference among the
-            group's rewards advantages are 0 whatever it is.
-    """
-
-    compares_groups: ClassVar[bool] = True
-    streams: ClassVar[bool] = True
-
-    epsilon: float = 1e-4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, "epsilon", 0 <= self.epsilon < math.inf, "give 0 or more, such as 0.0001")
-
-    def advantages(self, batch: StepBatch) -> Advantages:
-        relative = group_relative(batch.rewards, batch.reward_valid, batch.group_index, epsilon=self.epsilon)
-        return self.sequence_advantages(batch, relative)
-
-
-def masked(values: Tensor | None, mask: Tensor) -> Tensor:
-    """Return ``values`` with 0 where ``mask`` is false; the training loop must have computed them."""
+def present(values: Tensor | None) -> Tensor:
+    """Return ``values``, which the training loop has computed because ``needs`` asks for them."""
     assert values is not None
-    return torch.where(mask, values, 0.0)
+    return values
 
 
-def token_share(values: Tensor, mask: Tensor, denominators: Denominators) -> Tensor:
-    """Return a micro-batch's share of the mini-batch's mean over tokens."""
-    return masked_sum(values.float(), mask) / max(denominators.num_tokens, 1)
-
-
-def _measurements(term: PolicyTerm, logprobs: Tensor, old_logprobs: Tensor) -> dict[str, Tensor]:
-    """Return per-token values of the metrics that every algorithm has; ``approx_kl`` is k3 of KL(old || policy)."""
-    return {
-        "policy/clip_fraction_low": term.clipped_low,
-        "policy/clip_fraction_high": term.clipped_high,
-        "policy/approx_kl": kl_estimate(old_logprobs, logprobs, "k3"),
-    }
+def mean_over_tokens(values: Tensor, denominators: Denominators) -> Tensor:
+    """Return a micro-batch's share of the mini-batch's mean of ``values`` [K]."""
+    return values.float().sum() / max(denominators.num_tokens, 1)
