@@ -45,7 +45,9 @@ def schedule(costs: Sequence[float], weights: Sequence[int], num_ranks: int, max
     fewest = -(-total // (num_ranks * max_weight))
     one_item_each = -(-len(costs) // num_ranks)
     num_passes = fewest + bisect_left(range(fewest, one_item_each), True, key=fits)
-    return _deal(_cut(items, costs, weights, num_ranks, max_weight, num_passes), costs)
+    passes = _cut(items, costs, weights, num_ranks, max_weight, num_passes)
+    _fill_empty_parts(passes, costs)
+    return _deal(passes, costs)
 
 
 def partition(
@@ -160,6 +162,22 @@ def _cut(
         parts, items = partition(items, costs, weights, num_ranks, max_weight, max_cost=level)
         leveled.append(_costliest_first(parts, costs))
     return best
+
+
+def _fill_empty_parts(passes: list[list[Part]], costs: Sequence[float]) -> None:
+    """Give each empty part the cheapest item of the costliest part that can spare one.
+
+    Items that fit nowhere else can leave a part without any; its rank would run a pass for nothing.
+    """
+    parts = [part for each in passes for part in each]
+    for empty in (part for part in parts if not part):
+        if not (donors := [part for part in parts if len(part) > 1]):
+            return
+        donor = max(donors, key=partial(_cost, costs=costs))
+        cheapest = min(donor, key=costs.__getitem__)
+        donor.remove(cheapest)
+        empty.append(cheapest)
+    passes[:] = [_costliest_first(each, costs) for each in passes]
 
 
 def _deal(passes: list[list[Part]], costs: Sequence[float]) -> list[list[Part]]:

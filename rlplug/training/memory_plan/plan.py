@@ -8,7 +8,13 @@ from typing import Final, TypeAlias
 
 from rlplug.interfaces.memory import PLAN_PHASES, PlanPhase
 from rlplug.training.batch_plan import PassKind
-from rlplug.training.memory_plan.activations import FLOAT32, block_temporaries, kept_elements, output_layer
+from rlplug.training.memory_plan.activations import (
+    FLOAT32,
+    LOSS_BYTES,
+    block_temporaries,
+    kept_elements,
+    output_layer,
+)
 from rlplug.training.memory_plan.inputs import CUDA_BYTES, NCCL_BYTES, MemoryInputs, ModelInputs
 
 PHASES: Final = PLAN_PHASES
@@ -143,14 +149,14 @@ class MemoryPlan:
             gathered = min(gathered, 2 * shape.block_parameters + shape.end_parameters)
         keeps_whole = facts.sizes.needs_several_passes("update") and not facts.sync_every_micro_batch
         gradients = FLOAT32 * network.trained // (1 if keeps_whole else facts.shards)
-        scored = 0 if is_critic else facts.sizes.scored(phase)
+        trained = facts.sizes.scored(phase)
         kept = kept_elements(shape, traits) if is_update else 0
         return Pass(
             gradients=gradients if is_update else 0,
             gathered=facts.itemsize * gathered,
-            kept=facts.itemsize * num_tokens * kept,
+            kept=facts.itemsize * num_tokens * kept + (LOSS_BYTES * trained if is_update else 0),
             working=max(
-                output_layer(shape, traits, scored, facts.itemsize, is_update),
+                output_layer(shape, traits, 0 if is_critic else trained, facts.itemsize, is_update),
                 facts.itemsize * num_tokens * block_temporaries(shape),
             ),
         )

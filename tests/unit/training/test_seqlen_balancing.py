@@ -83,7 +83,12 @@ def test_parts_are_empty_only_where_items_are_few(problem):
     *_, last = passes = schedule(*problem)
     assert all(part for parts in passes[:-1] for part in parts)
     assert any(last)
-    assert all(last) or all(len(part) <= 1 for part in last)
+    assert all(last) or all(len(part) <= 1 for parts in passes for part in parts)
+
+
+def test_an_item_that_fits_nowhere_leaves_no_rank_without_one():
+    """37 fits beside no other part; the pass that it needs had nothing for the second rank."""
+    assert schedule([51, 72, 37, 130], [51, 72, 37, 130], 2, 130) == [[[3], [1]], [[2], [0]]]
 
 
 @given(problems())
