@@ -10,6 +10,7 @@ RLPLUG_API_VERSION = ">=3,<4"
 def rlplug_register_algorithms(registry: Registry) -> None:
     for place in (
         "rlplug_algos.cispo:CISPO",
+        "rlplug_algos.composed:Composed",
         "rlplug_algos.dapo:DAPO",
         "rlplug_algos.dr_grpo:DrGRPO",
         "rlplug_algos.grpo:GRPO",
