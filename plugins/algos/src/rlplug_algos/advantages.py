@@ -131,7 +131,7 @@ def _decayed_sums(terms: Tensor, decay: Tensor, longest: int) -> Tensor:
     (Hillis and Steele, 1986) rather than 32,768 dependent ones.
     """
     sums, reach = terms.clone(), 1
-    while reach < longest:
+    while reach < longest and bool(decay.any()):  # a decay below 1 is soon 0 in floating point
         carried = torch.where(decay[:-reach] == 0, 0.0, decay[:-reach] * sums[reach:])  # NaN stays in its sequence
         sums[:-reach] += carried
         decay = torch.cat([decay[:-reach] * decay[reach:], decay.new_zeros(reach)])
