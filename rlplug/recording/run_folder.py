@@ -28,7 +28,7 @@ from rlplug.errors import RunError
 from rlplug.interfaces.observer import ObservedRun, RunObserver, StepRecord, Validation
 from rlplug.interfaces.rollout import ScrapeTargets
 from rlplug.models.export import export_policy
-from rlplug.observability.metrics_csv import MetricsCSV
+from rlplug.observability.metrics_log import MetricsLog, read_metrics
 from rlplug.observability.observers import Observers
 from rlplug.observability.sample_records import first_of_ranks, sample_record, write_records
 from rlplug.observability.start import Compilation, start_line
@@ -113,7 +113,7 @@ class RunFolder(Callback, RunObserver):
         """The run's own folder, once it is chosen in ``setup``."""
         self._began = 0.0
         self._record: RunRecord
-        self._metrics: MetricsCSV | None = None
+        self._metrics: MetricsLog | None = None
         self._rows: dict[str, RowFile] = {}
         """Files of samples, by name."""
         self._samples: SampleLog
@@ -138,7 +138,7 @@ class RunFolder(Callback, RunObserver):
         )
         observing.begin(ObservedRun(self.path, module.trainer.state.fn, trainer.is_global_zero, self.report))
         module.observers = observing
-        self._metrics = MetricsCSV(self.path / METRICS, waits=self._is_resumed(trainer))
+        self._metrics = MetricsLog(self.path / METRICS, waits=self._is_resumed(trainer))
         self._rows = {name: RowFile(self.path / name) for name in (SAMPLES, REWARD_ERRORS, GROUPS)}
         tokens = TokenLogWriter(self.path / TOKENS, self.token_log_mib << 20)
         self._samples = SampleLog(self.samples_per_step, self._rows[SAMPLES], tokens)
@@ -290,7 +290,7 @@ class RunFolder(Callback, RunObserver):
             lines += module.observers.ended()
             if self.report and (missing := missing_distribution("commands", "report")) is not None:
                 lines.append(f"no report: pip install {missing}, then rlplug report {self.path}")
-            print_summary(self.path, MetricsCSV(self.path / METRICS), seconds, lines)
+            print_summary(self.path, read_metrics(self.path / METRICS), seconds, lines)
 
     def _export(self, trainer: Trainer, module: Any) -> None:
         """Write the policy and, where one was trained, its adapter. Collective."""

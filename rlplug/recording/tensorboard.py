@@ -14,7 +14,7 @@ from rlplug.distributed.durable_files import reason
 
 
 class RunTensorBoard(TensorBoardLogger):
-    """Logger that stops with a warning when its file cannot be written: ``metrics.csv`` has the same numbers."""
+    """Logger that stops with a warning when its file cannot be written: ``metrics.jsonl`` has the same numbers."""
 
     _has_failed = False
 

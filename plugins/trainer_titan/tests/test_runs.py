@@ -5,7 +5,6 @@ The run that is resumed has a critic and a reference policy.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import shutil
@@ -17,6 +16,8 @@ import torch
 from command_line import ROOT, SMALL, Job, Runs, samples
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+from rlplug.observability.metrics_log import read_metrics
 
 TITAN = ["--model.trainer", "TorchTitan"]
 REFERENCE = ["--model.algorithm.kl_coefficient", "0.05"]
@@ -119,9 +120,8 @@ def folder_of(runs: Runs, name: str) -> Path:
 
 
 def metrics(folder: Path) -> list[dict[str, str]]:
-    """Return the rows of ``metrics.csv`` without what depends on the clock."""
-    with (folder / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    """Return the rows of ``metrics.jsonl`` without what depends on the clock."""
+    rows = read_metrics(folder / "metrics.jsonl")
     return [{k: v for k, v in row.items() if not k.startswith(UNREPEATABLE)} for row in rows]
 
 

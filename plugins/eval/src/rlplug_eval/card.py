@@ -16,7 +16,7 @@ from rlplug_watch.report.summary import number
 
 from rlplug.distributed.durable_files import write_file
 from rlplug.errors import ConfigError
-from rlplug.observability.metrics_csv import MetricsCSV
+from rlplug.observability.metrics_log import read_metrics
 
 CARD: Final = "README.md"
 UNKNOWN: Final = "unknown"
@@ -70,7 +70,7 @@ def write_card(run_dir: Path, folder: Path) -> Path:
         ) from error
     base = base_of(model["policy"])
     is_adapter = (folder / "adapter_config.json").is_file()
-    rows = MetricsCSV(run_dir / "metrics.csv").read()
+    rows = read_metrics(run_dir / "metrics.jsonl")
     parts = [
         f"---\n{yaml.safe_dump(_front_matter(model, data, base, is_adapter), sort_keys=False, allow_unicode=True)}---",
         _introduction(model, base, is_adapter),
@@ -165,7 +165,7 @@ def _curve(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _finite(row: Mapping[str, Any], name: str) -> float | None:
     """Return a metric of a step; ``None`` where it has none that is finite: a mean of no rewards is NaN."""
-    value = float(row.get(name) or "nan")
+    value: float = row.get(name, math.nan)
     return value if math.isfinite(value) else None
 
 
