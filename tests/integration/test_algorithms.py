@@ -82,12 +82,12 @@ def test_dynamic_sampling_draws_until_groups_have_a_signal(runs: Runs) -> None:
 def test_a_critic_warms_up_before_the_policy_moves(runs: Runs, name: str) -> None:
     first, second = rows_of(runs, name)
 
-    assert first["loss"] == first["policy/lr"] == first["policy/grad_norm"] == ""
-    assert float(first["critic/grad_norm"]) > 0
-    assert float(first["mismatch/mean"]) < 1e-5  # still measured
-    assert float(second["policy/grad_norm"]) > 0
-    assert first["sync/seconds"] != ""
-    assert second["sync/seconds"] == ""  # the engine has the policy's weights already
+    assert not first.keys() & {"loss", "policy/lr", "policy/grad_norm"}
+    assert first["critic/grad_norm"] > 0
+    assert first["mismatch/mean"] < 1e-5  # still measured
+    assert second["policy/grad_norm"] > 0
+    assert "sync/seconds" in first
+    assert "sync/seconds" not in second  # the engine has the policy's weights already
 
 
 def test_validation_loads_no_critic_and_starts_rewards(tmp_path: Path) -> None:
