@@ -33,26 +33,19 @@ class RunTensorBoard(TensorBoardLogger):
     _has_failed = False
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        self._try(super().log_metrics, metrics, step)
+        self.attempt(super().log_metrics, metrics, step)
 
     def log_hyperparams(self, *arguments: Any, **options: Any) -> None:
-        self._try(functools.partial(super().log_hyperparams, *arguments, **options))
-
-    def add_text(self, name: str, text: str, step: int) -> None:
-        """Log a text of a step."""
-        self._try(self.experiment.add_text, name, text, step)
-
-    def add_histogram(self, name: str, values: NDArray[Any], step: int) -> None:
-        """Log the distribution of a step's values."""
-        self._try(self.experiment.add_histogram, name, values, step)
+        self.attempt(functools.partial(super().log_hyperparams, *arguments, **options))
 
     def save(self) -> None:
-        self._try(super().save)
+        self.attempt(super().save)
 
     def finalize(self, status: str) -> None:
-        self._try(super().finalize, status)
+        self.attempt(super().finalize, status)
 
-    def _try(self, write: Callable[..., Any], *arguments: Any) -> None:
+    def attempt(self, write: Callable[..., Any], *arguments: Any) -> None:
+        """Write, or warn once that it failed and write no more."""
         if self._has_failed:
             return
         try:
@@ -96,8 +89,8 @@ def log_samples(loggers: Iterable[Logger], samples: Sequence[Sample], step: int,
             cells = "\n\n".join(
                 "\n".join(f"{name}: {cell}" for name, cell in zip(COLUMNS, row, strict=True)) for row in rows
             )
-            add_text = logger.add_text if isinstance(logger, RunTensorBoard) else logger.experiment.add_text
-            add_text(f"{phase}/samples", textwrap.indent(cells, "    ", lambda line: True), step)
+            text = textwrap.indent(cells, "    ", lambda line: True)
+            _write(logger, logger.experiment.add_text, f"{phase}/samples", text, step)
 
 
 def log_histograms(loggers: Iterable[Logger], values: Mapping[str, NDArray[Any]], step: int) -> None:
@@ -124,10 +117,15 @@ def log_histograms(loggers: Iterable[Logger], values: Mapping[str, NDArray[Any]]
             elif isinstance(logger, MLFlowLogger):
                 bins = {"counts": counts.tolist(), "edges": edges.tolist()}
                 logger.experiment.log_dict(logger.run_id, bins, f"histogram/{name}/step-{step:08d}.json")
-            elif isinstance(logger, RunTensorBoard):
-                logger.add_histogram(f"histogram/{name}", found, step)
             elif isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_histogram(f"histogram/{name}", found, step, bins=edges)
+                _write(logger, logger.experiment.add_histogram, f"histogram/{name}", found, step, edges)
+
+
+def _write(logger: TensorBoardLogger, write: Callable[..., Any], *arguments: Any) -> None:
+    if isinstance(logger, RunTensorBoard):
+        logger.attempt(write, *arguments)
+    else:
+        write(*arguments)
 
 
 def _range_of(values: NDArray[np.float64]) -> tuple[float, float]:
