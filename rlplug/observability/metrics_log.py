@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,12 @@ class MetricsLog(Logger):
         """Wait until all lines are on the disk."""
         self._rows.sync()
 
-    def cut_back(self, step: int, is_repeated: Callable[[dict[str, Any]], bool] = lambda record: False) -> list[str]:
+    def cut_back(self, step: int, repeats_scores: bool = False) -> list[str]:
         """Remove the lines that a run which resumes after ``step`` writes again, and write those that waited.
+
+        Args:
+            step: Last step to keep.
+            repeats_scores: Whether the scores of that step that came late are written again too.
 
         Returns:
             A sentence for each kind of line that is lost, as :func:`~rlplug.distributed.durable_files.cut_back_lines`.
@@ -64,7 +68,16 @@ class MetricsLog(Logger):
         Raises:
             RunError: The file cannot be read or written.
         """
-        said = cut_back_lines(self._rows.path, step, lambda record: True, is_repeated)
+
+        def is_late(record: dict[str, Any]) -> bool:
+            return all(name == "step" or name.startswith("validate/") for name in record)
+
+        said = cut_back_lines(
+            self._rows.path,
+            step,
+            lambda record: not is_late(record),
+            lambda record: repeats_scores and record["step"] == step and is_late(record),
+        )
         if self._waiting:
             self._rows.append("".join(self._waiting))
         self._waiting = None

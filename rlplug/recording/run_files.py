@@ -49,20 +49,16 @@ def cut_back(
     """
     begins = validation.beside_training and validation.is_due(step)
 
-    def is_repeated_sample(record: dict[str, Any]) -> bool:
+    def is_repeated(record: dict[str, Any]) -> bool:
         return begins and record["step"] == step and record.get("phase") == "validate"
-
-    def are_repeated_scores(record: dict[str, Any]) -> bool:
-        of_validation = all(name == "step" or name.startswith("validate/") for name in record)
-        return begins and record["step"] == step and of_validation
 
     said = []
     aside = set_aside_after(folder, step, [METRICS, SAMPLES, REWARD_ERRORS, GROUPS])
     if aside is not None:
         said.append(f"the checkpoints after step {step} are now in {aside}, with copies of their rows")
     last = step or -1  # the validation before the first step is repeated
-    said += metrics.cut_back(last, are_repeated_scores)
+    said += metrics.cut_back(last, repeats_scores=begins)
     said += cut_back_lines(folder / GROUPS, last)
     said += cut_back_tokens(folder / TOKENS, last, aside)
-    said += cut_back_lines(folder / SAMPLES, last, is_trained if writes_samples else None, is_repeated_sample)
+    said += cut_back_lines(folder / SAMPLES, last, is_trained if writes_samples else None, is_repeated)
     return said + cut_back_lines(folder / REWARD_ERRORS, last)

@@ -81,8 +81,17 @@ def test_cut_back(path):
     before = path.stat().st_mtime_ns
     resumed.cut_back(4)
     assert path.stat().st_mtime_ns == before  # nothing to drop, nothing written
-    resumed.cut_back(4, lambda line: line["a"] == 0.0)
-    assert [line["step"] for line in lines(path)] == [1, 2, 3]
+
+
+def test_scores_that_came_late_are_written_again(path):
+    """Alone catches scores that a resumed run has twice, and a step of which nothing but its scores is left."""
+    logger = MetricsLog(path)
+    for step, metrics in [(1, {"a": 1.0}), (1, {"validate/x": 0.5}), (2, {"validate/x": 0.5})]:
+        logger.log_metrics(metrics, step=step)
+    assert logger.cut_back(2) == [f"{path}: rows of step 2 are missing, which the run cannot write again."]
+    assert len(lines(path)) == 3
+    logger.cut_back(2, repeats_scores=True)
+    assert lines(path) == [{"step": 1, "a": 1.0}, {"step": 1, "validate/x": 0.5}]
 
 
 @settings(max_examples=150)
