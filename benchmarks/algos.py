@@ -26,6 +26,8 @@ from pathlib import Path
 
 import credit
 
+from rlplug.observability.metrics_log import read_metrics
+
 ADAMW = {"class_path": "torch.optim.AdamW", "init_args": {"lr": 4e-4, "weight_decay": 0.0, "betas": [0.9, 0.95]}}
 OPTIONS: dict[str, dict[str, object]] = {
     "GRPO": {},
@@ -68,10 +70,10 @@ class Curve:
 
     algorithm: str
     seed: int
-    rows: list[dict[str, str]]
+    rows: list[dict[str, float]]
 
     def column(self, name: str) -> list[float]:
-        return [float(row[name]) for row in self.rows if row.get(name)]
+        return [row[name] for row in self.rows if name in row]
 
     @property
     def rewards(self) -> list[float]:
@@ -110,8 +112,8 @@ def train(algorithm: str, seed: int, num_steps: int, arguments: list[str], out: 
         )
         if done.returncode:
             raise SystemExit(f"{algorithm}, seed {seed}:\n{done.stdout[-4000:]}")
-    with (out / "001" / "metrics.csv").open(newline="") as file:
-        curve = Curve(algorithm, seed, [row for row in csv.DictReader(file) if row.get("reward/mean")])
+    rows = read_metrics(out / "001/metrics.jsonl")
+    curve = Curve(algorithm, seed, [row for row in rows if "reward/mean" in row])
     seconds = sum(curve.column("time/step"))
     print(f"{algorithm}, seed {seed}: {curve.final:.3f} after {len(curve.rows)} steps, {seconds:.0f} s", flush=True)
     return curve
@@ -178,12 +180,9 @@ def write_curves(curves: list[Curve], threshold: float, out: Path) -> None:
         writer.writerow(["algorithm", "seed", "step", "reward/mean", "policy/entropy", "critic/explained_variance"])
         for curve in curves:
             for row in curve.rows:
-                figures = [
-                    row.get(name) or "" for name in ("reward/mean", "policy/entropy", "critic/explained_variance")
-                ]
-                writer.writerow(
-                    [curve.algorithm, curve.seed, row["step"], *(f"{float(x):.4f}" if x else "" for x in figures)]
-                )
+                names = ("reward/mean", "policy/entropy", "critic/explained_variance")
+                figures = [f"{row[name]:.4f}" if name in row else "" for name in names]
+                writer.writerow([curve.algorithm, curve.seed, row["step"], *figures])
     figure, axes = pyplot.subplots(figsize=(9, 5), dpi=120)
     for algorithm in dict.fromkeys(curve.algorithm for curve in curves):
         mine = [curve.rewards for curve in curves if curve.algorithm == algorithm]

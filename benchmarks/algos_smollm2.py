@@ -15,7 +15,6 @@ the core's, transformers' own ``generate``, or with ``--rollout VLLMRollout`` vL
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import json
 import os
@@ -29,6 +28,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from rlplug.observability.metrics_log import read_metrics
 
 TASK = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
 """Of ``chain_sum``: 8 + 35."""
@@ -149,7 +150,7 @@ def train(run: Run, options: argparse.Namespace, deadline: float) -> str:
     """Train one run, until the deadline at most; return what came of it."""
     log = options.out / f"{run.name}.log"
     shutil.rmtree(options.out / "runs" / run.name, ignore_errors=True)
-    (options.out / f"{run.name}.csv").unlink(missing_ok=True)  # of an earlier run
+    (options.out / f"{run.name}.jsonl").unlink(missing_ok=True)  # of an earlier run
     began, command = time.monotonic(), [sys.executable, "-m", "rlplug", *arguments(run, options)]
     environment = dict(os.environ)
     if options.jobs > 1:
@@ -164,32 +165,27 @@ def train(run: Run, options: argparse.Namespace, deadline: float) -> str:
     return f"{run.name}: {time.monotonic() - began:.0f} s, {end}"
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+def column(rows: list[dict[str, float]], name: str) -> list[float]:
+    return [row[name] for row in rows if name in row]
 
 
-def column(rows: list[dict[str, str]], name: str) -> list[float]:
-    return [float(row[name]) for row in rows if row.get(name)]
-
-
-def read_runs(options: argparse.Namespace) -> tuple[dict[str, list[list[dict[str, str]]]], list[str]]:
-    """Keep what each run has written as ``OUT/NAME.csv``; return whole runs by kind, and what to say of the others."""
-    whole: dict[str, list[list[dict[str, str]]]] = {}
+def read_runs(options: argparse.Namespace) -> tuple[dict[str, list[list[dict[str, float]]]], list[str]]:
+    """Keep what runs have written as ``OUT/NAME.jsonl``; return whole runs by kind, and what to say of the others."""
+    whole: dict[str, list[list[dict[str, float]]]] = {}
     others = []
     for run in runs_of(options):
-        path = options.out / f"{run.name}.csv"
-        for metrics in (options.out / "runs" / run.name).glob("[0-9]*/metrics.csv"):
+        path = options.out / f"{run.name}.jsonl"
+        for metrics in (options.out / "runs" / run.name).glob("[0-9]*/metrics.jsonl"):
             shutil.copy(metrics, path)
-        rows = [row for row in read(path) if row.get("step")] if path.exists() else []
-        if not rows or int(rows[-1]["step"]) < options.steps:
+        rows = read_metrics(path)
+        if not rows or rows[-1]["step"] < options.steps:
             others.append(f"{run.name} is left out: {rows[-1]['step'] if rows else 0} of {options.steps} steps")
         else:
             whole.setdefault(run.kind, []).append(rows)
     return whole, others
 
 
-def table(results: dict[str, list[list[dict[str, str]]]]) -> str:
+def table(results: dict[str, list[list[dict[str, float]]]]) -> str:
     """Return a row for each kind: over its seeds, the mean and in brackets the smallest and the largest."""
     lines = [
         "| runs | seeds | reward, first 5 steps | reward, last 5 | held-out pass@1, before | after | s/step (median) "
@@ -223,7 +219,7 @@ def _range(values: Sequence[float], form: str) -> str:
     return mean if len(values) == 1 else f"{mean} ({min(values):{form}} to {max(values):{form}})"
 
 
-def draw(results: dict[str, list[list[dict[str, str]]]], path: Path) -> None:
+def draw(results: dict[str, list[list[dict[str, float]]]], path: Path) -> None:
     """Draw each kind's mean over its seeds, and between the smallest and the largest a band."""
     import matplotlib
 
@@ -235,7 +231,7 @@ def draw(results: dict[str, list[list[dict[str, str]]]], path: Path) -> None:
     titles = ("mean training reward", "held-out pass@1 (greedy)", "entropy, nats per token")
     for axis, name, title in zip(axes, names, titles, strict=True):
         for kind, runs in results.items():
-            steps = [int(row["step"]) for row in runs[0] if row.get(name)]
+            steps = [row["step"] for row in runs[0] if name in row]
             seeds = list(zip(*(column(rows, name) for rows in runs), strict=True))
             marker = "o" if name.startswith("validate") else None
             (line,) = axis.plot(steps, [statistics.fmean(values) for values in seeds], label=kind, marker=marker)

@@ -103,7 +103,7 @@ class Run:
 
     def _has_written(self) -> bool:
         with contextlib.suppress(FileNotFoundError):
-            return (self.run_folder / "metrics.csv").stat().st_mtime > self.began
+            return (self.run_folder / "metrics.jsonl").stat().st_mtime > self.began
         return False
 
     def ranks(self) -> list[psutil.Process]:
@@ -147,7 +147,7 @@ def kill_rank(run: Run, chosen: random.Random, servers: Servers) -> dict[str, An
     ledger = run.ledger()
     run.resume()
     seconds = run.wait_for_step()
-    resumed = next((row for row in rows(run.run_folder) if int(row["step"]) == ledger["step"] + 1), None)
+    resumed = next((row for row in rows(run.run_folder) if row["step"] == ledger["step"] + 1), None)
     after = None if resumed is None else int(float(resumed["partial/groups_in_flight"]))
     before = len(ledger["ledger"]["open"])
     return {
@@ -223,7 +223,7 @@ def wait_for_environment(run: Run, chosen: random.Random, servers: Servers) -> d
     """Let the run go on to its end."""
     code = run.end(1800)
     errors = (run.run_folder / "reward_errors.jsonl").read_text().splitlines()
-    missing = sum(float(row["filter/missing_groups"]) for row in rows(run.run_folder))
+    missing = sum(row["filter/missing_groups"] for row in rows(run.run_folder))
     return {"failed trajectories": len(errors), "missing groups": missing, "is kept": code == 0 and bool(errors)}
 
 

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-Rows = list[dict[str, str]]
+from rlplug.observability.metrics_log import read_metrics
+
+Rows = list[dict[str, float]]
 Runs = dict[str, dict[int, Rows]]
 """Rows of metrics, by mode and seed."""
 
@@ -38,14 +40,11 @@ def read_all(out: Path, modes: Sequence[str]) -> Runs:
 
 def read(folder: Path) -> Rows:
     """Return a row for each step that a run has ended, with its seconds so far, without an unfinished last line."""
-    path, rows, seconds = folder / "001" / "metrics.csv", [], 0.0
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            if row.get("reward/mean") and row.get("time/step"):
-                seconds += float(row["time/step"]) - float(row.get("time/validate") or 0)
-                rows.append(row | {"seconds": str(seconds)})
+    rows, seconds = [], 0.0
+    for row in read_metrics(folder / "001" / "metrics.jsonl"):
+        if "reward/mean" in row and "time/step" in row:
+            seconds += row["time/step"] - row.get("time/validate", 0.0)
+            rows.append(row | {"seconds": seconds})
     return rows
 
 
@@ -78,7 +77,7 @@ def table(runs: Runs) -> str:
 
 def column(rows: Rows, name: str) -> list[float]:
     """Return the values of a metric, without the steps that have none."""
-    return [float(row[name]) for row in rows if row.get(name)]
+    return [row[name] for row in rows if name in row]
 
 
 def _range(values: Sequence[float]) -> str:
@@ -99,8 +98,8 @@ def write(out: Path, modes: Sequence[str], samples_per_step: int, is_shared: boo
         writer.writerow(["mode", "seed", "samples", *COLUMNS])
         for mode, seeds in runs.items():
             for seed, row in ((seed, row) for seed, rows in seeds.items() for row in rows):
-                cells = [f"{float(row[name]):.4g}" if row.get(name) else "" for name in COLUMNS]
-                writer.writerow([mode, seed, int(row["step"]) * samples_per_step, *cells])
+                cells = [f"{row[name]:.4g}" if name in row else "" for name in COLUMNS]
+                writer.writerow([mode, seed, row["step"] * samples_per_step, *cells])
     figure, (by_samples, by_seconds) = pyplot.subplots(1, 2, figsize=(13, 5), dpi=110, sharey=True)
     for mode, seeds in runs.items():
         rewards = _means([column(rows, "reward/mean") for rows in seeds.values()])

@@ -14,7 +14,6 @@ behind it only plots.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import shutil
@@ -24,6 +23,8 @@ from typing import Any
 
 import torch
 from gpu_check import QUICKSTART, run, smollm2
+
+from rlplug.observability.metrics_log import read_metrics
 
 WINDOW = 10
 """Steps over which the plot averages."""
@@ -66,15 +67,14 @@ def read_arguments(groups: list[list[str]], engines: list[str], parser: argparse
 
 
 def plot(folder: Path, file: Path) -> None:
-    """Draw the mean reward of every CSV in ``folder``, per step and averaged."""
+    """Draw the mean reward of every run in ``folder``, per step and averaged."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for path in sorted(folder.glob("*.csv")):
-        with path.open(newline="") as source:
-            rewards = [float(row["reward/mean"]) for row in csv.DictReader(source) if row["loss"]]
+    for path in sorted(folder.glob("*.metrics.jsonl")):
+        rewards = [row["reward/mean"] for row in read_metrics(path) if "loss" in row]
         smooth = [sum(rewards[max(0, i - WINDOW) : i]) / min(i, WINDOW) for i in range(1, len(rewards) + 1)]
-        (line,) = axes.plot(range(1, len(rewards) + 1), smooth, label=path.stem)
+        (line,) = axes.plot(range(1, len(rewards) + 1), smooth, label=path.name.removesuffix(".metrics.jsonl"))
         axes.plot(range(1, len(rewards) + 1), rewards, color=line.get_color(), alpha=0.25, linewidth=0.8)
     axes.set(xlabel="step", ylabel="mean reward")
     axes.legend(frameon=False)

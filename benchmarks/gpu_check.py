@@ -5,7 +5,6 @@ It prints, per run: first and last mean reward, seconds per step (median, withou
 """
 
 import argparse
-import csv
 import json
 import random
 import statistics
@@ -15,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+
+from rlplug.observability.metrics_log import read_metrics
 
 QUICKSTART = ["fit", "--config", "configs/quickstart.yaml", "--trainer.accelerator", "gpu", "--run.report", "false"]
 
@@ -67,22 +68,21 @@ def run(name: str, arguments: list[str], out: Path, environment: Mapping[str, st
         print((out / f"{name}.log").read_text()[-3000:])
         return {"run": name, "exit code": code}
     folder = max((out / name).iterdir())
-    (out / f"{name}.csv").write_bytes((folder / "metrics.csv").read_bytes())
-    with (folder / "metrics.csv").open(newline="") as file:
-        every = list(csv.DictReader(file))
-    rows = [row for row in every if row["loss"]]
-    validated = [row for row in every if row.get("validate/pass@1")]
-    rewards = [float(row["reward/mean"]) for row in rows]
+    (out / f"{name}.metrics.jsonl").write_bytes((folder / "metrics.jsonl").read_bytes())
+    every = read_metrics(folder / "metrics.jsonl")
+    rows = [row for row in every if "loss" in row]
+    validated = [row for row in every if "validate/pass@1" in row]
+    rewards = [row["reward/mean"] for row in rows]
     return {
         "run": name,
         "steps": len(rows),
         "reward first 5": round(statistics.fmean(rewards[:5]), 3),
         "reward last 5": round(statistics.fmean(rewards[-5:]), 3),
-        "s/step": round(statistics.median(float(row["time/step"]) for row in rows[1:]), 3),
-        "mismatch mean": f"{float(rows[0]['mismatch/mean']):.1e}",
-        "mismatch max": f"{max(float(row['mismatch/max']) for row in rows):.1e}",
-        "validation": " ".join(row["validate/pass@1"][:5] for row in validated),
-        "update GiB": round(max(float(row["memory/update"]) for row in rows), 2),
+        "s/step": round(statistics.median(row["time/step"] for row in rows[1:]), 3),
+        "mismatch mean": f"{rows[0]['mismatch/mean']:.1e}",
+        "mismatch max": f"{max(row['mismatch/max'] for row in rows):.1e}",
+        "validation": " ".join(f"{row['validate/pass@1']:.3f}" for row in validated),
+        "update GiB": round(max(row["memory/update"] for row in rows), 2),
     }
 
 

@@ -10,14 +10,13 @@ the victim of ``server`` and ``trainer`` is the whole node: its raylet and all t
 victim of ``driver`` is ``rlplug launch`` itself, and the run is resumed.
 
 A line of JSON says what followed each kill. The last one compares the run with one that nobody disturbed: rows of
-``metrics.csv`` and all completions of ``samples.jsonl``. It exits with 1 where a promise was broken.
+``metrics.jsonl`` and all completions of ``samples.jsonl``. It exits with 1 where a promise was broken.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import json
 import os
 import random
@@ -38,6 +37,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from doc_engine import write_engine  # noqa: E402
+
+from rlplug.observability.metrics_log import read_metrics  # noqa: E402
 
 MODEL = ROOT / "tests/model"
 COMPARED = ("loss", "policy/grad_norm", "reward/mean", "completion/length_mean")
@@ -162,7 +163,7 @@ class Run(contextlib.AbstractContextManager["Run"]):
     def has_trained_since(self, moment: float) -> bool:
         """Whether a row was written since then, a time of ``time.time()``."""
         with contextlib.suppress(FileNotFoundError):
-            return (self.run_folder / "metrics.csv").stat().st_mtime > moment
+            return (self.run_folder / "metrics.jsonl").stat().st_mtime > moment
         return False
 
     def processes(self) -> list[psutil.Process]:
@@ -232,12 +233,8 @@ def is_alive(process: psutil.Process) -> bool:
     return False
 
 
-def rows(run_folder: Path) -> list[dict[str, str]]:
-    file = run_folder / "metrics.csv"
-    if not file.exists():
-        return []
-    with file.open(newline="") as lines:
-        return list(csv.DictReader(lines))
+def rows(run_folder: Path) -> list[dict[str, float]]:
+    return read_metrics(run_folder / "metrics.jsonl")
 
 
 def completions(run_folder: Path) -> Counter[tuple[Any, ...]]:

@@ -1,6 +1,6 @@
 """What loggers cost a step on the host: Prometheus with and without scrapes, and spans with and without a collector.
 
-``python benchmarks/loggers.py [metrics.csv]`` logs the rows of a run's ``metrics.csv`` and prints the milliseconds
+``python benchmarks/loggers.py [metrics.jsonl]`` logs the rows of a run's ``metrics.jsonl`` and prints the milliseconds
 that a step waits for it: median and 99th percentile.
 """
 
@@ -25,6 +25,7 @@ from typing import Any, Final
 from rlplug_watch.loggers.phase_spans import PhaseSpans
 from rlplug_watch.loggers.prometheus import PrometheusLogger
 
+from rlplug.observability.metrics_log import read_metrics
 from rlplug.observability.phase_timer import PHASES, PhaseTimer
 
 RESULTS: Final = Path(__file__).parent / "results"
@@ -46,6 +47,8 @@ class Collector(BaseHTTPRequestHandler):
 
 
 def read_rows(path: Path) -> list[dict[str, float]]:
+    if path.suffix == ".jsonl":
+        return read_metrics(path)
     with path.open() as file:
         return [{name: float(cell) for name, cell in row.items() if cell} for row in csv.DictReader(file)]
 

@@ -7,7 +7,6 @@ time that it spent on the token log in each step beside ``time/step``. ``... siz
 
 from __future__ import annotations
 
-import csv
 import statistics
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import numpy as np
 from rlplug_watch.page.token_records import all_records, read_record
 from transformers import AutoTokenizer
 
+from rlplug.observability.metrics_log import read_metrics
 from rlplug.observability.token_log import step_tokens as log
 from rlplug.observability.token_log.files import TokenLogWriter
 from rlplug.observability.token_log.pieces import TokenPieces
@@ -56,8 +56,7 @@ def steps(arguments: list[str]) -> None:
     sys.argv = ["rlplug", *arguments]
     assert main() == 0
     folder = folders[0]
-    with (folder / "metrics.csv").open(newline="") as file:
-        seconds = [float(row["time/step"]) for row in csv.DictReader(file) if row.get("time/step")]
+    seconds = [row["time/step"] for row in read_metrics(folder / "metrics.jsonl") if "time/step" in row]
     records = [read_record(record) for record in all_records(folder / "tokens")]
     num_tokens = sum(len(tokens.columns["flags"]) for tokens in records)
     num_bytes = sum(path.stat().st_size for path in (folder / "tokens").iterdir())

@@ -42,16 +42,15 @@ NAMED = (
 def write_runs(root: Path, num_runs: int, num_steps: int, num_columns: int) -> int:
     """Write the runs, of which four differ in their numbers and all in their configuration; return their bytes."""
     names = [*NAMED, *(f"other/metric_{index}" for index in range(num_columns - len(NAMED) - 1))]
-    header = ",".join(["step", *names]) + "\n"
     texts = []
     for seed in range(min(4, num_runs)):
         noise = random.Random(seed)
-        rows = (",".join([str(step), *(repr(noise.random()) for _ in names)]) for step in range(1, num_steps + 1))
-        texts.append(header + "\n".join(rows) + "\n")
+        rows = ({"step": step} | {name: noise.random() for name in names} for step in range(1, num_steps + 1))
+        texts.append("".join(json.dumps(row) + "\n" for row in rows))
     for index in range(num_runs):
         folder = root / f"experiment-{index // 10}" / f"{index % 10:03d}"
         folder.mkdir(parents=True)
-        (folder / "metrics.csv").write_text(texts[index % len(texts)])
+        (folder / "metrics.jsonl").write_text(texts[index % len(texts)])
         (folder / "run.json").write_text(json.dumps({"status": "finished", "started": "2026-11-20T21:04:11+00:00"}))
         sizes = "batch: {prompts_per_step: 64, group_size: 8}"
         (folder / "config.yaml").write_text(f"model:\n  num_steps: {num_steps}\n  {sizes}\n  seed: {index}\n")
@@ -101,15 +100,12 @@ async def measure(root: Path, num_runs: int) -> None:
         await asking.ask(f"a chart of {num_runs} runs, again", *entropy)
         await asking.ask(f"a chart of {num_runs} runs, outside the overview", *loss)
         await asking.ask(f"a chart of {num_runs} runs over tokens", *tokens)
-        with (root / ids[0] / "metrics.csv").open("a") as file:
-            file.write("1000000" + ",0.5" * (len(file_header(root / ids[0])) - 1) + "\n")
+        with (root / ids[0] / "metrics.jsonl").open("r+") as file:
+            row = json.loads(file.readline())
+            file.seek(0, os.SEEK_END)
+            file.write(json.dumps(row | {"step": 1_000_000}) + "\n")
         await asking.ask("list, after a new row", "/api/runs")
         await asking.ask("one curve, after a new row", one)
-
-
-def file_header(folder: Path) -> list[str]:
-    with (folder / "metrics.csv").open() as file:
-        return file.readline().split(",")
 
 
 def main() -> None:

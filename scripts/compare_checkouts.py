@@ -9,8 +9,8 @@ names another, and keeps run folders and logs. ``compare`` needs the two folders
 the work starts. It exits with 1 where the sides differ. Each run is told by files of its own checkout and by keys of
 the command line; where a key was renamed, ``--also`` gives a side its own name for it.
 
-Compared are the columns of ``metrics.csv``, ``samples.jsonl``, and every tensor of the exported policy. Left out are
-the columns whose value depends on the clock or on the machine's memory, as ``LEFT_OUT`` lists them: ``compare`` prints
+Compared are the metrics of ``metrics.jsonl``, ``samples.jsonl``, and every tensor of the exported policy. Left out are
+the metrics whose value depends on the clock or on the machine's memory, as ``LEFT_OUT`` lists them: ``compare`` prints
 which those were. Everything else must be there on both sides and be equal to the last digit.
 """
 
@@ -50,7 +50,7 @@ LEFT_OUT = {
     r"partial/(wait|overlap|engine_idle)_s": "seconds of one side of a run whose engine streams",
     r"memory/.*|.*freed_gib": "bytes that the process held",
 }
-"""Columns of ``metrics.csv`` that two equal runs do not share, as regular expressions of the whole name."""
+"""Metrics that two equal runs do not share, as regular expressions of the whole name."""
 
 KILL_IN_UPDATE = """
 import os, runpy, signal, sys
@@ -223,20 +223,30 @@ def what_is_run(checkout: Path, python: Path) -> dict[str, Any]:
 
 
 def is_left_out(column: str) -> bool:
-    """Return whether a column of ``metrics.csv`` may differ between two equal runs."""
+    """Return whether a metric may differ between two equal runs."""
     return any(re.fullmatch(pattern, column) for pattern in LEFT_OUT)
 
 
 def read_metrics(run: Path) -> list[dict[str, str]]:
-    """Return the rows of a run's ``metrics.csv``, as text."""
-    with (run / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    """Return the metrics of each step of a run, as text that is the same for equal numbers and for NaN.
+
+    A side whose checkout is older than ``metrics.jsonl`` has a ``metrics.csv``.
+    """
+    if (run / "metrics.csv").exists():
+        with (run / "metrics.csv").open(newline="") as file:
+            lines = [{name: cell for name, cell in row.items() if cell} for row in csv.DictReader(file)]
+    else:
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps: dict[int, dict[str, str]] = {}
+    for line in lines:
+        steps.setdefault(int(line["step"]), {}).update({name: repr(float(value)) for name, value in line.items()})
+    return [steps[step] for step in sorted(steps)]
 
 
 def differing_metrics(before: list[dict[str, str]], after: list[dict[str, str]]) -> Iterator[str]:
-    """Yield what differs in the columns that are compared."""
+    """Yield what differs in the metrics that are compared."""
     if len(before) != len(after):
-        yield f"{len(before)} rows of metrics.csv and {len(after)}"
+        yield f"{len(before)} steps in the metrics and {len(after)}"
     columns = [{name for row in rows for name in row if not is_left_out(name)} for rows in (before, after)]
     if only := columns[0] - columns[1]:
         yield f"only before: {', '.join(sorted(only))}"
@@ -244,8 +254,8 @@ def differing_metrics(before: list[dict[str, str]], after: list[dict[str, str]])
         yield f"only after: {', '.join(sorted(only))}"
     for name in sorted(columns[0] & columns[1]):
         for number, (old, new) in enumerate(zip(before, after, strict=False), start=1):
-            if old[name] != new[name]:
-                yield f"{name}, first in row {number}: {old[name]} and {new[name]}"
+            if old.get(name) != new.get(name):
+                yield f"{name}, first in row {number}: {old.get(name)} and {new.get(name)}"
                 break
 
 
@@ -298,7 +308,7 @@ def compare(options: argparse.Namespace) -> int:
         samples = [(run / "samples.jsonl").read_text() for run in runs]
         found = [*differing_metrics(*metrics), *differing_weights(*weights)]
         found += ["samples.jsonl differs"] if samples[0] != samples[1] else []
-        num_trained = sum(float(row["policy/grad_norm"] or 0) > 0 for row in metrics[0])
+        num_trained = sum(float(row.get("policy/grad_norm", 0)) > 0 for row in metrics[0])
         found += [] if num_trained else ["no step had a gradient, so that equal weights show nothing"]
         columns = {column for row in metrics[0] for column in row}
         left_out |= {column for column in columns if is_left_out(column)}

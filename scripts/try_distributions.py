@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import re
 import shutil
@@ -148,12 +147,11 @@ def _expect_commands(environment: EmptyEnvironment, names: Iterable[str]) -> Non
 
 
 def _expect_files(environment: EmptyEnvironment, names: Iterable[str]) -> None:
-    (file,) = environment.folder.glob("runs/*/*/metrics.csv")
-    with file.open() as metrics:
-        steps = [row["step"] for row in csv.DictReader(metrics)]
+    (file,) = environment.folder.glob("runs/*/*/metrics.jsonl")
+    steps = [json.loads(line)["step"] for line in file.read_text().splitlines()]
     missing = [name for name in names if not (file.parent / name).is_file()]
-    if missing or steps != [str(step) for step in range(STEPS + 1)]:
-        raise SystemExit(f"the run logged steps {', '.join(steps)}, and lacks {', '.join(missing) or 'no file'}")
+    if missing or steps != list(range(STEPS + 1)):
+        raise SystemExit(f"the run logged steps {steps}, and lacks {', '.join(missing) or 'no file'}")
 
 
 def _expect(environment: EmptyEnvironment, command: Sequence[str], exit_code: int, message: str = "") -> str:

@@ -152,7 +152,7 @@ TRAINER: Final = """\
 ## trainer
 
 These keys are [Lightning's own](https://lightning.ai/docs/pytorch/stable/common/trainer.html). `accelerator`,
-`devices`, `num_nodes`, `logger` (besides `metrics.csv`, and TensorBoard where it is installed), `callbacks`,
+`devices`, `num_nodes`, `logger` (besides `metrics.jsonl`, and TensorBoard where it is installed), `callbacks`,
 `max_time`, `plugins`, `deterministic`, `benchmark`, `detect_anomaly`, `inference_mode`, `enable_progress_bar` and
 `enable_autolog_hparams` do what Lightning says. A run refuses every other one by name, with the key to set instead.
 

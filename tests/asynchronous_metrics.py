@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
+from rlplug.observability.metrics_log import read_metrics
+
 
 def metrics_of(folder: Path) -> list[dict[str, float]]:
-    """Return the rows of ``metrics.csv``, none where there is no such file yet."""
-    path = folder / "metrics.csv"
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+    """Return the rows of ``metrics.jsonl``, none where there is no such file yet."""
+    return read_metrics(folder / "metrics.jsonl")
 
 
 def check_bound(folder: Path, num_steps: int, bound: int, prompts_per_step: int) -> None:
@@ -34,7 +31,7 @@ def check_bound(folder: Path, num_steps: int, bound: int, prompts_per_step: int)
 
 def check_validations(folder: Path, steps: list[int], broken_off: list[int]) -> None:
     """Each of ``steps`` was validated once, with the policy that it left; the steps after all waited for that."""
-    rows = {int(row["step"]): row for row in metrics_of(folder)}
+    rows = {row["step"]: row for row in metrics_of(folder)}
     assert [step for step, row in rows.items() if "validate/reward_mean" in row] == steps
     assert [step - 1 for step, row in rows.items() if "partial/validation_wait_s" in row] == broken_off + steps
     with (folder / "samples.jsonl").open() as file:

@@ -1,4 +1,4 @@
-"""``CommandParser``: the parser of a command's own options, whose errors are of the kind of all others."""
+"""Options of a command: ``CommandParser``, whose errors are of the kind of all others, and options of any command."""
 
 from __future__ import annotations
 
@@ -28,3 +28,18 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}. See {self.prog} --help.")
+
+
+def take_option(arguments: list[str], option: str) -> tuple[list[str], list[str]]:
+    """Return arguments without every ``OPTION VALUE`` and ``OPTION=VALUE``, and the values, empty where one lacks."""
+    rest: list[str] = []
+    values: list[str] = []
+    each = iter(arguments)
+    for argument in each:
+        if argument == option:
+            values.append(next(each, ""))
+        elif argument.startswith(f"{option}="):
+            values.append(argument.removeprefix(f"{option}="))
+        else:
+            rest.append(argument)
+    return rest, values

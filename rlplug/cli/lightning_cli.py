@@ -162,7 +162,7 @@ def instantiation_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        from rlplug.cli.messages.imports import explain_import
+        from rlplug.cli.messages import explain_import
 
         causes = list(causes_of(error))
         if own := next((cause for cause in causes if isinstance(cause, RLPlugError)), None):

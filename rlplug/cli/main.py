@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from importlib.metadata import version
 from typing import Any, Final
 
+from rlplug.cli.command_parser import take_option
 from rlplug.cli.find_commands import find_commands, load_command, summary_of
 from rlplug.distributed.stop_signal import SignalExit, exit_at_once
 from rlplug.errors import ConfigError, RLPlugError, causes_of, describe
@@ -42,10 +43,14 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments[0] in ("-V", "--version"):
         _print(f"rlplug {version('rlplug')}")
         return 0
-    debug = _take_flag(arguments, "--debug")
+    if debug := "--debug" in arguments:
+        arguments.remove("--debug")
     with terminal.guarded() if (terminal := _terminal()) else nullcontext():
         try:
-            with _blocked(_take_values(arguments, "--block", "the name of a plugin")):
+            arguments, blocked = take_option(arguments, "--block")
+            if "" in blocked:
+                raise ConfigError("--block needs the name of a plugin.")
+            with _blocked(blocked):
                 return _run(arguments, is_process)
         except RLPlugError as error:
             if debug:
@@ -152,25 +157,3 @@ def _failure(error: Exception) -> str:
     if call is None:
         return f"rlplug: {problem}: an error of rlplug, or of a library that it calls. Its traceback:"
     return f"rlplug: {_visible(str(call))} raised {problem}. Its traceback:"
-
-
-# ---- arguments ------------------------------------------------------------------------------------------------------
-
-
-def _take_flag(arguments: list[str], flag: str) -> bool:
-    if flag not in arguments:
-        return False
-    arguments.remove(flag)
-    return True
-
-
-def _take_values(arguments: list[str], option: str, what: str) -> list[str]:
-    """Remove every ``option VALUE`` from ``arguments`` and return the values; ``what`` describes them in errors."""
-    values = []
-    while option in arguments:
-        index = arguments.index(option)
-        if index + 1 == len(arguments):
-            raise ConfigError(f"{option} needs {what}.")
-        values.append(arguments[index + 1])
-        del arguments[index : index + 2]
-    return values

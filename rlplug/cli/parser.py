@@ -69,8 +69,7 @@ class RLArgumentParser(LightningArgumentParser):
         raise ConfigError(self._explain(message, ex)) from ex
 
     def _explain(self, message: str, ex: Exception | None) -> str:
-        from rlplug.cli.messages.imports import explain_import
-        from rlplug.cli.messages.values import explain_value
+        from rlplug.cli.messages import explain_import, explain_value
 
         key, body = _split_key(message)
         if (problem := explain_import(ex)) is not None:

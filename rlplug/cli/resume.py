@@ -9,6 +9,7 @@ from typing import Any, Final
 import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
+from rlplug.cli.command_parser import take_option
 from rlplug.distributed.checkpoint import newest_checkpoint
 from rlplug.distributed.checkpoint_files import (
     CONFIG,
@@ -43,35 +44,20 @@ def with_resume(arguments: list[str]) -> list[str]:
     Raises:
         ConfigError: ``RUN`` is not a run that can be resumed.
     """
-    arguments, runs = _take(arguments, "--resume")
+    arguments, runs = take_option(arguments, "--resume")
     if not runs:
-        if NEWEST_WHOLE in _take(arguments, "--ckpt_path")[1]:
+        if NEWEST_WHOLE in take_option(arguments, "--ckpt_path")[1]:
             raise ConfigError(f"--ckpt_path {NEWEST_WHOLE} is a checkpoint of a run: name the run with --resume RUN.")
         return arguments
     if len(runs) > 1 or not runs[0] or runs[0].startswith("-"):
         raise ConfigError("--resume needs the folder of one run, such as runs/quickstart/001.")
     run_dir = Path(runs[0])
-    rest, checkpoints = _take(arguments[1:], "--ckpt_path")
+    rest, checkpoints = take_option(arguments[1:], "--ckpt_path")
     chosen = checkpoints[-1] if checkpoints else str(newest_checkpoint(run_dir))
     if chosen == NEWEST_WHOLE:
         chosen = str(_newest_whole(run_dir))
     read_config(run_dir / CONFIG)
     return [arguments[0], "--config", str(run_dir / CONFIG), "--ckpt_path", chosen, *rest]
-
-
-def _take(arguments: list[str], option: str) -> tuple[list[str], list[str]]:
-    """Return ``arguments`` without every ``option VALUE`` and ``option=VALUE``, and the values."""
-    rest: list[str] = []
-    values: list[str] = []
-    each = iter(arguments)
-    for argument in each:
-        if argument == option:
-            values.append(next(each, ""))
-        elif argument.startswith(f"{option}="):
-            values.append(argument.removeprefix(f"{option}="))
-        else:
-            rest.append(argument)
-    return rest, values
 
 
 def _newest_whole(run_dir: Path) -> Path:

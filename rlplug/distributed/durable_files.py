@@ -191,8 +191,7 @@ def cut_back_lines(
     with explained(path):
         if path.exists():
             with path.open("rb") as file:
-                records = (_record(line) for line in file)
-                for record in records:
+                for record in map(_record, file):
                     num_torn += record is None
                     is_changed |= record is None or record["step"] > step or is_repeated(record)
                     if record is not None and num_expected is not None and num_expected(record):
@@ -203,7 +202,14 @@ def cut_back_lines(
                 record = _record(line)
                 if record is not None and record["step"] <= step and not is_repeated(record):
                     kept.write(line)
-    return losses(path, num_torn, set(range(1, step + 1)) - steps if num_expected is not None else set())
+    return _losses(path, num_torn, set(range(1, step + 1)) - steps if num_expected is not None else set())
+
+
+def whole_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a JSON-lines file, without lines that are torn; nothing where there is no file."""
+    if path.exists():
+        with path.open("rb") as file:
+            yield from (record for line in file if (record := _record(line)) is not None)
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
@@ -218,7 +224,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record if is_whole else None
 
 
-def losses(path: Path, num_torn: int, missing: set[int]) -> list[str]:
+def _losses(path: Path, num_torn: int, missing: set[int]) -> list[str]:
     """Return a sentence about lines of ``path`` that were torn, and one about steps that have none."""
     said = []
     if num_torn:

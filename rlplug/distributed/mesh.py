@@ -1,10 +1,13 @@
-"""Device mesh: maps ranks to shards of weights, to rows of a batch, and to parts of a sequence."""
+"""Device mesh: maps ranks to shards of weights, to rows of a batch, and to parts of a sequence; norms over shards."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -78,3 +81,32 @@ def _chunk(whole: slice, num_parts: int, index: int) -> slice:
 def rank_share(items: Sequence[Item], rank: int, world_size: int) -> Sequence[Item]:
     """Return the contiguous share of ``rank`` in a list that every rank holds; shares differ by at most one item."""
     return items[len(items) * rank // world_size : len(items) * (rank + 1) // world_size]
+
+
+# ---- gradients that are sharded over several meshes -----------------------------------------------------------------
+
+
+@torch.no_grad()
+def total_norm(gradients: Iterable[DTensor]) -> Tensor:
+    """Return the 2-norm of all gradients together, a float64 scalar that is equal on all ranks. Collective.
+
+    Each rank squares its own shards. The sums of squares of gradients that are sharded alike are reduced over the axes
+    that shard them: one number per kind of sharding, and an axis that only replicates a gradient adds nothing.
+    """
+    parts: dict[tuple[DeviceMesh, tuple[int, ...]], list[Tensor]] = defaultdict(list)
+    for gradient in gradients:
+        parts[gradient.device_mesh, tuple(split_axes(gradient))].append(gradient.to_local())
+    squares = []
+    for (mesh, axes), local in parts.items():
+        square = torch.stack(torch._foreach_norm(local)).double().square().sum()
+        for axis in axes:
+            dist.all_reduce(square, group=mesh.get_group(axis))
+        squares.append(square)
+    return torch.stack(squares).sum().sqrt()
+
+
+@torch.no_grad()
+def scale_to_norm(gradients: Sequence[DTensor], norm: Tensor, max_norm: float) -> None:
+    """Scale gradients of norm ``norm`` in place to at most ``max_norm``, as ``torch.nn.utils`` does."""
+    scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    torch._foreach_mul_([gradient.to_local() for gradient in gradients], scale.float())

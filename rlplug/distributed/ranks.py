@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +17,8 @@ import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
+
+from rlplug.distributed.child_process import ending
 
 LAUNCHER_VARIABLE: Final = "RLPLUG_LAUNCHER"
 """Environment variable with the process id of rank 0, for the ranks that it started."""
@@ -69,8 +70,8 @@ class RankLauncher(_SubprocessScriptLauncher):
         while True:
             time.sleep(WATCH_S)
             for rank, process in enumerate(self.procs, start=1):
-                if process.poll() and not self.is_ending:
-                    end_this_rank(f"rank {rank} {_how_it_ended(process)}", self.procs)
+                if (status := process.poll()) and not self.is_ending:
+                    end_this_rank(f"rank {rank} {ending(status)}", self.procs)
 
 
 def watch_launcher() -> None:
@@ -105,13 +106,6 @@ def lost_rank(error: BaseException) -> str | None:
     if not is_lost and not isinstance(error, dist.DistError):
         return None
     return f"another rank has ended, and this one with it. {RESUME}"
-
-
-def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
-    code = process.returncode
-    if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with status {code}"
 
 
 # ---- the store in which ranks find each other ---------------------------------------------------------------------

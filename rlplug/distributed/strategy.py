@@ -26,9 +26,8 @@ from torch.optim import Optimizer
 
 from rlplug.distributed.checkpoint_files import TRAINED, find_damage, read_checkpoint, require_whole
 from rlplug.distributed.checkpoint_writer import BackgroundWriter, ChecksumWriter, take_tensors, write_others
-from rlplug.distributed.clip_grad import scale_to_norm, total_norm
 from rlplug.distributed.exchange import exchange_arrays, gather_arrays
-from rlplug.distributed.mesh import build_mesh, data_mesh, weights_mesh
+from rlplug.distributed.mesh import build_mesh, data_mesh, scale_to_norm, total_norm, weights_mesh
 from rlplug.distributed.ranks import RankLauncher, join_ranks, watch_launcher
 from rlplug.distributed.stop_signal import StopSignal
 from rlplug.errors import ConfigError, shorten

@@ -12,7 +12,6 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final, TypedDict
 
 from rlplug.interfaces.checks.calls import PluginCall
@@ -65,19 +64,19 @@ class HookCosts:
             is_checked: Whether to check what it returns, and that it leaves the process's state as it was.
         """
         add = functools.partial(self._add, plugin, hook)
-        checks = HookChecks(PluginCall(function)) if is_checked else None
+        accept = functools.partial(_accepted, PluginCall(function)) if is_checked else None
 
         @functools.wraps(function)
         def call(*args: Any) -> Any:
             if is_wrapper:
-                return _TimedGenerator(function(*args), add, checks)
-            before = None if checks is None else ProcessState.now()
+                return _TimedGenerator(function(*args), add, accept)
+            before = None if accept is None else ProcessState.now()
             began = time.perf_counter()
             try:
                 result = function(*args)
             finally:
                 add(time.perf_counter() - began)
-            return result if checks is None else checks.accept(before, None, result)
+            return result if accept is None else accept(before, None, result)
 
         return call
 
@@ -95,37 +94,32 @@ class HookCosts:
         return sorted(rows, key=lambda row: -row["seconds"])
 
 
-@dataclass(frozen=True)
-class HookChecks:
-    """Checks of one plugin's implementation of a hook."""
+def _accepted(call: PluginCall, before: ProcessState | None, inner: Any, result: Any) -> Any:
+    """Return what counts as the result of a plugin's implementation of a hook.
 
-    call: PluginCall
+    Args:
+        call: The implementation.
+        before: State of the process before the call.
+        inner: What the ``yield`` of a wrapper gave.
+        result: What the implementation returned.
 
-    def accept(self, before: ProcessState | None, inner: Any, result: Any) -> Any:
-        """Return what counts as the result.
-
-        Args:
-            before: State of the process before the call.
-            inner: What the ``yield`` of a wrapper gave.
-            result: What the implementation returned.
-
-        Raises:
-            RunError: The result is not what the hook asks for, or the process's state has changed.
-        """
-        if before is not None:
-            before.require_unchanged(self.call)
-        check = CHECKS.get(self.call.part.__name__)
-        return result if check is None else check(self.call, inner, result)
+    Raises:
+        RunError: The result is not what the hook asks for, or the process's state has changed.
+    """
+    if before is not None:
+        before.require_unchanged(call)
+    check = CHECKS.get(call.part.__name__)
+    return result if check is None else check(call, inner, result)
 
 
 class _TimedGenerator:
     """Generator of a wrapper, as far as pluggy uses it."""
 
-    def __init__(self, generator: Any, add: Callable[..., None], checks: HookChecks | None) -> None:
+    def __init__(self, generator: Any, add: Callable[..., None], accept: Callable[..., Any] | None) -> None:
         self._generator = generator
         self._add = add
-        self._checks = checks
-        self._before = None if checks is None else ProcessState.now()
+        self._accept = accept
+        self._before = None if accept is None else ProcessState.now()
 
     @property
     def gi_code(self) -> Any:  # pluggy names it when the wrapper yields twice or never
@@ -145,7 +139,7 @@ class _TimedGenerator:
             return self._measured(part, 0)
         except StopIteration as end:
             result = end.value
-        raise StopIteration(result if self._checks is None else self._checks.accept(self._before, inner, result))
+        raise StopIteration(result if self._accept is None else self._accept(self._before, inner, result))
 
     def close(self) -> None:
         self._generator.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,8 +47,7 @@ class Observers(RunObserver):
         """
         problem: str | None = None
         try:
-            for observer in self._each("begin"):
-                observer.begin(run)
+            self._call("begin", run)
         except RLPlugError as error:
             problem = str(error)
         if problems := [each for each in self._strategy.gather([problem]) if each is not None]:
@@ -57,42 +57,32 @@ class Observers(RunObserver):
         """Show the addresses of the engine's servers, when they are new."""
         if targets != self._targets:
             self._targets = targets
-            for observer in self._each("engine_started"):
-                observer.engine_started(targets)
+            self._call("engine_started", targets)
 
     def rewards_failed(self, step: int, samples: Sequence[Sample]) -> None:
-        for observer in self._each("rewards_failed"):
-            observer.rewards_failed(step, samples)
+        self._call("rewards_failed", step, samples)
 
     def step_ended(self, record: StepRecord) -> None:
-        for observer in self._each("step_ended"):
-            observer.step_ended(record)
+        self._call("step_ended", record)
 
     def validated(self, validation: Validation) -> None:
-        for observer in self._each("validated"):
-            observer.validated(validation)
+        self._call("validated", validation)
 
     def policy_exported(self, folder: Path) -> None:
-        for observer in self._each("policy_exported"):
-            observer.policy_exported(folder)
+        self._call("policy_exported", folder)
 
     def profiled(self, profile: ProfiledSteps) -> list[str]:
-        lines: list[str] = []
-        for observer in self._each("profiled"):
-            lines += [str(line) for line in observer.profiled(profile)]
-        return lines
+        return self._call("profiled", profile)
 
     def ended(self) -> list[str]:
-        lines: list[str] = []
-        for observer in self._each("ended"):
-            lines += [str(line) for line in observer.ended()]
-        return lines
+        return self._call("ended")
 
-    def _each(self, method: str) -> Iterator[RunObserver]:
+    def _call(self, method: str, *arguments: Any) -> list[str]:
+        """Call all observers, and return the lines that they returned, if the method has some."""
+        lines: list[str] = []
         for observer in self._all:
             call = PluginCall(observer, method)
-            if call.is_of_core:
-                yield observer
-            else:
-                with watched(call):
-                    yield observer
+            with nullcontext() if call.is_of_core else watched(call):
+                returned = getattr(observer, method)(*arguments)
+                lines += map(str, returned) if method in ("profiled", "ended") else ()
+        return lines

@@ -45,8 +45,8 @@ class StepProfiler(Callback):
         self.steps = None if steps is None else parse_steps(str(steps))
         self.tool = tool
         self.ranks = ranks
-        self._first = 0
-        """First step to profile; 0 if this process profiles none."""
+        self._first = self._last = 0
+        """Steps to profile; 0 if this process profiles none."""
         self._running: ExitStack | None = None
         self._profile: profile | None = None
 
@@ -71,7 +71,7 @@ class StepProfiler(Callback):
             begins = f"the run resumes with step {module.rollout_step + 1}"
             self._say(trainer, f"profile.steps {steps_label(first, last)}: {begins}, so no step is profiled")
         elif trainer.is_global_zero or self.ranks == "all":
-            self._first = max(first, module.rollout_step + 1)
+            self._first, self._last = max(first, module.rollout_step + 1), last
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         module: Any = pl_module
@@ -82,7 +82,7 @@ class StepProfiler(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         module: Any = pl_module
-        if self._running is not None and (trainer.should_stop or module.rollout_step == self.last):
+        if self._running is not None and (trainer.should_stop or module.rollout_step == self._last):
             self._stop()
             if module.rollout_step >= self._first:  # false if Ctrl-C ended the run in the first of the steps
                 self._report(trainer, module)
@@ -90,12 +90,6 @@ class StepProfiler(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._stop()
-
-    @property
-    def last(self) -> int:
-        """Last step to profile."""
-        assert self.steps is not None
-        return self.steps[1]
 
     def _start(self, device: torch.device) -> None:
         self._running = ExitStack()

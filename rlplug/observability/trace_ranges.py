@@ -15,13 +15,7 @@ ENGINE: Final = "engine/"
 MakeRange: TypeAlias = Callable[[str], AbstractContextManager[Any]]
 
 _NOTHING: Final = nullcontext()
-
-
-def _make_no_range(name: str) -> AbstractContextManager[Any]:
-    return _NOTHING
-
-
-_make_range: MakeRange = _make_no_range
+_make_range: MakeRange = lambda name: _NOTHING  # noqa: E731
 
 
 def trace_range(name: str) -> AbstractContextManager[Any]:

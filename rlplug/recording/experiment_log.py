@@ -1,19 +1,21 @@
-"""What experiment loggers get besides metrics: the resolved configuration, samples and histograms."""
+"""What experiment loggers get besides metrics: the resolved configuration, samples and histograms; TensorBoard."""
 
 from __future__ import annotations
 
+import functools
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import yaml
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
+from rlplug.distributed.durable_files import reason
 from rlplug.observability.terminal import visible
 from rlplug.recording.secrets import mask_secrets
-from rlplug.recording.tensorboard import RunTensorBoard
 from rlplug.types import RewardError, Sample
 
 COLUMNS: Final = ("step", "reward", "prompt", "completion", "answer", "finish_reason", "tokens", "rewards")
@@ -23,6 +25,34 @@ MAX_TEXT: Final = 20_000
 """Longest text that is logged, in characters."""
 NUM_BINS: Final = 64
 """Bins of a histogram."""
+
+
+class RunTensorBoard(TensorBoardLogger):
+    """Logger that stops with a warning when its file cannot be written: ``metrics.jsonl`` has the same numbers."""
+
+    _has_failed = False
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        self.attempt(super().log_metrics, metrics, step)
+
+    def log_hyperparams(self, *arguments: Any, **options: Any) -> None:
+        self.attempt(functools.partial(super().log_hyperparams, *arguments, **options))
+
+    def save(self) -> None:
+        self.attempt(super().save)
+
+    def finalize(self, status: str) -> None:
+        self.attempt(super().finalize, status)
+
+    def attempt(self, write: Callable[..., Any], *arguments: Any) -> None:
+        """Write, or warn once that it failed and write no more."""
+        if self._has_failed:
+            return
+        try:
+            write(*arguments)
+        except (OSError, ValueError, RuntimeError) as error:
+            self._has_failed = True
+            rank_zero_warn(f"{self.log_dir} gets no more metrics, because it cannot be written: {reason(error)}.")
 
 
 def log_configuration(loggers: Iterable[Logger], config_yaml: str) -> None:
@@ -59,8 +89,8 @@ def log_samples(loggers: Iterable[Logger], samples: Sequence[Sample], step: int,
             cells = "\n\n".join(
                 "\n".join(f"{name}: {cell}" for name, cell in zip(COLUMNS, row, strict=True)) for row in rows
             )
-            add_text = logger.add_text if isinstance(logger, RunTensorBoard) else logger.experiment.add_text
-            add_text(f"{phase}/samples", textwrap.indent(cells, "    ", lambda line: True), step)
+            text = textwrap.indent(cells, "    ", lambda line: True)
+            _write(logger, logger.experiment.add_text, f"{phase}/samples", text, step)
 
 
 def log_histograms(loggers: Iterable[Logger], values: Mapping[str, NDArray[Any]], step: int) -> None:
@@ -87,10 +117,15 @@ def log_histograms(loggers: Iterable[Logger], values: Mapping[str, NDArray[Any]]
             elif isinstance(logger, MLFlowLogger):
                 bins = {"counts": counts.tolist(), "edges": edges.tolist()}
                 logger.experiment.log_dict(logger.run_id, bins, f"histogram/{name}/step-{step:08d}.json")
-            elif isinstance(logger, RunTensorBoard):
-                logger.add_histogram(f"histogram/{name}", found, step)
             elif isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_histogram(f"histogram/{name}", found, step, bins=edges)
+                _write(logger, logger.experiment.add_histogram, f"histogram/{name}", found, step, edges)
+
+
+def _write(logger: TensorBoardLogger, write: Callable[..., Any], *arguments: Any) -> None:
+    if isinstance(logger, RunTensorBoard):
+        logger.attempt(write, *arguments)
+    else:
+        write(*arguments)
 
 
 def _range_of(values: NDArray[np.float64]) -> tuple[float, float]:

@@ -8,14 +8,14 @@ from typing import Any, Final
 from rlplug.distributed.checkpoint_files import set_aside_after
 from rlplug.distributed.durable_files import cut_back_lines
 from rlplug.errors import ConfigError
-from rlplug.observability.metrics_csv import MetricsCSV
+from rlplug.observability.metrics_log import MetricsLog
 from rlplug.observability.sample_records import is_trained
 from rlplug.observability.token_log.files import FOLDER as TOKENS
 from rlplug.observability.token_log.files import cut_back as cut_back_tokens
 from rlplug.rollout.config import GROUPS
 from rlplug.training.validation.config import ValidationConfig
 
-METRICS: Final = "metrics.csv"
+METRICS: Final = "metrics.jsonl"
 SAMPLES: Final = "samples.jsonl"
 REWARD_ERRORS: Final = "reward_errors.jsonl"
 
@@ -36,13 +36,13 @@ def require_no_file(folder: Path, key: str) -> None:
 
 
 def cut_back(
-    folder: Path, metrics: MetricsCSV, step: int, validation: ValidationConfig, writes_samples: bool
+    folder: Path, metrics: MetricsLog, step: int, validation: ValidationConfig, writes_samples: bool
 ) -> list[str]:
     """Remove what the run wrote after ``step`` and will write again; return lines that say what is lost.
 
     Args:
         folder: The run's.
-        metrics: Its ``metrics.csv``.
+        metrics: Its ``metrics.jsonl``.
         step: Step of the checkpoint.
         validation: When there is a validation; one beside the training is repeated, where it is of ``step``.
         writes_samples: Whether the run writes samples of its steps.
@@ -57,7 +57,7 @@ def cut_back(
     if aside is not None:
         said.append(f"the checkpoints after step {step} are now in {aside}, with copies of their rows")
     last = step or -1  # the validation before the first step is repeated
-    said += metrics.cut_back(last)
+    said += metrics.cut_back(last, repeats_scores=begins)
     said += cut_back_lines(folder / GROUPS, last)
     said += cut_back_tokens(folder / TOKENS, last, aside)
     said += cut_back_lines(folder / SAMPLES, last, is_trained if writes_samples else None, is_repeated)

@@ -28,7 +28,7 @@ from rlplug.errors import RunError
 from rlplug.interfaces.observer import ObservedRun, RunObserver, StepRecord, Validation
 from rlplug.interfaces.rollout import ScrapeTargets
 from rlplug.models.export import export_policy
-from rlplug.observability.metrics_csv import MetricsCSV
+from rlplug.observability.metrics_log import MetricsLog, read_metrics
 from rlplug.observability.observers import Observers
 from rlplug.observability.sample_records import first_of_ranks, sample_record, write_records
 from rlplug.observability.start import Compilation, start_line
@@ -39,11 +39,10 @@ from rlplug.observability.token_log.files import TokenLogWriter
 from rlplug.plugin_manager import plugins
 from rlplug.plugin_names import missing_distribution
 from rlplug.recording.changes import Changes
-from rlplug.recording.experiment_log import is_due, log_configuration, log_histograms, log_samples
+from rlplug.recording.experiment_log import RunTensorBoard, is_due, log_configuration, log_histograms, log_samples
 from rlplug.recording.run_files import METRICS, REWARD_ERRORS, SAMPLES, cut_back
 from rlplug.recording.run_output import print_interrupted, print_samples, print_start, print_summary, print_validation
 from rlplug.recording.run_record import RECORD, RunRecord
-from rlplug.recording.tensorboard import RunTensorBoard
 from rlplug.rollout.config import GROUPS
 from rlplug.setup import take_optimizer_options
 from rlplug.training.advantages import advantage_values
@@ -113,7 +112,9 @@ class RunFolder(Callback, RunObserver):
         """The run's own folder, once it is chosen in ``setup``."""
         self._began = 0.0
         self._record: RunRecord
-        self._metrics: MetricsCSV | None = None
+        self._resumed: Path | None = None
+        """Folder in which the run goes on, which is that of its checkpoint."""
+        self._metrics: MetricsLog
         self._rows: dict[str, RowFile] = {}
         """Files of samples, by name."""
         self._samples: SampleLog
@@ -127,18 +128,18 @@ class RunFolder(Callback, RunObserver):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         module: Any = pl_module
-        folder, problem = self._own_folder(trainer) if trainer.is_global_zero else (Path(), None)
+        self._trainer, self._module = trainer, module
+        goes_on = stage == "fit" and self.resumed_from is not None
+        self._resumed = run_dir_of(str(self.resumed_from)) if goes_on else None
+        folder, problem = self._own_folder() if trainer.is_global_zero else (Path(), None)
         self.path, problem = trainer.strategy.broadcast((folder, problem))
         if problem is not None:
             raise RunError(problem)
         module.run_dir = self.path
-        self._trainer, self._module = trainer, module
-        observing = Observers(
-            (*module.trainer.callbacks, *trainer.loggers), plugins().hook.rlplug_make_observer(), module.strategy
-        )
-        observing.begin(ObservedRun(self.path, module.trainer.state.fn, trainer.is_global_zero, self.report))
-        module.observers = observing
-        self._metrics = MetricsCSV(self.path / METRICS, waits=self._is_resumed(trainer))
+        given = plugins().hook.rlplug_make_observer()
+        module.observers = Observers((*module.trainer.callbacks, *trainer.loggers), given, module.strategy)
+        module.observers.begin(ObservedRun(self.path, module.trainer.state.fn, trainer.is_global_zero, self.report))
+        self._metrics = MetricsLog(self.path / METRICS, waits=self._resumed is not None)
         self._rows = {name: RowFile(self.path / name) for name in (SAMPLES, REWARD_ERRORS, GROUPS)}
         tokens = TokenLogWriter(self.path / TOKENS, self.token_log_mib << 20)
         self._samples = SampleLog(self.samples_per_step, self._rows[SAMPLES], tokens)
@@ -154,36 +155,30 @@ class RunFolder(Callback, RunObserver):
             trainer.loggers = [*trainer.loggers, RunTensorBoard(self.path, name="", version="tensorboard")]
         if trainer.is_global_zero:
             self._record = RunRecord(self.path / RECORD, stage, trainer, self.cache_note)
-            if not self._is_resumed(trainer):
-                self._accept(trainer, module)
+            if self._resumed is None:
+                self._accept()
 
-    def _is_resumed(self, trainer: Trainer) -> bool:
-        """Return whether the run goes on in the folder of its checkpoint."""
-        return trainer.state.fn == "fit" and self.resumed_from is not None and run_dir_of(self.resumed_from) is not None
-
-    def _own_folder(self, trainer: Trainer) -> tuple[Path, str | None]:
+    def _own_folder(self) -> tuple[Path, str | None]:
         """Return the folder of the run that is resumed, else a new one, locked; or why there is none."""
         try:
-            resumed = run_dir_of(self.resumed_from) if self.resumed_from and self._is_resumed(trainer) else None
             launched = os.environ.get(RUN_FOLDER_VARIABLE)
-            folder = resumed or (Path(launched) if launched else new_numbered_folder(Path(self.dir)))
+            folder = self._resumed or (Path(launched) if launched else new_numbered_folder(Path(self.dir)))
             self._lock = FolderLock(folder)
             require_readable(folder / name for name in (CONFIG, RECORD, METRICS, SAMPLES, REWARD_ERRORS, GROUPS))
         except RunError as error:
             return Path(), str(error)
         return folder, None
 
-    def _accept(self, trainer: Trainer, module: Any) -> None:
+    def _accept(self) -> None:
         """Begin to write to the folder: nothing can refuse the configuration any more."""
-        if self._is_accepted or not trainer.is_global_zero:
+        if self._is_accepted or not self._trainer.is_global_zero:
             return
         self._is_accepted = True
         if self.config_yaml is not None:
             write_file(self.path / CONFIG, self.config_yaml)
         self._record.write()
-        if self._is_resumed(trainer):
-            assert self._metrics is not None
-            step, validation = module.rollout_step, module.config.validation
+        if self._resumed is not None:
+            step, validation = self._module.rollout_step, self._module.config.validation
             for line in cut_back(self.path, self._metrics, step, validation, bool(self.samples_per_step)):
                 say(line)
 
@@ -209,7 +204,7 @@ class RunFolder(Callback, RunObserver):
     # ---- each step ------------------------------------------------------------------------------------------------
 
     def engine_started(self, targets: ScrapeTargets | None) -> None:
-        self._accept(self._trainer, self._module)
+        self._accept()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[CONFIG_KEY] = self.config_yaml
@@ -264,7 +259,6 @@ class RunFolder(Callback, RunObserver):
             self._finish("finished")
 
     def _sync_rows(self) -> None:
-        assert self._metrics is not None
         self._metrics.sync()
         for file in self._rows.values():
             file.sync()
@@ -290,7 +284,7 @@ class RunFolder(Callback, RunObserver):
             lines += module.observers.ended()
             if self.report and (missing := missing_distribution("commands", "report")) is not None:
                 lines.append(f"no report: pip install {missing}, then rlplug report {self.path}")
-            print_summary(self.path, MetricsCSV(self.path / METRICS), seconds, lines)
+            print_summary(self.path, read_metrics(self.path / METRICS), seconds, lines)
 
     def _export(self, trainer: Trainer, module: Any) -> None:
         """Write the policy and, where one was trained, its adapter. Collective."""

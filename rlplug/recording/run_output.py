@@ -12,7 +12,6 @@ from rlplug.distributed.checkpoint import newest_checkpoint
 from rlplug.observability.terminal import invocation, make_table, say, show
 
 if TYPE_CHECKING:
-    from rlplug.observability.metrics_csv import MetricsCSV
     from rlplug.training.memory_plan.decisions import Decisions
     from rlplug.types import Sample
 
@@ -76,23 +75,22 @@ def print_interrupted(module: Any, run_dir: Path) -> None:
     )
 
 
-def print_summary(run_dir: Path, metrics: MetricsCSV, seconds: float, lines: Sequence[str]) -> None:
+def print_summary(run_dir: Path, rows: Sequence[Mapping[str, Any]], seconds: float, lines: Sequence[str]) -> None:
     """Print the rewards, where the results are, what observers found, and what to do next.
 
     Args:
         run_dir: Folder of the run.
-        metrics: Of all steps.
+        rows: Metrics of each step by name, and the step as ``step``.
         seconds: Duration of the run.
         lines: What was written, and what observers of the run say.
     """
-    rows = metrics.read()
-    rewards = [float(row["reward/mean"]) for row in rows if row.get("reward/mean")]
+    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
     if rewards:
         last, steps = rewards[-5:], f"{len(rewards)} step{'s' * (len(rewards) > 1)}"
         end = f"{statistics.fmean(last):.3f} (last {len(last)} of {steps})"
         say(f"\nmean reward {rewards[0]:.3f} -> {end}, {seconds:.0f} s")
     for line in lines:
         say(line, wraps=True)
-    more = 2 * max((int(row["step"]) for row in rows), default=1)
+    more = 2 * max((row["step"] for row in rows), default=1)
     say("next: load the policy with AutoModelForCausalLM.from_pretrained, or train longer:", wraps=True)
     say(f"  {invocation()} fit --resume {shlex.quote(str(run_dir))} --model.num_steps {more}")

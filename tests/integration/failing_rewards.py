@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import random
@@ -21,6 +20,8 @@ import yaml
 from command_line import ROOT, SMALL
 from judge_server import DROP, FAULTS, HANG, Reply
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+
+from rlplug.observability.metrics_log import read_metrics
 
 STEPS = 20
 SAMPLES = 16 * STEPS
@@ -110,10 +111,9 @@ class RewardedRun:
         self.folder = folder / "run/001"
 
     @cached_property
-    def steps(self) -> list[dict[str, str]]:
+    def steps(self) -> list[dict[str, float]]:
         """Metrics of each step."""
-        with open(self.folder / "metrics.csv", newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row["reward/mean"]]
+        rows = [row for row in read_metrics(self.folder / "metrics.jsonl") if "reward/mean" in row]
         assert len(rows) == STEPS
         return rows
 
@@ -133,7 +133,7 @@ class RewardedRun:
         """Return the sums over the run of what a reward counted."""
         prefix, total = f"reward_counts/{name}/", Counter()
         for row in self.steps:
-            total.update({key.removeprefix(prefix): float(row[key] or 0) for key in row if key.startswith(prefix)})
+            total.update({key.removeprefix(prefix): row[key] for key in row if key.startswith(prefix)})
         return total
 
     def failed(self, name: str) -> int:
@@ -142,7 +142,7 @@ class RewardedRun:
 
     def numbers(self, metric: str) -> list[float]:
         """Return a metric of each step."""
-        return [float(row[metric]) for row in self.steps]
+        return [row[metric] for row in self.steps]
 
     def assert_no_failure_scores(self) -> None:
         """Check that each sample with a failed reward has an error and no reward, and that the others have one."""

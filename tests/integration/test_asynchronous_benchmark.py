@@ -17,11 +17,12 @@ import json, pathlib, sys, time
 steps, status = json.loads(sys.argv[-1])
 folder = pathlib.Path(sys.argv[-2]) / "001"
 folder.mkdir()
-with (folder / "metrics.csv").open("w") as file:
-    file.write("step,reward/mean,time/step,time/validate,validate/pass@1\\n")
+with (folder / "metrics.jsonl").open("w") as file:
     for step in range(1, steps + 1):
-        file.write(f"{step},{step / 10},2.0,{0.5 if step == 3 else ''},{0.25 if step == 3 else ''}\\n")
-    file.write(f"{steps + 1},0.")  # of a step whose row was being written
+        row = {"step": step, "reward/mean": step / 10, "time/step": 2.0}
+        row |= {"time/validate": 0.5, "validate/pass@1": 0.25} if step == 3 else {}
+        file.write(json.dumps(row) + "\\n")
+    file.write('{"step": 4, "rew')  # of a step whose line was being written
 print("the reason", flush=True)
 time.sleep(3600 if status is None else 0)
 sys.exit(status)
@@ -60,7 +61,7 @@ def test_the_rows_of_each_run_stay(
 
     assert benchmark.train(mode, 0, options, is_over) == said
     rows = benchmark.read(folder)
-    assert [float(row["seconds"]) for row in rows] == [2.0, 4.0, 5.5][: len(rows)]  # without the validation
+    assert [row["seconds"] for row in rows] == [2.0, 4.0, 5.5][: len(rows)]  # without the validation
     if len(rows) == 3:
         (folder / "log").unlink()
         assert benchmark.train(mode, 0, options, is_over) == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +10,8 @@ import pytest
 import torch
 from command_line import ROOT, SMALL, Job, Result, Runs
 from safetensors.torch import load_file
+
+from rlplug.observability.metrics_log import read_metrics
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 MODEL = ROOT / "examples" / "quickstart" / "model"
@@ -213,8 +214,7 @@ def test_a_nan_loss_leaves_the_batch_for_inspection(results: Runs) -> None:
 def test_a_nan_loss_can_be_skipped(results: Runs) -> None:
     results.ended("nan-loss-skipped")
     folder = results.folder / "runs" / "nan-loss-skipped" / "001"
-    with (folder / "metrics.csv").open(newline="") as file:
-        skipped = [float(row["policy/skipped_updates"]) for row in csv.DictReader(file)]
+    skipped = [row["policy/skipped_updates"] for row in read_metrics(folder / "metrics.jsonl")]
 
     assert skipped == [0, 1, 0]
     weights = load_file(folder / "policy" / "model.safetensors")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
@@ -24,9 +23,9 @@ def record(folder: Path, clock: float = 1.0) -> None:
     """Write what a quickstart of two steps leaves; what depends on the clock is ``clock``."""
     run = folder / "quickstart/001"
     (run / "policy").mkdir(parents=True)
-    rows = [["1", "0.25", "0.5", *[str(clock)] * 4], ["2", "0.125", "0.5", *[str(clock)] * 4]]
-    with (run / "metrics.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *rows])
+    rows = [[1, 0.25, 0.5, *[clock] * 4], [2, 0.125, 0.5, *[clock] * 4]]
+    lines = [json.dumps(dict(zip(COLUMNS, row, strict=True))) + "\n" for row in rows]
+    (run / "metrics.jsonl").write_text("".join(lines))
     (run / "samples.jsonl").write_text('{"step": 1}\n')
     save_file({"a": torch.zeros(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}, run / "policy/model.safetensors")
     about = {"commit": folder.name, "changed files": [], "versions": {"torch": "2"}}
@@ -65,8 +64,8 @@ def test_runs_that_differ_in_the_clock_alone_are_equal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda run: edit(run, "metrics.csv", "0.125", "0.12500000000000003"), "loss, first in row 2: 0.125 and"),
-        (lambda run: edit(run, "metrics.csv", "loss", "policy/loss"), "only before: loss"),
+        (lambda run: edit(run, "metrics.jsonl", "0.125", "0.12500000000000003"), "loss, first in row 2: 0.125 and"),
+        (lambda run: edit(run, "metrics.jsonl", "loss", "policy/loss"), "only before: loss"),
         (lambda run: edit(run, "samples.jsonl", "1", "2"), "samples.jsonl differs"),
         (lambda run: change_weight(run, "a", -torch.zeros(2, 3)), "a: 0 of 6 elements differ in value"),
         (lambda run: change_weight(run, "b", torch.ones(4)), "b: torch.bfloat16 (4,) and torch.float32 (4,)"),
@@ -88,7 +87,7 @@ def test_each_difference_is_told(tmp_path: Path, change: Callable[[Path], None],
 def test_runs_without_a_gradient_show_nothing(tmp_path: Path) -> None:
     for side in ("before", "after"):
         record(tmp_path / side)
-        edit(tmp_path / side / "quickstart/001", "metrics.csv", "0.5", "0.0")
+        edit(tmp_path / side / "quickstart/001", "metrics.jsonl", "0.5", "0.0")
 
     done = compare(tmp_path)
 

@@ -6,7 +6,6 @@ critic that does not train, or returns of the wrong state leave the reward where
 
 from __future__ import annotations
 
-import csv
 import importlib
 from pathlib import Path
 from statistics import fmean
@@ -14,6 +13,8 @@ from types import ModuleType
 
 import pytest
 from command_line import ROOT, Job, run_job, samples
+
+from rlplug.observability.metrics_log import read_metrics
 
 SAMPLE = (0, 16, 0.5)
 """Seed, steps, and what the mean reward of the last five steps passes."""
@@ -35,8 +36,7 @@ def final_reward(arguments: list[str], seed: int, num_steps: int, folder: Path) 
     ]
     result = run_job(Job(line), folder.with_suffix(".log"))
     assert result.exit_code == 0, result.output[-3000:]
-    with (folder / "001" / "metrics.csv").open(newline="") as file:
-        rewards = [float(row["reward/mean"]) for row in csv.DictReader(file) if row["reward/mean"]]
+    rewards = [row["reward/mean"] for row in read_metrics(folder / "001/metrics.jsonl") if "reward/mean" in row]
     assert len(rewards) == num_steps
     return fmean(rewards[-5:])
 

@@ -18,7 +18,7 @@ CHECKPOINT = "checkpoints/step-00000003"
 OF_CHECKPOINT = ("__0_0.distcp", ".metadata", "meta.pt", "config.yaml", "manifest.json")
 FILES = (
     *(f"{CHECKPOINT}/{name}" for name in OF_CHECKPOINT),
-    *("config.yaml", "run.json", "run.lock", "metrics.csv", "samples.jsonl", "reward_errors.jsonl"),
+    *("config.yaml", "run.json", "run.lock", "metrics.jsonl", "samples.jsonl", "reward_errors.jsonl"),
     *("checkpoints", CHECKPOINT, "policy", "policy/model.safetensors"),
 )
 
@@ -74,7 +74,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 @pytest.mark.parametrize(
     ("file", "damage"),
-    samples(CASES, (f"{CHECKPOINT}/__0_0.distcp", "one-bit"), ("metrics.csv", "cut"), ("samples.jsonl", "nul-filled")),
+    samples(
+        CASES, (f"{CHECKPOINT}/__0_0.distcp", "one-bit"), ("metrics.jsonl", "cut"), ("samples.jsonl", "nul-filled")
+    ),
 )
 def test_a_damaged_run_is_refused_with_one_message_or_goes_on_exactly(runs: Runs, file: str, damage: str) -> None:
     runs.ended("three")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-
 import pytest
 from command_line import Job, Runs
+
+from rlplug.observability.metrics_log import read_metrics
 
 GAME = ["fit", "--config", "configs/hidden_digit.yaml"]
 SMALL = [
@@ -43,8 +43,7 @@ def runs(tmp_path_factory):
 
 def metrics(runs: Runs, name: str) -> list[dict[str, float]]:
     runs.ended(name)
-    with (runs.folder / name / "001" / "metrics.csv").open(newline="") as file:
-        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+    return read_metrics(runs.folder / name / "001" / "metrics.jsonl")
 
 
 @pytest.mark.nightly

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
 
 import pytest
 from command_line import SMALL, Job, Runs
+
+from rlplug.observability.metrics_log import read_metrics
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def runs(tmp_path_factory):
         ],
         "whole": ["eval", run, f"first={run}/checkpoints/step-00000001", "-n", "2", "--out", str(folder / "whole")],
         "resumed": ["eval", "--resume", str(folder / "cut" / "001")],
-        "no cache": ["eval", run, "--out", f"{evals}-refused", "--run.compile_cache", f"{run}/metrics.csv/cache"],
+        "no cache": ["eval", run, "--out", f"{evals}-refused", "--run.compile_cache", f"{run}/metrics.jsonl/cache"],
         "no data": ["eval", run, "--out", f"{evals}-refused", "--data", "no_file.jsonl"],
         "no class": ["eval", run, "--out", f"{evals}-refused", "--data", "{class_path: no_module.Source}"],
         "no policy": ["eval", run, "--out", f"{evals}-refused", "runs/none/001"],
@@ -50,11 +51,10 @@ def test_a_run_its_checkpoint_and_its_base(runs):
     assert "less base" in output
     folder = runs.folder / "evals" / "001"
     results = {each["policy"]: each for each in json.loads((folder / "results.json").read_text())["results"]}
-    with (runs.folder / "runs" / "001" / "metrics.csv").open(newline="") as file:
-        last = list(csv.DictReader(file))[-1]
+    last = read_metrics(runs.folder / "runs" / "001" / "metrics.jsonl")[-1]
     base, run, newest = results.values()
-    assert run["reward"]["mean"] == pytest.approx(float(last["validate/reward_mean"]), abs=1e-9)
-    assert run["length"]["mean"] == pytest.approx(float(last["validate/length_mean"]), abs=1e-9)
+    assert run["reward"]["mean"] == pytest.approx(last["validate/reward_mean"], abs=1e-9)
+    assert run["length"]["mean"] == pytest.approx(last["validate/length_mean"], abs=1e-9)
     assert run | {"policy": "newest"} == newest
     assert run["reward_counts"] == {"placed/cost": run["num_samples"] / 8, "placed/scored": run["num_samples"]}
     assert "placed: on cpu" in output
@@ -70,7 +70,7 @@ def test_a_run_its_checkpoint_and_its_base(runs):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no cache", "metrics.csv/cache, which cannot be written"),
+        ("no cache", "metrics.jsonl/cache, which cannot be written"),
         ("no data", "--data no_file.jsonl: no .jsonl or .parquet file has that name"),
         ("no class", "there is no module 'no_module'"),
         ("no policy", "the policy 'runs/none/001' does not exist. Give the folder of a run"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
 from command_line import SMALL, Job, Runs, samples
 from experts_model import make_experts_model
 from transformers import AutoModelForCausalLM
+
+from rlplug.observability.metrics_log import read_metrics
 
 DEEP = {
     "num_hidden_layers": 6,
@@ -67,8 +68,7 @@ def results(folder: Path) -> Runs:
 def test_engine_and_trainer_agree(name: str, least: float, most: float, folder: Path, results: Runs) -> None:
     """On a push, the two ranks that replay experts show that theirs agree without FP8 too."""
     results.ended(name, 0 if name == "one rank" else [0, 0])
-    with (folder / name / "001" / "metrics.csv").open(newline="") as file:
-        mismatches = [float(row["mismatch/mean"]) for row in csv.DictReader(file)]
+    mismatches = [row["mismatch/mean"] for row in read_metrics(folder / name / "001" / "metrics.jsonl")]
     assert len(mismatches) == 2
     assert all(least <= mismatch < most for mismatch in mismatches)
 
@@ -88,9 +88,8 @@ def test_the_policy_that_is_written_opens(folder: Path, results: Runs) -> None:
 
 def columns(run: Path, *names: str) -> list[list[float]]:
     """Return columns of a run's metrics."""
-    with (run / "001" / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [[float(row[name]) for row in rows] for name in names]
+    rows = read_metrics(run / "001" / "metrics.jsonl")
+    return [[row[name] for row in rows] for name in names]
 
 
 def test_replay_lowers_the_mismatch_of_an_engine_that_rounds(folder: Path, results: Runs) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
 import pytest
 from command_line import SMALL, Job, Runs
+
+from rlplug.observability.metrics_log import read_metrics
 
 FP8 = ["--model.weight_sync.dtype", "fp8_block", "--model.num_steps", "2"]
 
@@ -31,10 +32,9 @@ def results(folder: Path) -> Runs:
     return Runs({n: Job([*SMALL, *line, "--run.dir", str(folder / n)]) for n, line in lines.items()}, folder)
 
 
-def rows_of(folder: Path, results: Runs, name: str) -> list[dict[str, str]]:
+def rows_of(folder: Path, results: Runs, name: str) -> list[dict[str, float]]:
     results.ended(name)
-    with (folder / name / "001" / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return read_metrics(folder / name / "001" / "metrics.jsonl")
 
 
 def effects_of(folder: Path, results: Runs, name: str) -> list[str]:
@@ -62,10 +62,10 @@ def test_fewer_bytes_travel(folder: Path, results: Runs) -> None:
 def test_the_mismatch_of_fp8_is_measured_and_corrected(folder: Path, results: Runs) -> None:
     plain, fp8 = rows_of(folder, results, "plain"), rows_of(folder, results, "fp8")
     for row, other in zip(plain, fp8, strict=True):
-        assert float(row["mismatch/mean"]) < 1e-5 < float(other["mismatch/mean"])
+        assert row["mismatch/mean"] < 1e-5 < other["mismatch/mean"]
         assert "correction/weight_mean" not in row
-        assert float(other["correction/weight_mean"]) > 0
-        assert float(other["mismatch/weight_p1"]) < float(other["mismatch/weight_p99"])
+        assert other["correction/weight_mean"] > 0
+        assert other["mismatch/weight_p1"] < other["mismatch/weight_p99"]
 
 
 def test_a_run_without_correction_says_so(folder: Path, results: Runs) -> None:

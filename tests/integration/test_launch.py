@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -19,6 +18,8 @@ import yaml
 from command_line import ROOT, SMALL, Job, run_job
 from doc_engine import write_engine
 from forked import free_port
+
+from rlplug.observability.metrics_log import read_metrics
 
 MODEL = ROOT / "tests/model"
 ENGINE = ["--model.rollout", "launched_engine.LaunchedRollout", "--trainer.devices", "2"]
@@ -77,9 +78,8 @@ def run(command: list[str], environment: dict[str, str]) -> str:
     return done.stdout
 
 
-def rows(run_folder: Path) -> list[dict[str, str]]:
-    with (run_folder / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+def rows(run_folder: Path) -> list[dict[str, float]]:
+    return read_metrics(run_folder / "metrics.jsonl")
 
 
 @pytest.mark.nightly
@@ -120,7 +120,7 @@ def test_terminated_run_saves_and_goes_on_where_it_was(
     assert process.returncode == 143, rest
     assert list((runs / "001/checkpoints").glob("step-*")), rest
     run([*launch, "--resume", str(runs / "001")], environment)
-    assert [row["step"] for row in rows(runs / "001")] == ["1", "2", "3", "4"]
+    assert [row["step"] for row in rows(runs / "001")] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,8 @@ import torch
 from command_line import Job, samples
 from test_resume import ACTOR_CRITIC, assert_same_run
 from test_resume_processes import Finished, job, last_checkpoint
+
+from rlplug.observability.metrics_log import read_metrics
 
 RUN = [*ACTOR_CRITIC, "--checkpoint.asynchronous", "true"]
 """With a reference policy, a critic that warms up, and checkpoints after validations."""
@@ -58,8 +59,7 @@ def test_offload_changes_nothing(finished: Finished, number: str, mode: str) -> 
 def test_all_of_it_was_parked(finished: Finished, mode: str) -> None:
     """From the second step on, when both optimizers have stepped at least in part."""
     folder = run_dir(finished, f"one-{mode}")
-    with (folder / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_metrics(folder / "metrics.jsonl")
     if mode == "none":
         assert not any(name.startswith("offload/") for name in rows[0])
         return
@@ -68,5 +68,5 @@ def test_all_of_it_was_parked(finished: Finished, mode: str) -> None:
     weights = {name: tensor.nbytes for name, tensor in tensors.items() if "state_dict" in name}
     reference = {name: size for name, size in weights.items() if "policy." in name}
     expected = of_state + (sum(weights.values()) + sum(reference.values()) if mode == MODES[1] else 0)
-    assert float(rows[-1]["offload/gib"]) * (1 << 30) == pytest.approx(expected, rel=1e-6)
-    assert float(rows[-1]["offload/seconds"]) > 0
+    assert rows[-1]["offload/gib"] * (1 << 30) == pytest.approx(expected, rel=1e-6)
+    assert rows[-1]["offload/seconds"] > 0

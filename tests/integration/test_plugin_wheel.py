@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 import subprocess
@@ -24,6 +23,7 @@ from wheel_environment import PROBE, WheelEnvironment
 from rlplug.hookspecs import SINCE
 from rlplug.models.config import ModelConfig
 from rlplug.models.loading import load_model
+from rlplug.observability.metrics_log import read_metrics
 from rlplug.plugin_names import plugin_index
 
 Results: TypeAlias = dict[str, subprocess.CompletedProcess[str]]
@@ -120,8 +120,7 @@ def everything(folder: Path, results: Results) -> Path:
 @pytest.fixture(scope="module")
 def rows(everything: Path) -> list[dict[str, float]]:
     """The run's metrics, a row a step."""
-    with (everything / "metrics.csv").open() as file:
-        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    rows = read_metrics(everything / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2]
     return rows
 
@@ -296,7 +295,7 @@ def test_optimization_without_effect_stops_the_run(folder, results):
     message = "NoEffect took no effect on the policy, examples/quickstart/model: remove it from model.optimizations."
     assert f"rlplug: {message}" in results["no effect"].stderr
     run = folder / "runs/no_effect/001"
-    assert not (run / "metrics.csv").exists()
+    assert not (run / "metrics.jsonl").exists()
     assert json.loads((run / "run.json").read_text())["status"] == "failed"
 
 

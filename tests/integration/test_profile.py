@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 from collections import Counter
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from command_line import SMALL, Job, Runs, run_job
 
+from rlplug.observability.metrics_log import read_metrics
 from rlplug.observability.phase_timer import PHASES
 
 RUN = [
@@ -56,9 +56,8 @@ def ranges(events: list[dict[str, Any]]) -> Counter[str]:
     return Counter(name.removeprefix("rlplug/") for name in names if name.startswith("rlplug/"))
 
 
-def metrics(run_dir: Path) -> list[dict[str, str]]:
-    with (run_dir / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+def metrics(run_dir: Path) -> list[dict[str, float]]:
+    return read_metrics(run_dir / "metrics.jsonl")
 
 
 def test_the_trace_has_the_phases_and_engine_calls_of_these_steps_alone(results, folder) -> None:
@@ -72,7 +71,7 @@ def test_the_summary_has_the_times_of_the_metrics(results, folder) -> None:
     results.ended("profiled")
     run_dir = folder / "profiled" / "001"
     summary = json.loads((run_dir / "profile" / "summary.json").read_text())
-    rows = [row for row in metrics(run_dir) if row["step"] in ("2", "3")]
+    rows = [row for row in metrics(run_dir) if row["step"] in (2, 3)]
     seconds = {row["name"]: row["seconds"] for row in summary["phases"]}
 
     assert (summary["steps"], summary["device"]) == ("2-3", None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import sys
@@ -11,6 +10,8 @@ from typing import Any
 
 import pytest
 from forked import run_forked
+
+from rlplug.observability.metrics_log import read_metrics
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("--model.batch.prompts_per_step", "16", "--model.num_steps", "3", "--model.validation.every_n_steps", "2")
@@ -32,9 +33,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"command": folder / "command/001", "python": folder / "runs/default/001", "seen": folder / "seen.json"}
 
 
-def rows(run: Path) -> list[dict[str, str]]:
-    with (run / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+def rows(run: Path) -> list[dict[str, float]]:
+    return read_metrics(run / "metrics.jsonl")
 
 
 def seen(runs: dict[str, Path], kind: str) -> Any:
@@ -47,10 +47,10 @@ def test_it_records_the_same(runs: dict[str, Path]) -> None:
     assert files["command"] - files["python"] == {"config.yaml", "checkpoints"}
     assert files["python"] - files["command"] == set()
     command, python = rows(runs["command"]), rows(runs["python"])
-    assert [row["step"] for row in python] == ["1", "2", "3"]
-    assert command[0].keys() == python[0].keys()
+    assert [row["step"] for row in python] == [1, 2, 3]
+    assert [row.keys() for row in command] == [row.keys() for row in python]
     for name in ("reward/mean", "policy/grad_norm", "validate/reward_mean"):
-        assert [row[name] for row in python] == [row[name] for row in command]
+        assert [row.get(name) for row in python] == [row.get(name) for row in command]
     assert (runs["python"] / "samples.jsonl").read_text() == (runs["command"] / "samples.jsonl").read_text()
 
 

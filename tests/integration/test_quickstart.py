@@ -5,7 +5,6 @@ On a push, its first steps; the whole quickstart runs every night.
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from importlib.metadata import distributions
@@ -15,6 +14,8 @@ import pytest
 from command_line import ROOT, samples
 from forked import run_forked
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlplug.observability.metrics_log import read_metrics
 
 LEARNT = {60: 0.3, 160: 0.9}
 """Least mean reward of the last five steps, and of the last validation, after so many."""
@@ -36,16 +37,15 @@ def quickstart(num_steps: int, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 
 def test_the_policy_learns(quickstart: tuple[Path, str], num_steps: int) -> None:
-    with (quickstart[0] / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    rewards = [float(row["reward/mean"]) for row in rows if row["reward/mean"]]
-    validation = [float(row["validate/reward_mean"]) for row in rows if row["validate/reward_mean"]]
+    rows = read_metrics(quickstart[0] / "metrics.jsonl")
+    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
+    validation = [row["validate/reward_mean"] for row in rows if "validate/reward_mean" in row]
 
     assert rewards[0] < 0.15
     assert sum(rewards[-5:]) / 5 > LEARNT[num_steps]
     assert validation[0] < 0.15
     assert validation[-1] > LEARNT[num_steps]  # numbers that it has never seen
-    assert max(float(row["mismatch/mean"]) for row in rows if row["mismatch/mean"]) < 1e-5
+    assert max(row["mismatch/mean"] for row in rows if "mismatch/mean" in row) < 1e-5
 
 
 def test_the_folder_is_whole(quickstart: tuple[Path, str], num_steps: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from command_line import SMALL, Job, Runs
 from forked import ForkedProcess
 
 from rlplug.distributed.checkpoint_files import list_checkpoints
+from rlplug.observability.metrics_log import read_metrics
 
 SAVER = "{class_path: ModelCheckpoint, init_args: {monitor: reward/mean, mode: max, filename: '{step}'}}"
 RUN = [*SMALL, "--model.num_steps", "4", "--checkpoint.every_n_steps", "2", "--model.batch.mini_batch_size", "8"]
@@ -33,16 +33,15 @@ def resume(runs: Runs, name: str, *options: str) -> Path:
     return run_dir
 
 
-def rows(run_dir: Path) -> list[dict[str, str]]:
-    with (run_dir / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+def rows(run_dir: Path) -> list[dict[str, float]]:
+    return read_metrics(run_dir / "metrics.jsonl")
 
 
 def test_model_checkpoint_keeps_the_step_with_the_best_metric(runs: Runs) -> None:
     """It catches a Lightning whose callback no longer gets the metrics of a step, and saves nothing."""
     runs.ended("base")
     run_dir = runs.folder / "base" / "001"
-    best = max(rows(run_dir), key=lambda row: float(row["reward/mean"]))
+    best = max(rows(run_dir), key=lambda row: row["reward/mean"])
     assert [path.stem for path in (run_dir / "best").iterdir()] == [f"step={best['step']}"]
 
 
@@ -51,7 +50,7 @@ def test_a_changed_learning_rate_takes_effect_and_changes_are_said(runs: Runs) -
     options = ["--model.optimizer.init_args.lr", "1e-2", "--model.lr_scheduler", schedule, "--model.num_steps", "6"]
     run_dir = resume(runs, "rate", *options)
     output = runs.ended("rate").output
-    assert [float(row["policy/lr"]) for row in rows(run_dir)[3:]] == [5e-4, 1e-2 / 16, 1e-2 / 32]
+    assert [row["policy/lr"] for row in rows(run_dir)[3:]] == [5e-4, 1e-2 / 16, 1e-2 / 32]
     assert "model.optimizer.init_args.lr: 0.0005 -> 0.01\n" in output
     assert "model.num_steps: 4 -> 6\n" in output
 
@@ -72,7 +71,7 @@ def test_from_an_earlier_checkpoint_the_newest_is_what_was_trained_last(runs: Ru
     assert [path.name for path in list_checkpoints(run_dir)] == ["step-00000002", "step-00000003"]
     assert (run_dir / "checkpoints" / "abandoned-1" / "step-00000004" / "manifest.json").is_file()
     assert "the checkpoints after step 2 are now in" in output
-    assert [row["step"] for row in rows(run_dir)] == ["1", "2", "3"]
+    assert [row["step"] for row in rows(run_dir)] == [1, 2, 3]
 
 
 def test_two_at_once_end_with_a_message(runs: Runs) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -10,6 +9,8 @@ import pytest
 from command_line import SMALL, Job, Runs, samples
 from safetensors.torch import load_file
 from torch.testing import assert_close
+
+from rlplug.observability.metrics_log import read_metrics
 
 NUM_STEPS = 3
 KEPT = ("loss", "policy/", "advantages/", "reward/", "completion/", "filter/", "mismatch/", "router/")
@@ -59,8 +60,7 @@ def folder_of(runs: Runs, name: str) -> Path:
 
 
 def rows(folder: Path) -> list[dict[str, float]]:
-    with (folder / "metrics.csv").open(newline="") as file:
-        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+    return read_metrics(folder / "metrics.jsonl")
 
 
 def samples_of(folder: Path) -> list[tuple[str, float]]:

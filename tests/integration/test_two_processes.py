@@ -5,7 +5,6 @@ Every night alone, ranks that Lightning or torchrun starts: on a push, test_stop
 
 from __future__ import annotations
 
-import csv
 import os
 import subprocess
 import sys
@@ -15,6 +14,8 @@ import pytest
 import torch
 from command_line import ROOT, Job, Runs, run_job, samples
 from safetensors.torch import load_file
+
+from rlplug.observability.metrics_log import read_metrics
 
 RUN = [
     *("fit", "--config", "configs/quickstart.yaml", "--model.num_steps", "3"),
@@ -79,9 +80,8 @@ def folder_of(runs: Runs, name: str) -> Path:
     return folder
 
 
-def rows(run_dir: Path) -> list[dict[str, str]]:
-    with (run_dir / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+def rows(run_dir: Path) -> list[dict[str, float]]:
+    return read_metrics(run_dir / "metrics.jsonl")
 
 
 @pytest.mark.parametrize(("alone", "together"), samples(WAYS, *WAYS[:-2]))

@@ -54,7 +54,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     killed = make_run(root / KILLED, num_steps=200)
     (killed / "run.json").write_text(json.dumps({**RUN, "status": "running", "finished": None}))
     (killed / "run.lock").write_text("process 1 on elsewhere\n")
-    (killed / "metrics.csv").write_bytes((killed / "metrics.csv").read_bytes()[:-100])
+    (killed / "metrics.jsonl").write_bytes((killed / "metrics.jsonl").read_bytes()[:-100])
     (root / BEGUN).mkdir()
     (root / BEGUN / "run.json").write_text(json.dumps({**RUN, "status": "running"}))
     make_hostile(root / "kinds" / NAMED)

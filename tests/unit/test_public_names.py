@@ -31,7 +31,7 @@ PUBLIC = {
     *("rlplug.models.attention", "rlplug.models.hf_files", "rlplug.models.loading"),
     "rlplug.weight_sync.hf_names",
     # environments
-    *("rlplug.data.sources", "rlplug_sandbox.tool_calls", "rlplug.rewards"),
+    *("rlplug.data.sources", "rlplug_sandbox.tool_calls", "rlplug.rewards", "rlplug.distributed.child_process"),
     # launchers
     "rlplug_launch.processes",
 }

@@ -28,11 +28,15 @@ def make_run(folder, base, algorithm="rlplug_algos.grpo.GRPO", prompt_key="promp
     model = {"policy": {"path": str(base), **policy}, "algorithm": {"class_path": algorithm}, "rewards": [reward]}
     (folder / "config.yaml").write_text(yaml.safe_dump({"model": model, "data": data}))
     (folder / "run.json").write_text(json.dumps({"versions": {"rlplug": "0.1.0", "torch": "2.13", "black": "1"}}))
-    steps = "".join(f"{step},{step / 40},{step % 7}\n" for step in range(1, 41))
-    (folder / "metrics.csv").write_text(f"step,reward/mean,completion/length_mean\n{steps}")
+    write_metrics(folder, ({"reward/mean": step / 40, "completion/length_mean": step % 7} for step in range(1, 41)))
     (folder / "policy").mkdir()
     (folder / "policy" / "config.json").write_text("{}")
     return folder
+
+
+def write_metrics(folder, steps):
+    lines = (json.dumps({"step": step} | metrics) + "\n" for step, metrics in enumerate(steps, 1))
+    (folder / "metrics.jsonl").write_text("".join(lines))
 
 
 def test_a_card_has_what_the_hub_reads_and_the_licence_of_the_base(tmp_path):
@@ -60,12 +64,13 @@ def test_a_card_has_what_the_hub_reads_and_the_licence_of_the_base(tmp_path):
 def test_a_card_leaves_out_numbers_that_are_not_finite(tmp_path):
     """It catches a run that ends with an error, because one validation or step had no reward at all."""
     run = make_run(tmp_path / "run", "Qwen/Qwen3-0.6B-Base")
-    head = "step,reward/mean,validate/reward_mean,validate/pass@1\n"
-    (run / "metrics.csv").write_text(f"{head}1,nan,0.25,0.125\n2,0.5,nan,nan\n3,0.75,0.5,nan\n4,inf,1.0,0.5\n")
+    names, nan = ("reward/mean", "validate/reward_mean", "validate/pass@1"), "NaN"
+    rows = [(nan, 0.25, 0.125), (0.5, nan, nan), (0.75, 0.5, nan), ("Infinity", 1.0, 0.5)]
+    write_metrics(run, (dict(zip(names, row, strict=True)) for row in rows))
     text = write_card(run, run / "policy").read_text()
     assert "Mean reward of 2 steps, from 0.500 to 0.750" in text
     assert "| 1 |  | 0.250 | 0.125 |\n| 3 | 0.750 | 0.500 |  |\n| 4 |  | 1 | 0.500 |\n" in text
-    (run / "metrics.csv").write_text(f"{head}1,nan,nan,nan\n2,,0.5,0.5\n")
+    write_metrics(run, [dict.fromkeys(names, nan), dict.fromkeys(names[1:], 0.5)])
     assert "## Curve" not in write_card(run, run / "policy").read_text()
 
 

@@ -158,12 +158,12 @@ def test_resumed_run_starts_again_as_it_was_told_until_it_has_written_a_checkpoi
 def test_attempt_that_saved_nothing_leaves_its_rows_aside(tmp_path: Path) -> None:
     case = Case(tmp_path / "case", make=["tensorboard"], servers=1)
     seen = case.trainer()
-    (case.run_folder / "metrics.csv").write_text("step\n1\n")
+    (case.run_folder / "metrics.jsonl").write_text('{"step": 1}\n')
     os.kill(seen["pid"], signal.SIGKILL)
     again = case.trainer(1)
     assert "--resume" not in again["arguments"]
     assert [path.name for path in case.run_folder.iterdir()] == ["launch"]
-    assert (case.run_folder / "launch/without-checkpoint-1/metrics.csv").read_text() == "step\n1\n"
+    assert (case.run_folder / "launch/without-checkpoint-1/metrics.jsonl").read_text() == '{"step": 1}\n'
     (case.folder / "finish").touch()
     assert case.end() == 0
 

@@ -10,12 +10,14 @@ from rlplug_launch.gpu_split import GPURates, rates_of_run
 from rlplug.cli.main import main
 from rlplug.errors import ConfigError
 
-SYNCHRONOUS = "step,completion/num_tokens,time/step,time/rollout,time/validate\n"
-ASYNCHRONOUS = "step,completion/num_tokens,time/step,time/rollout,partial/engine_idle_s\n"
+SYNCHRONOUS = "step,completion/num_tokens,time/step,time/rollout,time/validate"
+ASYNCHRONOUS = "step,completion/num_tokens,time/step,time/rollout,partial/engine_idle_s"
 
 
 def write_run(folder, header, rows, rollout):
-    (folder / "metrics.csv").write_text(header + "".join(f"{row}\n" for row in rows))
+    names = header.split(",")
+    records = [dict(zip(names, json.loads(f"[{row}]"), strict=True)) for row in rows]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (folder / "run.json").write_text(json.dumps({"world_size": 2}))
     (folder / "config.yaml").write_text(f"model:\n  rollout: {json.dumps(rollout)}\n")
     return folder
@@ -43,7 +45,11 @@ def test_rates_follow_from_the_steps_of_a_run(header, row, rollout, rates, tmp_p
     ("rows", "rollout", "message"),
     [
         (["1,9,1,1,0", "2,9,1,1,0"], {"class_path": "VLLMRollout"}, "no steps after the first 2"),
-        (["1,9,1,1,0"] * 3, {"class_path": "VLLMServerRollout"}, "on how many GPUs the engines were"),
+        (
+            [f"{step},9,1,1,0" for step in (1, 2, 3)],
+            {"class_path": "VLLMServerRollout"},
+            "on how many GPUs the engines were",
+        ),
     ],
 )
 def test_rates_are_never_invented(rows, rollout, message, tmp_path):

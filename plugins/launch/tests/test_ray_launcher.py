@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -28,6 +27,7 @@ from rlplug_launch.ray.agent import Agent
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import TaskNeeds
+from rlplug.observability.metrics_log import read_metrics
 
 CLUSTER = """
     import sys
@@ -156,8 +156,7 @@ def test_a_run_on_two_nodes_survives_the_loss_of_a_trainer(
     assert driver.returncode == 0, output
     assert len(nodes) == 2
     assert "fault: trainer " in output
-    with (run_folder / "metrics.csv").open(newline="") as file:
-        assert [row["step"] for row in csv.DictReader(file)] == ["1", "2", "3", "4"]
+    assert [row["step"] for row in read_metrics(run_folder / "metrics.jsonl")] == [1, 2, 3, 4]
     nothing_is_left(runs)
 
 
@@ -183,8 +182,7 @@ def test_a_run_goes_on_without_the_node_of_a_server_which_starts_elsewhere(
         output += driver.stdout.read()
     assert driver.returncode == 143, output
     assert "fault:" not in output
-    with (runs / "001/metrics.csv").open(newline="") as file:
-        steps = [int(row["step"]) for row in csv.DictReader(file)]
+    steps = [row["step"] for row in read_metrics(runs / "001/metrics.jsonl")]
     assert steps == list(range(1, len(steps) + 1))
     nothing_is_left(runs)
 

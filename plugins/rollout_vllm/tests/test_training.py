@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import shutil
@@ -11,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from rlplug.observability.metrics_log import read_metrics
 
 pytest.importorskip("vllm", reason="`make test-vllm` installs vLLM")
 
@@ -24,8 +25,7 @@ def fit(folder: Path, *arguments: str) -> list[dict[str, float]]:
     environment = os.environ | {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
-    with (folder / "001" / "metrics.csv").open() as file:
-        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+    return read_metrics(folder / "001" / "metrics.jsonl")
 
 
 QUICKSTART = ["--config", "configs/quickstart.yaml", "--model.validation.at_start", "false"]

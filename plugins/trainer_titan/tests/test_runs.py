@@ -5,9 +5,7 @@ The run that is resumed has a critic and a reference policy.
 
 from __future__ import annotations
 
-import csv
 import json
-import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,8 @@ import torch
 from command_line import ROOT, SMALL, Job, Runs, samples
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+from rlplug.observability.metrics_log import read_metrics
 
 TITAN = ["--model.trainer", "TorchTitan"]
 REFERENCE = ["--model.algorithm.kl_coefficient", "0.05"]
@@ -118,19 +118,18 @@ def folder_of(runs: Runs, name: str) -> Path:
     return runs.folder / name / "001"
 
 
-def metrics(folder: Path) -> list[dict[str, str]]:
-    """Return the rows of ``metrics.csv`` without what depends on the clock."""
-    with (folder / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+def metrics(folder: Path) -> list[dict[str, float]]:
+    """Return the rows of ``metrics.jsonl`` without what depends on the clock."""
+    rows = read_metrics(folder / "metrics.jsonl")
     return [{k: v for k, v in row.items() if not k.startswith(UNREPEATABLE)} for row in rows]
 
 
-def assert_close(here: list[dict[str, str]], there: list[dict[str, str]]) -> None:
+def assert_close(here: list[dict[str, float]], there: list[dict[str, float]]) -> None:
     assert len(here) == len(there) > 0
     for mine, other in zip(here, there, strict=True):
         for name in sorted(name for name in mine.keys() & other.keys() if name not in OF_ONE_RANK):
-            pair = [float(value) if value else math.nan for value in (mine[name], other[name])]
-            assert pair[0] == pytest.approx(pair[1], rel=1e-5, abs=1e-5, nan_ok=True), f"step {mine['step']}: {name}"
+            expected = pytest.approx(other[name], rel=1e-5, abs=1e-5, nan_ok=True)
+            assert mine[name] == expected, f"step {mine['step']}: {name}"
 
 
 @pytest.mark.parametrize(("name", "other"), PAIRS)
@@ -173,7 +172,7 @@ def test_another_trainer_is_refused_and_changes_nothing(runs: Runs, former: str,
 def test_a_mixture_of_experts_resumes_exactly_with_expert_parallelism(runs: Runs) -> None:
     """It catches shards of experts, or their optimizer state, that a checkpoint mixes up between ranks."""
     undisturbed = folder_of(runs, "experts")
-    assert float(metrics(undisturbed)[-1]["mismatch/mean"]) < 1e-5
+    assert metrics(undisturbed)[-1]["mismatch/mean"] < 1e-5
     resumed = runs.folder / "resumed experts" / "001"
     shutil.copytree(undisturbed, resumed)
     line = ["fit", "--resume", str(resumed), "--ckpt_path", str(resumed / "checkpoints" / "step-00000004")]

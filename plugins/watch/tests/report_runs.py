@@ -143,11 +143,20 @@ def sample_rows(num_steps: int) -> list[dict[str, Any]]:
 
 
 def write_metrics(run_dir: Path, rows: list[dict[str, Any]]) -> None:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    with (run_dir / "metrics.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows(rows)
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def lines_of(table: str) -> str:
+    """Return a table, names in its first line, as lines of ``metrics.jsonl``; an empty cell is no metric."""
+    rows = csv.DictReader(table.splitlines())
+    records = [{name: _value(cell) for name, cell in row.items() if cell} for row in rows]
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def _value(cell: str) -> float | str:
+    number = float(cell)
+    text = {math.inf: "Infinity", -math.inf: "-Infinity"}.get(number, "NaN")
+    return (int(number) if cell.isdigit() else number) if math.isfinite(number) else text
 
 
 def write_samples(run_dir: Path, rows: list[dict[str, Any]]) -> None:

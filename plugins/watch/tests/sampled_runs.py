@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from report_runs import write_metrics
 
 from rlplug.observability.token_log.files import TokenLogWriter
 from rlplug.observability.token_log.step_tokens import PRODUCED, ROW, TRAINED, StepTokens
@@ -41,7 +42,7 @@ def line(step: int, index: int, **changes: Any) -> dict[str, Any]:
 def write_run(folder: Path) -> None:
     """Write a run of three steps of a group of four, each with tokens."""
     folder.mkdir(parents=True)
-    (folder / "metrics.csv").write_text("step,reward/mean\n1,0.5\n2,0.5\n3,0.5\n")
+    write_metrics(folder, [{"step": step, "reward/mean": 0.5} for step in (1, 2, 3)])
     lines = [line(step, index) for step in (1, 2, 3) for index in range(4)]
     lines[1] |= {"completion": HOSTILE, "prompt": HOSTILE, "prompt_uid": HOSTILE, "answer": {"a": HOSTILE}}
     lines[2] |= {"reward": None, "rewards": {HOSTILE: {"error": HOSTILE}}, "finish_reason": HOSTILE, "advantage": None}

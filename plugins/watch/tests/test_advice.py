@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_runs import lines_of
 from rlplug_watch.advice import MOST, RULES, Advice, advise
 from rlplug_watch.report.run_data import Metrics, read_metrics
 
@@ -124,7 +125,7 @@ def test_there_are_at_most_five_pieces() -> None:
     ],
 )
 def test_runs_that_were_measured(tmp_path: Path, file: str, expected: list[str]) -> None:
-    (tmp_path / "metrics.csv").symlink_to(RESULTS / file)
+    (tmp_path / "metrics.jsonl").write_text(lines_of((RESULTS / file).read_text()))
     assert keys(advise(read_metrics(tmp_path, []), GPU)) == expected
 
 

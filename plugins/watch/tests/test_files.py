@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report_runs import RUN, make_run
+from report_runs import RUN, lines_of, make_run, write_metrics
+from rlplug_watch import metrics_file
+from rlplug_watch.metrics_file import MetricsFile
 from rlplug_watch.page.curves import read_curve, read_rough_curve, thin
-from rlplug_watch.page.metrics_file import MetricsFile
 from rlplug_watch.page.run import WatchedRun
 from rlplug_watch.report.run_data import read_run
 
@@ -28,29 +29,45 @@ def watched(folder: Path) -> WatchedRun:
 
 
 def test_rows_are_read_once_whole_and_again_when_the_file_is_another(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.csv"
+    path = tmp_path / "metrics.jsonl"
     file = MetricsFile(lambda: path)
     assert file.names() == []
-    path.write_text("step,a,b\n1,0.5,\n2,0.")
+    path.write_text('{"step": 1, "a": 0.5}\n{"step": 2, "a": 0.')
     assert file.columns(["a"])["a"].tolist() == [0.5]  # a torn line waits
     with path.open("a") as more:
-        more.write("75,3\n3,nan,x\n4\n,9,9\n")
+        more.write('75, "b": 3}\n{"step": 3, "b": "x", "a": "NaN"}\n4\n{"a": 9, "b": 9}\n')
     columns = file.columns(["a", "b", "absent"])
     assert columns["step"].tolist() == [1, 2, 3]
     assert columns["a"].tolist() == [0.5, 0.75, math.inf]
     assert np.array_equal(columns["b"], [math.nan, 3, math.inf], equal_nan=True)
+    assert file.num_damaged == 2
 
-    other = tmp_path / "other.csv"
-    other.write_text("step,a,b,c\n1,9,9,9\n")
-    other.replace(path)  # as the logger does when a metric is new
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"step": 1, "a": 9, "b": 9, "c": 9}\n')
+    other.replace(path)  # as a run does that resumes
     assert file.columns(["a", "c"])["c"].tolist() == [9]
-    path.write_text("step,a\n5,1\n")  # shorter, in place
+    path.write_text('{"step": 5, "a": 1}\n')  # shorter, in place
     assert {name: column.tolist() for name, column in file.columns(["a", "c"]).items()} == {"step": [5], "a": [1]}
+
+
+def test_lines_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a page that follows a long run and parses all of it again at every step."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(lines_of("step,a\n1,1\n2,2\n"))
+    file = MetricsFile(lambda: path)
+    assert file.columns(["a"])["a"].tolist() == [1, 2]
+    parsed: list[bytes] = []
+    parse = metrics_file._parse
+    monkeypatch.setattr(metrics_file, "_parse", lambda line: parsed.append(line) or parse(line))
+    with path.open("a") as more:
+        more.write(lines_of("step,a\n3,3\n"))
+    assert file.columns(["a"])["a"].tolist() == [1, 2, 3]
+    assert len(parsed) == 1
 
 
 def test_the_page_of_a_run_has_the_metrics_of_its_report(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", num_steps=40)
-    path = run / "metrics.csv"
+    path = run / "metrics.jsonl"
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:31], *lines[20:25], *lines[31:]]) + "\n")  # steps that a resumed run wrote again
 
@@ -63,8 +80,8 @@ def test_the_page_of_a_run_has_the_metrics_of_its_report(tmp_path: Path) -> None
 
 
 def test_the_newest_values_need_only_the_end_of_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "metrics.csv"
-    path.write_text("step,a,b\n1,7,7\n" + "".join(f"{step},{step / 2},\n" for step in range(2, 20_000)))
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(lines_of("step,a,b\n1,7,7\n" + "".join(f"{step},{step / 2},\n" for step in range(2, 20_000))))
     monkeypatch.setattr(MetricsFile, "columns", None)
     assert MetricsFile(lambda: path).latest() == {"step": 19_999, "a": 9999.5}
     steps, values = MetricsFile(lambda: path).sampled("a", 40)
@@ -89,11 +106,11 @@ def test_thinned_curves_keep_extremes_and_the_mean() -> None:
 
 def test_a_rough_curve_is_of_some_rows_until_the_column_is_read(tmp_path: Path) -> None:
     """Would catch a first look at many runs that reads their files whole, or points that no row has."""
-    path = tmp_path / "metrics.csv"
-    path.write_text("step,reward/mean\n" + "".join(f"{step},{step / 1000}\n" for step in range(1, 5001)))
+    path = tmp_path / "metrics.jsonl"
+    write_metrics(tmp_path, [{"step": step, "reward/mean": step / 1000} for step in range(1, 5001)])
     file = MetricsFile(lambda: path)
     rough = read_rough_curve(file, "reward/mean", "samples", 8, 400)
-    assert not file.has_read("reward/mean")
+    assert not file.is_read
     assert rough is not None
     assert 50 < len(rough.x) <= 100
     assert all(y == pytest.approx(x / 8000) for x, y in zip(rough.x, rough.y, strict=True))
@@ -104,8 +121,8 @@ def test_a_rough_curve_is_of_some_rows_until_the_column_is_read(tmp_path: Path) 
 
 
 def test_sums_along_an_axis_count_a_step_once(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.csv"
-    path.write_text("step,reward/mean,time/step\n1,0.1,10\n2,0.2,10\n3,0.3,10\n2,0.5,4\n3,,4\n4,0.6,\n")
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(lines_of("step,reward/mean,time/step\n1,0.1,10\n2,0.2,10\n3,0.3,10\n2,0.5,4\n3,,4\n4,0.6,\n"))
     curve = read_curve(MetricsFile(lambda: path), "reward/mean", "seconds", None, 100)
 
     assert curve is not None

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import RUN, make_run, metric_rows, sample_rows, write_metrics, write_samples
+from report_runs import RUN, lines_of, make_run, metric_rows, sample_rows, write_metrics, write_samples
 from rlplug_watch.report.contents import build_contents
 from rlplug_watch.report.page import write_report
 from rlplug_watch.report.run_data import read_run
 from rlplug_watch.report.series import Series
 from rlplug_watch.report.summary import duration, hook_costs
 
+from rlplug.cli.main import main
 from rlplug.errors import ConfigError
 
 pytest.importorskip("plotly")
@@ -158,7 +159,7 @@ def test_the_summary_of_a_profile_is_in_the_report(tmp_path: Path) -> None:
 
 
 def test_a_run_without_finished_steps_has_a_report(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("step,reward/mean\n")
+    (tmp_path / "metrics.jsonl").write_text("")
     (tmp_path / "samples.jsonl").write_text("")
     page = read_page(tmp_path)
 
@@ -170,22 +171,23 @@ def test_a_run_that_has_just_begun_has_a_report(tmp_path: Path) -> None:
     """Catches a report that needs a row: the first may take an hour."""
     (tmp_path / "run.json").write_text(json.dumps(RUN | {"status": "running", "finished": None}))
     assert "No step has ended" in read_page(tmp_path).text
-    (tmp_path / "metrics.csv").write_text("")
+    (tmp_path / "metrics.jsonl").write_text("")
     assert "No step has ended" in read_page(tmp_path).text
 
 
 def test_cells_that_are_no_numbers_are_left_out_and_counted(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text(
+    table = (
         "step,reward/mean,loss,policy/grad_norm,policy/entropy\n"
         "0,0.5,nan,1e308,\n1,inf,0.1,1.7e308,\n2,,0.2,-1.7e308,\n,0.9,,,\n3,0.7,-inf,1\n"
     )
+    (tmp_path / "metrics.jsonl").write_text(lines_of(table))
     metrics = read_run(tmp_path).metrics
     page = read_page(tmp_path)
 
     assert metrics.series("reward/mean") == Series((0, 3), (0.5, 0.7))
     assert metrics.num_not_finite == {"reward/mean": 1, "loss": 2}
     assert "loss (2 not finite)" in page.text
-    assert "1 rows of metrics.csv have no step" in page.text
+    assert "1 lines of metrics.jsonl have no step" in page.text
     assert len(figures_of(page)) == 2
 
 
@@ -217,13 +219,10 @@ def test_a_broken_run_file_does_not_hide_the_metrics(tmp_path: Path, text: str, 
 
 
 def test_a_folder_that_is_no_run_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"{re.escape(str(tmp_path))}.*has no metrics.csv.*samples.jsonl"):
+    with pytest.raises(ConfigError, match=rf"{re.escape(str(tmp_path))}.*has no metrics.jsonl.*samples.jsonl"):
         write_report(tmp_path)
     with pytest.raises(ConfigError, match=r"nowhere.*is not a folder"):
         write_report(tmp_path / "nowhere")
-    (tmp_path / "metrics.csv").write_text("steps,loss\n1,2\n")
-    with pytest.raises(ConfigError, match=r"no column 'step'.*steps, loss"):
-        write_report(tmp_path)
 
 
 def test_without_plotly_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,3 +274,16 @@ def test_the_page_shows_what_plugins_cost(tmp_path):
     assert "prepare_batchadvantages40 0.5000" in page.text
     assert page.tags.count("img") == 0
     assert hook_costs([cost], 100.0)[0].share == "0.5000%"
+
+
+def test_the_metrics_as_a_spreadsheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Would catch cells under another name, a step that a late validation makes twice, and values that lose digits."""
+    rows = [{"step": 1, "b": 0.1 + 0.2}, {"step": 2, "a": "NaN"}, {"step": 1, "validate/x": 1}]
+    write_metrics(tmp_path, rows)
+    assert main(["report", str(tmp_path), "--csv", str(tmp_path / "m.csv")]) == 0
+    text = (tmp_path / "m.csv").read_text()
+    assert text.splitlines() == ["step,a,b,validate/x", "1,,0.30000000000000004,1.0", "2,nan,,"]
+    assert capsys.readouterr().out == f"{tmp_path / 'm.csv'}\n"
+    assert not (tmp_path / "report.html").exists()
+    assert main(["report", str(tmp_path / "none"), "--csv", str(tmp_path / "m.csv")]) == 2
+    assert main(["report", str(tmp_path), "--csv", str(tmp_path / "none/m.csv")]) == 1

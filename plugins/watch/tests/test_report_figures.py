@@ -11,7 +11,7 @@ from statistics import fmean, pstdev
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_runs import make_run, metric_rows, sample_rows, write_samples
+from report_runs import lines_of, make_run, metric_rows, sample_rows, write_samples
 from rlplug_watch.report import figures
 from rlplug_watch.report.figures import build_figures
 from rlplug_watch.report.run_data import Metrics, SampleRecord, read_run
@@ -144,7 +144,7 @@ def test_numbers_and_durations_read_well() -> None:
 
 
 def test_the_last_row_of_a_step_counts(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("step,loss,validate/pass@1\n1,5,0.5\n2,6,\n1,7,\n")
+    (tmp_path / "metrics.jsonl").write_text(lines_of("step,loss,validate/pass@1\n1,5,0.5\n2,6,\n1,7,\n"))
     metrics = read_run(tmp_path).metrics
 
     assert metrics.steps == (1, 2)

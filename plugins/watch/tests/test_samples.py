@@ -27,7 +27,7 @@ def get(tmp_path_factory: pytest.TempPathFactory) -> Get:
     root = tmp_path_factory.mktemp("runs")
     write_run(root / "a" / "001")
     (root / "b").mkdir()
-    (root / "b" / "metrics.csv").write_text("step\n")
+    (root / "b" / "metrics.jsonl").write_text("")
     (root / "c").mkdir()
     (root / "c" / "run.json").write_text("{}")
     (root / "c" / "samples.jsonl").symlink_to("/etc/passwd")

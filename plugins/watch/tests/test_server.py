@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from report_runs import RUN, make_run, timeline_line
+from report_runs import RUN, lines_of, make_run, timeline_line
 from rlplug_watch.advice import advise
 from rlplug_watch.report.run_data import read_run
 
@@ -44,7 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config.write_text(config.read_text().replace("seed_everything: 7", "seed_everything: 8"))
     bare = root / "bare"
     bare.mkdir()
-    (bare / "metrics.csv").write_text("step,reward/mean\n1,0.25\n2,0.5\n3,0.7")
+    (bare / "metrics.jsonl").write_text(lines_of("step,reward/mean\n1,0.25\n2,0.5\n") + '{"step": 3, "rew')
     (root / "begun").mkdir()
     (root / "begun/run.json").write_text(json.dumps({**RUN, "status": "running"}))
     (root / "notes").mkdir()
@@ -65,7 +65,7 @@ def test_runs_are_listed_with_their_newest_values(runs: Path) -> None:
         whole = read_run(runs / "arithmetic/001").metrics.series("completion/length_mean")
         assert found["arithmetic/001"]["latest"]["length"] == whole.values[-1]
 
-        (runs / "bare/metrics.csv").write_text("step,reward/mean\n1,0.25\n2,0.5\n3,0.75\n")
+        (runs / "bare/metrics.jsonl").write_text(lines_of("step,reward/mean\n1,0.25\n2,0.5\n3,0.75\n"))
         again = await (await client.get("/api/runs")).json()
         assert {run["id"]: run for run in again["runs"]}["bare"]["latest"]["reward"] == 0.75
 
@@ -117,7 +117,7 @@ def test_curves_and_configurations_are_compared(runs: Path) -> None:
         assert answer["curves"]["begun"] is None
         assert len(answer["curves"]["arithmetic/002"]["y"]) == 60
         names = await (await client.get("/api/metrics", params=both)).json()
-        assert names["metrics"][:2] == ["reward/mean", "reward/std"]
+        assert names["metrics"] == sorted(names["metrics"])
         configs = await (await client.get("/api/configs", params=both)).json()
         assert configs["rows"] == [{"key": "seed_everything", "values": ["7", "8"]}]
         assert (await client.get("/api/curves", params={"metric": "loss"})).status == 400
@@ -192,8 +192,8 @@ def test_nothing_outside_the_folder_is_read_and_nothing_is_written(runs: Path, t
     (root / "link").symlink_to(secret)
     (inside / "config.yaml").unlink()
     (inside / "config.yaml").symlink_to(secret / "config.yaml")
-    (inside / "metrics.csv").unlink()
-    (inside / "metrics.csv").symlink_to(secret / "metrics.csv")
+    (inside / "metrics.jsonl").unlink()
+    (inside / "metrics.jsonl").symlink_to(secret / "metrics.jsonl")
     ids = ["../secret", "inside/../../secret", "link", str(secret), ".", "..", "inside/.", "inside\0"]
 
     async def use(client: TestClient[Any, Any]) -> None:
@@ -203,7 +203,12 @@ def test_nothing_outside_the_folder_is_read_and_nothing_is_written(runs: Path, t
         for run_id in ids:
             assert (await client.get(f"/api/runs/{quote(run_id, safe='')}")).status == 404
             assert (await client.get("/api/curves", params={"run": run_id, "metric": "loss"})).status == 404
-        for path in ("/static/../server.py", "/static/%2e%2e/server.py", "/static//etc/passwd", "/inside/metrics.csv"):
+        for path in (
+            "/static/../server.py",
+            "/static/%2e%2e/server.py",
+            "/static//etc/passwd",
+            "/inside/metrics.jsonl",
+        ):
             assert (await client.get(path)).status == 404
         for method in ("POST", "PUT", "DELETE"):
             assert (await client.request(method, "/api/runs/inside")).status == 405
@@ -248,7 +253,7 @@ def test_a_port_that_is_taken_and_a_file_are_refused_by_name(
         assert main(["watch", str(runs), "--port", str(port)]) == 2
     assert f"port {port} of 127.0.0.1 is taken" in (shown := capsys.readouterr().err)
     assert "--port 0" in shown
-    assert main(["watch", str(runs / "bare/metrics.csv")]) == 2
+    assert main(["watch", str(runs / "bare/metrics.jsonl")]) == 2
     assert "is a file" in capsys.readouterr().err
     for beyond in (-1, 65536):  # whose last 16 bits the system would take for another port
         assert main(["watch", str(runs), "--port", str(beyond)]) == 2

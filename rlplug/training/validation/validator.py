@@ -12,7 +12,6 @@ from rlplug.data.datamodule import PromptDataModule
 from rlplug.distributed.stop_signal import StopRequested
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.observer import Validation
-from rlplug.observability.metrics_csv import MetricsCSV
 from rlplug.rewards import RewardRunner
 from rlplug.rollout.generator import RolloutGenerator, RolloutRequest
 from rlplug.training.samples.table import sample_table
@@ -24,8 +23,7 @@ from rlplug.types import Rollout, Sample
 def log_late(loggers: Sequence[Logger], scores: Mapping[str, float], step: int) -> None:
     """Log scores of a validation at its step, after metrics of that step were logged."""
     for logger in loggers:
-        log = logger.amend if isinstance(logger, MetricsCSV) else logger.log_metrics
-        log(dict(scores), step=step)
+        logger.log_metrics(dict(scores), step=step)
 
 
 class Validator:

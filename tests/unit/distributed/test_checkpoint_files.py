@@ -211,9 +211,9 @@ def test_later_checkpoints_go_aside_and_stay(tmp_path):
     for expected in ("abandoned-1", "abandoned-2"):
         for step in (2, 4, 6):
             (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "metrics.csv").write_text("step\r\n")
-        aside = set_aside_after(tmp_path, 2, ["metrics.csv", "samples.jsonl"])
+        (tmp_path / "metrics.jsonl").write_text("")
+        aside = set_aside_after(tmp_path, 2, ["metrics.jsonl", "samples.jsonl"])
         assert aside == tmp_path / "checkpoints" / expected
-        assert sorted(path.name for path in aside.iterdir()) == ["metrics.csv", "step-00000004", "step-00000006"]
+        assert sorted(path.name for path in aside.iterdir()) == ["metrics.jsonl", "step-00000004", "step-00000006"]
         assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000002"]
     assert set_aside_after(tmp_path, 2, []) is None

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from packaging.specifiers import SpecifierSet
 
+from rlplug.distributed.child_process import ChildProcess
 from rlplug.errors import ConfigError
 
 SUPPORTED: Final = ">=0.2,<0.4"
@@ -102,13 +103,8 @@ class EnvironmentHost:
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "PYTHONSAFEPATH": "1",
         }
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "rlplug_envs.hosted.server"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,  # so that processes that the environment starts can be ended with it
-        )
+        command = [sys.executable, "-m", "rlplug_envs.hosted.server"]
+        self._process = ChildProcess(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         self._outbox.put(
             {
                 "environment": settings.environment,
@@ -164,14 +160,7 @@ class EnvironmentHost:
     def close(self) -> None:
         """End the process and all that it started, after the environment had time to clean up."""
         self._outbox.put(None)
-        try:
-            self._process.wait(TIDY_UP_S)
-        except subprocess.TimeoutExpired:
-            self._kill()
-
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.end(TIDY_UP_S)
 
     def _write(self) -> None:
         assert self._process.stdin is not None
@@ -195,10 +184,7 @@ class EnvironmentHost:
                     _settle(future, EnvironmentFailure(reply["error"]))
                 else:
                     _settle(future, reply["result"])
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(TIDY_UP_S)
-        self._kill()  # also ends processes that the environment started
-        code = self._process.wait()
+        code = self._process.end(TIDY_UP_S)
         with self._lock:
             self._end = self._explain(code)
             pending, self._pending = list(self._pending.values()), {}

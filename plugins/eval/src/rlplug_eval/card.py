@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
 from rlplug_watch.report.summary import number
 
 from rlplug.distributed.durable_files import write_file
 from rlplug.errors import ConfigError
-from rlplug.observability.metrics_csv import MetricsCSV
+from rlplug.observability.metrics_log import read_metrics
 
 CARD: Final = "README.md"
 UNKNOWN: Final = "unknown"
@@ -70,9 +70,9 @@ def write_card(run_dir: Path, folder: Path) -> Path:
         ) from error
     base = base_of(model["policy"])
     is_adapter = (folder / "adapter_config.json").is_file()
-    rows = MetricsCSV(run_dir / "metrics.csv").read()
+    rows = read_metrics(run_dir / "metrics.jsonl")
     parts = [
-        f"---\n{yaml.safe_dump(_front_matter(model, data, base, is_adapter), sort_keys=False, allow_unicode=True)}---",
+        f"---\n{_front_matter(model, data, base, is_adapter).to_yaml()}\n---",
         _introduction(model, base, is_adapter),
         _curve(rows),
         f"## Data\n\n{_data(data)}",
@@ -104,34 +104,28 @@ def base_of(policy: Mapping[str, Any]) -> BaseModel:
 def _license(readme: Path) -> str:
     """Return the licence in the front matter of a README, or ``unknown``."""
     try:
-        _, head, _ = readme.read_text(encoding="utf-8").split("---", 2)
-        found = yaml.safe_load(head)["license"]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        found = ModelCard(readme.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.get("license")
+    except (OSError, ValueError, TypeError, yaml.YAMLError):
         return UNKNOWN
     return found if isinstance(found, str) and re.fullmatch(r"[a-z0-9.+-]{1,60}", found) else UNKNOWN
 
 
 def _front_matter(
     model: Mapping[str, Any], data: Mapping[str, Any], base: BaseModel, is_adapter: bool
-) -> dict[str, Any]:
-    algorithm = _class_name(model["algorithm"])
-    head: dict[str, Any] = {
-        "library_name": "peft" if is_adapter else "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": [
-            "rlplug",
-            "reinforcement-learning",
-            *([algorithm.lower()] if re.fullmatch(r"\w{1,40}", algorithm) else []),
-        ],
-        "license": base.license,
-    }
-    if base.name is not None:
-        head |= {"base_model": base.name, "base_model_relation": "adapter" if is_adapter else "finetune"}
-    train = data.get("train") or {}
+) -> ModelCardData:
+    algorithm, train = _class_name(model["algorithm"]), data.get("train") or {}
     path = str((train.get("init_args") or {}).get("path", ""))
-    if _class_name(train) == "HFDatasetSource" and _HUB_NAME.fullmatch(path) and not Path(path).exists():
-        head["datasets"] = [path]
-    return head
+    is_on_hub = _class_name(train) == "HFDatasetSource" and _HUB_NAME.fullmatch(path) and not Path(path).exists()
+    relation = "adapter" if is_adapter else "finetune"
+    return ModelCardData(
+        library_name="peft" if is_adapter else "transformers",
+        pipeline_tag="text-generation",
+        tags=["rlplug", "reinforcement-learning", *re.findall(r"^\w{1,40}\Z", algorithm.lower())],
+        license=base.license,
+        base_model=base.name,
+        base_model_relation=None if base.name is None else relation,
+        datasets=[path] if is_on_hub else None,
+    )
 
 
 def _introduction(model: Mapping[str, Any], base: BaseModel, is_adapter: bool) -> str:
@@ -165,7 +159,7 @@ def _curve(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _finite(row: Mapping[str, Any], name: str) -> float | None:
     """Return a metric of a step; ``None`` where it has none that is finite: a mean of no rewards is NaN."""
-    value = float(row.get(name) or "nan")
+    value: float = row.get(name, math.nan)
     return value if math.isfinite(value) else None
 
 

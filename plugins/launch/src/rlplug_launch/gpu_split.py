@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import statistics
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, Final
 import yaml
 
 from rlplug.errors import ConfigError
+from rlplug.observability.metrics_log import read_metrics
 
 NUM_LEFT_OUT: Final = 2
 """Steps at a run's start whose times are not steady: compilation, and an asynchronous run that fills its engines."""
@@ -80,12 +80,10 @@ def rates_of_run(folder: Path) -> GPURates:
 
 
 def _rows(folder: Path) -> list[dict[str, float]]:
-    path, wanted = folder / "metrics.csv", ("completion/num_tokens", "time/step", "time/rollout")
+    path, wanted = folder / "metrics.jsonl", ("completion/num_tokens", "time/step", "time/rollout")
     if not path.is_file():
-        raise ConfigError(f"--rates is {str(folder)!r}, which has no metrics.csv: give the folder of a run. {BY_HAND}")
-    with path.open(newline="") as file:
-        rows = [{name: float(cell) for name, cell in row.items() if cell} for row in csv.DictReader(file)]
-    steps = [row for row in rows if all(name in row for name in wanted)][NUM_LEFT_OUT:]
+        raise ConfigError(f"--rates is {str(folder)!r}, which has no {path.name}: give the folder of a run. {BY_HAND}")
+    steps = [row for row in read_metrics(path) if all(name in row for name in wanted)][NUM_LEFT_OUT:]
     if not steps:
         raise ConfigError(
             f"--rates is {str(folder)!r}, which has no steps after the first {NUM_LEFT_OUT}, which are not steady: "

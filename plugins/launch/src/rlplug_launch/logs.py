@@ -1,12 +1,10 @@
-"""Logs of the tasks: shown on the terminal line by line, and quoted when a task has failed."""
+"""Logs of the tasks, shown on the terminal line by line."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
 
-TAIL_LINES: Final = 20
-TAIL_BYTES: Final = 1 << 16
 LINE_BYTES: Final = 1 << 14
 """Longest line that waits for its end."""
 
@@ -38,14 +36,3 @@ class LogReader:
             self._rest = b""
         # of a line that a progress bar wrote again and again, the last version
         return [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in lines]
-
-
-def tail(path: Path) -> str:
-    """Return the last lines of a log."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError as error:
-        return f"(no log: {error.strerror})"
-    return "\n".join(line for line in lines[-TAIL_LINES:] if line.strip())

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from rlplug.distributed.child_process import ChildProcess
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.launcher import Place, RunningTask, TaskNeeds
 from rlplug_launch.node import END, KILL
@@ -29,15 +30,7 @@ class ChildTask(RunningTask):
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        with log.open("ab") as file:
-            self._process = subprocess.Popen(
-                command,
-                env={**os.environ, **environment},
-                stdin=subprocess.PIPE,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # an interrupt is the driver's, which ends its tasks itself
-            )
+        self._process = ChildProcess(command, log, env={**os.environ, **environment}, stdin=subprocess.PIPE)
 
     def poll(self) -> int | None:
         return self._process.poll()

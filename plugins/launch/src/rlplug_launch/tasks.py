@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlplug.distributed.child_process import ending, tail
 from rlplug.interfaces.launcher import LOST, Place, RunningTask
-from rlplug_launch.logs import LogReader, tail
+from rlplug_launch.logs import LogReader
 from rlplug_launch.state import TaskState
 
 
@@ -34,22 +34,16 @@ class Task:
         if self.running is not None and self.status is None:
             self.status = self.running.poll()
             if self.status is not None:
-                self.row.state = "finished" if self.status == 0 else ending(self.status)
+                self.row.state = "finished" if self.status == 0 else self._ending()
 
     def describe(self) -> str:
         """Return how it ended, where, and its last log lines."""
         assert self.status is not None
-        return f"{self.row.name} on {self.place.node} {ending(self.status)}; the end of {self.log}:\n{tail(self.log)}"
+        return f"{self.row.name} on {self.place.node} {self._ending()}; the end of {self.log}:\n{tail(self.log)}"
 
-
-def ending(status: int) -> str:
-    """Return how a task ended, from its exit status."""
-    if status == LOST:
-        return "was lost with its node"
-    number = status - 128
-    if number in set(signal.Signals):
-        return f"was ended by {signal.Signals(number).name}"
-    return f"ended with status {status}"
+    def _ending(self) -> str:
+        assert self.status is not None
+        return "was lost with its node" if self.status == LOST else ending(self.status)
 
 
 def gpus_text(num_gpus: int, place: Place) -> str:

@@ -48,6 +48,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rlplug.distributed.child_process import ChildProcess
 from rlplug_sandbox.sandbox_limits import own_user
 
 SCRIPT: Final = Path(__file__).with_name("sandbox_process.py")
@@ -111,8 +112,8 @@ class ToolPool:
         self.is_walled = False
         """Whether calls cannot reach the trainer: they have a filter of system calls, and namespaces or own users."""
         self._environment, self._module_path = environment, module_path
-        self._workers: list[subprocess.Popen[bytes]] = []
-        self._idle: list[subprocess.Popen[bytes]] = []
+        self._workers: list[ChildProcess] = []
+        self._idle: list[ChildProcess] = []
         self._num_free = num_workers
         self._change = threading.Condition()
         weakref.finalize(self, _stop, self._workers)
@@ -164,7 +165,7 @@ class ToolPool:
 
     # ---- workers ----------------------------------------------------------------------------------------------------
 
-    def _take(self, is_cancelled: Callable[[], bool]) -> subprocess.Popen[bytes]:
+    def _take(self, is_cancelled: Callable[[], bool]) -> ChildProcess:
         with self._change:
             self._change.wait_for(lambda: self._num_free > 0 or is_cancelled())
             if is_cancelled():
@@ -179,14 +180,13 @@ class ToolPool:
             self._free()
             raise
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        worker = subprocess.Popen(
+    def _start(self) -> ChildProcess:
+        worker = ChildProcess(
             [sys.executable, str(SCRIPT), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
             env={**(os.environ if self._environment is None else self._environment), **THREADS},
-            start_new_session=True,  # Ctrl-C reaches the trainer only
         )
         self._workers.append(worker)
         settings = {**vars(self.limits), "functions": self.functions}
@@ -201,11 +201,11 @@ class ToolPool:
         self.walls, self.is_walled = reply["text"], reply["is_walled"]
         return worker
 
-    def _give_back(self, worker: subprocess.Popen[bytes]) -> None:
+    def _give_back(self, worker: ChildProcess) -> None:
         self._idle.append(worker)
         self._free()
 
-    def _discard(self, worker: subprocess.Popen[bytes]) -> None:
+    def _discard(self, worker: ChildProcess) -> None:
         self._end(worker)
         self._free()
 
@@ -214,14 +214,14 @@ class ToolPool:
             self._num_free += 1
             self._change.notify()
 
-    def _end(self, worker: subprocess.Popen[bytes]) -> None:
+    def _end(self, worker: ChildProcess) -> None:
         _stop([worker])
         assert worker.stdout is not None
         worker.stdout.close()
         self._workers.remove(worker)
 
 
-def _ask(worker: subprocess.Popen[bytes], message: Mapping[str, Any], deadline: float, largest: int) -> dict[str, Any]:
+def _ask(worker: ChildProcess, message: Mapping[str, Any], deadline: float, largest: int) -> dict[str, Any]:
     """Return a worker's reply of at most ``largest`` bytes."""
     assert worker.stdin is not None
     assert worker.stdout is not None
@@ -247,7 +247,7 @@ def _ask(worker: subprocess.Popen[bytes], message: Mapping[str, Any], deadline: 
     return reply
 
 
-def _ended(worker: subprocess.Popen[bytes]) -> SandboxError:
+def _ended(worker: ChildProcess) -> SandboxError:
     try:
         code = worker.wait(STOP_S)
     except subprocess.TimeoutExpired:
@@ -255,7 +255,7 @@ def _ended(worker: subprocess.Popen[bytes]) -> SandboxError:
     return SandboxError(f"A process that runs tools ended with code {code}; the log has what it printed.")
 
 
-def _stop(workers: list[subprocess.Popen[bytes]]) -> None:
+def _stop(workers: list[ChildProcess]) -> None:
     """End workers, each with the call that it runs.
 
     Their output stays open: at the exit of Python a thread may still read it, and reads its end.
@@ -265,10 +265,6 @@ def _stop(workers: list[subprocess.Popen[bytes]]) -> None:
         worker.stdin.close()  # the worker ends at the end of its input
     deadline = time.monotonic() + STOP_S
     for worker in workers:
-        try:
-            worker.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            worker.kill()
-            worker.wait()
-        if worker.returncode != 0 and (user := own_user(worker.pid)) is not None:  # its call may still run
+        status = worker.end(max(0.0, deadline - time.monotonic()))
+        if status != 0 and (user := own_user(worker.pid)) is not None:  # its call may still run
             subprocess.run([sys.executable, str(END_SCRIPT), str(user)], check=False)

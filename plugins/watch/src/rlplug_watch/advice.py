@@ -76,7 +76,7 @@ def advise(metrics: Metrics, info: Mapping[str, Any]) -> list[Advice]:
     """Return what a run's metrics suggest, the most severe first; nothing about what was not measured.
 
     Args:
-        metrics: Rows of ``metrics.csv``, of a run that has ended or goes on.
+        metrics: Metrics of a run that has ended or goes on.
         info: Contents of ``run.json``.
 
     Returns:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import subprocess
@@ -16,6 +15,8 @@ from typing import Any, Final
 import yaml
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+from rlplug.observability.metrics_log import read_metrics
 
 CHARACTERS: Final = ("<eos>", *printable)
 CONFIG: Final[Mapping[str, Any]] = {
@@ -69,9 +70,7 @@ def train_two_steps(folder: Path, config: Path | Mapping[str, Any], timeout_s: f
     done = subprocess.run(command, cwd=folder, env=os.environ | variables, timeout=timeout_s, **options)
     assert done.returncode == 0, f"the run of two steps ended with status {done.returncode}:\n{done.stdout[-10_000:]}"
     run = folder / "run/001"
-    with (run / "metrics.csv").open(newline="") as file:
-        rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
-    return TinyRun(run, rows, json.loads((run / "run.json").read_text()))
+    return TinyRun(run, read_metrics(run / "metrics.jsonl"), json.loads((run / "run.json").read_text()))
 
 
 def merged(base: Any, given: Any) -> Any:

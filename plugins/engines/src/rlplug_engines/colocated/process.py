@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import signal
 import socket
 import subprocess
 import tempfile
@@ -13,8 +12,10 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Final
 
+from rlplug.distributed.child_process import ChildProcess, tail
 from rlplug.interfaces.rollout import EngineFault
 from rlplug_engines.colocated.environment import is_trainer_variable
 
@@ -24,7 +25,6 @@ CLOSE_S: Final = 90.0
 GONE_S: Final = 10.0
 """Where nobody waits for orphans they stay listed; their GPU is free by then."""
 
-TAIL_BYTES: Final = 3000
 STDERR: Final = 2
 
 
@@ -52,17 +52,15 @@ class EngineProcess:
         shows_log: bool = False,
     ) -> None:
         self._engine = engine
-        self._log = None if shows_log else tempfile.TemporaryFile()  # noqa: SIM115 - it lasts as long as the process
+        self._log = None if shows_log else tempfile.NamedTemporaryFile()  # noqa: SIM115 - it lasts as the process does
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
+            self._process = ChildProcess(
                 [*command, str(theirs.fileno())],
+                None if self._log is None else Path(self._log.name),
                 pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=STDERR if self._log is None else self._log,
-                stderr=subprocess.STDOUT,
                 env={**{n: v for n, v in os.environ.items() if not is_trainer_variable(n)}, **environment},
-                start_new_session=True,  # so that Ctrl-C reaches the trainer alone, which then closes it
+                **({"stdout": STDERR} if self._log is None else {}),
             )
         self._connection: Connection[Any, Any] = Connection(ours.detach())
         self._sending = threading.Lock()
@@ -116,14 +114,12 @@ class EngineProcess:
         """End the process and all below it; safe to call twice."""
         if self._connection.closed:
             return
+        grace_s = 0.0
         if self.about and self._process.poll() is None:
-            with contextlib.suppress(EngineFault, subprocess.TimeoutExpired):  # what is left then ends unasked
+            with contextlib.suppress(EngineFault):  # it ends unasked then
                 self._send(("close",))
-                self._process.wait(CLOSE_S)
-        with contextlib.suppress(ProcessLookupError):  # nothing is left
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._wait_until_gone()
+                grace_s = CLOSE_S
+        self._process.end(grace_s, GONE_S)  # another engine may start on its GPU at once
         self._connection.close()
         if self._log is not None:
             self._log.close()
@@ -164,14 +160,6 @@ class EngineProcess:
             raise EngineFault(f"{values[0]}.{self._tail()}")
         return True
 
-    def _wait_until_gone(self) -> None:
-        """Wait until the processes below have let their GPU go: another engine may start there at once."""
-        deadline = time.monotonic() + GONE_S
-        with contextlib.suppress(ProcessLookupError):
-            while time.monotonic() < deadline:
-                os.killpg(self._process.pid, 0)
-                time.sleep(0.05)
-
     def _died(self) -> EngineFault:
         try:
             code: int | None = self._process.wait(5.0)
@@ -183,9 +171,5 @@ class EngineProcess:
         """Return the end of what the engine wrote."""
         if self._log is None:
             return " Its log is above."
-        descriptor = self._log.fileno()
-        start = max(0, os.fstat(descriptor).st_size - TAIL_BYTES)
-        text = (
-            os.pread(descriptor, TAIL_BYTES, start).decode(errors="replace").strip()
-        )  # no seek: the engine shares the position
+        text = tail(Path(self._log.name))
         return f" It wrote last:\n{text}" if text else " It wrote nothing."

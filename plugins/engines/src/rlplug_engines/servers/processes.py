@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from lightning.pytorch.utilities import rank_zero_info
 
+from rlplug.distributed.child_process import ChildProcess, tail
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
 from rlplug_engines.colocated.environment import is_trainer_variable
@@ -25,7 +26,6 @@ from rlplug_engines.servers.http_client import HTTPClient
 
 POLL_S: Final = 0.5
 PROGRESS_S: Final = 15.0
-TAIL_LINES: Final = 40
 STOPPED: Final = "{name} is waited for no longer: the run is told to stop."
 
 
@@ -75,12 +75,7 @@ class ServerProcess:
 
     url: str
     log: Path
-    supervisor: subprocess.Popen[bytes]
-
-    def tail(self, noise: tuple[str, ...]) -> str:
-        """Return the end of the log, without lines that begin with ``noise``."""
-        lines = self.log.read_text(errors="replace").splitlines()
-        return "\n".join([line for line in lines if not line.startswith(noise)][-TAIL_LINES:])
+    supervisor: ChildProcess
 
 
 class ServerProcesses:
@@ -108,15 +103,8 @@ class ServerProcesses:
             folder = Path(tempfile.mkdtemp(prefix=f"rlplug-server-{index}-"))
             launched = launch(ServerSlot(port, self.key, folder))
             log = folder / "server.log"
-            with log.open("wb") as file:
-                process = subprocess.Popen(
-                    [sys.executable, supervisor.__file__, str(os.getpid()), str(folder), *launched.command],
-                    env=_environment(launched.environment, seen),
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # an interrupt is the trainer's, which ends its servers itself
-                )
+            command = [sys.executable, supervisor.__file__, str(os.getpid()), str(folder), *launched.command]
+            process = ChildProcess(command, log, env=_environment(launched.environment, seen))
             self._servers.append(ServerProcess(f"http://{LOOPBACK}:{port}", log, process))
 
     @property
@@ -136,7 +124,7 @@ class ServerProcesses:
                 if server.supervisor.poll() is not None:
                     return (
                         f"The server {server.url} ended with status {server.supervisor.returncode}; the end of its log "
-                        f"{server.log}:\n{server.tail(self._noise)}"
+                        f"{server.log}:\n{tail(server.log, noise=self._noise)}"
                     )
             if time.monotonic() >= deadline:
                 return ""
@@ -148,7 +136,7 @@ class ServerProcesses:
 
     def log_of(self, url: str) -> str:
         """Return the end of a server's log."""
-        return next(server.tail(self._noise) for server in self._servers if server.url == url)
+        return next(tail(server.log, noise=self._noise) for server in self._servers if server.url == url)
 
     def close(self) -> None:
         """End all servers and wait until their processes are gone."""

@@ -1,4 +1,4 @@
-"""``rlplug report``: the page of a run, written from its files."""
+"""``rlplug report``: the page of a run, or its metrics as a spreadsheet, written from its files."""
 
 from __future__ import annotations
 
@@ -7,23 +7,33 @@ from pathlib import Path
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("rlplug report", description="Write report.html from the folder of a run.")
+    parser = argparse.ArgumentParser(
+        "rlplug report", description="Write report.html, or a spreadsheet, from the folder of a run."
+    )
     parser.add_argument("run_dir", type=Path, help="a run's folder, such as runs/quickstart/001")
     parser.add_argument(
         "--steps",
         help="steps such as 10-14 that the timeline of trainer and engine shows, which runs with a partial rollout "
         "record; by default the newest",
     )
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the metrics to FILE as a spreadsheet instead")
     return parser
 
 
 def report_command(arguments: list[str]) -> None:
-    """Write report.html from the folder of a run: RUN.
+    """Write report.html from the folder of a run, or its metrics as a spreadsheet: RUN [--csv FILE].
 
     Raises:
         ConfigError: It is no run's folder, it has none of the steps, or plotly is not installed.
+        RunError: The spreadsheet cannot be written.
     """
     options = make_parser().parse_args(arguments)
+    if options.csv is not None:
+        from rlplug_watch.report.spreadsheet import write_csv
+
+        write_csv(options.run_dir, options.csv)
+        print(options.csv)
+        return
     from rlplug_watch.report.page import write_report
     from rlplug_watch.report.timeline import NEWEST, ChosenSteps
 

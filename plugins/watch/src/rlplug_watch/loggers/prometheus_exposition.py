@@ -138,7 +138,7 @@ class RunCollector(Collector):
         if not self._left_out:
             rank_zero_warn(
                 f"Prometheus gets the first {self._max_metrics} metrics, and not {name!r} or others after it: raise "
-                "max_metrics of PrometheusLogger. metrics.csv has them all."
+                "max_metrics of PrometheusLogger. metrics.jsonl has them all."
             )
         if len(self._left_out) < self._max_metrics:  # names that change in every step must not fill the memory
             self._left_out.add(name)

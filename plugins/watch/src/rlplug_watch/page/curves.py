@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from rlplug_watch.page.metrics_file import Column, MetricsFile
+from rlplug_watch.metrics_file import Column, MetricsFile, last_values
 
 Axis: TypeAlias = Literal["step", "samples", "tokens", "seconds"]
 AXES: Final[tuple[Axis, ...]] = get_args(Axis)
@@ -19,7 +18,7 @@ OVERVIEW: Final = (
     *("throughput/tokens_per_s", "time/step", "policy/entropy", "policy/kl", "policy/grad_norm", "mismatch/mean"),
     *("advantages/degenerate_groups", "partial/staleness_mean"),
 )
-"""Metrics of the first charts. They are read together: to find the cells of a column takes longer than to read some."""
+"""Metrics of the first charts."""
 
 ROUGH_POINTS: Final = 100
 """Rows that are read of a file for the first look at a curve."""
@@ -51,7 +50,7 @@ def read_curve(file: MetricsFile, metric: str, axis: Axis, samples_per_step: int
         samples_per_step: Completions of a step; the axis ``samples`` needs them.
         buckets: Largest number of buckets.
     """
-    columns = file.columns([metric, *SUMMED.values(), *OVERVIEW])
+    columns = file.columns([metric, *SUMMED.values()])
     if metric not in columns or (axis == "samples" and samples_per_step is None):
         return None
     if axis in SUMMED and SUMMED[axis] not in columns:
@@ -74,9 +73,9 @@ def read_rough_curve(
 ) -> Curve | None:
     """Return some points of a curve, spread over a file that is not read whole; ``None`` for an axis that needs all.
 
-    Arguments are those of :func:`read_curve`, which is called where the column is in memory.
+    Arguments are those of :func:`read_curve`, which is called where the columns are in memory.
     """
-    if file.has_read(metric):
+    if file.is_read:
         return read_curve(file, metric, axis, samples_per_step, buckets)
     scale = {"step": 1, "samples": samples_per_step}.get(axis)
     if scale is None:
@@ -102,16 +101,6 @@ def thin(x: Column, y: Column, buckets: int) -> Curve:
     kept = np.unique(np.concatenate((lows, highs)))
     means = [np.add.reduceat(values / np.repeat(sizes, sizes), starts) for values in (x, y)]
     return Curve(x[kept].tolist(), _short(y[kept]), _short(means[0]), _short(means[1]), count / buckets)
-
-
-def last_values(columns: Mapping[str, Column], name: str) -> tuple[Column, Column]:
-    """Return steps and values of the rows with a value; of a step that a resumed run has written again, the last."""
-    known = np.isfinite(columns[name])
-    steps, values = columns["step"][known], columns[name][known]
-    if (np.diff(steps) > 0).all():
-        return steps, values
-    unique, first_of_reversed = np.unique(steps[::-1], return_index=True)
-    return unique, values[::-1][first_of_reversed]
 
 
 def _short(values: Column) -> list[float]:

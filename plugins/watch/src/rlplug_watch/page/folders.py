@@ -19,7 +19,7 @@ SCAN_EVERY_S: Final = 1.0
 
 
 class Runs:
-    """Run folders below ``root``: those with a ``metrics.csv`` or a ``run.json``, at any depth up to ``MAX_DEPTH``.
+    """Run folders below ``root``: those with a ``metrics.jsonl`` or a ``run.json``, at any depth up to ``MAX_DEPTH``.
 
     The id of a run is its path below ``root`` with slashes, such as ``quickstart/001``; where ``root`` is itself a run,
     its name. An id from a browser is looked up among those that the search found and never becomes a path. Links to

@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
-import numpy as np
 import yaml
 
 from rlplug.recording.secrets import mask_secrets, mask_text, mask_yaml
-from rlplug_watch.page.curves import last_values
-from rlplug_watch.page.metrics_file import MetricsFile
+from rlplug_watch.metrics_file import MetricsFile
 from rlplug_watch.report.run_data import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -143,7 +141,7 @@ class WatchedRun:
             notes.append(f"No {RUN_FILE}: status, batch plan, versions and plugins are unknown.")
         return RunData(
             name=run_name(self.folder),
-            metrics=self._metrics(),
+            metrics=Metrics.of(self.metrics),
             samples=SampleLog(),
             info=self.info(),
             config=self._shown.get(config),
@@ -151,23 +149,6 @@ class WatchedRun:
             notes=tuple(notes),
             timelines=steps.read(self._path(TIMELINE_FILE)),
         )
-
-    def _metrics(self) -> Metrics:
-        columns = self.metrics.columns(self.metrics.names())
-        if not columns:
-            return Metrics((), {})
-        steps = np.unique(columns["step"])
-        cells, not_finite = {}, {}
-        for name, column in columns.items():
-            if name == "step":
-                continue
-            row = np.full(len(steps), np.nan)
-            at, values = last_values(columns, name)
-            row[np.searchsorted(steps, at)] = values
-            cells[name] = tuple(None if value != value else value for value in row.tolist())
-            if bad := int(np.isinf(column).sum()):
-                not_finite[name] = bad
-        return Metrics(tuple(int(step) for step in steps.tolist()), cells, not_finite)
 
 
 LATEST: Final = {

@@ -10,7 +10,7 @@ from rlplug_watch.profile.summary import ALL, BETWEEN, Gap, RangeTime, Summary
 
 SLOWER: Final = (
     "Profiling takes time: these steps are slower than others, so rely on shares more than on seconds. time/... in "
-    "metrics.csv has the seconds of the other steps."
+    "metrics.jsonl has the seconds of the other steps."
 )
 WIDEST_NAME: Final = 100
 """Longest printed name of a kernel, in characters; summary.json has whole names."""

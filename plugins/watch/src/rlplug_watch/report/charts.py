@@ -1,4 +1,4 @@
-"""Line charts of a report, and the columns of ``metrics.csv`` that they show."""
+"""Line charts of a report, and the metrics of a run that they show."""
 
 from __future__ import annotations
 

@@ -1,23 +1,24 @@
-"""Reader of a run folder. ``metrics.csv`` or ``run.json`` must be there; a note replaces any other file that is not."""
+"""Reader of a run folder. ``metrics.jsonl`` or ``run.json`` must be there; a note replaces any other file."""
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlplug.errors import ConfigError
+from rlplug_watch.metrics_file import MetricsFile, last_values
 from rlplug_watch.report.series import Series
 from rlplug_watch.report.timeline import FILE as TIMELINE_FILE
 from rlplug_watch.report.timeline import NEWEST, ChosenSteps, StepTimeline
 
-METRICS_FILE = "metrics.csv"
+METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
 RUN_FILE = "run.json"
 CONFIG_FILE = "config.yaml"
@@ -26,13 +27,32 @@ PROFILE_FILE = "profile/summary.txt"
 
 @dataclass(frozen=True)
 class Metrics:
-    """Columns of ``metrics.csv``, with one finite number or ``None`` per step."""
+    """Metrics of a run, with one finite number or ``None`` per step."""
 
     steps: tuple[int, ...]
     columns: Mapping[str, tuple[float | None, ...]]
     num_not_finite: Mapping[str, int] = field(default_factory=dict)
-    """Number of cells of a column with NaN, infinity or no number at all; columns without such cells are left out."""
+    """Number of values of a metric that are NaN, infinite or no number at all; metrics without such are left out."""
     _series: dict[str, Series] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, file: MetricsFile) -> Metrics:
+        """Return the metrics that a file has so far; of a step that was written twice, the later values."""
+        columns = file.columns(file.names())
+        if not columns:
+            return cls((), {})
+        steps = np.unique(columns["step"])
+        cells, not_finite = {}, {}
+        for name, column in columns.items():
+            if name == "step":
+                continue
+            row = np.full(len(steps), np.nan)
+            at, values = last_values(columns, name)
+            row[np.searchsorted(steps, at)] = values
+            cells[name] = tuple(None if value != value else value for value in row.tolist())
+            if bad := int(np.isinf(column).sum()):
+                not_finite[name] = bad
+        return cls(tuple(int(step) for step in steps.tolist()), cells, not_finite)
 
     def series(self, column: str) -> Series:
         """Return the steps of ``column`` that have a value; an empty series if the column does not exist."""
@@ -122,7 +142,7 @@ def read_run(run_dir: Path, steps: ChosenSteps = NEWEST) -> RunData:
         steps: Those whose timelines are shown.
 
     Raises:
-        ConfigError: The folder has neither ``metrics.csv`` nor ``run.json``, or the former has no ``step`` column.
+        ConfigError: The folder has neither ``metrics.jsonl`` nor ``run.json``.
     """
     notes: list[str] = []
     metrics = read_metrics(run_dir, notes)
@@ -143,60 +163,34 @@ def run_name(run_dir: Path) -> str:
     return f"{run_dir.parent.name} / {run_dir.name}" if run_dir.name.isdigit() else run_dir.name
 
 
+def require_run(run_dir: Path) -> None:
+    """Refuse a folder that is not a run's.
+
+    Raises:
+        ConfigError: It has neither metrics nor ``run.json``.
+    """
+    if not any((run_dir / name).is_file() for name in (METRICS_FILE, RUN_FILE)):
+        state = f"has no {METRICS_FILE}" if run_dir.is_dir() else "is not a folder"
+        raise ConfigError(
+            f"run_dir is {str(run_dir)!r}, which {state}: give the folder of a run, the one that holds "
+            f"{METRICS_FILE} (and usually {SAMPLES_FILE}, {RUN_FILE} and {CONFIG_FILE})."
+        )
+
+
 def read_metrics(run_dir: Path, notes: list[str]) -> Metrics:
     """Return the metrics of a run folder, and add a sentence to ``notes`` for what could not be read.
 
     Raises:
         ConfigError: As for :func:`read_run`.
     """
-    path = run_dir / METRICS_FILE
-    has_rows = path.is_file() and path.stat().st_size > 0
-    if not has_rows and (run_dir / RUN_FILE).is_file():
+    require_run(run_dir)
+    file = MetricsFile(lambda: run_dir / METRICS_FILE)
+    metrics = Metrics.of(file)
+    if not metrics.steps:
         notes.append(f"No {METRICS_FILE} yet: no step has ended.")
-        return Metrics((), {})
-    if not path.is_file():
-        state = "has no metrics.csv" if run_dir.is_dir() else "is not a folder"
-        raise ConfigError(
-            f"run_dir is {str(run_dir)!r}, which {state}: give the folder of a run, the one that holds "
-            f"{METRICS_FILE} (and usually {SAMPLES_FILE}, {RUN_FILE} and {CONFIG_FILE})."
-        )
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        reader = csv.DictReader(file)
-        names = list(reader.fieldnames or ())
-        if "step" not in names:
-            raise ConfigError(
-                f"{path} has no column 'step' (it has {', '.join(names) or 'nothing'}). "
-                "Give the folder of a run, whose metrics.csv has one row for each step."
-            )
-        return _merge_rows(reader, [name for name in names if name != "step"], notes)
-
-
-def _merge_rows(rows: csv.DictReader[str], names: Sequence[str], notes: list[str]) -> Metrics:
-    # A resumed run writes the steps after its checkpoint again: the later row is the one that trained.
-    by_step: dict[int, dict[str, float]] = {}
-    not_finite: Counter[str] = Counter()
-    num_unreadable = 0
-    for row in rows:
-        step = _number(row.get("step"))
-        if step is None:
-            num_unreadable += 1
-            continue
-        values = by_step.setdefault(int(step), {})
-        for name in names:
-            cell = row.get(name)
-            if not cell:
-                continue
-            value = _number(cell)
-            if value is None:
-                not_finite[name] += 1
-                values.pop(name, None)
-            else:
-                values[name] = value
-    if num_unreadable:
-        notes.append(f"{num_unreadable} rows of {METRICS_FILE} have no step and are left out.")
-    steps = tuple(sorted(by_step))
-    columns = {name: tuple(by_step[step].get(name) for step in steps) for name in names}
-    return Metrics(steps, columns, dict(not_finite))
+    if file.num_damaged:
+        notes.append(f"{file.num_damaged} lines of {METRICS_FILE} have no step and are left out.")
+    return metrics
 
 
 def _read_samples(path: Path, steps: Sequence[int], notes: list[str]) -> SampleLog:
