@@ -25,9 +25,9 @@ HEAD: Final = """# Hooks
 
 The hook API is {version}. A plugin declares the versions that it was written for, such as `RLPLUG_API_VERSION =
 "{range}"`; a run refuses a plugin whose range does not include {version}. The second number rises when a hook or
-an argument is added, the first when one changes its meaning. Within 2.x no hook and no argument is removed,
+an argument is added, the first when one changes its meaning. Within 3.x no hook and no argument is removed,
 renamed or given another type, and `tests/unit/test_hookspecs.py` keeps their signatures. A hook that will go is
-deprecated first: it stays until 3.0, and a plugin that implements it gets a warning that names the one to use
+deprecated first: it stays until 4.0, and a plugin that implements it gets a warning that names the one to use
 instead.
 
 A hook is a function of a given name, marked `@hookimpl`, in the module behind the plugin's entry point. Arguments
@@ -42,6 +42,9 @@ MEANING_CHANGES: Final = """
 
 | version | change |
 |---|---|
+| 3.0 | losses and advantages are of the K tokens that train, end to end: a `Batch` [K] in place of a padded one, \
+`Advantages.of_sequences`, `of_tokens` and `trains`, `StepBatch.tokens`, `with_advantages` and `select`; `rlplug.ops` has \
+no masked sums |
 | 2.2 | the registry takes a class by its place, `package.module:Class`; new: `RunObserver`, `ObservedRun`, \
 `StepRecord`, `Validation` and `ProfiledSteps` |
 | 2.1 | new, each with a default that leaves a plugin as it was: `Algorithm.streamed_divisor`; `LossOutput.per_token`; \

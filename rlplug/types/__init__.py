@@ -2,12 +2,11 @@
 
 Shape legend, used in every docstring:
     B  sequences (completions) in a batch
-    T  tokens of the longest sequence in that batch, prompt included
-    K  positions for which logits are computed
+    N  their tokens, prompts included, end to end
+    K  those of them that train
     V  vocabulary
 
-Per-token tensors are aligned with ``input_ids``: entry ``[b, t]`` speaks of token ``t``, so ``logprobs[b, t]`` is
-``log p(input_ids[b, t] | input_ids[b, :t])`` and ``logprobs[:, 0]`` is 0.
+Entry k of a tensor [K] speaks of token k: ``logprobs[k]`` is its logprob given all tokens before it in its sequence.
 """
 
 from rlplug.types.batch import Batch
