@@ -19,7 +19,6 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from rlplug.errors import ConfigError
 from rlplug.interfaces.memory import EngineMemory, EngineMemoryRequest
 from rlplug.interfaces.rollout import EngineCapabilities, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport
@@ -28,6 +27,7 @@ from rlplug.rollout.context_limit import max_completion_tokens
 from rlplug.rollout.seeded_sampler import SeededSampler
 from rlplug.token_arrays import TokenFloats, TokenIds
 from rlplug.types import Completion, Request, SamplingParams
+from rlplug.types.ranges import Count, check_ranges
 from rlplug.weight_sync.hf_names import hf_views
 from rlplug.weight_sync.manifest import expected_tensors
 from rlplug.weight_sync.receive_checks import WeightSyncValidator
@@ -53,10 +53,9 @@ class HFRollout(RolloutEngine):
 
     capabilities: EngineCapabilities = EngineCapabilities(colocated=True, fp8_refit=True, routed_experts=True)
 
-    def __init__(self, max_batch_size: int = 256) -> None:
-        if max_batch_size < 1:
-            raise ConfigError(f"rollout.max_batch_size is {max_batch_size}: give at least 1.")
+    def __init__(self, max_batch_size: Count = 256) -> None:
         self.max_batch_size = max_batch_size
+        check_ranges(self, "rollout")
         self._stopping_criteria = StoppingCriteriaList([_Stop(self)])
         self._version: int | None = None
         self._num_tokens = 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from rlplug.errors import ConfigError
 from rlplug.types import SamplingParams
+from rlplug.types.ranges import PositiveShare, Range, RewardValue, Steps, check_ranges
 
 
 @dataclass
@@ -25,18 +27,17 @@ class ValidationConfig:
             scores are logged at the step after which they are due.
     """
 
-    every_n_steps: int | None = None
+    every_n_steps: Steps | None = None
     at_start: bool = False
-    num_samples: int = 1
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    pass_threshold: float = 1.0
+    num_samples: Annotated[int, Range(1, 100_000)] = 1
+    temperature: Annotated[float, Range(0, 100)] = 0.0
+    top_p: PositiveShare = 1.0
+    top_k: Annotated[int, Range(0, 10_000_000)] = 0
+    pass_threshold: RewardValue = 1.0
     beside_training: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_samples < 1:
-            raise ConfigError(f"model.validation.num_samples is {self.num_samples}: give at least 1.")
+        check_ranges(self, "model.validation")
         try:
             self.sampling(max_new_tokens=1)
         except ConfigError as error:
@@ -46,8 +47,6 @@ class ValidationConfig:
                 f"model.validation.num_samples is {self.num_samples} and model.validation.temperature 0: greedy "
                 "completions of a prompt are all the same. Set temperature above 0, or num_samples to 1."
             )
-        if self.every_n_steps is not None and self.every_n_steps < 1:
-            raise ConfigError(f"model.validation.every_n_steps is {self.every_n_steps}: give at least 1, or null.")
 
     def is_due(self, step: int) -> bool:
         """Return whether to validate after ``step`` steps."""
