@@ -60,15 +60,20 @@ class SamplingParams:
         temperature: Divides the logits before sampling; 0 means greedy.
         top_p: Keep the smallest set of tokens whose probability reaches this; 1 keeps all.
         top_k: Keep this many tokens; 0 keeps all.
+        extra: Options that the engine knows and rlplug does not, such as ``{min_p: 0.1}``, which it gets as they are.
+            The trainer computes its logprobs without them: ``limits.mismatch_gate`` stops a run where that matters.
     """
 
     max_new_tokens: Tokens = 256
     temperature: Annotated[float, Range(0, 100)] = 1.0
     top_p: PositiveShare = 1.0
     top_k: Annotated[int, Range(0, 10_000_000)] = 0
+    extra: dict[str, Any] = field(default_factory=dict, hash=False)  # a dictionary has none; nobody changes it
 
     def __post_init__(self) -> None:
         check_ranges(self, "sampling")
+        if ours := sorted(self.extra.keys() & vars(self).keys()):
+            raise ConfigError(f"sampling.extra.{ours[0]} is {self.extra[ours[0]]!r}: set sampling.{ours[0]} instead.")
         if 0 < self.temperature < 0.001:
             raise ConfigError(
                 f"sampling.temperature is {self.temperature}: give 0 for greedy, or a positive number from 0.001 up."
