@@ -140,6 +140,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, "model")
+        self.validation.sampling_of(self.sampling)
 
     @cached_property
     def engine(self) -> RolloutEngine:

@@ -85,6 +85,7 @@ def test_weights_in_four_bits_are_refused_with_the_reason(key: str) -> None:
     [
         ("--data.train.sources.b.weight=-1", "sources.b.weight is -1.0: give a number from 0 up to 1e+09"),
         ("--data.train.sources.b.source.limit=0", "sources.b.source.init_args.limit is 0: give a number from 1 up to"),
+        ("--model.validation.sampling.top_p=0", "model.validation.sampling.top_p is 0.0: give a number above 0 and"),
         ("--model.lora.rank=0", "model.lora.rank is 0: give a number from 1 up to 100,000"),
         ("--model.sampling.extra={}", None),
     ],
