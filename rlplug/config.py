@@ -25,6 +25,7 @@ from rlplug.rollout.hf_engine import HFRollout
 from rlplug.training.batch_plan import BatchSizes
 from rlplug.training.validation.config import ValidationConfig
 from rlplug.types import SamplingParams
+from rlplug.types.ranges import CountOrZero, Positive, Seconds, Seed, Share, Steps, check_ranges
 from rlplug.weight_sync.config import WeightSyncConfig
 
 
@@ -66,15 +67,18 @@ class Limits:
             not returned. ``null`` never does.
     """
 
-    max_grad_norm: float | None = 1.0
-    mismatch_gate: float | Literal["auto"] | None = "auto"
+    max_grad_norm: Positive | None = 1.0
+    mismatch_gate: Positive | Literal["auto"] | None = "auto"
     gate_every_step: bool = True
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    reward_deadline_s: float = 30.0
-    max_reward_error_share: float = 0.1
-    max_engine_restarts: int = 2
-    stall_s: float = 1800.0
-    phase_deadline_s: float | None = 14400.0
+    reward_deadline_s: Seconds = 30.0
+    max_reward_error_share: Share = 0.1
+    max_engine_restarts: CountOrZero = 2
+    stall_s: Seconds = 1800.0
+    phase_deadline_s: Seconds | None = 14400.0
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "model.limits")
 
 
 @dataclass
@@ -121,8 +125,8 @@ class RunConfig:
     lr_scheduler: LRSchedulerCallable | None = None
     optimizations: list[Optimization] = field(default_factory=list)
 
-    num_steps: int | None = None
-    seed: int = 0
+    num_steps: Steps | None = None
+    seed: Seed = 0
     batch: BatchSizes = field(default_factory=BatchSizes)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     turns: TurnOptions = field(default_factory=TurnOptions)
@@ -133,6 +137,10 @@ class RunConfig:
     limits: Limits = field(default_factory=Limits)
     router_replay: bool = False
     lora: LoRAConfig | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "model")
+        self.validation.sampling_of(self.sampling)
 
     @cached_property
     def engine(self) -> RolloutEngine:

@@ -446,7 +446,7 @@ class RLModule(LightningModule):
         self.timer.asleep_bytes = self._run.driver.asleep_bytes
         self.validator = Validator(
             config.validation,
-            config.sampling.max_new_tokens,
+            config.validation.sampling_of(config.sampling),
             config.seed,
             data,
             self._run.generator,

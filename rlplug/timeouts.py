@@ -5,11 +5,11 @@ process alive for ever. A call that returns an awaitable continues on an event l
 that misses its deadline is abandoned with its thread: a new thread replaces it, and a late result is dropped.
 
 What a call returns or raises is read there too, within its deadline: a generator is consumed, numbers are converted,
-and an exception becomes text. The thread that collects the calls touches plain values alone. ``os._exit`` in a call is
-an error of that call, because it would end the trainer, and with a status of the call's choice.
+and an exception becomes text, ``SystemExit`` too. The thread that collects the calls touches plain values alone.
 
-A call that never releases the GIL (a regular expression that backtracks, a power with a billion digits) blocks these
-timeouts too. Such code needs a process of its own, as the sandbox of tools has them.
+Threads are no protection from code that ends the process (``os._exit``, a crash in C) or that never releases the GIL
+(a regular expression that backtracks, a power with a billion digits), which blocks these timeouts too. Such code needs
+a process of its own, as the sandbox of tools has them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import os
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from rlplug.errors import describe
 
@@ -111,8 +110,7 @@ class TimeoutExecutor:
                 return found
 
     def _start_worker(self, batch: CallBatch) -> None:
-        _guard_exit()
-        _CallThread(target=self._work, args=(batch,), name="rlplug-call").start()
+        threading.Thread(target=self._work, args=(batch,), name="rlplug-call", daemon=True).start()
 
     def _work(self, batch: CallBatch) -> None:
         while (call := batch.take()) is not None:
@@ -259,7 +257,7 @@ class _EventLoop:
         self._pinged: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
-        self.thread = _CallThread(target=self._run, name="rlplug-call-loop")
+        self.thread = threading.Thread(target=self._run, name="rlplug-call-loop", daemon=True)
         self.thread.start()
 
     @property
@@ -358,30 +356,3 @@ def call_within(deadline_s: float, function: Callable[[], Any]) -> Any:
 
 def _text_of(error: BaseException) -> str:
     return str(error) if type(error) is CallError else describe(error, with_line=True)
-
-
-# ---- the end of the process -----------------------------------------------------------------------------------------
-
-
-class _CallThread(threading.Thread):
-    """Thread that runs calls of user code."""
-
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(daemon=True, **arguments)
-        self.process = os.getpid()
-
-
-def _guard_exit() -> None:
-    """Have ``os._exit`` raise in a call; it still ends a process that a call has forked."""
-    if getattr(os._exit, "guards_calls", False):
-        return
-    leave = os._exit
-
-    def guarded_exit(status: int) -> NoReturn:
-        thread = threading.current_thread()
-        if isinstance(thread, _CallThread) and thread.process == os.getpid():
-            raise SystemExit(f"os._exit({status}) would end the trainer: raise an error instead")
-        leave(status)
-
-    guarded_exit.guards_calls = True  # type: ignore[attr-defined]
-    os._exit = guarded_exit

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import re
 import sys
 import textwrap
@@ -210,7 +211,7 @@ def _section(section: str, parser: Any) -> Iterator[str]:
         if group != section:
             yield f"### {group}\n"
         yield _table(groups[group], prefix=f"{group}.")
-    for key, owner in _optional_groups(groups.get(section, [])).items():
+    for key, owner in _optional_groups(itertools.chain(*groups.values())).items():
         yield _class_section(owner, key)
 
 

@@ -75,7 +75,7 @@ class RLCLI(LightningCLI):
         with instantiation_errors():
             super().parse_arguments(parser, args)
         options, config = self._parser(self.config.subcommand), self.config[self.config.subcommand]
-        check_options(options, config)
+        check_options(config)
         defaults = {name: options.get_default(f"trainer.{name}") for name in vars(config.trainer)}
         check_trainer_options(config.trainer, defaults)
         if config.ckpt_path is not None:

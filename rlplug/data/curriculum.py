@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rlplug.errors import ConfigError
 from rlplug.types import Sample
+from rlplug.types.ranges import PositiveShare, RewardValue, Share, check_ranges
 
 GROUP_RESULT: Final = np.dtype([("index", np.int64), ("num_passed", np.int64), ("num_scored", np.int64)])
 """What ranks tell each other of a group: the index of its prompt, completions that passed, and those with a reward."""
@@ -37,22 +38,18 @@ class PassRateCurriculum:
         pass_threshold: A completion passes when its reward is at least this.
     """
 
-    low: float = 0.1
-    high: float = 0.9
-    outside: float = 0.2
-    smoothing: float = 0.5
-    pass_threshold: float = 1.0
+    low: Share = 0.1
+    high: Share = 0.9
+    outside: PositiveShare = 0.2
+    smoothing: PositiveShare = 0.5
+    pass_threshold: RewardValue = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low <= self.high <= 1:
+        check_ranges(self, "data.curriculum")
+        if self.low > self.high:
             raise ConfigError(
                 f"data.curriculum.low is {self.low} and data.curriculum.high {self.high}: give 0 <= low <= high <= 1."
             )
-        for name in ("outside", "smoothing"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ConfigError(f"data.curriculum.{name} is {getattr(self, name)}: give a number above 0, up to 1.")
-        if not math.isfinite(self.pass_threshold):
-            raise ConfigError(f"data.curriculum.pass_threshold is {self.pass_threshold}: give a finite number.")
 
 
 class PassRates:

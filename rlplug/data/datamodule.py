@@ -13,14 +13,14 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from rlplug.data.curriculum import PassRateCurriculum, PassRates
-from rlplug.data.mixture import MixedPrompts, MixtureSource, of_part, warn_of_duplicates
+from rlplug.data.mixture import MixedPrompts, MixtureSource, of_part, read_rows, warn_of_duplicates, where
 from rlplug.data.prompt_encoder import PromptEncoder, PromptRules
 from rlplug.data.prompt_stream import PromptStream, TrainingPrompts
 from rlplug.data.rows import PromptRow, RowStream
-from rlplug.data.source_rows import read_rows, where
 from rlplug.data.sources import PromptSource
 from rlplug.errors import ConfigError
 from rlplug.types import Prompt
+from rlplug.types.ranges import Seed, Tokens, check_ranges
 
 
 class PromptDataModule(LightningDataModule):
@@ -51,15 +51,13 @@ class PromptDataModule(LightningDataModule):
         val: PromptSource | None = None,
         chat: bool | None = None,
         system_prompt: str | None = None,
-        max_prompt_tokens: int | None = None,
+        max_prompt_tokens: Tokens | None = None,
         too_long: Literal["filter", "refuse"] = "refuse",
         shuffle: bool = True,
-        seed: int = 0,
+        seed: Seed = 0,
         curriculum: PassRateCurriculum | None = None,
     ) -> None:
         super().__init__()
-        if max_prompt_tokens is not None and max_prompt_tokens < 1:
-            raise ConfigError(f"data.max_prompt_tokens is {max_prompt_tokens}: give at least 1, or null for no limit.")
         if system_prompt is not None and chat is False:
             raise ConfigError("data.system_prompt needs a chat template, and data.chat is false: drop one of them.")
         self.train = train
@@ -71,6 +69,7 @@ class PromptDataModule(LightningDataModule):
         self.shuffle = shuffle
         self.seed = seed
         self.curriculum = curriculum
+        check_ranges(self, "data")
         self.val_prompts: list[Prompt] = []
         self.counts: dict[str, dict[str, int]] = {}
         """Numbers of prompts that were ``read``, left out as ``too_long``, and ``kept``.

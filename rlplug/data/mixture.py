@@ -1,21 +1,26 @@
-"""``MixtureSource``: prompts of several sources, drawn by weights."""
+"""``MixtureSource``: prompts of several sources, drawn by weights, and the rows that are read before a run."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
 from rlplug.data.prompt_stream import TrainingPrompts
-from rlplug.data.sources import PromptRow, PromptSource
-from rlplug.errors import ConfigError
+from rlplug.data.rows import PromptRow, check_row
+from rlplug.data.sources import PromptSource
+from rlplug.errors import ConfigError, describe
 from rlplug.types import Prompt, Sample
+from rlplug.types.ranges import Range, check_ranges
+
+MOST_STREAMED_VAL: Final = 100_000
+"""Most rows of a streamed source as ``data.val``, all of which are read."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -30,7 +35,10 @@ class WeightedSource:
     """
 
     source: PromptSource
-    weight: float = 1.0
+    weight: Annotated[float, Range(0, 1e9)] = 1.0
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 class MixtureSource(PromptSource):
@@ -53,8 +61,6 @@ class MixtureSource(PromptSource):
                     f"data source sources has the name {name!r}, which names metrics: use letters, digits, '_', '-' "
                     "and '.'."
                 )
-            if not (math.isfinite(part.weight) and 0 <= part.weight <= 1e9):
-                raise ConfigError(f"data source sources.{name}.weight is {part.weight}: give 0 or more, up to 1e9.")
             if isinstance(part.source, MixtureSource):
                 raise ConfigError(f"data source sources.{name} is a mixture itself: put its sources beside the others.")
         self.weights = {name: part.weight for name, part in sources.items() if part.weight > 0}
@@ -76,6 +82,47 @@ class MixtureSource(PromptSource):
 def of_part(row: PromptRow, name: str) -> PromptRow:
     """Return a row of the part ``name``, with a uid that no other part has; rows without a name stay as they are."""
     return replace(row, uid=f"{name}/{row.uid}", source=name) if name else row
+
+
+def where(split: str, name: str) -> str:
+    """Return the configuration key of a source, or of a mixture's part."""
+    return f"data.{split}.init_args.sources.{name}" if name else f"data.{split}"
+
+
+def read_rows(split: str, source: PromptSource, streamed: Container[str]) -> list[PromptRow]:
+    """Return all rows of a source, but for those of its parts that are ``streamed``.
+
+    Args:
+        split: ``train`` or ``val``.
+        source: The source.
+        streamed: Names of parts that are read as they are drawn.
+
+    Raises:
+        ConfigError: The source failed or has no prompts; the message names its key.
+    """
+    rows: list[PromptRow] = []
+    for name, part in source.parts().items():
+        if name not in streamed:
+            rows += [of_part(row, name) for row in _read_part(where(split, name), part)]
+    return rows
+
+
+def _read_part(where: str, source: PromptSource) -> list[PromptRow]:
+    rows: list[PromptRow] = []
+    try:
+        for row in source.rows():
+            check_row(row)
+            rows.append(row)
+            if len(rows) > MOST_STREAMED_VAL and source.stream() is not None:
+                raise ConfigError(f"the source streams more than {MOST_STREAMED_VAL:,} rows: set its limit.")
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    except Exception as error:  # the code of a source, or of a library that it uses, may raise anything
+        after = f"after the row {rows[-1].uid!r}" if rows else "at its first row"
+        raise ConfigError(f"{where}: {type(source).__name__} failed {after}: {describe(error)}") from error
+    if not rows:
+        raise ConfigError(f"{where}: {type(source).__name__} has no prompts: give it at least one.")
+    return rows
 
 
 class MixedPrompts(TrainingPrompts):

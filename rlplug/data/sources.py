@@ -19,6 +19,7 @@ from rlplug.data.rows import PromptRow as PromptRow
 from rlplug.data.rows import RowStream
 from rlplug.data.rows import check_row as check_row
 from rlplug.errors import ConfigError, did_you_mean, encodable
+from rlplug.types.ranges import Count, Rows, Seed, Steps, check_ranges
 
 
 class PromptSource(ABC):
@@ -64,14 +65,14 @@ class FileSource(PromptSource):
         path: str,
         prompt_key: str = DEFAULT_PROMPT_KEY,
         answer_key: str = DEFAULT_ANSWER_KEY,
-        limit: int | None = None,
+        limit: Rows | None = None,
         columns: dict[str, str] | None = None,
         template: str | None = None,
         system_prompt: str | None = None,
     ) -> None:
-        _check_limit(limit)
         self.path = path
         self.limit = limit
+        check_ranges(self)
         self.columns = Columns(prompt_key, answer_key, dict(columns or {}), template, system_prompt)
 
     def rows(self) -> Iterator[PromptRow]:
@@ -122,22 +123,20 @@ class HFDatasetSource(PromptSource):
         split: str = "train",
         prompt_key: str = DEFAULT_PROMPT_KEY,
         answer_key: str = DEFAULT_ANSWER_KEY,
-        limit: int | None = None,
+        limit: Rows | None = None,
         columns: dict[str, str] | None = None,
         template: str | None = None,
         system_prompt: str | None = None,
         streaming: bool = False,
-        shuffle_buffer: int = 1000,
+        shuffle_buffer: Count = 1000,
     ) -> None:
-        _check_limit(limit)
-        if not 1 <= shuffle_buffer <= 1_000_000:
-            raise ConfigError(f"data source shuffle_buffer is {shuffle_buffer}: give 1 up to 1,000,000 rows.")
         self.path = path
         self.name = name
         self.split = split
         self.limit = limit
         self.streaming = streaming
         self.shuffle_buffer = shuffle_buffer
+        check_ranges(self)
         self.columns = Columns(prompt_key, answer_key, dict(columns or {}), template, system_prompt)
 
     def rows(self) -> Iterator[PromptRow]:
@@ -217,16 +216,15 @@ class ReasoningGymSource(PromptSource):
     def __init__(
         self,
         task: str,
-        size: int = 1000,
-        seed: int = 0,
+        size: Steps = 1000,
+        seed: Seed = 0,
         config: dict[str, Any] | None = None,
         instruction: str | None = None,
     ) -> None:
-        if size < 1:
-            raise ConfigError(f"data source size is {size}: give at least 1.")
         self.task = task
         self.size = size
         self.seed = seed
+        check_ranges(self)
         self.config = dict(config or {})
         self.instruction = instruction
 
@@ -266,11 +264,6 @@ class ReasoningGymSource(PromptSource):
             raise ConfigError(
                 f"data source config of {self.task!r}, {self.config}, is refused: {error}. Correct these options."
             ) from error
-
-
-def _check_limit(limit: int | None) -> None:
-    if limit is not None and limit < 1:
-        raise ConfigError(f"data source limit is {limit}: give at least 1, or null to read all rows.")
 
 
 def _optional_import(module: str, requirement: str, needed_by: str) -> Any:

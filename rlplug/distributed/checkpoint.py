@@ -14,6 +14,7 @@ from rlplug.distributed.checkpoint_files import CONFIG, FOLDER, list_checkpoints
 from rlplug.distributed.checkpoint_writer import BackgroundWriter
 from rlplug.distributed.durable_files import explained, reason, sync
 from rlplug.errors import ConfigError, RunError
+from rlplug.types.ranges import Count, Steps, check_ranges
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
@@ -35,13 +36,10 @@ class RLCheckpoint(Callback):
             written before the run ends.
     """
 
-    def __init__(self, every_n_steps: int = 50, keep: int = 2, asynchronous: bool = False) -> None:
-        if every_n_steps < 1 or keep < 1:
-            raise ConfigError(
-                f"checkpoint.every_n_steps is {every_n_steps} and checkpoint.keep {keep}: give at least 1 for each."
-            )
+    def __init__(self, every_n_steps: Steps = 50, keep: Count = 2, asynchronous: bool = False) -> None:
         self.every_n_steps = every_n_steps
         self.keep = keep
+        check_ranges(self, "checkpoint")
         self.asynchronous = asynchronous
         self._writer: BackgroundWriter | None = None
         self._unpublished: Path | None = None

@@ -32,6 +32,7 @@ from rlplug.distributed.ranks import RankLauncher, join_ranks, watch_launcher
 from rlplug.distributed.stop_signal import StopSignal
 from rlplug.errors import ConfigError, shorten
 from rlplug.types import MeshSizes, StepStatistics
+from rlplug.types.ranges import Count, Seconds
 
 Item = TypeVar("Item")
 
@@ -60,13 +61,13 @@ class RLFSDP2Strategy(ModelParallelStrategy):
 
     def __init__(
         self,
-        replicate: int = 1,
-        sequence: int = 1,
-        tensor: int = 1,
+        replicate: Count = 1,
+        sequence: Count = 1,
+        tensor: Count = 1,
         reshard_after_forward: bool = True,
         reshard_after_backward: bool = True,
         sync_every_micro_batch: bool = False,
-        timeout_s: float = 1800.0,
+        timeout_s: Seconds = 1800.0,
         process_group_backend: str | None = None,
     ) -> None:
         super().__init__(process_group_backend=process_group_backend, timeout=timedelta(seconds=timeout_s))

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 import torch
 
-from rlplug.errors import ConfigError, RunError
+from rlplug.errors import ConfigError, RunError, did_you_mean
 from rlplug.interfaces.memory import EngineMemory, EngineMemoryRequest
 from rlplug.interfaces.router_replay import RouterShape
 from rlplug.interfaces.weight_sync import AdapterWeights, Bucket, FP8Weights, SyncReport
@@ -142,6 +142,7 @@ class RolloutEngine(ABC):
             compiles, and for each a folder below ``run.compile_cache``. The core sets those that are not set, for this
             process and those that it starts, before ``prepare``.
         context_key: Key that sets :meth:`max_context`, such as ``rollout.max_model_len``, for messages.
+        sampling_extra: Options of its library's sampling that it takes in ``SamplingParams.extra``.
     """
 
     capabilities: EngineCapabilities = EngineCapabilities()
@@ -151,6 +152,8 @@ class RolloutEngine(ABC):
     is_stopping: Callable[[], bool] = staticmethod(lambda: False)
 
     context_key: str = ""
+
+    sampling_extra: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def ranks_per_engine(self) -> int:
@@ -163,6 +166,23 @@ class RolloutEngine(ABC):
         Raises:
             ConfigError: The engine cannot run the policy; the message names the reason and the fix.
         """
+
+    def check_sampling(self, sampling: SamplingParams, key: str) -> None:
+        """Refuse sampling that this engine does not know, before anything is loaded.
+
+        Args:
+            sampling: How completions will be drawn.
+            key: Its key, such as ``model.sampling``, for the message.
+
+        Raises:
+            ConfigError: An option in ``extra`` is not among :attr:`sampling_extra`.
+        """
+        for name in sampling.extra.keys() - self.sampling_extra:
+            known = f"It knows {', '.join(sorted(self.sampling_extra))}." if self.sampling_extra else "It knows none."
+            raise ConfigError(
+                f"{key}.extra.{name}: {type(self).__name__} knows no such option."
+                f"{did_you_mean(name, self.sampling_extra)} {known}"
+            )
 
     def prepare(self, policy: PolicySpec, placement: Placement) -> None:  # noqa: B027 - overriding is optional
         """Refuse a machine on which this engine cannot start, before anything is loaded.

@@ -16,6 +16,7 @@ from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.router_replay import RouterReplay
 from rlplug.interfaces.weight_sync import WeightsOfParameters
 from rlplug.types import MeshSizes
+from rlplug.types.ranges import Seed, check_ranges
 
 
 @dataclass
@@ -36,7 +37,10 @@ class ModelConfig:
     init: Literal["pretrained", "random"] = "pretrained"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     attn_implementation: str = "packed"
-    seed: int = 0
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from rlplug.errors import ConfigError
 from rlplug.interfaces.trainer import ModelConfig, ModelTrainer
 from rlplug.models.transformers_trainer import TRANSFORMERS
+from rlplug.types.ranges import Epochs, Positive, Range, Seed, check_ranges
 
 
 @dataclass
@@ -37,15 +38,16 @@ class CriticConfig:
 
     trunk: ModelConfig | None = None
     share_trunk: bool = False
-    value_coefficient: float = 0.5
+    value_coefficient: Positive = 0.5
     optimizer: OptimizerCallable | None = None
     lr_scheduler: LRSchedulerCallable | None = None
-    max_grad_norm: float | None = 1.0
-    num_epochs: int | None = None
-    warmup_steps: int = 0
-    seed: int = 0
+    max_grad_norm: Positive | None = 1.0
+    num_epochs: Epochs | None = None
+    warmup_steps: Annotated[int, Range(0, 10_000_000)] = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
+        check_ranges(self, "model.critic")
         if self.share_trunk and self.trunk is not None:
             raise ConfigError(
                 "model.critic.share_trunk is true and model.critic.trunk names a model: remove one of the two."
@@ -55,17 +57,11 @@ class CriticConfig:
                 f"model.critic.num_epochs is {self.num_epochs} and model.critic.share_trunk true: on one trunk the "
                 "critic learns in the policy's own passes. Remove one of the two."
             )
-        if self.num_epochs is not None and self.num_epochs < 1:
-            raise ConfigError(f"model.critic.num_epochs is {self.num_epochs}: give at least 1, or null.")
-        if self.warmup_steps < 0:
-            raise ConfigError(f"model.critic.warmup_steps is {self.warmup_steps}: give 0 or more.")
         if not self.share_trunk and self.value_coefficient != type(self).value_coefficient:
             raise ConfigError(
                 f"model.critic.value_coefficient is {self.value_coefficient} and model.critic.share_trunk false: the "
                 "two losses are never added. Remove one of the two."
             )
-        if self.value_coefficient <= 0:
-            raise ConfigError(f"model.critic.value_coefficient is {self.value_coefficient}: give a positive number.")
 
     def trunk_source(self, policy: ModelConfig) -> tuple[ModelConfig, str]:
         """Return the model of the critic's own trunk, and the key that names it."""

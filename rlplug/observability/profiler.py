@@ -7,7 +7,7 @@ import re
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import torch
 from lightning.pytorch import Callback, Trainer
@@ -17,6 +17,7 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces.observer import ProfiledSteps
 from rlplug.observability.terminal import say
 from rlplug.observability.trace_ranges import ranges_made_by
+from rlplug.types.ranges import Range
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
@@ -38,7 +39,7 @@ class StepProfiler(Callback):
 
     def __init__(
         self,
-        steps: int | str | None = None,
+        steps: Annotated[int, Range(0, 10_000_000)] | str | None = None,
         tool: Literal["torch", "nsys"] = "torch",
         ranks: Literal["first", "all"] = "first",
     ) -> None:

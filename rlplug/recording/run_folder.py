@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from lightning.pytorch import Callback, Trainer
 
@@ -49,6 +49,7 @@ from rlplug.training.advantages import advantage_values
 from rlplug.training.samples.sample_log import SampleLog
 from rlplug.training.samples.token_capture import TokenCapture
 from rlplug.types import Sample
+from rlplug.types.ranges import CountOrZero, Range, Steps, check_ranges
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
@@ -84,12 +85,12 @@ class RunFolder(Callback, RunObserver):
     def __init__(
         self,
         dir: str = "runs/default",
-        samples_per_step: int = 4,
+        samples_per_step: CountOrZero = 4,
         export_policy: bool = True,
         report: bool = True,
-        token_samples_per_step: int = 8,
-        token_every_n_steps: int = 1,
-        token_log_mib: int = 1024,
+        token_samples_per_step: CountOrZero = 8,
+        token_every_n_steps: Steps = 1,
+        token_log_mib: Annotated[int, Range(1, 10**9)] = 1024,
         compile_cache: str | None = DEFAULT_COMPILE_CACHE,
     ) -> None:
         self.dir = dir
@@ -97,6 +98,7 @@ class RunFolder(Callback, RunObserver):
         self.token_samples_per_step = token_samples_per_step
         self.token_every_n_steps = token_every_n_steps
         self.token_log_mib = token_log_mib
+        check_ranges(self, "run")
         self.compile_cache = compile_cache
         self.export_policy = export_policy
         self.report = report

@@ -47,8 +47,6 @@ class RewardRunner:
         has_environment: bool = False,
     ) -> None:
         _check_rewards(rewards, has_environment)
-        if not deadline_s > 0:
-            raise ConfigError(f"model.limits.reward_deadline_s is {deadline_s}: give a positive number of seconds.")
         for reward in rewards:
             if reward.deadline_s is not None and not reward.deadline_s <= deadline_s:
                 raise ConfigError(
@@ -56,13 +54,6 @@ class RewardRunner:
                     f"model.limits.reward_deadline_s ends it after {deadline_s:g} s: raise that, or lower the reward's "
                     "init_args.deadline_s."
                 )
-        if max_concurrency < 1:
-            raise ConfigError(f"the rewards' max_concurrency is {max_concurrency}: give at least 1.")
-        if not 0 <= max_error_share <= 1:
-            raise ConfigError(
-                f"model.limits.max_reward_error_share is {max_error_share}: give a share from 0 (stop at the first "
-                "error) to 1 (never stop)."
-            )
         self.rewards = tuple(rewards)
         self.max_error_share = max_error_share
         self.has_environment = has_environment

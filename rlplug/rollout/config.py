@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 from rlplug.errors import ConfigError
+from rlplug.types.ranges import Count, Range, Seconds, Tokens, check_ranges
 
 GROUPS: Final = "groups.jsonl"
 """File of a run's folder with the groups on which each step trained."""
@@ -23,21 +24,13 @@ class TurnOptions:
         max_concurrency: Environments that are called at a time, per engine.
     """
 
-    max_turns: int = 8
-    max_tokens_per_turn: int | None = None
-    step_deadline_s: float = 60.0
-    max_concurrency: int = 256
+    max_turns: Count = 8
+    max_tokens_per_turn: Tokens | None = None
+    step_deadline_s: Seconds = 60.0
+    max_concurrency: Annotated[int, Range(1, 10_000)] = 256
 
     def __post_init__(self) -> None:
-        for name in ("max_turns", "max_concurrency"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"model.turns.{name} is {getattr(self, name)}: give at least 1.")
-        if self.max_tokens_per_turn is not None and self.max_tokens_per_turn < 1:
-            raise ConfigError(
-                f"model.turns.max_tokens_per_turn is {self.max_tokens_per_turn}: give at least 1, or null for no limit."
-            )
-        if not self.step_deadline_s > 0:
-            raise ConfigError(f"model.turns.step_deadline_s is {self.step_deadline_s}: give a number of seconds.")
+        check_ranges(self, "model.turns")
 
 
 @dataclass(frozen=True)
@@ -76,28 +69,20 @@ class PartialRollout:
     """
 
     asynchronous: bool = False
-    over_provisioning: float | None = None
-    max_staleness: int | None = None
-    max_tokens_per_step: int | None = None
-    max_seconds_per_step: float | None = None
-    groups_in_flight: int | None = None
-    trajectory_deadline_s: float | None = None
+    over_provisioning: Annotated[float, Range(1, 100, is_open=True)] | None = None
+    max_staleness: Annotated[int, Range(0, 1000)] | None = None
+    max_tokens_per_step: Tokens | None = None
+    max_seconds_per_step: Seconds | None = None
+    groups_in_flight: Count | None = None
+    trajectory_deadline_s: Seconds | None = None
     replay: str | None = None
 
     def __post_init__(self) -> None:
-        others = ("max_tokens_per_step", "max_seconds_per_step", "groups_in_flight")
-        if self.max_staleness is not None and self.max_staleness < 0:
-            raise ConfigError(
-                f"model.partial_rollout.max_staleness is {self.max_staleness}: give 0 or more, or remove it."
-            )
-        for name in ("over_provisioning", "trajectory_deadline_s", *others):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"model.partial_rollout.{name} is {value}: give a positive number, or remove it.")
+        check_ranges(self, "model.partial_rollout")
         if self.bound is None:
             self._check_limits()
             return
-        for name in others:
+        for name in ("max_tokens_per_step", "max_seconds_per_step", "groups_in_flight"):
             if getattr(self, name) is not None:
                 first = "asynchronous" if self.asynchronous else "over_provisioning"
                 raise ConfigError(
@@ -114,7 +99,7 @@ class PartialRollout:
                 "model.partial_rollout.max_staleness is 0, and over_provisioning has groups train in a later "
                 "step: remove over_provisioning, or set max_staleness to 1 or more."
             )
-        if self.over_provisioning is not None and not 1 < self.over_provisioning <= self.bound + 1:
+        if self.over_provisioning is not None and self.over_provisioning > self.bound + 1:
             raise ConfigError(
                 f"model.partial_rollout.over_provisioning is {self.over_provisioning}: give a number above 1, and at "
                 f"most {self.bound + 1}, which is max_staleness and 1. More groups could not train in time."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -12,11 +12,14 @@ from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    EpsilonLogitsWarper,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    MinPLogitsWarper,
     StoppingCriteria,
     StoppingCriteriaList,
+    TypicalLogitsWarper,
 )
 
 from rlplug.errors import ConfigError
@@ -24,10 +27,12 @@ from rlplug.interfaces.memory import EngineMemory, EngineMemoryRequest
 from rlplug.interfaces.rollout import EngineCapabilities, Placement, PolicySpec, RolloutEngine
 from rlplug.interfaces.weight_sync import Bucket, FP8Weights, SyncReport
 from rlplug.observability.phase_progress import PHASE_PROGRESS
+from rlplug.ops import scaled_logits
 from rlplug.rollout.context_limit import max_completion_tokens
 from rlplug.rollout.seeded_sampler import SeededSampler
 from rlplug.token_arrays import TokenFloats, TokenIds
 from rlplug.types import Completion, Request, SamplingParams
+from rlplug.types.ranges import Count, check_ranges
 from rlplug.weight_sync.hf_names import hf_views
 from rlplug.weight_sync.manifest import expected_tensors
 from rlplug.weight_sync.receive_checks import WeightSyncValidator
@@ -35,6 +40,9 @@ from rlplug.weight_sync.receive_checks import WeightSyncValidator
 SAMPLER_BYTES: Final = 20
 """Bytes per logit while sampling: five float32 copies (raw, tempered, probabilities, cumulative sum, masked)."""
 
+
+WARPERS: Final = {"epsilon_cutoff": EpsilonLogitsWarper, "min_p": MinPLogitsWarper, "typical_p": TypicalLogitsWarper}
+"""What of transformers leaves tokens out by the option's value; it gets and returns logits after the temperature."""
 
 COUNT_S: Final = 0.5
 """Shortest time between two counts of what was generated, which wait for the device, in seconds."""
@@ -52,15 +60,23 @@ class HFRollout(RolloutEngine):
     """
 
     capabilities: EngineCapabilities = EngineCapabilities(colocated=True, fp8_refit=True, routed_experts=True)
+    sampling_extra: ClassVar[frozenset[str]] = frozenset(WARPERS)
 
-    def __init__(self, max_batch_size: int = 256) -> None:
-        if max_batch_size < 1:
-            raise ConfigError(f"rollout.max_batch_size is {max_batch_size}: give at least 1.")
+    def __init__(self, max_batch_size: Count = 256) -> None:
         self.max_batch_size = max_batch_size
+        check_ranges(self, "rollout")
         self._stopping_criteria = StoppingCriteriaList([_Stop(self)])
         self._version: int | None = None
         self._num_tokens = 0
         self._seconds = 0.0
+
+    def check_sampling(self, sampling: SamplingParams, key: str) -> None:
+        super().check_sampling(sampling, key)
+        for name, value in sampling.extra.items():
+            try:
+                WARPERS[name](value)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"{key}.extra.{name} is {value!r}, which transformers refuses: {error}.") from error
 
     def start(self, policy: PolicySpec, placement: Placement) -> None:
         self._policy = policy
@@ -108,7 +124,8 @@ class HFRollout(RolloutEngine):
         self, requests: Sequence[Request], sampling: SamplingParams, num_new: int, counted: tuple[int, int]
     ) -> list[Completion]:
         prompt_ids, attention_mask = self._left_pad([request.prompt_ids for request in requests])
-        sampler = _Sampler(SeededSampler([request.seed for request in requests], sampling, num_new, self._device))
+        draw = SeededSampler([request.seed for request in requests], sampling, num_new, self._device)
+        sampler = _Sampler(draw, sampling)
         counter = _ProgressCounter(prompt_ids.shape[1], self._policy.eos_token_ids, *counted)
         generated: Any = self._model.generate(
             prompt_ids,
@@ -231,14 +248,21 @@ class _Stop(StoppingCriteria):
 class _Sampler(LogitsProcessor):
     """Logits processor that samples each sequence's next token with its own seed, and masks all other tokens.
 
-    ``logprobs[i]``, float32 [B], is that of step ``i`` under the distribution that was sampled.
+    What ``sampling.extra`` leaves out goes first, after the temperature; top-k and top-p count what remains, as in
+    vLLM. ``logprobs[i]``, float32 [B], is that of step ``i`` under the distribution that was sampled.
     """
 
-    def __init__(self, sample: SeededSampler) -> None:
+    def __init__(self, sample: SeededSampler, sampling: SamplingParams) -> None:
         self._sample = sample
+        self._temperature = sampling.temperature
+        extra = {} if sampling.is_greedy else sampling.extra
+        self._warpers = [WARPERS[name](value) for name, value in extra.items()]
         self.logprobs: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        for warp in self._warpers:
+            left_out = warp(input_ids, scaled_logits(scores, self._temperature)).isneginf()
+            scores = scores.masked_fill(left_out, -torch.inf)
         tokens, logprobs = self._sample(scores)
         self.logprobs.append(logprobs)
         return torch.full_like(scores, -torch.inf).scatter(-1, tokens.unsqueeze(-1), 0.0)

@@ -139,4 +139,4 @@ def make_mismatch_gate(config: RunConfig, policy: PolicySpec, device: torch.devi
     usual, limits = limit_of(policy, device, config.sampling), config.limits
     gate = usual if limits.mismatch_gate == "auto" else limits.mismatch_gate
     engine, has_old_tokens = type(config.engine).__name__, config.partial_rollout is not None
-    return MismatchGate(engine, gate, usual, limits.gate_every_step, has_old_tokens)
+    return MismatchGate(engine, gate, usual, limits.gate_every_step, has_old_tokens, config.sampling.extra)

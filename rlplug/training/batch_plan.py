@@ -10,12 +10,13 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
 from rlplug.errors import ConfigError
 from rlplug.training.seqlen_balancing import schedule
+from rlplug.types.ranges import Count, Epochs, Range, Tokens, check_ranges
 
 PassKind = Literal["update", "forward"]
 """``update``: forward and backward passes. ``forward``: passes in which nothing is trained."""
@@ -44,13 +45,16 @@ class BatchSizes:
             values. By default twice ``max_tokens_per_gpu``, because no activations are kept.
     """
 
-    prompts_per_step: int = 32
-    group_size: int = 8
-    mini_batch_size: int | None = None
-    num_epochs: int = 1
-    micro_batch_size_per_gpu: int | None = None
-    max_tokens_per_gpu: int | None = None
-    max_tokens_per_gpu_forward: int | None = None
+    prompts_per_step: Count = 32
+    group_size: Annotated[int, Range(1, 100_000)] = 8
+    mini_batch_size: Annotated[int, Range(1, 100_000_000)] | None = None
+    num_epochs: Epochs = 1
+    micro_batch_size_per_gpu: Count | None = None
+    max_tokens_per_gpu: Tokens | None = None
+    max_tokens_per_gpu_forward: Tokens | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "model.batch")
 
 
 @dataclass(frozen=True)
@@ -107,9 +111,6 @@ class BatchPlan:
             self._check_longest(longest or 0)
 
     def _check(self, sizes: BatchSizes) -> None:
-        for name, value in vars(sizes).items():
-            if value is not None and value < 1:
-                raise ConfigError(f"model.batch.{name} is {value}: give at least 1.")
         if sizes.prompts_per_step % self.world_size:
             below = sizes.prompts_per_step // self.world_size * self.world_size
             nearest = _nearest(sizes.prompts_per_step, [size for size in (below, below + self.world_size) if size])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -54,16 +55,24 @@ class MismatchGate:
         usual_limit: Limit for the dtype, :func:`limit_of`: a tenth of it is the least that counts as a jump.
         every_step: Apply the limit in every step, and not only in the first one of a run.
         has_old_tokens: Whether a batch may have tokens of older versions, as in a partial rollout.
+        extra: Names in ``sampling.extra``, which change what the engine samples from, and not the trainer's logprobs.
     """
 
     def __init__(
-        self, engine: str, limit: float | None, usual_limit: float, every_step: bool, has_old_tokens: bool
+        self,
+        engine: str,
+        limit: float | None,
+        usual_limit: float,
+        every_step: bool,
+        has_old_tokens: bool,
+        extra: Iterable[str] = (),
     ) -> None:
         self.limit = limit
         self._engine = engine
         self._usual_limit = usual_limit
         self._every_step = every_step
         self._has_old_tokens = has_old_tokens
+        self._extra = ", ".join(extra)
         self._history: deque[float] = deque(maxlen=HISTORY)
         self._is_high = False
 
@@ -103,9 +112,14 @@ class MismatchGate:
             f"logprobs| {mean:.3g}, maximum {largest:.3g}"
         )
         if self.limit is not None and (is_first_step or self._every_step) and not mean <= self.limit:
+            of_extra = (
+                f"model.sampling.extra ({self._extra}) changes what the engine samples from, and not the trainer's "
+                "logprobs: weaken or remove it. "
+            )
             raise RunError(
-                f"{disagree}, gate {self.limit:g}. Look for weights that a sync left out, other weights, dtype, "
-                "temperature or chat template in the engine; model.limits.mismatch_gate sets the limit."
+                f"{disagree}, gate {self.limit:g}. {of_extra if self._extra else ''}Look for weights that a sync left "
+                "out, other weights, dtype, temperature or chat template in the engine; model.limits.mismatch_gate "
+                "sets the limit."
             )
         usual = statistics.median(self._history) if len(self._history) >= LEAST_HISTORY else mean
         is_jump = mean > max(JUMP * usual, self._usual_limit / 10)

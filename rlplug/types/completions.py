@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
 
 from rlplug.errors import ConfigError
 from rlplug.token_arrays import TokenFloats, TokenIds, TokenRecord
+from rlplug.types.ranges import PositiveShare, Range, Tokens, check_ranges
 
 GIB: Final = 1 << 30
 """Bytes of a GiB."""
@@ -59,24 +60,24 @@ class SamplingParams:
         temperature: Divides the logits before sampling; 0 means greedy.
         top_p: Keep the smallest set of tokens whose probability reaches this; 1 keeps all.
         top_k: Keep this many tokens; 0 keeps all.
+        extra: Options that the engine knows and rlplug does not, such as ``{min_p: 0.1}``, which it gets as they are.
+            The trainer computes its logprobs without them: ``limits.mismatch_gate`` stops a run where that matters.
     """
 
-    max_new_tokens: int = 256
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+    max_new_tokens: Tokens = 256
+    temperature: Annotated[float, Range(0, 100)] = 1.0
+    top_p: PositiveShare = 1.0
+    top_k: Annotated[int, Range(0, 10_000_000)] = 0
+    extra: dict[str, Any] = field(default_factory=dict, hash=False)  # a dictionary has none; nobody changes it
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ConfigError(f"sampling.max_new_tokens is {self.max_new_tokens}: give at least 1.")
-        if not (self.temperature == 0 or self.temperature >= 0.001):
+        check_ranges(self, "sampling")
+        if ours := sorted(self.extra.keys() & vars(self).keys()):
+            raise ConfigError(f"sampling.extra.{ours[0]} is {self.extra[ours[0]]!r}: set sampling.{ours[0]} instead.")
+        if 0 < self.temperature < 0.001:
             raise ConfigError(
                 f"sampling.temperature is {self.temperature}: give 0 for greedy, or a positive number from 0.001 up."
             )
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"sampling.top_p is {self.top_p}: give a share above 0, up to 1 (1 keeps all tokens).")
-        if self.top_k < 0:
-            raise ConfigError(f"sampling.top_k is {self.top_k}: give 0 to keep all tokens, or a positive count.")
 
     @property
     def is_greedy(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rlplug.errors import ConfigError
+from rlplug.types.ranges import Count, CountOrZero, check_ranges
 
 
 @dataclass(frozen=True)
@@ -27,20 +28,16 @@ class WeightSyncConfig:
 
     dtype: Literal["fp8_block"] | None = None
     keep: list[str] = field(default_factory=list)
-    keep_first_layers: int = 0
-    keep_last_layers: int = 0
+    keep_first_layers: CountOrZero = 0
+    keep_last_layers: CountOrZero = 0
     power_of_two_scales: bool = True
-    bucket_mib: int = 1024
+    bucket_mib: Count = 1024
 
     def __post_init__(self) -> None:
-        for key in ("keep_first_layers", "keep_last_layers"):
-            if getattr(self, key) < 0:
-                raise ConfigError(f"model.weight_sync.{key} is {getattr(self, key)}: give 0 or more.")
+        check_ranges(self, "model.weight_sync")
         others = (self.keep, self.keep_first_layers, self.keep_last_layers, not self.power_of_two_scales)
         if self.dtype is None and any(others):
             raise ConfigError(
                 "model.weight_sync says which layers are kept or how scales are rounded, and its dtype is null: set "
                 "model.weight_sync.dtype to fp8_block, or remove the rest."
             )
-        if self.bucket_mib < 1:
-            raise ConfigError(f"model.weight_sync.bucket_mib is {self.bucket_mib}: give at least 1.")

@@ -68,6 +68,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "no-logprobs": [*SMALL, "--model.rollout", "parts.Silent", *corrected, "--model.limits.mismatch_gate", "null"],
         "no-gate": [*SMALL, "--model.rollout", "parts.Silent"],
         "stale": [*SMALL, *stale],
+        "extra": [*SMALL, "--model.sampling.extra.min_p", "0.9"],
+        "unknown-extra": [*SMALL, "--model.sampling.extra.minp", "0.9"],
         "context": [*SMALL, "--model.rollout", "parts.LearnsItsContext"],
         "old-version": [*SMALL, "--model.rollout", "parts.StampsAnOldVersion"],
         "exception": [*SMALL, "--model.algorithm", "parts.LosesAKey"],
@@ -125,6 +127,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         ("no-logprobs", ["correction (GRPO)", "'logprobs'", "Silent", "Engines here that can: HFRollout"]),
         ("stale", ["TakesWeightsOnce and the trainer disagree", "step 2", "gate 0.0001", "model.limits.mismatch_gate"]),
         (
+            "extra",
+            ["HFRollout and the trainer disagree", "step 1", "model.sampling.extra (min_p) changes"],
+        ),
+        (
             "old-version",
             [
                 "StampsAnOldVersion failed again after 2 restarts",
@@ -166,6 +172,7 @@ def test_a_mistake_ends_in_one_message(results: Runs, name: str, parts: list[str
         ("malformed", ["data.train", "malformed.jsonl:2"]),
         ("weights", ["model.policy.path", "no weights", "model.safetensors"]),
         ("no-held-out", ["model.validation", "data.val is not set"]),
+        ("unknown-extra", ["model.sampling.extra.minp: HFRollout knows no such option", "Did you mean 'min_p'?"]),
         ("no-gate", ["Silent returns no logprobs", "model.limits.mismatch_gate to null"]),
     ],
 )

@@ -181,3 +181,12 @@ def test_sampling_knows_what_it_cuts_off():
     assert SamplingParams(top_k=1).is_truncated
     greedy = SamplingParams(temperature=0)
     assert (greedy.is_greedy, greedy.is_truncated) == (True, True)
+
+
+def test_sampling_with_extra_options_is_a_key_as_without():
+    """Alone catches an unhashable dict: the agent loop and engines sort requests by their sampling."""
+    plain, extra = SamplingParams(8), SamplingParams(8, extra={"min_p": 0.1, "logit_bias": {"5": -100}})
+    assert {plain: 0, extra: 1}[SamplingParams(8, extra={"min_p": 0.1, "logit_bias": {"5": -100}})] == 1
+    assert plain != extra
+    with pytest.raises(ConfigError, match=r"sampling\.extra\.top_p is 0\.5: set sampling\.top_p instead"):
+        SamplingParams(extra={"top_p": 0.5})

@@ -14,7 +14,7 @@ from rlplug_eval.results import compute, markdown, write_results
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.trainer import ModelConfig
-from rlplug.training.validation.config import ValidationConfig
+from rlplug.training.validation.config import ValidationConfig, ValidationSampling
 from rlplug.types import Prompt, RewardError, Sample, SamplingParams
 
 HOSTILE = "</pre><script>alert(1)</script>\x1b[31m\u202e| a `b` <img src=x onerror=alert(2)>{{ 1 }}"
@@ -163,10 +163,12 @@ def test_options_that_are_not_given_are_the_runs():
     assert make_options(ValidationConfig(), training, 3).sampling == SamplingParams(64, 0.0)
     several = make_options(ValidationConfig(), training, 3, num_samples=4)
     assert (several.sampling, several.ks, several.prompts_per_batch) == (training, (1, 2, 4), 64)
-    own = make_options(ValidationConfig(num_samples=2, temperature=0.5), training, 3, max_new_tokens=7)
-    assert (own.num_samples, own.sampling) == (2, SamplingParams(7, 0.5))
+    validation = ValidationConfig(num_samples=2, sampling=ValidationSampling(temperature=0.5))
+    own = make_options(validation, training, 3, sampling={"max_new_tokens": 99, "extra": {"min_p": 0.1}})
+    assert (own.num_samples, own.sampling) == (2, SamplingParams(99, 0.5, extra={"min_p": 0.1}))
+    assert "temperature 0.5, min_p 0.1, at most 99 tokens" in own.sentence()
     with pytest.raises(ConfigError, match="greedy completions"):
-        make_options(ValidationConfig(), training, 3, num_samples=2, temperature=0.0)
+        make_options(ValidationConfig(), training, 3, num_samples=2, sampling={"temperature": 0.0})
     with pytest.raises(ConfigError, match="pass@k needs k from 1 to -n"):
         make_options(ValidationConfig(), training, 3, num_samples=2, ks=(4,))
 

@@ -14,7 +14,7 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces import Reward
 from rlplug.rewards import ExactMatch, RewardRunner
 from rlplug.setup.checks.training import check_group_rewards
-from rlplug.training.validation.config import ValidationConfig
+from rlplug.training.validation.config import ValidationConfig, ValidationSampling
 from rlplug.types import RewardError
 
 
@@ -87,7 +87,9 @@ def test_groups_of_one_are_refused_before_the_run():
         check_group_rewards([Rank()], 1, validation, False)
     with pytest.raises(ConfigError, match=r"model\.validation\.num_samples is 1"):
         check_group_rewards([ExactMatch(), Rank()], 8, validation, True)
-    check_group_rewards([Rank()], 8, ValidationConfig(at_start=True, num_samples=2, temperature=1.0), True)
+    check_group_rewards(
+        [Rank()], 8, ValidationConfig(at_start=True, num_samples=2, sampling=ValidationSampling()), True
+    )
     check_group_rewards([Rank()], 8, ValidationConfig(), True)
     check_group_rewards([ExactMatch()], 1, validation, True)
 

@@ -21,7 +21,9 @@ TOP_K_ALL = 1 << 30
 VOCABULARY = 3 * BLOCK + 17
 
 
-def drawn(logits: Tensor, sampling: SamplingParams, seeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+def drawn(
+    logits: Tensor, sampling: SamplingParams, seeds: Tensor, positions: Tensor, min_ps: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Draw as SGLang asks: it knows greedy as temperature 1 and top_k 1."""
     rows = logits.shape[0]
     greedy = sampling.is_greedy
@@ -34,6 +36,7 @@ def drawn(logits: Tensor, sampling: SamplingParams, seeds: Tensor, positions: Te
         positions,
         truncates=sampling.is_truncated,
         all_greedy=greedy,
+        min_ps=min_ps,
     )
 
 
@@ -70,6 +73,28 @@ def test_draws_follow_the_distribution(sampling: SamplingParams) -> None:
     counts = numpy.bincount(token_ids.numpy(), minlength=600).astype(float)
     statistic, bound = chi_square(counts, sampled_distribution(logits.double().numpy(), sampling)[0])
     assert statistic < bound
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(temperature=0.7), SamplingParams(temperature=1.5, top_p=0.9, top_k=30)], ids=str
+)
+def test_min_p_excludes_by_the_likeliest_token_that_is_left(sampling: SamplingParams) -> None:
+    """Alone catches a min_p that is ignored, or is not in the logprobs; rows without it draw as before."""
+    logits, min_ps = (some_logits(1, 40) / 3).expand(4000, -1), torch.tensor([0.2, 0.0]).repeat(2000)
+    seeds = torch.arange(4000)
+    token_ids, logprobs = drawn(logits, sampling, seeds, seeds, min_ps)
+    without = drawn(logits, sampling, seeds, seeds)
+    assert all(
+        torch.equal(found[1::2], before[1::2]) for found, before in zip((token_ids, logprobs), without, strict=True)
+    )
+    (expected,) = sampled_distribution(logits[:1].double().numpy(), sampling)
+    expected = numpy.where(expected < 0.2 * expected.max(), 0, expected)
+    expected /= expected.sum()
+    kept = expected > 0
+    assert 1 < kept.sum() < (sampled_distribution(logits[:1].double().numpy(), sampling) > 0).sum()
+    statistic, bound = chi_square(numpy.bincount(token_ids[::2].numpy(), minlength=40)[kept], expected[kept])
+    assert statistic < bound
+    numpy.testing.assert_allclose(logprobs[::2].numpy(), numpy.log(expected[token_ids[::2].numpy()]), atol=1e-4)
 
 
 def test_greedy_rows_stay_greedy_beside_others() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from rlplug_rollout_sglang.sampling import Output, sampling_arguments, to_completion
+from rlplug_rollout_sglang.sampling import SAMPLING_EXTRA, Output, sampling_arguments, to_completion
 
 from rlplug.errors import RunError
 from rlplug.interfaces import PolicySpec
@@ -44,6 +44,13 @@ def test_limits_and_seeds_are_what_sglang_takes() -> None:
     assert arguments["max_new_tokens"] == 4
     assert arguments["top_k"] == 5
     assert 0 <= arguments["sampling_seed"] < 1 << 63
+
+
+def test_extra_options_reach_sglang_beside_rlplugs_own() -> None:
+    sampling = SamplingParams(10, extra={"min_p": 0.1})
+    arguments = sampling_arguments(REQUEST, sampling, SPEC, room=6)
+    assert arguments == sampling_arguments(REQUEST, SamplingParams(10), SPEC, room=6) | {"min_p": 0.1}
+    assert not (arguments.keys() - {"min_p"}) & SAMPLING_EXTRA
 
 
 def test_answer_becomes_a_completion() -> None:

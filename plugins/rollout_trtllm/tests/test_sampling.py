@@ -11,7 +11,7 @@ import torch
 from rlplug_engines.colocated import EngineLoop, RunningRequest
 from rlplug_rollout_trtllm.colocated import merged, serialised
 from rlplug_rollout_trtllm.options import TRTLLMOptions
-from rlplug_rollout_trtllm.sampling import Output, TRTLLMRequests
+from rlplug_rollout_trtllm.sampling import SAMPLING_EXTRA, Output, TRTLLMRequests
 from rlplug_rollout_trtllm.surface import SYMBOLS
 
 from rlplug.errors import RunError
@@ -53,6 +53,12 @@ def test_the_engine_takes_them(sampling: SamplingParams) -> None:
     made = arguments(sampling)
     taken = EngineSampling(**made)
     assert {name: getattr(taken, name) for name in made} == made
+
+
+def test_extra_options_reach_the_engine_beside_rlplugs_own() -> None:
+    made = arguments(SamplingParams(extra={"min_p": 0.1}))
+    assert made == arguments(SamplingParams()) | {"min_p": 0.1}
+    assert not (made.keys() - {"min_p"}) & SAMPLING_EXTRA
 
 
 def test_sampling_from_all_tokens_is_not_greedy() -> None:

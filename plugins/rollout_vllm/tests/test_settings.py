@@ -16,7 +16,7 @@ from rlplug_engines.servers import BackendContext, ServerSlot
 from rlplug_rollout_vllm import options as options_module
 from rlplug_rollout_vllm import server as server_module
 from rlplug_rollout_vllm.colocated import VLLMRollout
-from rlplug_rollout_vllm.engine_requests import VLLMRequests, sampling_arguments
+from rlplug_rollout_vllm.engine_requests import SAMPLING_EXTRA, VLLMRequests, sampling_arguments
 from rlplug_rollout_vllm.options import VERSIONS, VLLMOptions, VLLMServerOptions
 from rlplug_rollout_vllm.server import VLLMBackend
 
@@ -242,6 +242,18 @@ def test_sampling_arguments_name_every_end_token():
     assert arguments["stop_token_ids"] == [1, 7]
     assert arguments["ignore_eos"] is True
     assert arguments["seed"] == 5
+
+
+def test_extra_options_reach_vllm_and_no_others_are_taken():
+    """Alone catches an option that is dropped on its way, or one by which a user would override rlplug's own."""
+    extra = {"min_p": 0.1, "repetition_penalty": 1.1}
+    sampling = SamplingParams(10, extra=extra)
+    arguments = sampling_arguments(Request("a", (1,), seed=5), sampling, SPEC, room=6)
+    assert arguments == sampling_arguments(Request("a", (1,), seed=5), SamplingParams(10), SPEC, room=6) | extra
+    assert not arguments.keys() - extra.keys() & SAMPLING_EXTRA
+    VLLMRollout().check_sampling(sampling, "model.sampling")
+    with pytest.raises(ConfigError, match=r"sampling\.extra\.minp: VLLMRollout knows no .* Did you mean 'min_p'\?"):
+        VLLMRollout().check_sampling(SamplingParams(extra={"minp": 0.1}), "model.sampling")
 
 
 def test_unknown_finish_reason_is_no_completion():

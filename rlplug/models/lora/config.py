@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from rlplug.errors import ConfigError
+from rlplug.types.ranges import Positive, Range, Seed, check_ranges
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,15 @@ class LoRAConfig:
             once.
     """
 
-    rank: int = 16
-    alpha: float = 32.0
+    rank: Annotated[int, Range(1, 100_000)] = 16
+    alpha: Positive = 32.0
     targets: str | list[str] = "all-linear"
     path: str | None = None
-    seed: int = 0
+    seed: Seed = 0
     sync: Literal["merged", "adapters"] = "merged"
 
     def __post_init__(self) -> None:
+        check_ranges(self, "model.lora")
         if self.targets != "all-linear" and isinstance(self.targets, str):
             raise ConfigError(f"model.lora.targets is {self.targets!r}: give all-linear, or a list of layers' names.")
         if not self.targets:

@@ -78,6 +78,8 @@ def check_engine(config: RunConfig, engines: Iterable[type], is_here: bool = Tru
         ConfigError: The message names the key and the fix.
     """
     engine, algorithm = config.engine, config.algorithm
+    engine.check_sampling(config.sampling, "model.sampling")
+    engine.check_sampling(config.validation.sampling_of(config.sampling), "model.validation.sampling")
     if config.environment is None and config.turns != TurnOptions():
         raise ConfigError("model.turns is set, and model.environment is not: name an environment, or remove it.")
     if config.memory.sleep_between_rollouts is True and is_here:

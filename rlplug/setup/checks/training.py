@@ -47,7 +47,6 @@ def check_training(
     """
     check_sampling(config.sampling, config.validation, has_val_prompts)
     check_validation(config)
-    check_max_grad_norm(config.limits.max_grad_norm, "model.limits.max_grad_norm")
     check_group_rewards(config.rewards, batch.group_size, config.validation, has_val_prompts)
     check_algorithm(config.algorithm, batch, config.critic, config.reference, total_steps)
     trunk = None if config.critic is None else config.critic.trunk
@@ -117,16 +116,6 @@ def check_group_rewards(
         )
 
 
-def check_max_grad_norm(max_grad_norm: float | None, key: str) -> None:
-    """Refuse a limit that would leave no gradient.
-
-    Raises:
-        ConfigError: The message names ``key`` and the fix.
-    """
-    if max_grad_norm is not None and not max_grad_norm > 0:
-        raise ConfigError(f"{key} is {max_grad_norm}: give a positive number, or null to clip nothing.")
-
-
 def check_algorithm(
     algorithm: Algorithm,
     plan: BatchPlan,
@@ -156,8 +145,6 @@ def check_algorithm(
             f"model.critic.warmup_steps is {critic.warmup_steps} and the run has {num_steps} steps: the policy would "
             "never train. Lower it, or raise model.num_steps."
         )
-    if critic is not None:
-        check_max_grad_norm(critic.max_grad_norm, "model.critic.max_grad_norm")
     if reference is not None and not needs.reference_policy:
         raise ConfigError(
             f"{name} would not use model.reference as it is configured: remove it, or give the algorithm a "

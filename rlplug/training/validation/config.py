@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from rlplug.errors import ConfigError
 from rlplug.types import SamplingParams
+from rlplug.types.ranges import Range, RewardValue, Steps, Tokens, check_ranges
+
+
+@dataclass(frozen=True)
+class ValidationSampling(SamplingParams):
+    """How the completions of a validation are drawn.
+
+    Args:
+        max_new_tokens: Longest completion, in tokens; by default, and at most, that of ``model.sampling``.
+    """
+
+    max_new_tokens: Tokens | None = None  # type: ignore[assignment]  # ValidationConfig.sampling_of fills it in
 
 
 @dataclass
@@ -16,38 +29,27 @@ class ValidationConfig:
         every_n_steps: Validate after every n steps of ``fit``; never by default.
         at_start: Validate also before the first step.
         num_samples: Completions per prompt; metrics are ``pass@k`` for k = 1, 2, 4, ... up to it.
-        temperature: 0 is greedy, which goes with one sample.
-        top_p: As in ``sampling``.
-        top_k: As in ``sampling``.
+        sampling: How completions are drawn; greedy by default, which goes with one sample.
         pass_threshold: A completion passes when its reward is at least this.
         beside_training: Generate the held-out prompts beside the next step of an asynchronous rollout, with the weights
             that the step sends, instead of between two steps. That step waits at its end until they are complete. Their
             scores are logged at the step after which they are due.
     """
 
-    every_n_steps: int | None = None
+    every_n_steps: Steps | None = None
     at_start: bool = False
-    num_samples: int = 1
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    pass_threshold: float = 1.0
+    num_samples: Annotated[int, Range(1, 100_000)] = 1
+    sampling: ValidationSampling | None = None
+    pass_threshold: RewardValue = 1.0
     beside_training: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_samples < 1:
-            raise ConfigError(f"model.validation.num_samples is {self.num_samples}: give at least 1.")
-        try:
-            self.sampling(max_new_tokens=1)
-        except ConfigError as error:
-            raise ConfigError(f"model.validation: {error}") from None
-        if self.num_samples > 1 and self.temperature == 0:
+        check_ranges(self, "model.validation")
+        if self.num_samples > 1 and (self.sampling is None or self.sampling.is_greedy):
             raise ConfigError(
-                f"model.validation.num_samples is {self.num_samples} and model.validation.temperature 0: greedy "
-                "completions of a prompt are all the same. Set temperature above 0, or num_samples to 1."
+                f"model.validation.num_samples is {self.num_samples}, and greedy completions of a prompt are all the "
+                "same. Set model.validation.sampling.temperature above 0, or num_samples to 1."
             )
-        if self.every_n_steps is not None and self.every_n_steps < 1:
-            raise ConfigError(f"model.validation.every_n_steps is {self.every_n_steps}: give at least 1, or null.")
 
     def is_due(self, step: int) -> bool:
         """Return whether to validate after ``step`` steps."""
@@ -55,6 +57,17 @@ class ValidationConfig:
             return self.at_start
         return self.every_n_steps is not None and step % self.every_n_steps == 0
 
-    def sampling(self, max_new_tokens: int) -> SamplingParams:
-        """Return how validation completions are drawn."""
-        return SamplingParams(max_new_tokens, self.temperature, self.top_p, self.top_k)
+    def sampling_of(self, training: SamplingParams) -> SamplingParams:
+        """Return how validation completions are drawn in a run whose training completions are drawn so.
+
+        Raises:
+            ConfigError: They may be longer than those, for which context and memory are planned.
+        """
+        given = self.sampling or ValidationSampling(temperature=0.0)
+        longest = training.max_new_tokens if given.max_new_tokens is None else given.max_new_tokens
+        if longest > training.max_new_tokens:
+            raise ConfigError(
+                f"model.validation.sampling.max_new_tokens is {longest}, and context and memory are planned for "
+                f"model.sampling.max_new_tokens, {training.max_new_tokens}: give at most that, or raise it."
+            )
+        return SamplingParams(**{**vars(given), "max_new_tokens": longest})

@@ -17,7 +17,7 @@ from rlplug.rollout.generator import RolloutGenerator, RolloutRequest
 from rlplug.training.samples.table import sample_table
 from rlplug.training.validation.config import ValidationConfig
 from rlplug.training.validation.scores import validation_by_source
-from rlplug.types import Rollout, Sample
+from rlplug.types import Rollout, Sample, SamplingParams
 
 
 def log_late(loggers: Sequence[Logger], scores: Mapping[str, float], step: int) -> None:
@@ -31,7 +31,7 @@ class Validator:
 
     Args:
         config: Settings.
-        max_new_tokens: Longest completion, in tokens.
+        sampling: How completions are drawn.
         seed: The run's seed.
         data: Has the held-out prompts.
         generator: Generates completions.
@@ -44,7 +44,7 @@ class Validator:
     def __init__(
         self,
         config: ValidationConfig,
-        max_new_tokens: int,
+        sampling: SamplingParams,
         seed: int,
         data: PromptDataModule,
         generator: RolloutGenerator,
@@ -53,7 +53,7 @@ class Validator:
         ranks: RLFSDP2Strategy,
         phase: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        self._config, self._max_new_tokens, self._seed = config, max_new_tokens, seed
+        self._config, self._sampling, self._seed = config, sampling, seed
         self._data, self._generator = data, generator
         self._score, self._rewards, self._ranks = score, rewards, ranks
         self._phase = phase
@@ -131,8 +131,8 @@ class Validator:
         return self._scored(samples, num_steps)
 
     def _request(self, version: int) -> RolloutRequest:
-        prompts, sampling = self._data.val_prompts, self._config.sampling(self._max_new_tokens)
-        return RolloutRequest(prompts, self._config.num_samples, sampling, f"validate/{self._seed}", version)
+        prompts, key = self._data.val_prompts, f"validate/{self._seed}"
+        return RolloutRequest(prompts, self._config.num_samples, self._sampling, key, version)
 
     def _scored(self, samples: list[Sample], num_steps: int) -> Validation:
         samples = self._score(samples)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
-from rlplug.cli.option_checks import LARGEST, SEED_KEYS, _leaves, _range_of, _top_level
+from rlplug.cli.option_checks import LARGEST, all_options, range_at
 from rlplug.errors import ConfigError
 from rlplug.plugin_manager import plugins
 
@@ -27,16 +27,18 @@ def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def seeds(*options: str) -> list[int]:
-    cli: Any = read_command(ConfiguredCLI, [*FIT, *options])
+    models = ("--model.reference.path", "tests/model", "--model.critic.trunk.path", "tests/model")
+    cli: Any = read_command(ConfiguredCLI, [*FIT, *models, *options])
     config = cli.model.config
-    return [config.seed, config.policy.seed, config.critic.seed, cli.datamodule.seed]
+    reference, trunk = config.reference.seed, config.critic.trunk.seed
+    return [config.seed, config.policy.seed, reference, config.critic.seed, trunk, cli.datamodule.seed]
 
 
 def test_one_key_sets_every_seed() -> None:
     """Alone catches a seed of rollouts, weights or data that ``seed_everything`` does not reach."""
-    assert seeds() == [0, 0, 0, 0]
-    assert seeds("--seed_everything", "7") == [7, 7, 7, 7]
-    assert seeds("--seed_everything", "7", "--data.seed", "3", "--model.critic.seed", "5") == [7, 7, 5, 3]
+    assert seeds() == [0, 0, 0, 0, 0, 0]
+    assert seeds("--seed_everything", "7") == [7, 7, 7, 7, 7, 7]
+    assert seeds("--seed_everything", "7", "--data.seed", "3", "--model.critic.seed", "5") == [7, 7, 7, 5, 7, 3]
 
 
 def test_the_saved_configuration_lets_another_run_take_another_seed() -> None:
@@ -60,22 +62,42 @@ def test_every_number_of_the_core_has_a_range(monkeypatch: pytest.MonkeyPatch) -
 
     def look(cli: Any) -> None:
         original(cli)
-        config, parser = cli.config[cli.subcommand], cli._parser(cli.subcommand)
-        for key, hint in _top_level(parser):
-            for name, value, _ in _leaves(key, config.get(key), hint, True):
-                is_number = isinstance(value, int | float) and not isinstance(value, bool)
-                is_ours = not name.startswith("trainer.") or name.startswith("trainer.strategy.")
-                if is_number and is_ours and _range_of(name) is LARGEST:
-                    without.append(name)
+        for name, value, hint in all_options(cli.config[cli.subcommand]):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            is_ours = not name.startswith("trainer.") or name.startswith("trainer.strategy.")
+            if is_number and is_ours and range_at(name, hint) is LARGEST:
+                without.append(name)
 
     monkeypatch.setattr(ConfiguredCLI, "before_instantiate_classes", look)
     read_command(ConfiguredCLI, FIT)
 
     assert not without
-    assert {"model.seed", "data.seed"} <= set(SEED_KEYS)
 
 
 @pytest.mark.parametrize("key", ["model.lora.load_in_4bit", "model.policy.quantization_config.bits"])
 def test_weights_in_four_bits_are_refused_with_the_reason(key: str) -> None:
     with pytest.raises(ConfigError, match=r"QLoRA\) are not built.*docs/lora\.md"):
         read_command(ConfiguredCLI, [*FIT, f"--{key}", "4"])
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--data.train.sources.b.weight=-1", "sources.b.weight is -1.0: give a number from 0 up to 1e+09"),
+        ("--data.train.sources.b.source.limit=0", "sources.b.source.init_args.limit is 0: give a number from 1 up to"),
+        ("--model.validation.sampling.top_p=0", "model.validation.sampling.top_p is 0.0: give a number above 0 and"),
+        ("--model.lora.rank=0", "model.lora.rank is 0: give a number from 1 up to 100,000"),
+        ("--model.sampling.extra={}", None),
+    ],
+)
+def test_a_range_on_a_field_holds_wherever_its_block_is(option: str, message: str | None) -> None:
+    """Alone catches a block in a mapping, behind null or in another class, whose numbers only its constructor checks,
+    with a message that does not say where it is."""
+    source = "{source: {class_path: FileSource, init_args: {path: examples/quickstart/train.jsonl}}}"
+    mixture = f"--data.train={{class_path: MixtureSource, init_args: {{sources: {{a: {source}, b: {source}}}}}}}"
+    if message is None:
+        read_command(ConfiguredCLI, [*FIT, mixture, option])
+        return
+    with pytest.raises(ConfigError) as error:
+        read_command(ConfiguredCLI, [*FIT, mixture, option])
+    assert message in str(error.value)

@@ -237,7 +237,7 @@ def test_parquet_without_pyarrow(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("source", [FileSource, HFDatasetSource])
 def test_limit_below_one(source):
-    with pytest.raises(ConfigError, match="data source limit is 0"):
+    with pytest.raises(ConfigError, match=r"Source\.limit is 0: give a number from 1"):
         source("a.jsonl", limit=0)
 
 
@@ -357,7 +357,7 @@ def test_reasoning_gym_size_and_seed_stand_beside_config(option):
 
 
 def test_reasoning_gym_size_below_one():
-    with pytest.raises(ConfigError, match="data source size is 0"):
+    with pytest.raises(ConfigError, match=r"ReasoningGymSource\.size is 0: give a number from 1"):
         ReasoningGymSource("chain_sum", size=0)
 
 

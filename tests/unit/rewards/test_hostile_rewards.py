@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-import sys
 import time
 
 import pytest
-from forked import run_forked
 from hostile import HugeText, Leaving, RaisingRepr, Slow, Unprintable, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -82,7 +79,6 @@ def endless():
         lambda: [Slow(), 1.0],
         lambda: endless(),
         lambda: itertools.repeat(1.0),
-        lambda: os._exit(0),
     ],
 )
 def test_every_failure_is_an_error_within_the_deadline(make_sample, answer):
@@ -123,23 +119,3 @@ def test_what_a_reward_changes_reaches_no_other_sample(make_sample):
     scored = RewardRunner([FunctionReward(pop), FunctionReward(pop, name="again")]).score([sample] * 4)
     assert seen == [(1, 0)] * 8
     assert all(each.reward == 2.0 and each.prompt is sample.prompt for each in scored)
-
-
-def test_os_exit_in_a_reward_does_not_end_the_process_and_a_forked_child_still_ends():
-    code = (
-        "import os\n"
-        "from rlplug.rewards import FunctionReward, RewardRunner\n"
-        "from rlplug.types import Prompt, Sample\n"
-        "def leave(completion): os._exit(0)\n"
-        "async def leave_async(completion): os._exit(0)\n"
-        "def fork(completion):\n"
-        "    child = os.fork()\n"
-        "    if child == 0: os._exit(7)\n"
-        "    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
-        "sample = Sample(Prompt('a', (1,), ''), 0, (1, 2), (False, True), (0.0, 0.0), 'b', 'stop', 0)\n"
-        "(sample,) = RewardRunner([FunctionReward(f) for f in (leave, leave_async, fork)]).score([sample])\n"
-        "print(sorted(sample.errors), sample.rewards['fork'], flush=True)\n"
-        "os._exit(3)\n"
-    )
-    result = run_forked([sys.executable, "-c", code], timeout=100)
-    assert (result.returncode, result.stdout) == (3, "['leave', 'leave_async'] 7.0\n"), result.stderr

@@ -337,9 +337,6 @@ def test_a_share_of_zero_stops_at_the_first_error_and_one_never(make_sample):
         ([ExactMatch(), ExactMatch()], {}, "model.rewards has 2 rewards named 'exactmatch'.*init_args.name"),
         ([ExactMatch(name="mean")], {}, "named 'mean'"),
         ([Batched([], batch_size=0)], {}, "'batched' has batch_size 0"),
-        ([ExactMatch()], {"deadline_s": 0}, "model.limits.reward_deadline_s is 0"),
-        ([ExactMatch()], {"max_error_share": 1.5}, "model.limits.max_reward_error_share is 1.5"),
-        ([ExactMatch()], {"max_concurrency": 0}, "max_concurrency is 0"),
     ],
 )
 def test_arguments_are_checked(rewards, options, message):

@@ -367,7 +367,7 @@ def test_an_engine_that_keeps_aborted_requests_is_named(monkeypatch):
         ({"max_tokens_per_step": 4}, "has asynchronous and max_tokens_per_step"),
         ({"over_provisioning": 2.5, "max_staleness": 1}, "at most 2, which is max_staleness and 1"),
         ({"over_provisioning": 1.5, "max_staleness": 0}, "max_staleness is 0, and over_provisioning has groups train"),
-        ({"max_staleness": -1}, "max_staleness is -1: give 0 or more, or remove it"),
+        ({"max_staleness": -1}, "max_staleness is -1: give a number from 0 up to 1,000"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, message):

@@ -55,3 +55,36 @@ def test_two_tokens(policy, sample):
         numpy.array([pairs.count(pair) for pair in expected]), numpy.array(list(expected.values()))
     )
     assert statistic < bound
+
+
+@pytest.mark.parametrize(("name", "value"), [("min_p", 0.4), ("epsilon_cutoff", 0.05), ("typical_p", 0.6)])
+def test_an_extra_option_of_transformers_is_sampled_and_in_the_logprobs(policy, sample, name, value):
+    """Alone catches an option that is accepted and ignored, comes before the temperature, or is not in the logprobs.
+
+    So the gate sees it: those logprobs less the trainer's are minus the log of the probability that is kept.
+    """
+    temperature = 2.0
+    probabilities = softmax(logits_after(policy, PROMPT) / temperature)
+    surprise = numpy.abs(-numpy.log(probabilities) - -(probabilities * numpy.log(probabilities)).sum())
+    order = numpy.argsort(surprise)
+    num_typical = int((numpy.cumsum(probabilities[order]) < value).sum()) + 1
+    kept = {
+        "min_p": probabilities >= value * probabilities.max(),
+        "epsilon_cutoff": probabilities >= value,
+        "typical_p": numpy.isin(numpy.arange(len(probabilities)), order[:num_typical]),
+    }[name]
+    assert 1 < kept.sum() < len(probabilities)
+    completions = sample(SamplingParams(1, temperature=temperature, extra={name: value}))
+    tokens = numpy.array([completion.token_ids[0] for completion in completions])
+    expected = numpy.where(kept, probabilities, 0) / probabilities[kept].sum()
+    assert set(tokens) == set(numpy.flatnonzero(kept))
+    statistic, bound = chi_square(numpy.bincount(tokens, minlength=len(expected))[kept], expected[kept])
+    assert statistic < bound
+    logprobs = numpy.array([completion.logprobs[0] for completion in completions])
+    numpy.testing.assert_allclose(logprobs, numpy.log(expected[tokens]), atol=1e-5)
+
+
+def test_a_greedy_completion_keeps_the_logprobs_of_the_whole_distribution(sample):
+    plain, cut = (sample(SamplingParams(2, 0.0, extra=extra))[0] for extra in ({}, {"min_p": 0.9}))
+    assert plain.token_ids.tolist() == cut.token_ids.tolist()
+    assert plain.logprobs.tolist() == cut.logprobs.tolist()

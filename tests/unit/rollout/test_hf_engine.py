@@ -113,5 +113,5 @@ def test_close_lets_go_of_the_model(model_folder, start_engine):
 
 
 def test_batch_size_below_one(start_engine):
-    with pytest.raises(ConfigError, match=r"rollout\.max_batch_size is 0: give at least 1"):
+    with pytest.raises(ConfigError, match=r"rollout\.max_batch_size is 0: give a number from 1 up to"):
         start_engine(None, None, max_batch_size=0)

@@ -91,10 +91,6 @@ def test_what_fits_passes(run):
             ["model.critic.warmup_steps is 10", "10 steps", "raise model.num_steps"],
         ),
         ({"needs": {}, "reference": ModelConfig(path="x")}, ["model.reference", "kl_coefficient"]),
-        (
-            {"needs": {"critic": True}, "critic": CriticConfig(max_grad_norm=0.0)},
-            ["model.critic.max_grad_norm is 0.0", "or null"],
-        ),
         ({"needs": {"critic": True}, "critic": CriticConfig(), "name": "Probe"}, ["Probe", "lacks value_loss"]),
     ],
 )

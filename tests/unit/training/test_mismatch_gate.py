@@ -70,3 +70,9 @@ def test_few_tokens_of_the_newest_version_are_no_gate() -> None:
 def test_the_limit_follows_from_the_dtype(dtype: torch.dtype, device: str, sampling: Any, limit: float) -> None:
     policy = dataclasses.replace(POLICY, dtype=dtype)
     assert limit_of(policy, torch.device(device), SamplingParams(4, **sampling)) == pytest.approx(limit)
+
+
+def test_the_gate_names_the_options_that_the_trainer_does_not_follow() -> None:
+    gate = MismatchGate("Engine", 1e-4, 1e-4, True, False, {"min_p": 0.1})
+    with pytest.raises(RunError, match=r"gate 0.0001\. model\.sampling\.extra \(min_p\) changes .* Look for weights"):
+        mismatch(gate, 0.05)

@@ -11,7 +11,7 @@ import pytest
 from rlplug.errors import ConfigError
 from rlplug.training.samples.metrics import source_metrics
 from rlplug.training.samples.table import sample_table
-from rlplug.training.validation.config import ValidationConfig
+from rlplug.training.validation.config import ValidationConfig, ValidationSampling
 from rlplug.training.validation.scores import pass_at_k, validation_by_source, validation_metrics
 from rlplug.types import Prompt, RewardError, Rollout, Sample, SamplingParams
 
@@ -92,20 +92,27 @@ def test_when_it_is_due():
 
 
 def test_sampling():
-    config = ValidationConfig(num_samples=4, temperature=0.6, top_p=0.9, top_k=20)
-    assert config.sampling(77) == SamplingParams(77, temperature=0.6, top_p=0.9, top_k=20)
-    assert ValidationConfig().sampling(5).is_greedy
+    run = SamplingParams(77, temperature=0.8, top_k=3)
+    given = ValidationSampling(temperature=0.6, top_p=0.9, extra={"min_p": 0.1})
+    drawn = ValidationConfig(num_samples=4, sampling=given).sampling_of(run)
+    assert drawn == SamplingParams(77, temperature=0.6, top_p=0.9, extra={"min_p": 0.1})
+    assert type(drawn) is SamplingParams
+    assert ValidationConfig(sampling=ValidationSampling(max_new_tokens=7)).sampling_of(run) == SamplingParams(7)
+    assert ValidationConfig().sampling_of(run) == SamplingParams(77, temperature=0.0)
+
+
+def test_a_validation_that_is_longer_than_the_run_plans_for_is_refused():
+    """Alone catches a validation past the engine's context, or past the memory that is planned for it."""
+    config = ValidationConfig(sampling=ValidationSampling(max_new_tokens=78))
+    with pytest.raises(ConfigError, match=r"validation\.sampling\.max_new_tokens is 78, .* 77: give at most that"):
+        config.sampling_of(SamplingParams(77))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_samples": 0}, r"model\.validation\.num_samples is 0: give at least 1"),
-        ({"num_samples": 4}, r"model\.validation\.num_samples is 4 and model\.validation\.temperature 0: .*above 0"),
-        ({"every_n_steps": 0}, r"model\.validation\.every_n_steps is 0: give at least 1, or null"),
-        ({"temperature": -1.0}, r"model\.validation: sampling\.temperature is -1\.0"),
-        ({"top_p": 1.5}, r"model\.validation: sampling\.top_p is 1\.5"),
-        ({"top_k": -3}, r"model\.validation: sampling\.top_k is -3"),
+        ({"num_samples": 4}, r"num_samples is 4, and greedy .*model\.validation\.sampling\.temperature above 0"),
+        ({"num_samples": 4, "sampling": ValidationSampling(temperature=0.0)}, r"num_samples is 4, and greedy"),
     ],
 )
 def test_refusals_come_before_the_run(options, message):

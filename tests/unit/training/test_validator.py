@@ -11,7 +11,7 @@ import pytest
 from rlplug.distributed.stop_signal import StopRequested
 from rlplug.training.validation.config import ValidationConfig
 from rlplug.training.validation.validator import Validator
-from rlplug.types import Prompt, Sample
+from rlplug.types import Prompt, Sample, SamplingParams
 
 PROMPTS = [Prompt(uid="0", token_ids=(1,), text="")]
 
@@ -76,7 +76,9 @@ def validator_of():
         data: Any = SimpleNamespace(val_prompts=PROMPTS, val_sources=())
         rewards: Any = SimpleNamespace(check=lambda samples, ranks: None, names=["r"])
         ranks: Any = SimpleNamespace(gather_arrays=lambda array: array)
-        validator = Validator(ValidationConfig(**options), 8, 0, data, generator, list, rewards, ranks, phase)
+        validator = Validator(
+            ValidationConfig(**options), SamplingParams(8), 0, data, generator, list, rewards, ranks, phase
+        )
         return validator, generator, phases
 
     return make

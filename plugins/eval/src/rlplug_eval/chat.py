@@ -113,6 +113,16 @@ class Conversation:
         self._token_ids = ()
         self.system = self.system if system is None else system
 
+    def change_sampling(self, **changed: Any) -> None:
+        """Draw later answers with other values of the fields of :class:`SamplingParams` that are given.
+
+        Raises:
+            ConfigError: A value is out of its range, or the engine does not know it.
+        """
+        sampling = replace(self.sampling, **changed)
+        self._engine.config.engine.check_sampling(sampling, "sampling")
+        self.sampling = sampling
+
     def answer(self, text: str) -> Iterator[Piece | End]:
         """Yield the policy's answer to a message, piece by piece, and then how it ended.
 

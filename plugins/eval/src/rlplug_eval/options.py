@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+from typing import Any
+
+import yaml
 
 from rlplug.errors import ConfigError
 from rlplug.training.validation.config import ValidationConfig
@@ -41,14 +48,52 @@ class EvalOptions:
 
     def sentence(self) -> str:
         """Return how it was sampled, for tables."""
-        s = self.sampling
-        cut = "".join(
-            f", {name} {value:g}" for name, value, off in (("top-p", s.top_p, 1), ("top-k", s.top_k, 0)) if value != off
-        )
-        how = "greedy" if s.is_greedy else f"temperature {s.temperature:g}{cut}"
+        sampling = self.sampling
+        usual = vars(SamplingParams(sampling.max_new_tokens, sampling.temperature))
+        cuts = {dashed(name): value for name, value in vars(sampling).items() if value != usual[name]}
+        shown = {} if sampling.is_greedy else {name: value for name, value in cuts.items() if name != "extra"}
+        how = "greedy" if sampling.is_greedy else f"temperature {sampling.temperature:g}"
+        how += "".join(f", {name} {value}" for name, value in (shown | sampling.extra).items())
         number = f"{self.num_samples} sample{'s' * (self.num_samples > 1)} a prompt"
         judged = f"a sample passes with a reward of at least {self.pass_threshold:g}"
-        return f"{number}, {how}, at most {s.max_new_tokens} tokens; {judged}"
+        return f"{number}, {how}, at most {sampling.max_new_tokens} tokens; {judged}"
+
+
+def add_sampling_options(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add an option for each field of :class:`SamplingParams`, such as ``--top-p``.
+
+    Args:
+        parser: It gets the options, whose default is ``None``.
+        default: Where else their values come from, for the help.
+    """
+    for each in fields(SamplingParams):
+        about = "options that only the engine knows, such as '{min_p: 0.1}'; " if each.name == "extra" else ""
+        parser.add_argument(f"--{dashed(each.name)}", type=reader_of(each.name), help=f"{about}default: {default}")
+
+
+def given_sampling(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of :class:`SamplingParams` that a command line has given, by name."""
+    given = {each.name: getattr(options, each.name) for each in fields(SamplingParams)}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def dashed(name: str) -> str:
+    """Return the name of a field as a command line has it."""
+    return name.replace("_", "-")
+
+
+def reader_of(name: str) -> Callable[[str], Any]:
+    """Return what reads the value of a field of :class:`SamplingParams` from text, or raises ``ValueError``."""
+    kind = type(getattr(SamplingParams(), name))
+    return block if kind is dict else kind
+
+
+def block(text: str) -> dict[str, Any]:
+    """Read a YAML block such as ``{min_p: 0.1}``."""
+    with suppress(yaml.YAMLError):
+        if isinstance(value := yaml.safe_load(text), dict):
+            return value
+    raise ValueError(text)
 
 
 def make_options(
@@ -57,28 +102,18 @@ def make_options(
     seed: int,
     num_samples: int | None = None,
     ks: tuple[int, ...] = (),
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    max_new_tokens: int | None = None,
+    sampling: Mapping[str, Any] = MappingProxyType({}),
     pass_threshold: float | None = None,
     batch_size: int = 256,
 ) -> EvalOptions:
     """Return the options, those that are not given by the run's configuration.
 
     Sampling is that of ``model.validation``, or that of ``model.sampling`` where validation is greedy and a prompt gets
-    several samples.
+    several samples; ``sampling`` has the fields that are given.
     """
     number = validation.num_samples if num_samples is None else num_samples
-    longest = training.max_new_tokens if max_new_tokens is None else max_new_tokens
-    usual = validation.sampling(longest)
+    usual = validation.sampling_of(training)
     if usual.is_greedy and number > 1:
-        usual = training
-    sampling = SamplingParams(
-        longest,
-        usual.temperature if temperature is None else temperature,
-        usual.top_p if top_p is None else top_p,
-        usual.top_k if top_k is None else top_k,
-    )
+        usual = replace(training, max_new_tokens=usual.max_new_tokens)
     threshold = validation.pass_threshold if pass_threshold is None else pass_threshold
-    return EvalOptions(number, ks or tuple(largest_ks(number)), threshold, sampling, seed, batch_size)
+    return EvalOptions(number, ks or tuple(largest_ks(number)), threshold, replace(usual, **sampling), seed, batch_size)

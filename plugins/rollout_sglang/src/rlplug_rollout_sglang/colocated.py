@@ -31,6 +31,7 @@ from rlplug.types import GIB
 from rlplug_rollout_sglang.engine_requests import SGLangRequests
 from rlplug_rollout_sglang.fp8 import check_fp8
 from rlplug_rollout_sglang.options import CACHE_VARIABLES, ENVIRONMENT, SGLangOptions
+from rlplug_rollout_sglang.sampling import SAMPLING_EXTRA
 from rlplug_rollout_sglang.versions import require_sglang
 from rlplug_rollout_sglang.weights import serialised
 
@@ -72,6 +73,7 @@ class SGLangRollout(FirstRankEngine):
     )
 
     compile_cache_variables = CACHE_VARIABLES
+    sampling_extra = SAMPLING_EXTRA
 
     engine: ClassVar[str] = "SGLang"
     elsewhere: ClassVar[str] = "run servers of their own (SGLangServerRollout)"

@@ -56,12 +56,14 @@ def _make_sampler() -> Any:
             positions: Tensor,
             **_: Any,
         ) -> Tensor:
-            assert not sampling_info.need_min_p_sampling, "rlplug asks for no min_p"
             logits = self._preprocess_logits(logits_output.next_token_logits, sampling_info)
             how = (sampling_info.temperatures.view(-1), sampling_info.top_ks, sampling_info.top_ps)
             truncates = sampling_info.need_top_k_sampling or sampling_info.need_top_p_sampling
+            min_ps = sampling_info.min_ps if sampling_info.need_min_p_sampling else None
             seeds, all_greedy = sampling_info.sampling_seed, sampling_info.is_all_greedy
-            token_ids, logprobs = draw(logits, *how, seeds, positions, truncates=truncates, all_greedy=all_greedy)
+            token_ids, logprobs = draw(
+                logits, *how, seeds, positions, truncates=truncates, all_greedy=all_greedy, min_ps=min_ps
+            )
             if return_logprob:
                 logits_output.next_token_logprobs = logprobs
             self._sync_token_ids_across_tp(token_ids, sampling_info)
@@ -79,6 +81,7 @@ def draw(
     positions: Tensor,
     truncates: bool = True,
     all_greedy: bool = False,
+    min_ps: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Draw one token of each row.
 
@@ -91,6 +94,8 @@ def draw(
         positions: int64 [B]: of the last token before the drawn one.
         truncates: Whether some row excludes tokens, without a look at the device.
         all_greedy: Whether all rows are greedy, likewise.
+        min_ps: float32 [B]; excludes, after the others, tokens below this share of the likeliest one's probability;
+            ``None`` where no row has it.
 
     Returns:
         Tokens, int32 [B], and the logprobs under what they were drawn from, float32 [B]; for greedy, untempered.
@@ -105,6 +110,11 @@ def draw(
     if truncates:
         kept = truncated(probabilities, top_ks, top_ps)
         probabilities = torch.where(greedy[:, None], probabilities, kept)
+    if min_ps is not None:
+        least = min_ps[:, None] * probabilities.amax(dim=-1, keepdim=True)
+        kept = torch.where(probabilities < least, 0.0, probabilities)
+        stays = greedy | (min_ps <= 0)
+        probabilities = torch.where(stays[:, None], probabilities, kept / kept.sum(dim=-1, keepdim=True))
     shares = uniform(torch.zeros_like(positions) if seeds is None else seeds, positions)
     token_ids = torch.where(greedy, best, _at_share(probabilities, shares))
     return token_ids.to(torch.int32), probabilities.gather(1, token_ids[:, None]).squeeze(1).log()

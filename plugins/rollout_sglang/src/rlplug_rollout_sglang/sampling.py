@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from rlplug.interfaces import PolicySpec
 from rlplug.token_arrays import TokenFloats, TokenIds, as_tokens
 from rlplug.types import Completion, FinishReason, Request, SamplingParams
 
+SAMPLING_EXTRA: Final = frozenset(("frequency_penalty", "min_p", "presence_penalty"))
+"""Fields of SGLang's ``SamplingParams`` that ``sampling.extra`` may have. SGLang adds the penalties to the logits that
+:mod:`rlplug_rollout_sglang.sampler` gets, and that has ``min_p``."""
+
 
 def sampling_arguments(request: Request, sampling: SamplingParams, policy: PolicySpec, room: int) -> dict[str, Any]:
     """Return the arguments of SGLang's ``SamplingParams`` for one request, as plain data.
@@ -20,6 +24,7 @@ def sampling_arguments(request: Request, sampling: SamplingParams, policy: Polic
     SGLang reads temperature 0 as greedy, by itself. With ``ignore_eos`` it would ignore ``stop_token_ids`` too.
     """
     return {
+        **sampling.extra,
         "max_new_tokens": min(request.limit(sampling), room),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

@@ -37,7 +37,7 @@ from rlplug.types import Completion
 from rlplug_rollout_sglang.fp8 import check_fp8
 from rlplug_rollout_sglang.options import CACHE_VARIABLES, CONTEXT_MARGIN, ENVIRONMENT, SAMPLING_BACKEND, SGLangOptions
 from rlplug_rollout_sglang.sampler import FLAG
-from rlplug_rollout_sglang.sampling import Output, sampling_arguments, to_completion
+from rlplug_rollout_sglang.sampling import SAMPLING_EXTRA, Output, sampling_arguments, to_completion
 from rlplug_rollout_sglang.versions import VERSIONS, require_sglang
 
 NEEDED: Final = {
@@ -227,6 +227,7 @@ class SGLangServerRollout(ServerEngine):
         colocated=False, disaggregated=True, streaming=True, fp8_refit=True, tensor_parallel=True
     )
     compile_cache_variables = CACHE_VARIABLES
+    sampling_extra = SAMPLING_EXTRA
     backend_class = SGLangBackend
 
     def __init__(

@@ -30,7 +30,7 @@ from rlplug_rollout_trtllm.engine_host import CLOSE_S, RESET, UNKNOWN_ARGUMENT, 
 from rlplug_rollout_trtllm.environment import VERSIONS, engine_environment, visible_devices
 from rlplug_rollout_trtllm.options import TRTLLMOptions, check_text_only
 from rlplug_rollout_trtllm.placement import PrivateRay
-from rlplug_rollout_trtllm.sampling import TRTLLMRequests
+from rlplug_rollout_trtllm.sampling import SAMPLING_EXTRA, TRTLLMRequests
 from rlplug_rollout_trtllm.surface import argument_names
 
 CALL_DEADLINE_S: Final = 600.0
@@ -60,6 +60,7 @@ class TRTLLMRollout(FirstRankEngine):
     capabilities: EngineCapabilities = EngineCapabilities(
         colocated=True, sleep=True, restart=True, streaming=True, fp8_refit=True, multi_turn=True, tensor_parallel=True
     )
+    sampling_extra = SAMPLING_EXTRA
     options: TRTLLMOptions
     requests: TRTLLMRequests
 

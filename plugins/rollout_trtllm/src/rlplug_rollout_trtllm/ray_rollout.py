@@ -27,7 +27,7 @@ from rlplug_rollout_trtllm.engine_host import CLOSE_S, RESET, UNKNOWN_ARGUMENT, 
 from rlplug_rollout_trtllm.environment import NEEDED, engine_environment
 from rlplug_rollout_trtllm.options import TRTLLMOptions, check_text_only
 from rlplug_rollout_trtllm.placement import NAMESPACE, Bundles, attach
-from rlplug_rollout_trtllm.sampling import TRTLLMRequests
+from rlplug_rollout_trtllm.sampling import SAMPLING_EXTRA, TRTLLMRequests
 from rlplug_rollout_trtllm.surface import argument_names
 
 MAX_CALLS: Final = 100_000
@@ -56,6 +56,7 @@ class TRTLLMRayRollout(TrackedEngine):
     capabilities: EngineCapabilities = EngineCapabilities(
         colocated=False, disaggregated=True, streaming=True, fp8_refit=True, multi_turn=True, tensor_parallel=True
     )
+    sampling_extra = SAMPLING_EXTRA
     options: TRTLLMOptions
     requests: TRTLLMRequests
 

@@ -18,6 +18,9 @@ PROCESSED: Final = "processed"
 RAW: Final = "raw"
 """Logprobs of the model, before temperature."""
 
+SAMPLING_EXTRA: Final = frozenset(("frequency_penalty", "min_p", "presence_penalty", "repetition_penalty"))
+"""Fields of TensorRT-LLM's ``SamplingParams`` that ``sampling.extra`` may have. Not tried on a GPU."""
+
 NO_END: Final = -1
 """An end token that is never sampled; without one, TensorRT-LLM would ask a tokenizer."""
 
@@ -70,6 +73,7 @@ class TRTLLMRequests(LoopRequests[Output]):
         drawn = (1.0, 1.0, 1) if sampling.is_greedy else (sampling.temperature, sampling.top_p, sampling.top_k)
         temperature, top_p, top_k = drawn
         return {
+            **sampling.extra,
             "max_tokens": running.max_tokens,
             "temperature": temperature,
             "top_p": top_p,

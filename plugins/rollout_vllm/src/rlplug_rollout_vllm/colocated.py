@@ -38,7 +38,7 @@ from rlplug.interfaces import (
 from rlplug.types import GIB
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug_rollout_vllm.adapters import ServedAdapters, plain_layers
-from rlplug_rollout_vllm.engine_requests import VLLMRequests
+from rlplug_rollout_vllm.engine_requests import SAMPLING_EXTRA, VLLMRequests
 from rlplug_rollout_vllm.options import CACHE_VARIABLES, VERSIONS, VLLMOptions, scale_variables
 from rlplug_rollout_vllm.weights import load_weights
 
@@ -71,6 +71,7 @@ class VLLMRollout(ColocatedEngine):
     )
 
     compile_cache_variables = CACHE_VARIABLES
+    sampling_extra = SAMPLING_EXTRA
 
     engine: ClassVar[str] = "vLLM"
     elsewhere: ClassVar[str] = "run servers of their own (VLLMServerRollout)"

@@ -23,6 +23,14 @@ from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
 from rlplug.types import Completion, Request, SamplingParams
 
+SAMPLING_EXTRA: Final = frozenset(
+    (
+        *("allowed_token_ids", "extra_args", "frequency_penalty", "min_p", "presence_penalty", "repetition_penalty"),
+        *("thinking_token_budget",),
+    )
+)
+"""Fields of vLLM's ``SamplingParams`` that ``sampling.extra`` may have: its processed logprobs are after all of them.
+Left out are those that rlplug sets, that need a tokenizer, or that a request with few tokens left refuses."""
 QUIET_STEPS: Final = 4
 """Steps after which an engine without requests has let the memory of aborted ones go."""
 
@@ -30,6 +38,7 @@ QUIET_STEPS: Final = 4
 def sampling_arguments(request: Request, sampling: SamplingParams, policy: PolicySpec, room: int) -> dict[str, Any]:
     """Return the arguments of vLLM's ``SamplingParams`` for one request, as plain data."""
     return {
+        **sampling.extra,
         "max_tokens": min(request.limit(sampling), room),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

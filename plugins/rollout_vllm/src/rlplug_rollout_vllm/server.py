@@ -36,7 +36,7 @@ from rlplug_engines.servers.process_group import Rendezvous
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import EngineCapabilities, EngineFault
-from rlplug_rollout_vllm.engine_requests import sampling_arguments
+from rlplug_rollout_vllm.engine_requests import SAMPLING_EXTRA, sampling_arguments
 from rlplug_rollout_vllm.options import CACHE_VARIABLES, VERSIONS, VLLMServerOptions, scale_variables, vllm_version
 from rlplug_rollout_vllm.weight_transfer import OVER_GLOO, OVER_NCCL
 
@@ -207,6 +207,7 @@ class VLLMServerRollout(ServerEngine):
         colocated=False, disaggregated=True, streaming=True, fp8_refit=torch.cuda.is_available(), tensor_parallel=True
     )
     compile_cache_variables = CACHE_VARIABLES
+    sampling_extra = SAMPLING_EXTRA
     backend_class = VLLMBackend
 
     def __init__(

@@ -37,7 +37,7 @@ class WorkerRequests(EngineRequests[tuple[Any, str | None]]):
         self._process = process
 
     def start(self, requests: Sequence[RunningRequest]) -> None:
-        self._process.submit([(r.name, r.request.prompt_ids, _sampling_of(r)) for r in requests])
+        self._process.submit([(r.name, r.request.prompt_ids, _asked_of(r)) for r in requests])
 
     def stop(self, requests: Sequence[RunningRequest]) -> None:
         self._process.abort([running.name for running in requests])
@@ -57,15 +57,8 @@ class WorkerRequests(EngineRequests[tuple[Any, str | None]]):
         return Completion(running.request.request_id, ids, logprobs, reason, self.version)
 
 
-def _sampling_of(running: RunningRequest) -> Mapping[str, Any]:
-    sampling = running.sampling
-    return {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "seed": running.request.seed,
-        "max_tokens": running.max_tokens,
-    }
+def _asked_of(running: RunningRequest) -> Mapping[str, Any]:
+    return {"sampling": running.sampling, "seed": running.request.seed, "max_tokens": running.max_tokens}
 
 
 class WorkerEngine(RolloutEngine):

@@ -9,6 +9,7 @@ import asyncio
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -35,10 +36,10 @@ class WorkerHost(EngineHost):
         self._worker = worker
         self._max_batch_size = max_batch_size
         self._busy = asyncio.Lock()
-        self._gathered: dict[Any, tuple[list[Request], asyncio.Task[Sequence[Answer]]]] = {}
+        self._gathered: dict[SamplingParams, tuple[list[Request], asyncio.Task[Sequence[Answer]]]] = {}
 
     async def generate(self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any]) -> Any:
-        key = (sampling["temperature"], sampling["top_p"], sampling["top_k"])
+        key: SamplingParams = sampling["sampling"]
         if key not in self._gathered or len(self._gathered[key][0]) == self._max_batch_size:
             batch: list[Request] = []
             self._gathered[key] = batch, asyncio.create_task(self._run(key, batch))
@@ -48,14 +49,15 @@ class WorkerHost(EngineHost):
         token_ids, logprobs = (await answers)[index]
         return list(map(int, token_ids)), list(map(float, logprobs))
 
-    async def _run(self, key: tuple[float, float, int], batch: list[Request]) -> Sequence[Answer]:
+    async def _run(self, key: SamplingParams, batch: list[Request]) -> Sequence[Answer]:
         """Generate a batch, which grows until its turn comes."""
         await asyncio.sleep(GATHER_S)
         async with self._busy:
             if key in self._gathered and self._gathered[key][0] is batch:
                 del self._gathered[key]
             longest = max(request.max_new_tokens or 1 for request in batch)
-            answers = await asyncio.to_thread(self._worker.generate, tuple(batch), SamplingParams(longest, *key))
+            sampling = replace(key, max_new_tokens=longest)
+            answers = await asyncio.to_thread(self._worker.generate, tuple(batch), sampling)
         if len(answers) != len(batch):
             raise ValueError(f"{type(self._worker).__name__} gave {len(answers)} answers to {len(batch)} requests")
         return answers

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from rlplug.types import SamplingParams
 from rlplug_eval.chat import Conversation, End
 from rlplug_eval.commands.evaluate import split_keys
 from rlplug_eval.engine import PolicyEngine, placement_of
+from rlplug_eval.options import add_sampling_options, dashed, given_sampling, reader_of
 from rlplug_eval.policies import Policy, is_run, label_of, place_of
 
 CHAT_DESCRIPTION: Final = """talk to a policy in the terminal
@@ -39,13 +40,14 @@ A policy without a chat template continues each message as a prompt of its own. 
 can be typed. Text appears 16 tokens at a time, with any engine.
 """
 TAKES_CONFIGURATION: Final = True
-HELP: Final = """/reset               forget the conversation
+SAMPLING: Final = {f"/{dashed(each.name)}": each.name for each in fields(SamplingParams)}
+"""Fields of the sampling by the commands that change them."""
+HELP: Final = f"""/reset               forget the conversation
 /system TEXT         begin anew with this system message; without TEXT with none
-/temperature T       0 is greedy
-/top-p P             keep the likeliest tokens up to this share
-/max-tokens N        longest answer, tool results included
 /help                this list
-/quit                end; so does Ctrl-D"""
+/quit                end; so does Ctrl-D
+change how answers are drawn, as under model.sampling, with a value behind:
+{", ".join(SAMPLING)}"""
 FOLDER_TOKENS: Final = 512
 """Longest answer of a policy that comes without a run."""
 
@@ -71,14 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--system", metavar="TEXT", help="system message; default: the run's data.system_prompt")
     add("--raw", action="store_true", help="no chat template: each message is a prompt to continue")
     add("--no-tools", action="store_true", help="without the environment of the run")
-    add("--temperature", type=float, help="default: model.sampling's, else 1")
-    add("--top-p", type=float, help="default: model.sampling's, else 1")
-    add(
-        "--max-new-tokens",
-        type=int,
-        metavar="N",
-        help=f"longest answer; default: model.sampling's, else {FOLDER_TOKENS}",
-    )
+    add_sampling_options(parser, "model.sampling's")
     add("--seed", type=int, help="seed of the answers; by default they differ each time")
     add("--engine", metavar="NAME", help="another engine, such as HFRollout or VLLMRollout; short for --model.rollout")
     return parser
@@ -113,12 +108,8 @@ def chat_command(arguments: list[str]) -> int:
     model = config.policy if of_checkpoint is None else of_checkpoint.policy
     if checkpoint is None:
         model = replace(model, path=place, init="pretrained")
-    sampling = SamplingParams(
-        options.max_new_tokens or config.sampling.max_new_tokens,
-        config.sampling.temperature if options.temperature is None else options.temperature,
-        config.sampling.top_p if options.top_p is None else options.top_p,
-        config.sampling.top_k,
-    )
+    sampling = replace(config.sampling, **given_sampling(options))
+    config.engine.check_sampling(sampling, "sampling")
     end_at_once()
     interrupt = _Interrupt()
     engine = PolicyEngine(config, placement_of(accelerator), interrupt.is_set, interrupt.is_set)
@@ -228,7 +219,6 @@ def _obey(conversation: Conversation, text: str) -> None:
         ConfigError: There is no such command, or its value is none.
     """
     word, _, value = text.strip().partition(" ")
-    names = {"/temperature": ("temperature", float), "/top-p": ("top_p", float), "/max-tokens": ("max_new_tokens", int)}
     if word == "/help":
         say(HELP)
     elif word == "/reset":
@@ -237,14 +227,15 @@ def _obey(conversation: Conversation, text: str) -> None:
     elif word == "/system":
         conversation.reset(value)
         say("the conversation begins anew, " + ("with this system message" if value else "without a system message"))
-    elif word in names:
-        name, kind = names[word]
+    elif word in SAMPLING:
+        name = SAMPLING[word]
         try:
-            changed: Any = {name: kind(value)}
+            changed: Any = {name: reader_of(name)(value)}
         except ValueError:
-            raise ConfigError(f"{word} needs a number, and {value!r} is none.") from None
-        conversation.sampling = replace(conversation.sampling, **changed)
-        say(f"{name} {getattr(conversation.sampling, name):g}")
+            needed = "a block such as {min_p: 0.1}" if name == "extra" else "a number"
+            raise ConfigError(f"{word} needs {needed}, and {value!r} is none.") from None
+        conversation.change_sampling(**changed)
+        say(f"{name} {getattr(conversation.sampling, name)}")
     else:
         raise ConfigError(f"there is no {word}: /help lists what there is. Begin a message with a blank to send it.")
 

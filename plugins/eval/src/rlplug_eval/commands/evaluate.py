@@ -29,7 +29,7 @@ from rlplug.recording.run_files import require_no_file
 from rlplug.recording.run_record import installed_versions
 from rlplug_eval.engine import PolicyEngine, placement_of
 from rlplug_eval.folder import EvalFolder, EvalRecord, read_record
-from rlplug_eval.options import make_options
+from rlplug_eval.options import add_sampling_options, given_sampling, make_options
 from rlplug_eval.page import PAGE, write_page
 from rlplug_eval.policies import Policy, is_run, label_of, place_of, require_model, split_name
 from rlplug_eval.results import TABLE, Results, compute, difference_table, result_table, turned, write_results
@@ -86,10 +86,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="R",
         help="a sample passes with a reward of R; default: model.validation's",
     )
-    add("--temperature", type=float, help="default: model.validation's, or model.sampling's where that is 0 and N > 1")
-    add("--top-p", type=float, help="default: from the same place")
-    add("--top-k", type=int, help="default: from the same place")
-    add("--max-new-tokens", type=int, metavar="N", help="longest completion; default: model.sampling's")
+    add_sampling_options(parser, "model.validation's, or model.sampling's where that is greedy and N > 1")
     add("--seed", type=int, help="seed of the samples; default: model.seed")
     add("--engine", metavar="NAME", help="another engine, such as HFRollout or VLLMRollout; short for --model.rollout")
     add("--batch-size", type=int, default=256, metavar="N", help="completions generated, scored and written together")
@@ -148,13 +145,11 @@ def eval_command(arguments: list[str]) -> int:
         config.seed if options.seed is None else options.seed,
         options.samples,
         options.k,
-        options.temperature,
-        options.top_p,
-        options.top_k,
-        options.max_new_tokens,
+        given_sampling(options),
         options.pass_threshold,
         options.batch_size,
     )
+    config.engine.check_sampling(asked.sampling, "sampling")
     record = EvalRecord(policies, data, asked, versions=installed_versions())
     _policies(record, config)  # refuse what is not there before a folder is made
     for each in data:
