@@ -43,8 +43,8 @@ MEANING_CHANGES: Final = """
 | version | change |
 |---|---|
 | 3.0 | losses and advantages are of the K tokens that train, end to end: a `Batch` [K] in place of a padded one, \
-`Advantages.of_sequences`, `of_tokens` and `trains`, `StepBatch.tokens`, `with_advantages` and `select`; `rlplug.ops` has \
-no masked sums |
+`Advantages.of_sequences`, `of_tokens` and `trains`, `StepBatch.tokens`, `with_advantages` and `select`; \
+`rlplug.ops` has no masked sums |
 | 2.2 | the registry takes a class by its place, `package.module:Class`; new: `RunObserver`, `ObservedRun`, \
 `StepRecord`, `Validation` and `ProfiledSteps` |
 | 2.1 | new, each with a default that leaves a plugin as it was: `Algorithm.streamed_divisor`; `LossOutput.per_token`; \
