@@ -22,9 +22,9 @@ from rlplug.models.lora.adapters import adapter_weights, add_adapters, load_adap
 from rlplug.models.lora.config import LoRAConfig
 from rlplug.plugin_manager import plugins
 from rlplug.rollout import engine_driver as driver_module
-from rlplug.rollout.engine_driver import EngineDriver
-from rlplug.rollout.generator import RolloutRequest
+from rlplug.rollout.engine_driver import EngineDriver, RankAgreement, SyncedPolicy
 from rlplug.rollout.hf_engine import HFRollout
+from rlplug.rollout.source import RolloutRequest
 from rlplug.types import Prompt, SamplingParams
 from rlplug.weight_sync import buckets as buckets_module
 from rlplug.weight_sync.buckets import policy_buckets
@@ -104,14 +104,12 @@ def make_driver(model_folder):
         spec = replace(load_spec(config, tokenizer), fp8=fp8, adapters=adapters)
         return EngineDriver(
             engine=engine,
-            make_buckets=partial(policy_buckets, policy, spec, 1 << 14),
-            spec=spec,
+            policy=SyncedPolicy(spec, partial(policy_buckets, policy, spec, 1 << 14), plugins().hook),
             placement=Placement(CPU, rank, world_size),
-            hook=plugins().hook,
-            sleeps=sleeps,
             offload=Offload("none", CPU, [policy], [], []),
-            any_rank=any_rank,
+            sleeps=sleeps,
             max_restarts=max_restarts,
+            agreement=RankAgreement(any_rank),
         )
 
     make.policy, make.config = policy, config
