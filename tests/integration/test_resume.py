@@ -14,7 +14,7 @@ from rlplug.distributed.checkpoint_files import list_checkpoints
 from rlplug.observability.phase_timer import PHASES
 
 KILLED_IN = (*PHASES, "validate", "checkpoint")
-INTERRUPTED_IN = ("rollout", "advantages", "update", "publish", "validate")
+INTERRUPTED_IN = ("sync", "rollout", "advantages", "update", "publish", "validate")
 
 RUN = [
     *(*SMALL, "--model.num_steps", "5", "--model.validation.every_n_steps", "2", "--checkpoint.every_n_steps", "2"),

@@ -124,6 +124,29 @@ def generate(driver, version=1):
     return [(sample.group, sample.token_ids.tolist(), sample.policy_version) for sample in samples]
 
 
+@pytest.mark.filterwarnings("ignore:.*restarts")
+def test_weights_are_sent_in_the_sync_alone_unless_the_engine_restarts(make_driver):
+    """It catches a rollout that sends them again, and an engine that starts again and generates without them."""
+    engine = FaultyRollout(faults=[("generate", 2)])
+    driver = make_driver(engine)
+    driver.sync_weights(1)
+    driver.sync_weights(1)
+    assert engine.calls == ["start", "sync"]
+    expected = generate(driver)
+    assert engine.calls[2:] == ["generate"]
+    assert generate(driver) == expected
+    assert engine.calls[3:] == ["generate", "close", "start", "sync", "generate"]
+
+
+@pytest.mark.filterwarnings("ignore:.*restarts")
+def test_restarts_of_sync_and_generation_are_those_of_one_rollout(make_driver):
+    """It catches an engine that may fail twice as often as ``max_engine_restarts`` says."""
+    driver = make_driver(FaultyRollout(faults=[("sync", 1), ("generate", 1), ("generate", 2)]))
+    driver.sync_weights(1)
+    with pytest.raises(RunError, match="failed again after 2 restarts in one rollout: generate failed"):
+        generate(driver)
+
+
 def test_weights_that_fp8_cannot_hold_leave_the_engine_with_its_former_ones(make_driver):
     """Nothing of the sync was sent: the engine still has the weights of the last one, and says so."""
     fp8 = choose_fp8_weights(make_driver.policy, WeightSyncConfig(dtype="fp8_block"))
