@@ -163,13 +163,13 @@ def test_a_partial_rollout_resumes_with_the_experts_of_its_tokens(finished: Fini
     """Experts that a checkpoint loses would be read again with newer weights, and others be replayed."""
     assert_same_run(finished.run_dir("replay-SIGKILL"), finished.run_dir("replay"))
     rows = metrics(finished.run_dir("replay"))
-    assert any(float(row["partial/former_share"]) > 0 for row in rows)
+    assert any(float(row["partial/previous_share"]) > 0 for row in rows)
     assert all(0 < float(row["router/differ"]) < 1 for row in rows)
 
 
 def test_that_partial_rollout_has_tokens_of_former_policies(finished: Finished) -> None:
     rows = metrics(finished.run_dir("partial"))
-    assert any(float(row["partial/former_share"]) > 0 for row in rows)
+    assert any(float(row["partial/previous_share"]) > 0 for row in rows)
     assert all(float(row["partial/groups_in_flight"]) > 0 for row in rows)
 
 

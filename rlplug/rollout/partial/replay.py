@@ -32,7 +32,7 @@ def fingerprint(data: Mapping[str, Any]) -> str:
 
 @dataclass
 class GroupSchedule:
-    """The groups that trained in the steps of a run, and those that must, where a former run is repeated.
+    """The groups that trained in the steps of a run, and those that must, where a previous run is repeated.
 
     Args:
         run: What identifies data, seed and limits, by the names of ``NAMES``.

@@ -206,13 +206,13 @@ class PartialSource(RolloutSource):
         num_late, self._num_late = self._num_late, 0
         return {
             "partial/resumed": float(num_resumed),
-            "partial/tokens_read_again": float(num_read),
+            "partial/tokens_prefilled_again": float(num_read),
             "partial/late": float(num_late),
             "partial/groups_in_flight": float(len(groups)),
             "partial/groups_complete": float(sum(group.is_complete for group in groups)),
             "partial/age_mean": of_tokens.mean,
             "partial/age_max": of_tokens.largest if of_tokens.count else 0.0,
-            "partial/former_share": batch.step.mean((ages > 0).double()),
+            "partial/previous_share": batch.step.mean((ages > 0).double()),
             **self._staleness_metrics(),
         }
 
