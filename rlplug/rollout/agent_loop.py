@@ -49,7 +49,8 @@ class GenerationStep:
     """Counts what is generated."""
 
 
-ALL_OF_IT: Final = GenerationStep()
+WHOLE_STEP: Final = GenerationStep()
+"""A step that generates until all its trajectories are finished."""
 
 
 class AgentLoop:
@@ -76,7 +77,7 @@ class AgentLoop:
         policy: PolicySpec,
         version: int,
         ranks: EngineRanks,
-        step: GenerationStep = ALL_OF_IT,
+        step: GenerationStep = WHOLE_STEP,
     ) -> None:
         self.sampling = sampling
         self._other_sampling: dict[str, SamplingParams] = {}

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlplug.distributed.mesh import rank_share
 from rlplug.errors import ConfigError
-from rlplug.rollout.agent_loop import ALL_OF_IT, AgentLoop, GenerationStep
+from rlplug.rollout.agent_loop import WHOLE_STEP, AgentLoop, GenerationStep
 from rlplug.rollout.ranks import EngineRanks
 from rlplug.rollout.trajectory import Trajectory, new_trajectories, to_samples
 
@@ -82,7 +82,7 @@ class RolloutGenerator:
         trajectories: Sequence[Trajectory],
         request: RolloutRequest,
         rules: TurnRules,
-        step: GenerationStep = ALL_OF_IT,
+        step: GenerationStep = WHOLE_STEP,
     ) -> AgentLoop:
         """Return what generates ``trajectories`` as ``request`` says."""
         spec, version = self.driver.spec, request.policy_version
