@@ -12,7 +12,6 @@ from typing import Any, Final
 from rlplug.errors import ConfigError, RunError, brief
 from rlplug.rollout.config import GROUPS
 
-"""Name of the file in a run's folder: a line for each step."""
 KEY: Final = "model.partial_rollout.replay"
 NAMES: Final[Mapping[str, str]] = {
     "seed": "the seed",
