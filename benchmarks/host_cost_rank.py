@@ -5,13 +5,12 @@ It runs in a checkout, whose ``rlplug`` it measures. An environment variable has
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import random
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,9 @@ from rlplug.interfaces import PolicySpec, RunInfo
 from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.config import TurnOptions
 from rlplug.rollout.ranks import EngineRanks
+from rlplug.rollout.source import RolloutSource
 from rlplug.rollout.trajectory import new_trajectories, to_samples
+from rlplug.rollout.turns.trajectory_turns import TurnRules
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
 from rlplug.types import Completion, Prompt, SamplingParams
 
@@ -110,12 +111,10 @@ class Driver:
     def ready_engine(self, version: int) -> Iterator[Engine]:
         yield self._engine
 
-    def end_if_stopping(self, fault: Any) -> None: ...
+    def with_restarts(self, attempt: Callable[[], None], num_missing: Callable[[], int]) -> None:
+        attempt()
+
     def finish(self) -> None: ...
-    def failed_on_any_rank(self, fault: Any) -> bool:
-        if fault is not None:
-            raise fault
-        return False
 
 
 def measure(work: dict[str, Any]) -> dict[str, Any]:
@@ -170,15 +169,12 @@ def generate(trajectories: list[Any], lengths: Sequence[int], strategy: Any, pha
         rank=strategy.data_rank, world_size=strategy.world_size, device=strategy.root_device
     )
     ranks = EngineRanks(placement, 1, communicates=False)
-    checked_against: tuple[Any, ...] = (49152,)
-    if "policy" in inspect.signature(AgentLoop).parameters:
-        longest = PROMPT_TOKENS + max(lengths)
-        checked_against = (PolicySpec("drawn", torch.float32, (END,), END, longest, vocab_size=49152), 1)
+    spec = PolicySpec("drawn", torch.float32, (END,), END, PROMPT_TOKENS + max(lengths), vocab_size=49152)
     sampling = SamplingParams(max_new_tokens=max(lengths))
-    loop = AgentLoop(trajectories, sampling, TurnOptions(), None, None, None, ranks, *checked_against)
+    loop = AgentLoop(trajectories, sampling, TurnRules(TurnOptions()), spec, 1, ranks)
     driver: Any = Driver(Engine(lengths, phases))
     with phases.phase("check"):
-        loop.run(driver, 1)
+        loop.run(driver)
     phases.rows["check"] = less(less(phases.rows["check"], phases.rows["completions"]), phases.rows.pop("engine"))
 
 
@@ -212,7 +208,7 @@ def first_of_own_rows(samples: list[Any], algorithm: Any, plan: Any, strategy: A
     strategy.exchange_arrays = lambda parts, lengths: exchange_arrays(parts, lengths, device)
     with phases.phase("select"):
         groups = plan.num_completions // GROUP_SIZE
-        rollout = GroupSelection(algorithm, groups, None, strategy.gather_arrays).add(Rollout(), samples)
+        rollout = GroupSelection(algorithm, groups, RolloutSource(), strategy.gather_arrays).add(Rollout(), samples)
         rollout_metrics(sample_table(rollout, ["r"], strategy.gather_arrays), ["r"])
     del samples
     with phases.phase("batch"):

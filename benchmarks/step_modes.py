@@ -45,7 +45,7 @@ COLUMNS: Final = {
     "engine idle, s": "engine_idle_s",
     "staleness, mean": "staleness_mean",
     "largest": "staleness_max",
-    "tokens read again": "tokens_read_again",
+    "tokens prefilled again": "tokens_prefilled_again",
     "passes beside generation, s": "overlap_s",
 }
 

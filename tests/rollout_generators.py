@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from rlplug.rollout.config import TurnOptions
-from rlplug.rollout.generator import RolloutGenerator
+from rlplug.rollout.source import RolloutGenerator
 from rlplug.rollout.trajectory import to_samples
+from rlplug.rollout.turns.environment_calls import EnvironmentCalls
 from rlplug.rollout.turns.observation_tokens import ObservationTokens
+from rlplug.rollout.turns.trajectory_turns import TurnRules
 
 
 class TextlessTokenizer:
@@ -15,17 +17,17 @@ class TextlessTokenizer:
 
 def generator_of(driver, tokenizer=None, make_environment=None, options=None, gather=list):
     """Return the generator on a driver, with observations that are plain text."""
-    tokenizer = tokenizer or TextlessTokenizer()
-    return RolloutGenerator(
-        driver=driver,
-        spec=driver._spec,
-        placement=driver._placement,
-        tokenizer=tokenizer,
-        make_environment=make_environment,
-        options=options or TurnOptions(),
-        observations=ObservationTokens(tokenizer, chat=False),
-        gather=gather,
-    )
+    tokenizer, options = tokenizer or TextlessTokenizer(), options or TurnOptions()
+    observations = ObservationTokens(tokenizer, chat=False)
+
+    def make_rules():
+        if make_environment is None:
+            return TurnRules(options)
+        end_tokens = driver.spec.eos_token_ids
+        environments = EnvironmentCalls(make_environment, tokenizer, end_tokens, options, observations)
+        return TurnRules(options, environments, observations)
+
+    return RolloutGenerator(driver, tokenizer, make_rules, gather)
 
 
 def samples_of(trajectories, completions, tokenizer=None):

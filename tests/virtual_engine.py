@@ -7,7 +7,9 @@ import math
 import random
 import threading
 
-from rlplug.interfaces.rollout import EngineCapabilities, EngineFault, RolloutEngine
+import torch
+
+from rlplug.interfaces.rollout import EngineCapabilities, EngineFault, Placement, PolicySpec, RolloutEngine
 from rlplug.rollout.partial import asynchronous
 from rlplug.types import Completion
 
@@ -209,25 +211,38 @@ class VirtualDriver:
     """What the producer needs of an engine's driver."""
 
     def __init__(self, engine: VirtualEngine) -> None:
-        self.engine = engine
+        self.engine, self.fault = engine, None
+        self.placement = Placement(torch.device("cpu"), 0, 1)
+        self.spec = PolicySpec("virtual", torch.float32, (), 0, MOST_TOKENS + 1)
 
     def ready_engine(self, version):
+        if self.fault is not None:
+            raise self.fault
         if self.engine.version != version:
             self.engine.update_weights((), version)
         return contextlib.nullcontext(self.engine)
 
-    def failed_on_any_rank(self, fault) -> bool:
-        return fault is not None
+    def sync_weights(self, version) -> None:
+        self.with_restarts(lambda: self.ready_engine(version))
 
-    def end_if_stopping(self, fault, pause) -> None:
-        pass
+    def note_fault(self, fault) -> None:
+        self.fault = fault or self.fault
 
-    def restart(self, fault, num_faults, num_missing) -> None:
-        self.engine.close()
-        self.engine.version = -1
+    def with_restarts(self, attempt, num_missing=None, pause=lambda: None) -> None:
+        while True:
+            try:
+                return attempt()
+            except EngineFault:
+                pause()
+                self.fault = None
+                self.engine.close()
+                self.engine.version = -1
 
     def finish(self) -> None:
         pass
 
     def restore_trainer(self) -> None:
         pass
+
+    def close(self) -> None:
+        self.engine.close()

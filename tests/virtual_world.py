@@ -8,32 +8,36 @@ runs as many cases, each from its own seed, and prints what they covered.
 from __future__ import annotations
 
 import contextlib
-import functools
+import itertools
 import random
 import warnings
-from types import SimpleNamespace
 from unittest import mock
 
-import torch
 from ledger_cases import run_cases
 from virtual_engine import MOST_TOKENS, Killed, VirtualClock, VirtualDriver, VirtualEngine, VirtualGeneration, token_of
 
-from rlplug.interfaces.rollout import Placement, PolicySpec
 from rlplug.rollout import agent_loop
-from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.partial import asynchronous, deadlines, enough_groups
-from rlplug.rollout.partial.asynchronous import AsynchronousRollout
-from rlplug.rollout.partial.background import HeldOutRollout
-from rlplug.rollout.partial.enough_groups import CompleteGroups
-from rlplug.rollout.partial.state import PartialRolloutState
-from rlplug.rollout.ranks import EngineRanks
-from rlplug.rollout.trajectory import Trajectory, new_trajectories
+from rlplug.rollout.partial.asynchronous import AsynchronousSource
+from rlplug.rollout.source import RolloutGenerator, RolloutRequest
+from rlplug.rollout.trajectory import Trajectory
+from rlplug.rollout.turns.trajectory_turns import TurnRules
 from rlplug.types import Prompt, SamplingParams
 
 
 def prompt(number: int) -> Prompt:
     return Prompt(str(number), (1,), "")
+
+
+class VirtualGenerator(RolloutGenerator):
+    """Returns groups of trajectories as they are, without a tokenizer."""
+
+    def __init__(self, driver: VirtualDriver) -> None:
+        super().__init__(driver, None, lambda: TurnRules(TurnOptions()))
+
+    def share_of_rank(self, groups):
+        return groups
 
 
 class World:
@@ -95,10 +99,10 @@ class World:
             fault_share=self.fault_share,
             stuck_share=self.stuck_share,
         )
-        ranks = EngineRanks(Placement(torch.device("cpu"), 0, 1), 1)
-        producer = AsynchronousRollout(VirtualDriver(engine), ranks, CompleteGroups(None, 0, 1), list)
+        source = AsynchronousSource(self.options, self.per_step)
+        source.start(VirtualGenerator(VirtualDriver(engine)))
         try:
-            self.train(clock, producer, ranks)
+            self.train(clock, source)
         except Killed:
             clock.kill()
             return False
@@ -107,44 +111,47 @@ class World:
             num_held_out = self.num_held_out if self.validate_every else 0
             assert engine.most_running <= (self.bound + 1) * self.per_step * self.num_samples + num_held_out
         clock.kill_at = float("inf")
-        producer.close()
+        source.close()
         return True
 
-    def train(self, clock: VirtualClock, producer: AsynchronousRollout, ranks: EngineRanks) -> None:
+    def train(self, clock: VirtualClock, source: AsynchronousSource) -> None:
         saved = self.checkpoint
-        state = PartialRolloutState(self.options, self.per_step)
         if saved["state"] is not None:
-            state.load_state_dict(saved["state"], {str(n): prompt(n) for n in range(saved["drawn"])})
-            assert state.state_dict(list).keys() == saved["state"].keys()
-            assert state.ledger.state_dict() == saved["state"]["ledger"]
+            prompts = {str(n): prompt(n) for n in range(saved["drawn"])}
+            source.load_state_dict(saved["state"], prompts, saved["step"], MOST_TOKENS, TurnOptions())
+            assert source.state_dict(list).keys() == saved["state"].keys()
+            assert source.ledger.state_dict() == saved["state"]["ledger"]
         drawn, trained, validated = saved["drawn"], list(saved["trained"]), list(saved["validated"])
         for step in range(saved["step"], self.num_steps):
-            producer.pause()
-            self.begin_validation(producer, step)
+            source.begin_step(step + 1)
+            self.begin_validation(source, step)
             num_missing = self.per_step
             while num_missing:
-                num_new = 0 if state.awaits_groups else state.num_wanted(num_missing)
+                num_new = source.num_prompts_wanted(num_missing, 1.0)
                 prompts = [prompt(drawn + index) for index in range(num_new)]
                 drawn += num_new
-                state.start(prompts, self.num_samples, f"0/{step}", step, ranks)
-                assert len(state.ledger.open) <= (self.bound + 1) * self.per_step
-                births = {state.trajectories[n][0].prompt.uid: group.version for n, group in state.ledger.open.items()}
-                make_loop = functools.partial(self.loop, state, ranks, step, producer.held_out)
-                groups = producer.take(state, make_loop, num_missing, step, num_new > 0)
+                assert len(source.ledger.open) + num_new <= (self.bound + 1) * self.per_step
+                births = {
+                    source.trajectories[n][0].prompt.uid: group.version for n, group in source.ledger.open.items()
+                }
+                births |= {each.uid: step for each in prompts}
+                source.sync_weights(step)
+                request = RolloutRequest(prompts, self.num_samples, SamplingParams(MOST_TOKENS), f"0/{step}", step)
+                groups = source.next_groups(request, num_missing, 0)
                 assert len(groups) == num_missing or (self.bound == 0 and groups)
                 self.stats["parts"] += len(groups) < num_missing
                 for group in groups:
                     self.check(group, births[group[0].prompt.uid], step)
                     trained.append(int(group[0].prompt.uid))
                 num_missing -= sum(self.rng.random() >= self.reject_share for _ in groups)
-            assert sorted(trained + [int(t[0].prompt.uid) for t in state.trajectories.values()]) == list(range(drawn))
+            assert sorted(trained + [int(t[0].prompt.uid) for t in source.trajectories.values()]) == list(range(drawn))
             clock.sleep(self.update_s)
-            if producer.held_out is not None:
-                self.finish_validation(producer, step)
+            if source.has_held_out:
+                self.finish_validation(source, step)
                 validated.append(step)
             if (step + 1) % self.save_every == 0:
-                producer.pause()
-                plain = state.state_dict(list)
+                source.pause()
+                plain = source.state_dict(list)
                 self.checkpoint = {"step": step + 1, "drawn": drawn, "trained": list(trained), "state": plain}
                 self.checkpoint["validated"] = list(validated)
         assert validated == [step for step in range(self.num_steps) if self.is_due(step)]
@@ -152,40 +159,23 @@ class World:
     def is_due(self, step: int) -> bool:
         return self.validate_every > 0 and step % self.validate_every == 0
 
-    def begin_validation(self, producer: AsynchronousRollout, step: int) -> None:
+    def begin_validation(self, source: AsynchronousSource, step: int) -> None:
         if self.is_due(step):
             prompts = [prompt(number) for number in range(self.num_held_out)]
-            trajectories = new_trajectories(prompts, range(len(prompts)), 1, f"validate/{step}")
             greedy = SamplingParams(MOST_TOKENS, temperature=0.0)
-            producer.held_out = HeldOutRollout(trajectories, greedy, step, len(prompts))
+            source.begin_held_out(RolloutRequest(prompts, 1, greedy, f"validate/{step}", step))
 
-    def finish_validation(self, producer: AsynchronousRollout, step: int) -> None:
+    def finish_validation(self, source: AsynchronousSource, step: int) -> None:
         """All tokens are of the weights with which it began, though the policy has newer ones by now."""
-        held_out = producer.finish_held_out()
-        if held_out is None:
+        groups = source.finish_held_out(1)
+        if groups is None:
             self.stats["left out"] += 1
             return
         self.stats["validations"] += 1
-        assert not held_out.num_unfinished
-        for trajectory in held_out.trajectories:
+        for trajectory in itertools.chain(*groups):
+            assert trajectory.finish_reason is not None
             self.check_tokens(trajectory)
             assert {segment.policy_version for segment in trajectory.segments} <= {step}
-
-    def loop(self, state, ranks, version, held_out, is_paused) -> AgentLoop:
-        return AgentLoop(
-            trajectories=state.all_trajectories,
-            sampling=SamplingParams(MOST_TOKENS),
-            options=TurnOptions(),
-            environments=None,
-            observations=None,
-            partial=self.options,
-            is_enough=is_paused,
-            held_out=held_out,
-            ranks=ranks,
-            policy=PolicySpec("virtual", torch.float32, (), 0, MOST_TOKENS + 1),
-            version=version,
-            progress=SimpleNamespace(advance=lambda *_, **__: None),
-        )
 
     def check(self, group, born: int, step: int) -> None:
         assert 0 <= step - born <= self.bound

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 class Models(nn.Module):
     """The sharded models of a run; its parameters are what a checkpoint holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: nn.Module) -> None:
         super().__init__()
-        self.policy: nn.Module | None = None
+        self.policy = policy
         self.critic: nn.Module | None = None
         """A :class:`Critic`, or with a shared trunk a :class:`ValueHead`."""
         self.effects: list[Effect] = []

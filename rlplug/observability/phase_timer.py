@@ -20,11 +20,12 @@ from rlplug.observability.timeline import MOST_SPANS
 from rlplug.observability.trace_ranges import trace_range
 from rlplug.types import GIB
 
-PHASES: Final = ("prompts", "rollout", "rewards", "filter", "logprobs", "advantages", "update", "publish")
-"""Names of the eight phases of a step, in order. ``validate`` is one more, in steps that validate."""
+PHASES: Final = ("prompts", "sync", "rollout", "rewards", "filter", "logprobs", "advantages", "update", "publish")
+"""Names of the nine phases of a step, in order. ``validate`` is one more, in steps that validate."""
 
-PHASES_BEFORE_UPDATE: Final = PHASES[: PHASES.index("update")]
-"""Names of the phases after which a request to stop can discard the step: no weight has changed."""
+STOPPING_PHASES: Final = ("prompts", "rollout", "rewards", "filter", "logprobs", "advantages")
+"""Names of the phases after which a request to stop can discard the step: no weight has changed, and no engine is ready
+to generate, as it is after ``sync``."""
 
 CPU: Final = torch.device("cpu")
 

@@ -33,7 +33,6 @@ from rlplug.observability.observers import Observers
 from rlplug.observability.sample_records import first_of_ranks, sample_record, write_records
 from rlplug.observability.start import Compilation, start_line
 from rlplug.observability.terminal import say
-from rlplug.observability.timeline import timeline_of
 from rlplug.observability.token_log.files import FOLDER as TOKENS
 from rlplug.observability.token_log.files import TokenLogWriter
 from rlplug.plugin_manager import plugins
@@ -44,7 +43,7 @@ from rlplug.recording.run_files import METRICS, REWARD_ERRORS, SAMPLES, cut_back
 from rlplug.recording.run_output import print_interrupted, print_samples, print_start, print_summary, print_validation
 from rlplug.recording.run_record import RECORD, RunRecord
 from rlplug.rollout.config import GROUPS
-from rlplug.setup import take_optimizer_options
+from rlplug.setup.build import take_optimizer_options
 from rlplug.training.advantages import advantage_values
 from rlplug.training.samples.sample_log import SampleLog
 from rlplug.training.samples.token_capture import TokenCapture
@@ -216,10 +215,9 @@ class RunFolder(Callback, RunObserver):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         module: Any = pl_module
-        schedule = None if module.partial_rollout is None else module.partial_rollout.schedule
-        if trainer.is_global_zero and schedule is not None and schedule.taken and schedule.step == module.rollout_step:
-            phases, engine = module.timer.pop_spans(), module.run.generator.pop_timeline()
-            self._rows[GROUPS].append(schedule.line(timeline_of(phases, engine)))
+        line = module.source.groups_line(module.rollout_step, module.timer.pop_spans())
+        if trainer.is_global_zero and line is not None:
+            self._rows[GROUPS].append(line)
 
     def rewards_failed(self, step: int, samples: Sequence[Sample]) -> None:
         failed = first_of_ranks(samples, MOST_ERRORS, self._module.strategy)
@@ -296,11 +294,11 @@ class RunFolder(Callback, RunObserver):
             for folder in partial.values():
                 remove(folder)
         by = config.model_trainer
-        export_policy(module.policy, inputs.tokenizer, inputs.spec.dtype, partial["policy"], rank, by)
+        export_policy(module.models.policy, inputs.tokenizer, inputs.spec.dtype, partial["policy"], rank, by)
         if config.lora is not None:
             from rlplug.models.lora.files import export_adapter
 
-            export_adapter(module.policy, config.lora, config.policy, partial["adapter"], rank)
+            export_adapter(module.models.policy, config.lora, config.policy, partial["adapter"], rank)
         if trainer.is_global_zero:
             for name, folder in partial.items():
                 if folder.exists():

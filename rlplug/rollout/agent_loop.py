@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rlplug.interfaces.checks.calls import PluginCall
@@ -12,18 +13,17 @@ from rlplug.interfaces.checks.process_state import watched
 from rlplug.interfaces.rollout import EngineFault, PolicySpec, RolloutEngine
 from rlplug.observability.phase_progress import PHASE_PROGRESS, PhaseProgress
 from rlplug.rollout.completion_checks import CompletionChecks
-from rlplug.rollout.turns.trajectory_turns import TrajectoryTurns
+from rlplug.rollout.turns.trajectory_turns import TrajectoryTurns, TurnRules
 
 if TYPE_CHECKING:
     from rlplug.observability.timeline import EngineTimeline
-    from rlplug.rollout.config import PartialRollout, TurnOptions
+    from rlplug.rollout.config import PartialRollout
     from rlplug.rollout.engine_driver import EngineDriver
     from rlplug.rollout.partial.background import HeldOutRollout
     from rlplug.rollout.partial.deadlines import TrajectoryDeadlines
     from rlplug.rollout.ranks import EngineRanks
     from rlplug.rollout.trajectory import Trajectory
     from rlplug.rollout.turns.environment_calls import EnvironmentCalls
-    from rlplug.rollout.turns.observation_tokens import ObservationTokens
     from rlplug.rollout.turns.step_answer import Failure, StepAnswer
     from rlplug.types import Completion, Request, SamplingParams
 
@@ -31,6 +31,26 @@ COLLECT_S: Final = 1.0
 """Longest wait for the engine, or for environments, at a time, in seconds."""
 COLLECT_BRIEFLY_S: Final = 0.02
 """Longest wait for the engine while environments are stepping, or other engines may complete what is wanted."""
+
+
+@dataclass(frozen=True)
+class GenerationStep:
+    """What ends a step's generation before all its trajectories are finished, and what is generated beside them."""
+
+    partial: PartialRollout | None = None
+    """Limits on how much of a trajectory the step generates."""
+    is_enough: Callable[[], bool] | None = None
+    """Returns whether the step has the groups that it wants, so that what runs is broken off."""
+    held_out: HeldOutRollout | None = None
+    """Trajectories of a validation that are generated beside the others; needs an engine that streams."""
+    timeline: EngineTimeline | None = None
+    """Gets the number of requests in flight, where an engine streams."""
+    progress: PhaseProgress = PHASE_PROGRESS
+    """Counts what is generated."""
+
+
+WHOLE_STEP: Final = GenerationStep()
+"""A step that generates until all its trajectories are finished."""
 
 
 class AgentLoop:
@@ -42,55 +62,42 @@ class AgentLoop:
     Args:
         trajectories: The trajectories, which grow in place.
         sampling: How tokens are drawn; ``max_new_tokens`` bounds all of a trajectory after its prompt.
-        options: Limits of turns.
-        environments: The environments; ``None`` for completions of a single turn.
-        observations: Turns an environment's observation into tokens.
-        partial: Limits on how much of a trajectory one step generates; ``None`` for no limit.
-        is_enough: Returns whether the step has the groups that it wants, so that what runs is broken off; ``None`` when
-            all is generated.
-        held_out: Trajectories of a validation that are generated beside the others; needs an engine that streams.
-        timeline: Gets the number of requests in flight, where an engine streams.
-        progress: Counts what is generated.
-        ranks: The ranks that share the engine; the first one's environments decide for all.
+        rules: What follows a turn.
         policy: What the engine was told about the policy, against which completions are checked.
         version: Version of the policy whose weights generate.
+        ranks: The ranks that share the engine; the first one's environments decide for all.
+        step: What ends the step's generation before all trajectories are finished, and what is beside them.
     """
 
     def __init__(
         self,
         trajectories: Sequence[Trajectory],
         sampling: SamplingParams,
-        options: TurnOptions,
-        environments: EnvironmentCalls | None,
-        observations: ObservationTokens | None,
-        partial: PartialRollout | None,
-        ranks: EngineRanks,
+        rules: TurnRules,
         policy: PolicySpec,
         version: int,
-        is_enough: Callable[[], bool] | None = None,
-        held_out: HeldOutRollout | None = None,
-        timeline: EngineTimeline | None = None,
-        progress: PhaseProgress = PHASE_PROGRESS,
+        ranks: EngineRanks,
+        step: GenerationStep = WHOLE_STEP,
     ) -> None:
         self.sampling = sampling
         self._other_sampling: dict[str, SamplingParams] = {}
         """How trajectories of a validation are drawn, by key."""
-        if held_out is not None:
-            self._other_sampling = {each.key: held_out.sampling for each in held_out.trajectories}
-            trajectories = [*trajectories, *held_out.trajectories]
+        if step.held_out is not None:
+            self._other_sampling = {each.key: step.held_out.sampling for each in step.held_out.trajectories}
+            trajectories = [*trajectories, *step.held_out.trajectories]
+        partial = step.partial
         per_step = None if partial is None else partial.max_tokens_per_step
-        self._turns = TrajectoryTurns(
-            trajectories, sampling.max_new_tokens, per_step, options, environments, observations, progress
-        )
+        self._turns = TrajectoryTurns(trajectories, sampling.max_new_tokens, per_step, rules, step.progress)
         self._checks = CompletionChecks(self._turns.most_tokens, policy, version)
-        self._environments = environments
+        self._version = version
+        self._environments = rules.environments
         self._ranks = ranks
         self._trajectories = trajectories
         self._max_seconds = None if partial is None else partial.max_seconds_per_step
         self._deadline_s = None if partial is None else partial.trajectory_deadline_s
-        self._is_enough = is_enough
-        self._timeline = timeline
-        self._progress = progress
+        self._is_enough = step.is_enough
+        self._timeline = step.timeline
+        self._progress = step.progress
         self._ends_at = float("inf")
 
     @property
@@ -98,38 +105,23 @@ class AgentLoop:
         """Trajectories that want more tokens in this step."""
         return [trajectory for trajectory in self._trajectories if self._wants_more(trajectory)]
 
-    def run(self, driver: EngineDriver, version: int) -> None:
-        """Generate with the newest weights; after a fault on any rank, restart the engines and continue. Collective.
-
-        Args:
-            driver: The driver of this rank's engine.
-            version: Version of the policy whose weights generate.
+    def run(self, driver: EngineDriver) -> None:
+        """Generate with this rank's engine; after a fault on any rank, restart the engines and continue. Collective.
 
         Raises:
             RunError: An engine failed and cannot restart, or has used up its restarts.
             StopRequested: The run is told to stop.
         """
-        num_faults = 0
+
+        def generate() -> None:
+            with driver.ready_engine(self._version) as engine:
+                self._generate(engine)
+
         is_single_turn = self._environments is None
         unit = "completions" if is_single_turn else "trajectories"
         self._progress.expect(len(self._trajectories), unit, counts_calls=is_single_turn)
-        while True:
-            fault = self._attempt(driver, version)
-            driver.end_if_stopping(fault)
-            if not driver.failed_on_any_rank(fault):
-                break
-            num_faults += 1
-            driver.restart(fault, num_faults, num_missing=len(self.unfinished))
+        driver.with_restarts(generate, num_missing=lambda: len(self.unfinished))
         driver.finish()
-
-    def _attempt(self, driver: EngineDriver, version: int) -> EngineFault | None:
-        """Generate until all is done; return the fault that stopped the engine before that."""
-        try:
-            with driver.ready_engine(version) as engine:
-                self._generate(engine)
-        except EngineFault as fault:
-            return fault
-        return None
 
     def _generate(self, engine: RolloutEngine) -> None:
         """Generate until no trajectory wants more tokens.

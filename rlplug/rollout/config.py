@@ -62,7 +62,7 @@ class PartialRollout:
         trajectory_deadline_s: Longest time that engine and environment have for one trajectory, in seconds, its waiting
             in the engine included, and pauses of the generation not; by default there is no limit. One that takes
             longer is given up: it counts as a failed reward, and does not train. Needs an engine that streams.
-        replay: File ``groups.jsonl`` of a former run with ``asynchronous`` or ``over_provisioning``: each step trains
+        replay: File ``groups.jsonl`` of a previous run with ``asynchronous`` or ``over_provisioning``: each step trains
             on the groups on which that run's step did, and waits for them.
         groups_in_flight: Groups that are generated at once, those that wait to train included; by default
             ``batch.prompts_per_step``.

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 from lightning.pytorch.utilities import rank_zero_info
@@ -26,139 +27,159 @@ OWN_COUNTERS: Final = frozenset({"restarts", "freed_gib", "sleep_seconds", "wake
 """Names under ``rollout/`` of what the driver measures itself."""
 
 
+@dataclass(frozen=True)
+class SyncedPolicy:
+    """The policy whose weights an engine gets."""
+
+    spec: PolicySpec
+    """What the engine is told about it."""
+    make_buckets: Callable[..., Iterator[Bucket]]
+    """Returns the weights for a sync, as an iterator of buckets; collective. With ``spec.adapters`` it is called with
+    ``has_frozen``, whether the engine has the frozen weights and gets the adapters alone."""
+    hook: Any
+    """The plugins' hooks; ``rlplug_sync_weights`` runs the weight sync."""
+
+
+@dataclass(frozen=True)
+class RankAgreement:
+    """What the ranks decide together; by default there is one rank, which nobody stops."""
+
+    any_rank: Callable[[bool], bool] = bool
+    """Returns whether its argument is true on some rank; collective."""
+    is_stopping: Callable[[], bool] = lambda: False
+    """Returns whether the run is told to stop, as far as this rank knows; not collective."""
+    agree_to_stop: Callable[[], bool] = lambda: False
+    """Returns the same for all ranks; collective."""
+
+
 class EngineDriver:
     """This rank's engine, with the version of the weights that it holds and the state that it is in.
 
-    A rollout runs as :meth:`AgentLoop.run <rlplug.rollout.agent_loop.AgentLoop.run>` does: generate with
-    :meth:`ready_engine`; while :meth:`failed_on_any_rank`, :meth:`restart` and generate again; then :meth:`finish`.
+    A rollout is :meth:`sync_weights`, then :meth:`with_restarts` around what generates with :meth:`ready_engine`, then
+    :meth:`finish`. An engine that was restarted gets the weights again when it is readied again.
 
     Args:
         engine: A rollout engine that was not started yet; the constructor starts it.
-        make_buckets: Returns the policy's weights for a sync, as an iterator of buckets; collective. With
-            ``spec.adapters`` it is called with ``has_frozen``, whether the engine has the frozen weights and gets the
-            adapters alone.
-        spec: What the engine is told about the policy.
+        policy: The policy whose weights it gets.
         placement: This rank and its device.
-        hook: The plugins' hooks; ``rlplug_sync_weights`` runs the weight sync.
-        sleeps: Whether the engine gives its device memory back between rollouts.
         offload: Moves the trainer's state off the device while the engine generates.
-        any_rank: Returns whether its argument is true on some rank; collective.
+        sleeps: Whether the engine gives its device memory back between rollouts.
         max_restarts: How many times one rollout may restart its engines after a fault.
-        is_stopping: Returns whether the run is told to stop, as far as this rank knows; not collective.
-        agree_to_stop: Returns the same for all ranks; collective.
+        agreement: What the ranks decide together.
     """
 
     def __init__(
         self,
         engine: RolloutEngine,
-        make_buckets: Callable[..., Iterator[Bucket]],
-        spec: PolicySpec,
+        policy: SyncedPolicy,
         placement: Placement,
-        hook: Any,
-        sleeps: bool,
         offload: Offload,
-        any_rank: Callable[[bool], bool],
+        sleeps: bool,
         max_restarts: int,
-        is_stopping: Callable[[], bool] = lambda: False,
-        agree_to_stop: Callable[[], bool] = lambda: False,
+        agreement: RankAgreement = RankAgreement(),
     ) -> None:
         self.engine = engine
-        engine.is_stopping = is_stopping
-        self._agree_to_stop = agree_to_stop
-        self._make_buckets = make_buckets
-        self._spec = spec
-        self._placement = placement
-        self._hook = hook
+        engine.is_stopping = agreement.is_stopping
+        self.spec = policy.spec
+        self.placement = placement
+        self._policy = policy
+        self._agreement = agreement
         self._sleeps = sleeps
         self._offload = offload
-        self._any_rank = any_rank
         self._max_restarts = max_restarts
         self._states = EngineStateMachine(type(engine).__name__, placement.device)
         self._version = NO_VERSION
         self._has_frozen = self._has_generated = False
-        self._num_restarts = 0
-        self._failed_start: EngineFault | None = None
+        self._num_restarts = self._num_faults = 0
+        """Of the run, and of the rollout that runs."""
+        self._fault: EngineFault | None = None
+        """What stopped the engine since it was ready, where nobody could restart it at once."""
         self._metrics: dict[str, float] = {}
         self._advised: set[str] = set()
         """Advice that was printed, without its numbers, which differ from step to step."""
         self._start()
 
-    @contextmanager
-    def ready_engine(self, version: int) -> Iterator[RolloutEngine]:
-        """Wake the engine, sync weights, and yield it ready to generate. Collective.
+    def sync_weights(self, version: int) -> None:
+        """Wake the engine and send it the policy's weights, unless it has them; restart it after a fault. Collective.
 
         Args:
-            version: Version of the policy. Weights are sent only when the engine holds another version, or lost its
-                weights in its sleep.
+            version: Version of the policy.
 
         Raises:
-            EngineFault: The engine failed, here or while the caller generated. Every bucket of the sync was still
-                gathered, so other ranks do not wait for this one.
-            RunError: A weight is NaN or infinite and FP8 cannot represent it; nothing was sent.
+            RunError: A weight is NaN or infinite and FP8 cannot represent it, or the engine cannot restart.
+            StopRequested: The run is told to stop.
         """
-        needs_sync = self._version != version  # the same on all ranks
-        buckets = self._buckets() if needs_sync else iter(())
-        try:
-            if self._failed_start is not None:
-                raise self._failed_start
-            self._prepare(buckets, version)
-            with self._states.calls("generate"):
-                yield self.engine
-        except EngineFault:
-            drain(buckets)
-            raise
+        self.with_restarts(lambda: self._make_ready(version))
 
-    def failed_on_any_rank(self, fault: EngineFault | None) -> bool:
-        """Return whether the engine of some rank failed, where ``fault`` is what this rank's raised. Collective."""
-        return self._any_rank(fault is not None)
-
-    def end_if_stopping(self, fault: EngineFault | None, pause: Callable[[], None] = lambda: None) -> None:
-        """End the rollout, whatever is missing, when the run is told to stop; else do nothing. Collective.
+    def with_restarts(
+        self,
+        attempt: Callable[[], None],
+        num_missing: Callable[[], int] = lambda: 0,
+        pause: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Call ``attempt`` until no rank's engine fails in it; restart the engines of all ranks in between. Collective.
 
         Args:
-            fault: What this rank's engine raised: a launcher's signal may have ended its processes too.
+            attempt: Uses the engine, and raises ``EngineFault`` where it fails.
+            num_missing: Returns how many requests of this rank must be generated again.
             pause: Breaks off what still uses the engine.
 
         Raises:
+            RunError: An engine failed and cannot restart, or has used up its restarts.
             StopRequested: The run is told to stop; the engine sleeps, or is closed after a fault on any rank.
         """
-        if not self._agree_to_stop():
-            return
-        pause()
-        if self.failed_on_any_rank(fault):
-            self.close()
-            self._version = NO_VERSION
-            self._offload.after_generation()
-        else:
-            self.finish()
-        raise StopRequested
+        while True:
+            fault = None
+            try:
+                attempt()
+            except EngineFault as problem:
+                fault = problem
+            if self._agreement.agree_to_stop():
+                pause()
+                self._end_for_stop(fault)
+                raise StopRequested
+            if not self._agreement.any_rank(fault is not None):
+                return
+            pause()
+            self._restart(fault, num_missing())
 
-    def restart(self, fault: EngineFault | None, num_faults: int, num_missing: int) -> None:
+    @contextmanager
+    def ready_engine(self, version: int) -> Iterator[RolloutEngine]:
+        """Yield the engine ready to generate, with the weights of ``version``. Collective.
+
+        They are sent only when the engine holds another version, or lost its weights in a restart or in its sleep.
+
+        Raises:
+            EngineFault: The engine failed, here or while the caller generated.
+            RunError: A weight is NaN or infinite and FP8 cannot represent it; nothing was sent.
+        """
+        self._make_ready(version)
+        with self._states.calls("generate"):
+            yield self.engine
+
+    def note_fault(self, fault: EngineFault | None) -> None:
+        """Make what stopped the engine outside of an attempt the fault of the next :meth:`ready_engine`."""
+        self._fault = fault or self._fault
+
+    def _restart(self, fault: EngineFault | None, num_missing: int) -> None:
         """Restart the engines of all ranks, as some start together and each needs the next weight sync. Collective.
 
         A start that fails with ``EngineFault`` on any rank is the fault of the next :meth:`ready_engine` on all ranks.
-
-        Args:
-            fault: What this rank's engine raised; ``None`` when the engine of another rank failed.
-            num_faults: Faults in this rollout so far.
-            num_missing: Requests of this rank that must be generated again.
-
-        Raises:
-            RunError: The engine cannot restart in this process, or has used up its restarts.
         """
+        self._num_faults += 1
         name, problem = type(self.engine).__name__, fault or "the engine of another rank failed"
         if not self.engine.capabilities.restart:
             raise RunError(
                 f"{name} failed, and cannot start again in this process: {problem} Resume from the newest checkpoint "
                 "with rlplug fit --resume."
             ) from fault
-        if num_faults > self._max_restarts:
+        if self._num_faults > self._max_restarts:
             raise RunError(
                 f"{name} failed again after {self._max_restarts} restarts in one rollout: {problem} Resume from "
                 "the newest checkpoint with rlplug fit --resume; model.limits.max_engine_restarts allows more."
             ) from fault
         if fault is not None:
-            warnings.warn(f"{name} restarts, and {num_missing} requests are sent again: {problem}", stacklevel=2)
+            warnings.warn(f"{name} restarts, and {num_missing} requests are sent again: {problem}", stacklevel=3)
         self._num_restarts += 1
         self._version = NO_VERSION
         self.close()
@@ -167,12 +188,22 @@ class EngineDriver:
             failed = None
         except EngineFault as again:
             failed = again
-        has_failed = self.failed_on_any_rank(failed)
-        self._failed_start = (failed or EngineFault(f"{name} of another rank did not start.")) if has_failed else None
+        has_failed = self._agreement.any_rank(failed is not None)
+        self._fault = (failed or EngineFault(f"{name} of another rank did not start.")) if has_failed else None
+
+    def _end_for_stop(self, fault: EngineFault | None) -> None:
+        """Let the engine sleep; close it where it failed: a launcher's signal may have ended its processes too."""
+        if self._agreement.any_rank(fault is not None):
+            self.close()
+            self._version = NO_VERSION
+            self._offload.after_generation()
+        else:
+            self.finish()
 
     def finish(self) -> None:
         """End a rollout: let the engine sleep, and bring the trainer's weights back."""
         self._has_generated = True
+        self._num_faults = 0
         self._sleep()
         self.restore_trainer()
 
@@ -207,7 +238,8 @@ class EngineDriver:
 
     def _buckets(self) -> Iterator[Bucket]:
         """Return the buckets of the next sync. Collective: the engines of all ranks start together."""
-        return self._make_buckets() if self._spec.adapters is None else self._make_buckets(has_frozen=self._has_frozen)
+        make = self._policy.make_buckets
+        return make() if self.spec.adapters is None else make(has_frozen=self._has_frozen)
 
     @contextmanager
     def _calls(self, call: Call, method: str) -> Iterator[None]:
@@ -216,6 +248,18 @@ class EngineDriver:
             yield
 
     # ---- one rollout ----------------------------------------------------------------------------------------------
+
+    def _make_ready(self, version: int) -> None:
+        """Prepare the engine; after a fault every bucket is still gathered, so no other rank waits for this one."""
+        needs_sync = self._version != version  # the same on all ranks
+        buckets = self._buckets() if needs_sync else iter(())
+        try:
+            if self._fault is not None:
+                raise self._fault
+            self._prepare(buckets, version)
+        except EngineFault:
+            drain(buckets)
+            raise
 
     def _prepare(self, buckets: Iterator[Bucket], version: int) -> None:
         """Wake the engine's weights, sync them, and wake its KV cache, as far as it needs each.
@@ -231,7 +275,7 @@ class EngineDriver:
             self._version = NO_VERSION
             call = PluginCall(self.engine, "update_weights")
             with self._calls("update_weights", "update_weights"):
-                found = self._hook.rlplug_sync_weights(engine=self.engine, buckets=buckets, version=version)
+                found = self._policy.hook.rlplug_sync_weights(engine=self.engine, buckets=buckets, version=version)
                 if next(buckets, None) is not None:
                     drain(buckets)
                     raise call.violation("take all buckets of a weight sync", "left some of them")
@@ -273,6 +317,6 @@ class EngineDriver:
         self._offload.before_engine_wakes()
         self._offload.before_generation()
         with self._calls("start", "start"):
-            self.engine.start(self._spec, self._placement)
+            self.engine.start(self.spec, self.placement)
         self._sleep()
         self._offload.after_generation()

@@ -4,57 +4,44 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from rlplug.interfaces.optimization import Effect
+from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.models.build import Models, build_critic, build_policy, build_reference
 from rlplug.plugin_manager import plugins
-from rlplug.rewards import start_rewards
 from rlplug.setup.checks.trainer import check_trainer
 from rlplug.training.actor_critic import ActorCritic, TrainableModel
 from rlplug.training.passes import MicroBatchRunner
-from rlplug.training.trainer_record import adapter_record, check_records
+from rlplug.training.step_training import StepTraining
+from rlplug.training.trainer_record import adapter_record
 from rlplug.training.update import PolicyUpdate
+from rlplug.types import StepBatch
 from rlplug.weight_sync.manifest import adapters_line
 
 if TYPE_CHECKING:
     from rlplug.config import RunConfig
-    from rlplug.distributed.strategy import RLFSDP2Strategy
-    from rlplug.setup.inputs import RunInputs
-    from rlplug.setup.planning import RunPlan
+    from rlplug.distributed.offload import Offload
+    from rlplug.setup.planning import RunParts
     from rlplug.training.samples.token_capture import TokenCapture
+    from rlplug.types import Sample
 
 
-def build_models(
-    models: Models, config: RunConfig, inputs: RunInputs, plan: RunPlan | None, strategy: RLFSDP2Strategy
-) -> None:
-    """Build the models that are missing: those of training with ``plan``, the policy alone without.
+def build_models(parts: RunParts, built: Models | None) -> Models:
+    """Return the models: the policy alone, and with a plan those that training needs beside it.
 
-    A validation before the training has built the policy already.
+    Args:
+        parts: What the run is made from.
+        built: Models that a validation before the training has built; the missing ones are added.
     """
+    config, strategy, plan = parts.config, parts.strategy, parts.plan
     trainer = config.model_trainer
     if plan is None:
         check_trainer(config, strategy.mesh_sizes(strategy.world_size))
     optimizations = config.optimizations if plan is None else plan.optimizations
-    if models.policy is None:
-        models.policy, effects = build_policy(
-            config.policy, optimizations, strategy, trainer, config.router_replay, config.lora
-        )
-        models.effects += effects
-        models.effects += () if plan is None or plan.memory is None else plan.memory.left_out
-        if inputs.spec.fp8 is not None:
-            from rlplug.weight_sync.fp8_layers import describe
-
-            models.effects += (Effect(describe(inputs.spec.fp8)),)
-        if inputs.spec.adapters is not None:
-            models.effects += (Effect(adapters_line(inputs.spec, type(config.engine).__name__)),)
-        models.adapters = adapter_record(models.policy, strategy.gather)
-        notes = [*inputs.notes, *start_rewards(config.rewards, strategy.root_device)]
-        models.effects += [Effect(note) for note in notes]
-    strategy.accept_checkpoint = partial(check_records, trainer, models.adapters)
+    models = built or _policy_models(parts, optimizations)
     if plan is None:
-        return
+        return models
     if config.reference_is_policy and models.reference is None:
         from rlplug.models.lora.adapters import WithoutAdapters
 
@@ -69,11 +56,30 @@ def build_models(
             config.critic, models.policy, config.policy, optimizations, strategy, trainer
         )
         models.effects += effects
+    return models
+
+
+def _policy_models(parts: RunParts, optimizations: Sequence[Optimization]) -> Models:
+    """Return the policy, with what a person should know of how it was made."""
+    config, inputs, strategy, plan = parts.config, parts.inputs, parts.strategy, parts.plan
+    policy, effects = build_policy(
+        config.policy, optimizations, strategy, config.model_trainer, config.router_replay, config.lora
+    )
+    models = Models(policy)
+    models.effects += effects
+    models.effects += () if plan is None or plan.memory is None else plan.memory.left_out
+    if inputs.spec.fp8 is not None:
+        from rlplug.weight_sync.fp8_layers import describe
+
+        models.effects += [Effect(describe(inputs.spec.fp8))]
+    if inputs.spec.adapters is not None:
+        models.effects += [Effect(adapters_line(inputs.spec, type(config.engine).__name__))]
+    models.adapters = adapter_record(policy, strategy.gather)
+    return models
 
 
 def make_optimizers(config: RunConfig, models: Models) -> tuple[list[Any], list[Any]]:
     """Return the optimizers and their schedulers (``None`` for a constant rate): the policy's, then the critic's."""
-    assert models.policy is not None
     trained = [(name, weight) for name, weight in models.policy.named_parameters() if weight.requires_grad]
     optimizers = [config.optimizer(trained)]
     make_schedulers = [config.lr_scheduler]
@@ -112,17 +118,16 @@ def take_optimizer_options(
 
 
 def make_update(
-    config: RunConfig,
-    plan: RunPlan,
+    parts: RunParts,
     models: Models,
-    strategy: RLFSDP2Strategy,
     optimizers: Sequence[Any],
     schedulers: Sequence[Any],
     backward: Callable[[Any], None],
     capture: TokenCapture | None,
 ) -> PolicyUpdate:
     """Join models with their optimizers and schedulers, the policy's first, into what updates them."""
-    assert models.policy is not None
+    config, plan = parts.config, parts.plan
+    assert plan is not None, "training is planned"
     policy = TrainableModel("policy", models.policy, optimizers[0], schedulers[0], config.limits.max_grad_norm)
     critic = None
     if config.critic is not None:
@@ -138,8 +143,25 @@ def make_update(
             sampling=config.sampling,
             loss_hook=plugins().hook.rlplug_compute_loss if plugins().wraps("rlplug_compute_loss") else None,
         ),
-        runner=MicroBatchRunner(plan.batch, strategy, capture),
+        runner=MicroBatchRunner(plan.batch, parts.strategy, capture),
         backward=backward,
         skip_nonfinite=config.limits.on_nonfinite == "skip",
         seed=config.seed,
     )
+
+
+def make_step_training(
+    parts: RunParts, update: PolicyUpdate, offload: Offload, phase: Callable[[str], AbstractContextManager[None]]
+) -> StepTraining:
+    """Return what trains on the groups of a step: together, or as they complete."""
+    spec, strategy, partial_rollout = parts.inputs.spec, parts.strategy, parts.config.partial_rollout
+    no_experts = None if spec.routers is None else spec.routers.empty(0)
+
+    def make_batch(samples: Sequence[Sample]) -> StepBatch:
+        return StepBatch.from_samples(samples, strategy.statistics, no_experts)
+
+    if partial_rollout is not None and partial_rollout.streams:
+        from rlplug.training.streaming.step import StreamedStep
+
+        return StreamedStep(update, offload, make_batch, phase)
+    return StepTraining(update, offload, make_batch)

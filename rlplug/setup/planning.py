@@ -12,9 +12,8 @@ from rlplug.models.hf_files import read_config
 from rlplug.models.shape import attention_cost
 from rlplug.plugin_manager import CORE, plugins
 from rlplug.setup.checks.engine import check_context, check_rollout
-from rlplug.setup.checks.streaming import check_streamed_prompts, check_streaming
 from rlplug.setup.checks.trainer import check_optimizers, check_trainer
-from rlplug.setup.checks.training import check_training
+from rlplug.setup.checks.training import check_streamed_prompts, check_streaming, check_training
 from rlplug.training.batch_plan import BatchPlan
 
 if TYPE_CHECKING:
@@ -48,6 +47,18 @@ class RunPlan:
     """Whether the engine sleeps between rollouts."""
     memory: Decisions | None = None
     """The memory plan of a run on GPUs, and what it decided."""
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """What a run is made from, once Lightning has set up its data and its strategy."""
+
+    config: RunConfig
+    inputs: RunInputs
+    data: PromptDataModule
+    strategy: RLFSDP2Strategy
+    plan: RunPlan | None
+    """``None`` for a run that does not train."""
 
 
 def plan_run(

@@ -1,45 +1,54 @@
-"""The parts that generate and score in a run: its engine, its generator, its rewards and its mismatch gate."""
+"""A run as Lightning starts it: checks, plan, models and engine, and the parts that generate and score."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
 from torch._C._distributed_c10d import Store
 
 from rlplug.config import RunConfig
 from rlplug.data.datamodule import PromptDataModule
+from rlplug.data.prompt_encoder import PromptRules
 from rlplug.distributed.offload import Offload
-from rlplug.distributed.stop_signal import StopSignal
-from rlplug.distributed.strategy import RLFSDP2Strategy
+from rlplug.distributed.stop_signal import StopSignal, end_at_once
+from rlplug.distributed.strategy import RLFSDP2Strategy, require_strategy
 from rlplug.errors import RLPlugError
+from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.rollout import Placement, PolicySpec
 from rlplug.models.build import Models
+from rlplug.observability.phase_timer import PhaseTimer
+from rlplug.observability.start import StartTimer, watch_compilation
 from rlplug.plugin_manager import plugins
-from rlplug.rewards import RewardRunner
-from rlplug.rollout.engine_driver import EngineDriver
-from rlplug.rollout.generator import RolloutGenerator
-from rlplug.rollout.turns.observation_tokens import ObservationTokens
-from rlplug.setup.checks.engine import check_context
-from rlplug.setup.inputs import RunInputs
+from rlplug.rewards import RewardRunner, start_rewards
+from rlplug.rollout.engine_driver import EngineDriver, RankAgreement, SyncedPolicy
+from rlplug.rollout.source import RolloutGenerator, RolloutRequest, RolloutSource
+from rlplug.rollout.turns.trajectory_turns import TurnRules
+from rlplug.setup.build import build_models, make_optimizers
+from rlplug.setup.checks.engine import check_context, check_machine, check_rollout
+from rlplug.setup.inputs import RunInputs, read_inputs
+from rlplug.setup.planning import RunParts, RunPlan, plan_fit
 from rlplug.training.mismatch_gate import MismatchGate, limit_of
+from rlplug.training.trainer_record import check_records
+from rlplug.types import NO_VERSION
 from rlplug.weight_sync.buckets import policy_buckets
 
 
-@dataclass(frozen=True)
-class Run:
-    """The parts that run rollouts, in training and in validation."""
+def make_source(config: RunConfig) -> RolloutSource:
+    """Return where the groups of each step come from."""
+    partial_rollout, prompts_per_step = config.partial_rollout, config.batch.prompts_per_step
+    if partial_rollout is None:
+        return RolloutSource()
+    if partial_rollout.asynchronous:
+        from rlplug.rollout.partial.asynchronous import AsynchronousSource
 
-    offload: Offload
-    driver: EngineDriver
-    generator: RolloutGenerator
+        return AsynchronousSource(partial_rollout, prompts_per_step)
+    from rlplug.rollout.partial.source import PartialSource
 
-    def pop_metrics(self) -> dict[str, float]:
-        """Return the metrics of engine, environments and offload since the last call."""
-        return self.generator.pop_metrics() | self.offload.pop_metrics()
+    return PartialSource(partial_rollout, prompts_per_step)
 
 
 def make_rewards(config: RunConfig) -> RewardRunner:
@@ -52,55 +61,129 @@ def make_rewards(config: RunConfig) -> RewardRunner:
     )
 
 
-def start_run(
-    config: RunConfig,
-    inputs: RunInputs,
-    sleeps: bool,
-    models: Models,
-    data: PromptDataModule,
-    strategy: RLFSDP2Strategy,
-    optimizers: Sequence[Any],
-    stop: StopSignal,
-) -> Run:
-    """Start this rank's engine, and what generates with it until ``stop`` comes."""
-    assert models.policy is not None
-    offload = Offload(
-        config.memory.offload,
-        strategy.root_device,
-        trained=[model for model in (models.policy, models.critic) if model is not None],
-        reference=[] if models.reference is None or config.reference_is_policy else [models.reference],
-        optimizers=optimizers,
-    )
-    placement = Placement(strategy.root_device, strategy.global_rank, strategy.world_size)
-    weights = config.model_trainer.hf_weights(models.policy)
-    max_bytes = config.weight_sync.bucket_mib << 20
-    driver = EngineDriver(
-        engine=config.engine,
-        make_buckets=partial(policy_buckets, models.policy, inputs.spec, max_bytes, weights),
-        spec=inputs.spec,
-        placement=placement,
-        hook=plugins().hook,
-        sleeps=sleeps,
-        offload=offload,
-        any_rank=strategy.any_rank,
-        max_restarts=config.limits.max_engine_restarts,
-        is_stopping=stop.poll,
-        agree_to_stop=lambda: strategy.agree_to_stop(stop),
-    )
-    try:  # servers have said their context by now
-        check_context(config.engine, inputs.spec, data.longest_prompt, config.sampling.max_new_tokens)
-    except RLPlugError:
-        driver.close()
-        raise
-    generator = make_generator(config, inputs, driver, placement, data, strategy.gather, strategy.store)
-    return Run(offload, driver, generator)
+class RunModule(LightningModule):
+    """A configured run.
+
+    Args:
+        config: Options of the run.
+    """
+
+    parts: RunParts
+    """What the run is made from, once :meth:`setup` has run."""
+    models: Models
+    """The sharded models, once :meth:`configure_model` has run."""
+    driver: EngineDriver
+    """This rank's engine, once :meth:`start_run` has run, as what follows."""
+    offload: Offload
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__()
+        self.start_timer = StartTimer()
+        self.config = config
+        self.rewards = make_rewards(config)
+        self.source = make_source(config)
+        """Where the groups of each step come from."""
+        self.timer = PhaseTimer(config.limits.stall_s, deadline_s=config.limits.phase_deadline_s)
+        self.stop_signal = StopSignal()
+        self.schedulers: list[Any] = []
+
+    @property
+    def data(self) -> PromptDataModule:
+        data: PromptDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
+        return data
+
+    @property
+    def strategy(self) -> RLFSDP2Strategy:
+        return require_strategy(self.trainer.strategy)
+
+    @cached_property
+    def inputs(self) -> RunInputs:
+        """Tokenizer, policy specification and tools, read from files at the first use."""
+        return read_inputs(self.config)
+
+    @property
+    def prompt_rules(self) -> PromptRules:
+        """Rules that prompts must keep; the data module asks for them in its ``setup``, before this one's."""
+        return self.inputs.prompt_rules(self.config.sampling.max_new_tokens)
+
+    def setup(self, stage: str) -> None:
+        """Check what can be checked before anything is loaded, and plan a training."""
+        self.start_timer.begin("checks")
+        watch_compilation()
+        self.timer.device = self.strategy.root_device
+        config, inputs, data, strategy = self.config, self.inputs, self.data, self.strategy
+        check_machine(config, inputs, strategy)
+        plan = None
+        if stage != "fit":
+            check_rollout(config, inputs)
+        else:
+            plan = plan_fit(config, inputs, data, strategy, self.trainer.world_size)
+            prompts = data.train_stream.state_dict()["fingerprint"]
+            self.source.identify(config.seed, prompts, config.batch.group_size, plan.total_steps)
+        self.parts = RunParts(config, inputs, data, strategy, plan)
+
+    @property
+    def plan(self) -> RunPlan:
+        assert self.parts.plan is not None, "there is a plan after setup('fit')"
+        return self.parts.plan
+
+    def configure_model(self) -> None:
+        """Build the models, and start the rewards, which may take memory of the device too."""
+        self.start_timer.begin("models")
+        built: Models | None = getattr(self, "models", None)  # by a validation before the training
+        self.models = build_models(self.parts, built)
+        if built is None:
+            notes = [*self.inputs.notes, *start_rewards(self.config.rewards, self.strategy.root_device)]
+            self.models.effects += [Effect(note) for note in notes]
+        self.strategy.accept_checkpoint = partial(check_records, self.config.model_trainer, self.models.adapters)
+
+    def configure_optimizers(self) -> Any:
+        optimizers, self.schedulers = make_optimizers(self.config, self.models)
+        return optimizers, [scheduler for scheduler in self.schedulers if scheduler is not None]
+
+    def start_run(self) -> None:
+        """Start this rank's engine, and let the source generate with it."""
+        self.start_timer.begin("engine start")
+        end_at_once(self.global_rank)
+        config, inputs, data, strategy = self.config, self.inputs, self.data, self.strategy
+        models, plan, stop = self.models, self.parts.plan, self.stop_signal
+        self.offload = Offload(
+            config.memory.offload,
+            strategy.root_device,
+            trained=[model for model in (models.policy, models.critic) if model is not None],
+            reference=[] if models.reference is None or config.reference_is_policy else [models.reference],
+            optimizers=self.trainer.optimizers,
+        )
+        weights = config.model_trainer.hf_weights(models.policy)
+        max_bytes = config.weight_sync.bucket_mib << 20
+        make_buckets = partial(policy_buckets, models.policy, inputs.spec, max_bytes, weights)
+        self.driver = EngineDriver(
+            engine=config.engine,
+            policy=SyncedPolicy(inputs.spec, make_buckets, plugins().hook),
+            placement=Placement(strategy.root_device, strategy.global_rank, strategy.world_size),
+            offload=self.offload,
+            sleeps=config.memory.sleep_between_rollouts is True if plan is None else plan.sleeps,
+            max_restarts=config.limits.max_engine_restarts,
+            agreement=RankAgreement(strategy.any_rank, stop.poll, lambda: strategy.agree_to_stop(stop)),
+        )
+        try:  # servers have said their context by now
+            check_context(config.engine, inputs.spec, data.longest_prompt, config.sampling.max_new_tokens)
+        except RLPlugError:
+            self.driver.close()
+            raise
+        self.source.start(make_generator(config, inputs, self.driver, data, strategy.gather, strategy.store))
+        self.timer.asleep_bytes = self.driver.asleep_bytes
+
+    def teardown(self, stage: str) -> None:
+        self.stop_signal.uninstall()
+        if hasattr(self.source, "generator"):
+            self.source.close()
 
 
 def make_generator(
     config: RunConfig,
     inputs: RunInputs,
     driver: EngineDriver,
-    placement: Placement,
     data: PromptDataModule,
     gather: Callable[[Any], Any] = list,
     store: Store | None = None,
@@ -111,27 +194,30 @@ def make_generator(
         config: Options of the run.
         inputs: Facts about policy and environment.
         driver: The driver of this rank's engine.
-        placement: This rank and its device.
         data: Data module whose prompts are rendered by now.
         gather: Returns the concatenation of all ranks' lists; by default there is one rank.
         store: Store of all ranks; ``None`` for one.
     """
-    return RolloutGenerator(
-        driver=driver,
-        spec=inputs.spec,
-        placement=placement,
-        tokenizer=inputs.tokenizer,
-        make_environment=config.environment,
-        options=config.turns,
-        observations=ObservationTokens(
-            inputs.tokenizer,
-            chat=data.renders_chat and config.environment is not None,
-            tools=data.template_tools,
-            has_tools=bool(inputs.tools),
-        ),
-        gather=gather,
-        store=store,
-    )
+
+    def make_rules() -> TurnRules:
+        if config.environment is None:
+            return TurnRules(config.turns)
+        from rlplug.rollout.turns.environment_calls import EnvironmentCalls
+        from rlplug.rollout.turns.observation_tokens import ObservationTokens
+
+        tokenizer, tools = inputs.tokenizer, data.template_tools
+        observations = ObservationTokens(tokenizer, data.renders_chat, tools, has_tools=bool(inputs.tools))
+        end_tokens = inputs.spec.eos_token_ids
+        environments = EnvironmentCalls(config.environment, tokenizer, end_tokens, config.turns, observations)
+        return TurnRules(config.turns, environments, observations)
+
+    return RolloutGenerator(driver, inputs.tokenizer, make_rules, gather, store)
+
+
+def validation_request(config: RunConfig) -> RolloutRequest:
+    """Return how held-out prompts are sampled, without the prompts and the version of the policy."""
+    sampling = config.validation.sampling_of(config.sampling)
+    return RolloutRequest((), config.validation.num_samples, sampling, f"validate/{config.seed}", NO_VERSION)
 
 
 def make_mismatch_gate(config: RunConfig, policy: PolicySpec, device: torch.device) -> MismatchGate:
@@ -139,4 +225,6 @@ def make_mismatch_gate(config: RunConfig, policy: PolicySpec, device: torch.devi
     usual, limits = limit_of(policy, device, config.sampling), config.limits
     gate = usual if limits.mismatch_gate == "auto" else limits.mismatch_gate
     engine, has_old_tokens = type(config.engine).__name__, config.partial_rollout is not None
-    return MismatchGate(engine, gate, usual, limits.gate_every_step, has_old_tokens, config.sampling.extra)
+    max_age = None if config.partial_rollout is None else config.partial_rollout.bound
+    extra = config.sampling.extra
+    return MismatchGate(engine, gate, usual, limits.gate_every_step, has_old_tokens, max_age, extra)

@@ -31,6 +31,8 @@ JUMP: Final = 4.0
 """How many times the usual mean is a jump, if it is also above a tenth of the limit for the dtype."""
 LEAST_TOKENS: Final = 100
 """Fewest tokens of the newest version whose mean is a gate, in a step that may have few of them."""
+LARGEST_LOG_WEIGHT: Final = 20.0
+"""Logarithms of importance weights are cut to this size, in nats: an algorithm cuts weights long before."""
 
 
 def limit_of(policy: PolicySpec, device: torch.device, sampling: SamplingParams) -> float:
@@ -55,6 +57,7 @@ class MismatchGate:
         usual_limit: Limit for the dtype, :func:`limit_of`: a tenth of it is the least that counts as a jump.
         every_step: Apply the limit in every step, and not only in the first one of a run.
         has_old_tokens: Whether a batch may have tokens of older versions, as in a partial rollout.
+        max_age: Largest age of tokens, in versions, by which importance weights are measured; ``None`` for no measure.
         extra: Names in ``sampling.extra``, which change what the engine samples from, and not the trainer's logprobs.
     """
 
@@ -65,6 +68,7 @@ class MismatchGate:
         usual_limit: float,
         every_step: bool,
         has_old_tokens: bool,
+        max_age: int | None = None,
         extra: Iterable[str] = (),
     ) -> None:
         self.limit = limit
@@ -72,6 +76,7 @@ class MismatchGate:
         self._usual_limit = usual_limit
         self._every_step = every_step
         self._has_old_tokens = has_old_tokens
+        self._max_age = max_age
         self._extra = ", ".join(extra)
         self._history: deque[float] = deque(maxlen=HISTORY)
         self._is_high = False
@@ -79,7 +84,7 @@ class MismatchGate:
     def compare(
         self, batch: StepBatch, sampled_logprobs: Tensor, policy_version: int, step: int, is_first_step: bool
     ) -> dict[str, float]:
-        """Return ``mismatch/...`` metrics over the tokens of ``policy_version``, of all ranks. Collective.
+        """Return ``mismatch/...`` metrics over the tokens of ``policy_version``, and those by age. Collective.
 
         Args:
             batch: This rank's rows of the step, with ``rollout_logprobs`` and ``policy_versions``.
@@ -92,19 +97,22 @@ class MismatchGate:
         Raises:
             RunError: The mismatch is above the limit.
         """
+        by_age: dict[str, float] = {}
+        if self._max_age is not None:
+            by_age = weights_by_age(batch, sampled_logprobs, policy_version, self._max_age)
         tokens = batch.per_token
         mask = tokens["response_mask"] & (tokens["policy_versions"] == policy_version)
         difference = np.where(mask, sampled_logprobs.numpy() - tokens["rollout_logprobs"], np.float32(0))
         has_tokens = batch.sums(mask) > 0
         num_compared = float(batch.step.sum(torch.tensor(mask.sum()))) if self._has_old_tokens else None
         if num_compared == 0:
-            return {}
+            return by_age
         metrics = difference_metrics(
             torch.from_numpy(difference[mask]), torch.from_numpy(batch.sums(difference)[has_tokens]), batch.step
         )
         if num_compared is None or num_compared >= LEAST_TOKENS:
             self._judge(metrics["mismatch/mean"], metrics["mismatch/max"], step, is_first_step)
-        return metrics
+        return metrics | by_age
 
     def _judge(self, mean: float, largest: float, step: int, is_first_step: bool) -> None:
         disagree = (
@@ -131,3 +139,35 @@ class MismatchGate:
         self._is_high = is_jump
         if not is_jump:
             self._history.append(mean)
+
+
+def weights_by_age(batch: StepBatch, sampled_logprobs: Tensor, policy_version: int, max_age: int) -> dict[str, float]:
+    """Return mean and maximum of pi(token) / pi_engine(token) for each age that tokens have. Collective.
+
+    A mean far from 1 says that tokens of that age were sampled by another policy than the one that trains.
+
+    Args:
+        batch: This rank's rows of the step, with ``rollout_logprobs`` and ``policy_versions``.
+        sampled_logprobs: float32 [N], the trainer's, before the update.
+        policy_version: Version of the trainer's weights.
+        max_age: Largest age, in versions, of which there is a metric.
+
+    Returns:
+        ``partial/weight_mean_<age>``, ``partial/weight_max_<age>`` and ``partial/token_share_<age>``, the share of the
+        tokens, for the ages that occur.
+    """
+    tokens = batch.per_token
+    mask = tokens["response_mask"]
+    ages = policy_version - tokens["policy_versions"][mask]
+    difference = sampled_logprobs.numpy()[mask] - tokens["rollout_logprobs"][mask]
+    weights = np.exp(np.clip(difference.astype(np.float64), -LARGEST_LOG_WEIGHT, LARGEST_LOG_WEIGHT))
+    of_ages = [weights[ages == age] for age in range(max_age + 1)]
+    mine = torch.tensor([[len(found), found.sum(), found.max(initial=0.0)] for found in of_ages], dtype=torch.float64)
+    counts, sums, largest = batch.step.gather(mine).unbind(dim=2)
+    metrics = {}
+    for age, count in enumerate(counts.sum(dim=0).tolist()):
+        if count:
+            metrics[f"partial/weight_mean_{age}"] = float(sums[:, age].sum()) / count
+            metrics[f"partial/weight_max_{age}"] = float(largest[:, age].max())
+            metrics[f"partial/token_share_{age}"] = count / float(counts.sum())
+    return metrics

@@ -245,10 +245,10 @@ def _child(case: Case, folder: Path, writer: int) -> None:
         sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0), write_through=True)
         sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", 0), write_through=True)
         file = _write(case)
-        import rlplug.setup
+        import rlplug.setup.start
         from rlplug.cli.main import main
 
-        rlplug.setup.build_models = lambda *_, **__: os._exit(LOADS)
+        rlplug.setup.start.build_models = lambda *_, **__: os._exit(LOADS)
         code = main(["fit", "-c", file])
     except SystemExit as ending:
         code = 71 if ending.code else 72

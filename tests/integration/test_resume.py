@@ -14,7 +14,7 @@ from rlplug.observability.metrics_log import read_metrics
 from rlplug.observability.phase_timer import PHASES
 
 KILLED_IN = (*PHASES, "validate", "checkpoint")
-INTERRUPTED_IN = ("rollout", "advantages", "update", "publish", "validate")
+INTERRUPTED_IN = ("sync", "rollout", "advantages", "update", "publish", "validate")
 
 RUN = [
     *(*SMALL, "--model.num_steps", "5", "--model.validation.every_n_steps", "2", "--checkpoint.every_n_steps", "2"),
@@ -162,13 +162,13 @@ def test_a_partial_rollout_resumes_with_the_experts_of_its_tokens(finished: Fini
     """Experts that a checkpoint loses would be read again with newer weights, and others be replayed."""
     assert_same_run(finished.run_dir("replay-SIGKILL"), finished.run_dir("replay"))
     rows = metrics(finished.run_dir("replay"))
-    assert any(row["partial/former_share"] > 0 for row in rows)
+    assert any(row["partial/previous_share"] > 0 for row in rows)
     assert all(0 < row["router/differ"] < 1 for row in rows)
 
 
 def test_that_partial_rollout_has_tokens_of_former_policies(finished: Finished) -> None:
     rows = metrics(finished.run_dir("partial"))
-    assert any(row["partial/former_share"] > 0 for row in rows)
+    assert any(row["partial/previous_share"] > 0 for row in rows)
     assert all(row["partial/groups_in_flight"] > 0 for row in rows)
 
 

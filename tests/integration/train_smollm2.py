@@ -63,7 +63,7 @@ def greedy_in_memory(module: RLModule, prompt: list[int]) -> list[int]:
     """Generate with an engine that has the weights of the policy in memory."""
     engine = HFRollout()
     engine.start(module.inputs.spec, Placement(torch.device("cpu"), 0, 1))
-    engine.update_weights(weight_buckets(module.policy, torch.float32), version=1)
+    engine.update_weights(weight_buckets(module.models.policy, torch.float32), version=1)
     [completion] = engine.generate([Request("0", tuple(prompt), 0)], SamplingParams(24, temperature=0))
     return completion.token_ids.tolist()
 

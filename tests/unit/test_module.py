@@ -50,7 +50,7 @@ def test_reward_errors_are_a_share_of_the_step_and_not_of_a_refill(monkeypatch: 
         batch=BatchSizes(prompts_per_step=4, group_size=4),
         limits=Limits(max_reward_error_share=0.1),
     )
-    module.groups = GroupSelection(module.config.algorithm, 4, None, alone.gather_arrays)
+    module.groups = GroupSelection(module.config.algorithm, 4, module.source, alone.gather_arrays)
     first = [sample for number in range(3) for sample in group(number, 0.0, 0.0, 1.0, 1.0)] + group(3, 0, 0, 0, 0)
     rollout = module.filter_groups(Rollout(), first)
     rollout = module.filter_groups(rollout, group(4, 0.0, 1.0, 1.0, math.nan))

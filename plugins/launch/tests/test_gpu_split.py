@@ -10,7 +10,7 @@ from rlplug_launch.gpu_split import GPURates, rates_of_run
 from rlplug.cli.main import main
 from rlplug.errors import ConfigError
 
-SYNCHRONOUS = "step,completion/num_tokens,time/step,time/rollout,time/validate"
+SYNCHRONOUS = "step,completion/num_tokens,time/step,time/sync,time/rollout,time/validate"
 ASYNCHRONOUS = "step,completion/num_tokens,time/step,time/rollout,partial/engine_idle_s"
 
 
@@ -25,8 +25,8 @@ def write_run(folder, header, rows, rollout):
 
 @pytest.mark.parametrize(
     ("header", "row", "rollout", "rates"),
-    [  # 1,200 tokens: 4 s of rollout on 2 GPUs, 6 s of training on 2
-        (SYNCHRONOUS, "1200,13,4,3", {"class_path": "VLLMRollout"}, GPURates(150.0, 100.0)),
+    [  # 1,200 tokens: 4 s of weight sync and rollout on 2 GPUs, 6 s of training on 2
+        (SYNCHRONOUS, "1200,13,1,3,3", {"class_path": "VLLMRollout"}, GPURates(150.0, 100.0)),
         # 10 s, in which engines on 3 GPUs generate 8, and the trainer on 2 waits or syncs for 4
         (
             ASYNCHRONOUS,
@@ -44,12 +44,8 @@ def test_rates_follow_from_the_steps_of_a_run(header, row, rollout, rates, tmp_p
 @pytest.mark.parametrize(
     ("rows", "rollout", "message"),
     [
-        (["1,9,1,1,0", "2,9,1,1,0"], {"class_path": "VLLMRollout"}, "no steps after the first 2"),
-        (
-            [f"{step},9,1,1,0" for step in (1, 2, 3)],
-            {"class_path": "VLLMServerRollout"},
-            "on how many GPUs the engines were",
-        ),
+        (["1,9,1,0,1,0", "2,9,1,0,1,0"], {"class_path": "VLLMRollout"}, "no steps after the first 2"),
+        (["1,9,1,0,1,0"] * 3, {"class_path": "VLLMServerRollout"}, "on how many GPUs the engines were"),
     ],
 )
 def test_rates_are_never_invented(rows, rollout, message, tmp_path):

@@ -66,6 +66,7 @@ def metric_rows(num_steps: int) -> list[dict[str, float]]:
         mismatch = 0.0031 * math.exp(noise.gauss(0, 0.18)) * (1 + 0.5 * learned)
         times = {
             "prompts": 0.02,
+            "sync": 0.2,
             "rollout": 4.1 + length / 40 + abs(noise.gauss(0, 0.35)),
             "rewards": 0.35 + abs(noise.gauss(0, 0.12)),
             "filter": 0.01,

@@ -42,7 +42,7 @@ def test_every_figure_is_valid_plotly_and_holds_the_metrics(tmp_path: Path) -> N
     assert "type" not in by_title["Gradient norm"].spec["layout"]["yaxis"]
     stack = by_title["Where the time goes"].traces
     names = [trace["name"] for trace in stack]
-    assert names[:3] == ["prompts", "rollout", "rewards"]
+    assert names[:3] == ["prompts", "sync", "rollout"]
     assert names[-1] == "outside the phases"
     assert sum(trace["y"][7] for trace in stack) == pytest.approx(metric_rows(160)[7]["time/step"], rel=1e-3)
 
@@ -70,7 +70,7 @@ def test_the_chart_of_memory_has_few_lines_that_differ() -> None:
     columns = {f"memory/{phase}": (0.40 + 0.01 * index, 0.42) for index, phase in enumerate(names)}
     (figure,) = build_figures(Metrics((1, 2), columns))[0]
     assert [entry.label for entry in figure.legend] == ["rollout", "logprobs", "update", "highest of the other phases"]
-    assert figure.traces[-1]["y"] == [0.49, 0.42]
+    assert figure.traces[-1]["y"] == [0.50, 0.42]
     assert "rangemode" not in figure.y_axis
 
 

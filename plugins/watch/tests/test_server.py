@@ -90,7 +90,7 @@ def test_the_page_of_a_run_has_its_parts_and_is_sent_when_it_changed(runs: Path)
             one.text for one in advise(read_run(runs / "arithmetic/001").metrics, RUN)
         ]
         assert len(page["timeline"]["steps"]) == 20
-        assert [phase["name"] for phase in page["timeline"]["phases"]][:2] == ["prompts", "rollout"]
+        assert [phase["name"] for phase in page["timeline"]["phases"]][:2] == ["prompts", "sync"]
         known = await (await client.get(address, params={"known": page["version"]})).json()
         assert known == {"version": page["version"]}
         assert not page["has_timelines"]

@@ -14,7 +14,7 @@ from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.observability.terminal import say
 from rlplug.recording.run_output import print_batch_plan, print_memory_plan
-from rlplug.setup import plan_run
+from rlplug.setup.planning import plan_run
 from rlplug.training.memory_plan.decisions import shortfall
 from rlplug.training.memory_plan.inputs import GPU, total_and_free
 from rlplug.types import GIB

@@ -5,22 +5,21 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault
-from rlplug.observability.timeline import EngineTimeline
-from rlplug.rollout.agent_loop import AgentLoop
-from rlplug.rollout.engine_driver import EngineDriver
+from rlplug.observability.phase_progress import PhaseProgress
+from rlplug.rollout.agent_loop import GenerationStep
+from rlplug.rollout.config import PartialRollout
 from rlplug.rollout.partial.background import BackgroundGeneration, HeldOutRollout
-from rlplug.rollout.partial.enough_groups import CompleteGroups, EnoughGroups
-from rlplug.rollout.partial.state import PartialRolloutState
-from rlplug.rollout.ranks import EngineRanks
+from rlplug.rollout.partial.enough_groups import EnoughGroups
+from rlplug.rollout.partial.source import PartialSource
+from rlplug.rollout.source import RolloutRequest
 from rlplug.rollout.trajectory import Trajectory
-from rlplug.types import NO_VERSION
+from rlplug.types import NO_VERSION, Sample
 
 POLL_S: Final = 0.01
 """How often the main thread looks for complete groups, in seconds."""
@@ -38,38 +37,23 @@ ADVICE: Final = {
 """What to say of either side."""
 
 
-MakeLoop: TypeAlias = Callable[[Callable[[], bool]], AgentLoop]
-"""Makes the agent loop of this rank's open groups, which breaks off once its argument returns true."""
-
-
-class AsynchronousRollout:
-    """Takes the next groups of a partial rollout, whose other groups are generated on while they train.
+class AsynchronousSource(PartialSource):
+    """A partial rollout whose groups are generated on while others train.
 
     A thread generates from one weight sync to the next. With new weights, or new groups, it is paused: requests are
     aborted, and sent again with their tokens so far. All that ranks do together happens in the main thread.
 
     Args:
-        driver: The driver of this rank's engine.
-        ranks: The ranks of this rank's engine.
-        board: Exchanges the numbers of complete groups among engines.
-        gather: Returns the concatenation of all ranks' lists; collective.
+        options: Limits of the partial rollout.
+        prompts_per_step: Groups that a step trains on.
     """
 
-    def __init__(
-        self, driver: EngineDriver, ranks: EngineRanks, board: CompleteGroups, gather: Callable[[Any], Any]
-    ) -> None:
-        self._driver = driver
-        self._ranks = ranks
-        self._board = board
-        self._gather = gather
+    def __init__(self, options: PartialRollout, prompts_per_step: int) -> None:
+        super().__init__(options, prompts_per_step)
         self.held_out: HeldOutRollout | None = None
-        """What is generated beside the groups, from the next :meth:`take` to :meth:`finish_held_out`."""
-        self.timeline = EngineTimeline()
-        """What the engine did since it was last taken."""
+        """What is generated beside the groups, from the next :meth:`next_groups` to :meth:`finish_held_out`."""
         self._background: BackgroundGeneration | None = None
         self._version = NO_VERSION
-        self._fault: EngineFault | None = None
-        """What stopped the engine before the last pause."""
         self._seen_at = 0.0
         """When the thread last looked whether it is paused, which it does between the engine's calls."""
         self._idle_since: float | None = None
@@ -78,83 +62,97 @@ class AsynchronousRollout:
         self._totals = dict.fromkeys(ADVICE, 0.0)
         self._measured_since = 0.0
 
-    def take(
-        self, state: PartialRolloutState, make_loop: MakeLoop, num_wanted: int, version: int, has_new_groups: bool
-    ) -> list[list[Trajectory]]:
-        """Return the next groups of this rank's engine, once those of all engines are enough. Collective.
+    def sync_weights(self, version: int) -> None:
+        """Pause what runs with other weights, and give the engine those of ``version``. Collective."""
+        if self._background is not None and self._version == version:
+            return
+        self.pause()
+        self.timeline.change("weight sync")
+        self.generator.driver.sync_weights(version)
+        self.timeline.change("paused")
 
-        Args:
-            state: The groups; those that are returned leave. A step that streams gets what is complete, and asks again.
-            make_loop: Makes the agent loop that generates.
-            num_wanted: Groups to take, over all engines.
-            version: Version of the policy, whose weights the engine gets.
-            has_new_groups: Whether groups were started since the last call.
+    def _generate(self, request: RolloutRequest, num_missing: int) -> list[list[Trajectory]]:
+        """Generate until the groups of all engines are enough; others go on. A step that streams gets what is complete.
 
         Raises:
             RunError: An engine failed and cannot restart, has used up its restarts, or hangs in a call.
             StopRequested: The run is told to stop.
         """
-        fault, self._fault = self._fault, None
-        num_faults, is_started = 0, False
-        while True:
-            if self._driver.failed_on_any_rank(fault):
-                num_faults += 1
-                self.pause()
-                self._fault, is_started = None, False
-                num_missing = sum(each.finish_reason is None for each in state.all_trajectories)
-                num_missing += 0 if self.held_out is None else self.held_out.num_unfinished
-                self._driver.restart(fault, num_faults, num_missing)
-            elif is_started and (released := state.release(num_wanted, version, self._ranks, self._gather)) is not None:
-                if state.awaits_groups:
-                    self._driver.restore_trainer()
-                else:
-                    self._driver.finish()
-                    self._say_which_side_waits()
-                return released
-            is_enough = EnoughGroups(
-                own=state.complete,
-                suffice=lambda complete: state.is_enough(complete, num_wanted, version),
-                board=self._board,
-                wait_key=f"asynchronous/{self._num_waits}",
+        generator, version = self.generator, request.policy_version
+        if request.prompts or version != self._version:
+            self.pause()
+        released = None
+        while released is None:
+            generator.driver.with_restarts(
+                lambda: self._attempt(request, num_missing), lambda: self._num_unfinished, self.pause
             )
-            self._num_waits += 1
-            fault = self._start(state, make_loop, version, has_new_groups and not is_started)
-            fault = fault or self._wait(is_enough, "wait_s")
-            if fault is not None:
-                is_enough.tell_failure()
-            is_started = True
-            self._driver.end_if_stopping(fault, self.pause)
+            released = self._release(num_missing, version)
+        if self.awaits_groups:
+            generator.driver.restore_trainer()
+        else:
+            generator.driver.finish()
+            self._say_which_side_waits()
+        return released
 
-    def finish_held_out(self) -> HeldOutRollout | None:
-        """Wait until :attr:`held_out` is complete, and return it; the groups go on meanwhile. Collective.
+    @property
+    def _num_unfinished(self) -> int:
+        of_validation = 0 if self.held_out is None else self.held_out.num_unfinished
+        return sum(each.finish_reason is None for each in self.all_trajectories) + of_validation
 
-        Returns:
-            ``None`` where an engine failed: it restarts with the policy's newest weights, so what is missing cannot be
-            generated any more.
-
-        Raises:
-            RunError: The engine failed and cannot restart, or hangs in a call.
-            StopRequested: The run is told to stop.
-        """
-        held_out, self.held_out = self.held_out, None
-        assert held_out is not None, "there is a validation, which the last take generated"
-        is_enough = EnoughGroups(
-            own=held_out.complete,
-            suffice=lambda complete: len(complete) == held_out.num_groups,
-            board=self._board,
-            wait_key=f"held out/{self._num_waits}",
-        )
+    def _attempt(self, request: RolloutRequest, num_missing: int) -> None:
+        """Have the thread generate, unless it does, until enough groups are complete or an engine fails."""
+        is_enough = self._is_enough(request, num_missing, f"asynchronous/{self._num_waits}")
         self._num_waits += 1
-        fault = self._wait(is_enough, "validation_wait_s")
-        if fault is not None:
+        if self._background is None:
+            try:
+                self._start(request)
+            except EngineFault:
+                is_enough.tell_failure()
+                raise
+        self._wait(is_enough, "wait_s")
+
+    def _start(self, request: RolloutRequest) -> None:
+        """Have the thread generate all groups with the policy's weights."""
+        held_out, version = self.held_out, request.policy_version
+        assert held_out is None or held_out.version == version, "its tokens are of one version"
+        self._note_resumed()
+        is_paused = threading.Event()
+
+        def looks_at_pause() -> bool:
+            self._seen_at = time.monotonic()
+            return is_paused.is_set()
+
+        step = GenerationStep(self.options, looks_at_pause, held_out, self.timeline, PhaseProgress())
+        loop = self.generator.loop(self.all_trajectories, request, self._rules, step)
+        with self.generator.driver.ready_engine(version) as engine:
+            self._seen_at = time.monotonic()
+            self._background = BackgroundGeneration(loop.stream, engine, is_paused)
+        self.timeline.change("generating")
+        self._version = version
+        if self._idle_since is not None:
+            self._add("engine_idle_s", time.monotonic() - self._idle_since)
+
+    def _wait(self, is_enough: EnoughGroups, metric: str) -> None:
+        """Wait for enough groups, or for the end of this rank's thread; raise the fault that ended it.
+
+        Args:
+            is_enough: Returns whether the groups are enough.
+            metric: Name below ``partial/`` of the seconds that it takes.
+        """
+        began, background, engine = time.monotonic(), self._background, self.generator.driver.engine
+        assert background is not None
+        while background.is_running and not is_enough() and not engine.is_stopping():
+            time.sleep(POLL_S)
+            if time.monotonic() - self._seen_at > HUNG_S and background.is_running:
+                raise RunError(
+                    f"{type(engine).__name__} has not returned from submit, collect or abort for {HUNG_S:g} s. Resume "
+                    "from the newest checkpoint with rlplug fit --resume."
+                )
+        is_enough()  # tells the other engines what came last
+        self._add(metric, time.monotonic() - began)
+        if background.fault is not None:
             is_enough.tell_failure()
-        self._driver.end_if_stopping(fault, self.pause)
-        if not self._driver.failed_on_any_rank(fault):
-            return held_out
-        self.pause()
-        self._fault = None
-        self._driver.restart(fault, 1, held_out.num_unfinished)
-        return None
+            raise background.fault
 
     def pause(self) -> None:
         """Break off what runs; its tokens so far are in the trajectories then. Safe to call twice."""
@@ -166,74 +164,62 @@ class AsynchronousRollout:
                 self.timeline.change("idle", at=background.ended_at)
             background.pause()
             self.timeline.change("paused")
-            self._fault = background.fault
+            self.generator.driver.note_fault(background.fault)
             self._idle_since = background.ended_at
 
+    def generate(self, request: RolloutRequest) -> list[Sample]:
+        self.pause()
+        return super().generate(request)
+
+    # ---- a validation beside a step -------------------------------------------------------------------------------
+
+    @property
+    def has_held_out(self) -> bool:
+        return self.held_out is not None
+
+    def begin_held_out(self, request: RolloutRequest) -> None:
+        """Let the next :meth:`next_groups` generate these prompts too; its version is that of ``request``."""
+        groups = self.generator.share_of_engine(request)
+        self.held_out = HeldOutRollout(groups, request.sampling, request.policy_version, len(request.prompts))
+
+    def finish_held_out(self, num_samples: int) -> list[Sample] | None:
+        held_out, self.held_out = self.held_out, None
+        assert held_out is not None, "there is a validation, which the last step began"
+        is_enough = EnoughGroups(
+            own=held_out.complete,
+            suffice=lambda complete: len(complete) == held_out.num_groups,
+            complete_groups=self._complete_groups,
+            wait_key=f"held out/{self._num_waits}",
+        )
+        self._num_waits += 1
+        num_attempts = 0
+
+        def wait() -> None:
+            nonlocal num_attempts
+            num_attempts += 1
+            if num_attempts == 1:  # engines that restart get the policy's newest weights
+                self._wait(is_enough, "validation_wait_s")
+
+        self.generator.driver.with_restarts(wait, lambda: held_out.num_unfinished, self.pause)
+        if num_attempts == 1:
+            return self.generator.share_of_rank(held_out.groups)
+        if self._rules.environments is not None:
+            self._rules.environments.forget(held_out.trajectories)
+        return None
+
+    # ---- metrics --------------------------------------------------------------------------------------------------
+
     def close(self) -> None:
-        """Break off what runs, whatever its state."""
         background, self._background = self._background, None
         if background is not None:
             with contextlib.suppress(RunError):  # the engine is closed next
                 background.pause()
+        super().close()
 
     def pop_metrics(self) -> dict[str, float]:
-        """Return ``partial/...`` since the last call: seconds that step and engine waited, and what was sent again."""
+        """Return the metrics of engine and environments, and the seconds that step and engine waited."""
         metrics, self._metrics = self._metrics, {}
-        return metrics
-
-    # ---- one wait -------------------------------------------------------------------------------------------------
-
-    def _start(
-        self, state: PartialRolloutState, make_loop: MakeLoop, version: int, has_new_groups: bool
-    ) -> EngineFault | None:
-        """Have the thread generate all groups with the policy's weights; return the fault that prevented it."""
-        if self._background is not None and self._version == version and not has_new_groups:
-            return None
-        self.pause()
-        fault, self._fault = self._fault, None
-        if fault is not None:
-            return fault
-        assert self.held_out is None or self.held_out.version == version, "its tokens are of one version"
-        state.note_resumed()
-        is_paused = threading.Event()
-
-        def looks_at_pause() -> bool:
-            self._seen_at = time.monotonic()
-            return is_paused.is_set()
-
-        loop = make_loop(looks_at_pause)
-        self.timeline.change("weight sync")
-        try:
-            with self._driver.ready_engine(version) as engine:
-                self._seen_at = time.monotonic()
-                self._background = BackgroundGeneration(loop.stream, engine, is_paused)
-        except EngineFault as problem:
-            return problem
-        self.timeline.change("generating")
-        self._version = version
-        if self._idle_since is not None:
-            self._add("engine_idle_s", time.monotonic() - self._idle_since)
-        return None
-
-    def _wait(self, is_enough: EnoughGroups, metric: str) -> EngineFault | None:
-        """Wait for enough groups, or for the end of this rank's thread; return the fault that ended it.
-
-        Args:
-            is_enough: Returns whether the groups are enough.
-            metric: Name below ``partial/`` of the seconds that it takes.
-        """
-        began, background = time.monotonic(), self._background
-        assert background is not None
-        while background.is_running and not is_enough() and not self._driver.engine.is_stopping():
-            time.sleep(POLL_S)
-            if time.monotonic() - self._seen_at > HUNG_S and background.is_running:
-                raise RunError(
-                    f"{type(self._driver.engine).__name__} has not returned from submit, collect or abort for "
-                    f"{HUNG_S:g} s. Resume from the newest checkpoint with rlplug fit --resume."
-                )
-        is_enough()  # tells the other engines what came last
-        self._add(metric, time.monotonic() - began)
-        return background.fault
+        return super().pop_metrics() | metrics
 
     def _add(self, name: str, value: float) -> None:
         key = f"partial/{name}"

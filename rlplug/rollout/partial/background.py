@@ -78,8 +78,8 @@ class BackgroundGeneration:
 class HeldOutRollout:
     """Trajectories of a validation, all of whose tokens come from one version of the policy."""
 
-    trajectories: Sequence[Trajectory]
-    """Those of this rank's engine, whole groups."""
+    groups: Sequence[Sequence[Trajectory]]
+    """Those of this rank's engine."""
     sampling: SamplingParams
     """How they are drawn; ``max_new_tokens`` is that of the training groups."""
     version: int
@@ -87,10 +87,14 @@ class HeldOutRollout:
     num_groups: int
     """Groups of all engines."""
 
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """Those of all groups."""
+        return [trajectory for group in self.groups for trajectory in group]
+
     def complete(self) -> list[int]:
         """Return the numbers of the groups of this rank's engine whose trajectories are all finished."""
-        unfinished = {each.group for each in self.trajectories if each.finish_reason is None}
-        return sorted({each.group for each in self.trajectories} - unfinished)
+        return [group[0].group for group in self.groups if all(each.finish_reason is not None for each in group)]
 
     @property
     def num_unfinished(self) -> int:

@@ -62,7 +62,7 @@ class EnoughGroups:
     Args:
         own: Returns the numbers of this engine's complete groups.
         suffice: Returns whether some complete groups are enough, given the numbers of all.
-        board: Exchanges the numbers among engines.
+        complete_groups: Exchanges the numbers among engines.
         wait_key: Name of what the engines generate for, which is another one after a fault.
     """
 
@@ -70,12 +70,12 @@ class EnoughGroups:
         self,
         own: Callable[[], Sequence[int]],
         suffice: Callable[[Collection[int]], bool],
-        board: CompleteGroups,
+        complete_groups: CompleteGroups,
         wait_key: str,
     ) -> None:
         self._own = own
         self._suffice = suffice
-        self._board = board
+        self._complete_groups = complete_groups
         self._wait_key = wait_key
         self._is_enough = False
         self._num_told = -1
@@ -86,11 +86,11 @@ class EnoughGroups:
             return True
         own = self._own()
         if len(own) != self._num_told or time.monotonic() >= self._next_poll:
-            complete, some_failed = self._board.exchange(self._wait_key, own)
+            complete, some_failed = self._complete_groups.exchange(self._wait_key, own)
             self._is_enough = some_failed or self._suffice(complete)
             self._num_told, self._next_poll = len(own), time.monotonic() + POLL_S
         return self._is_enough
 
     def tell_failure(self) -> None:
         """Tell the other engines that this one has failed, before it waits for them in a collective."""
-        self._board.exchange(self._wait_key, self._own(), has_failed=True)
+        self._complete_groups.exchange(self._wait_key, self._own(), has_failed=True)

@@ -12,7 +12,6 @@ from typing import Any, Final
 from rlplug.errors import ConfigError, RunError, brief
 from rlplug.rollout.config import GROUPS
 
-"""Name of the file in a run's folder: a line for each step."""
 KEY: Final = "model.partial_rollout.replay"
 NAMES: Final[Mapping[str, str]] = {
     "seed": "the seed",
@@ -32,7 +31,7 @@ def fingerprint(data: Mapping[str, Any]) -> str:
 
 @dataclass
 class GroupSchedule:
-    """The groups that trained in the steps of a run, and those that must, where a former run is repeated.
+    """The groups that trained in the steps of a run, and those that must, where a previous run is repeated.
 
     Args:
         run: What identifies data, seed and limits, by the names of ``NAMES``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlplug.rollout.turns.step_answer import Failure
@@ -17,6 +18,17 @@ if TYPE_CHECKING:
     from rlplug.types import Completion
 
 
+@dataclass(frozen=True)
+class TurnRules:
+    """What follows a turn of a trajectory."""
+
+    options: TurnOptions
+    environments: EnvironmentCalls | None = None
+    """The environments that answer; ``None`` for completions of a single turn."""
+    observations: ObservationTokens | None = None
+    """Turns an environment's observation into tokens."""
+
+
 class TrajectoryTurns:
     """Turns of some trajectories in one step, which grow by them until they end or have no budget left.
 
@@ -24,9 +36,7 @@ class TrajectoryTurns:
         trajectories: The trajectories, which grow in place.
         max_new_tokens: Most tokens of a trajectory after its prompt.
         max_tokens_per_step: Most tokens that the step generates for each trajectory.
-        options: Limits of turns.
-        environments: The environments; ``None`` for completions of a single turn.
-        observations: Turns an environment's observation into tokens.
+        rules: What follows a turn.
         progress: Counts what is generated.
     """
 
@@ -35,17 +45,15 @@ class TrajectoryTurns:
         trajectories: Sequence[Trajectory],
         max_new_tokens: int,
         max_tokens_per_step: int | None,
-        options: TurnOptions,
-        environments: EnvironmentCalls | None,
-        observations: ObservationTokens | None,
+        rules: TurnRules,
         progress: PhaseProgress,
     ) -> None:
         self._max_new_tokens = max_new_tokens
         self._step_budget = {trajectory.key: max_tokens_per_step or max_new_tokens for trajectory in trajectories}
         """Tokens that this step may still generate for each trajectory."""
-        self._options = options
-        self._environments = environments
-        self._observations = observations
+        self._options = rules.options
+        self._environments = rules.environments
+        self._observations = rules.observations
         self._progress = progress
 
     def wants_more(self, trajectory: Trajectory) -> bool:

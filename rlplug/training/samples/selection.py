@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlplug.errors import RunError
 from rlplug.interfaces.checks.algorithms import check_selection
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.process_state import watched
@@ -17,7 +17,7 @@ from rlplug.types import Rollout, Sample, groups_of
 
 if TYPE_CHECKING:
     from rlplug.interfaces.algorithm import Algorithm
-    from rlplug.rollout.partial.state import PartialRolloutState
+    from rlplug.rollout.source import RolloutSource
     from rlplug.training.samples.table import GatherArrays
 
 GROUP = np.dtype([("group", np.int64), ("is_accepted", np.bool_)])
@@ -31,13 +31,13 @@ class GroupSelection:
     Args:
         algorithm: Algorithm of the run.
         prompts_per_step: Groups that a step takes.
-        partial_rollout: Groups under way in a partial rollout.
+        source: Where the groups come from.
         gather_arrays: Returns the concatenation of all ranks' arrays; collective.
     """
 
     algorithm: Algorithm
     prompts_per_step: int
-    partial_rollout: PartialRolloutState | None
+    source: RolloutSource
     gather_arrays: GatherArrays
 
     def num_missing(self, rollout: Rollout) -> int:
@@ -46,11 +46,7 @@ class GroupSelection:
 
     def num_prompts_wanted(self, rollout: Rollout) -> int:
         """Return how many prompts to draw: for the groups that ``rollout`` lacks, with over-sampling."""
-        if self.awaits_groups:
-            return 0
-        if self.partial_rollout is not None:
-            return self.partial_rollout.num_wanted(self.num_missing(rollout))
-        return math.ceil(self.num_missing(rollout) * self.algorithm.over_sampling)
+        return self.source.num_prompts_wanted(self.num_missing(rollout), self.algorithm.over_sampling)
 
     def add(self, rollout: Rollout, samples: Sequence[Sample]) -> Rollout:
         """Return ``rollout`` with the samples that the algorithm selects; groups beyond the step's are surplus.
@@ -76,6 +72,14 @@ class GroupSelection:
             num_rounds=rollout.num_rounds + (len(found) > 0 and not self.awaits_groups),
         )
 
+    def require_some(self, rollout: Rollout, step: int) -> None:
+        """Raise ``RunError`` where the algorithm accepted none of a step's groups."""
+        if not rollout.num_groups:
+            raise RunError(
+                f"step {step}: {type(self.algorithm).__name__} accepted none of the groups, after "
+                f"{self.algorithm.max_refills} refills: every prompt is solved or hopeless. Use other prompts."
+            )
+
     def metrics(self, rollout: Rollout) -> dict[str, float]:
         """Return ``filter/...``: rounds of prompts after the first, and the share of the groups that it lacks."""
         refills = max(rollout.num_rounds - 1.0, 0.0)
@@ -84,7 +88,7 @@ class GroupSelection:
     @property
     def awaits_groups(self) -> bool:
         """Whether some of the prompts that were drawn for this step are still generated, and train in it."""
-        return self.partial_rollout is not None and self.partial_rollout.awaits_groups
+        return self.source.awaits_groups
 
     def wants_more(self, rollout: Rollout) -> bool:
         """Return whether the step waits for groups, or generates a round of prompts, its first or a refill."""
@@ -92,6 +96,6 @@ class GroupSelection:
             return True
         if self.num_missing(rollout) == 0:
             return False
-        if self.partial_rollout is not None and not rollout.num_drawn:
-            return True  # each round brings the groups under way nearer to their end
+        if not rollout.num_drawn:
+            return True  # in a partial rollout each round brings the groups under way nearer to their end
         return rollout.num_rounds <= self.algorithm.max_refills

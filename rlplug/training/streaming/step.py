@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -24,6 +25,7 @@ from rlplug.models.lm_head import TokenLogprobs
 from rlplug.training.advantages import compute_advantages
 from rlplug.training.logprobs import compute_logprobs
 from rlplug.training.step_rows import StepRows
+from rlplug.training.step_training import StepTraining
 from rlplug.training.streaming.undivided_loss import SUMS, divisor_of, undivided_loss
 from rlplug.training.update import MiniBatchResult, PolicyUpdate, StepMetrics, UpdateResult, step_losses
 from rlplug.types import Rollout, Sample, StepBatch
@@ -48,21 +50,25 @@ class StepPart:
     """Counts over the rows of all ranks."""
 
 
-class StreamedStep:
+class StreamedStep(StepTraining):
     """The parts of the step that runs. Every method but :meth:`discard` is collective.
 
     Args:
         update: The update, of one optimizer step a rollout and without a critic.
         offload: Copies the reference policy to the device.
         make_batch: Returns samples as a batch.
+        phase: Makes a context that times a phase of the step, by its name.
     """
 
     def __init__(
-        self, update: PolicyUpdate, offload: Offload, make_batch: Callable[[Sequence[Sample]], StepBatch]
+        self,
+        update: PolicyUpdate,
+        offload: Offload,
+        make_batch: Callable[[Sequence[Sample]], StepBatch],
+        phase: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        self._update = update
-        self._offload = offload
-        self._make_batch = make_batch
+        super().__init__(update, offload, make_batch)
+        self._phase = phase
         algorithm = update.models.algorithm
         assert algorithm.streamed_divisor is not None, "the configuration is checked before"
         self._algorithm = algorithm
@@ -72,30 +78,25 @@ class StreamedStep:
         self._overlap_s = 0.0
 
     def add(self, rollout: Rollout, step: int, is_first_step: bool, awaits_groups: bool) -> None:
-        """Run the passes over the groups that ``rollout`` has gained since the last call.
-
-        Args:
-            rollout: The samples so far.
-            step: Number of the step, from 1.
-            is_first_step: Whether it is the first step of this process, in which the algorithm's word is checked.
-            awaits_groups: Whether others are still generated.
+        """Run the passes over the groups that ``rollout`` has gained, in the phase ``update``.
 
         Raises:
-            RunError: The loss is not divided as the algorithm says.
+            RunError: The loss is not divided as the algorithm says, which a process checks in its first step.
         """
         samples, self._num_samples = rollout.samples[self._num_samples :], len(rollout.samples)
         num_groups, self._num_groups = rollout.num_groups - self._num_groups, rollout.num_groups
         if not num_groups:
             return
         began = time.monotonic()
-        batch = self._make_batch(sorted(samples, key=lambda sample: sample.group))
-        self._parts.append(self._passes(batch, step, is_first_step))
+        with self._phase("update"):
+            batch = self._make_batch(sorted(samples, key=lambda sample: sample.group))
+            self._parts.append(self._passes(batch, step, is_first_step))
         if awaits_groups:
             self._overlap_s += time.monotonic() - began
 
-    def rows(self) -> StepBatch:
-        """Return this rank's rows of the whole step before there were advantages."""
-        return StepBatch.join([part.batch for part in self._parts]).with_tokens(**{SAMPLED: None})
+    def logprobs(self, rollout: Rollout, step: int, is_first_step: bool) -> tuple[StepBatch, None]:
+        """Return this rank's rows of the whole step; :meth:`run` has the trainer's logprobs of them."""
+        return StepBatch.join([part.batch for part in self._parts]).with_tokens(**{SAMPLED: None}), None
 
     def require_advantages(self, batch: StepBatch) -> None:
         """Check that the step's groups had the advantages that they have among all groups of the step.
@@ -119,7 +120,11 @@ class StreamedStep:
                 f"model.partial_rollout; the author of {name} would let streamed_divisor return None."
             )
 
-    def finish(self) -> UpdateResult:
+    @property
+    def run(self) -> Callable[[StepBatch, int], UpdateResult]:
+        return self._finish
+
+    def _finish(self, batch: StepBatch, step: int) -> UpdateResult:
         """Divide the gradients by the denominators of the whole step, and take the optimizer step.
 
         Raises:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 
 from lightning.fabric.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_warn
@@ -13,11 +14,11 @@ from rlplug.distributed.stop_signal import StopRequested
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.observer import Validation
 from rlplug.rewards import RewardRunner
-from rlplug.rollout.generator import RolloutGenerator, RolloutRequest
+from rlplug.rollout.source import RolloutRequest, RolloutSource
 from rlplug.training.samples.table import sample_table
 from rlplug.training.validation.config import ValidationConfig
 from rlplug.training.validation.scores import validation_by_source
-from rlplug.types import Rollout, Sample, SamplingParams
+from rlplug.types import Rollout, Sample
 
 
 def log_late(loggers: Sequence[Logger], scores: Mapping[str, float], step: int) -> None:
@@ -31,10 +32,9 @@ class Validator:
 
     Args:
         config: Settings.
-        sampling: How completions are drawn.
-        seed: The run's seed.
+        held_out: How the held-out prompts are sampled, without the prompts and the version.
+        source: Generates completions.
         data: Has the held-out prompts.
-        generator: Generates completions.
         score: Returns this rank's samples with their rewards.
         rewards: Stop the run when too many samples have none.
         ranks: Gathers what all ranks have.
@@ -44,20 +44,21 @@ class Validator:
     def __init__(
         self,
         config: ValidationConfig,
-        sampling: SamplingParams,
-        seed: int,
+        held_out: RolloutRequest,
+        source: RolloutSource,
         data: PromptDataModule,
-        generator: RolloutGenerator,
         score: Callable[[list[Sample]], list[Sample]],
         rewards: RewardRunner,
         ranks: RLFSDP2Strategy,
         phase: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        self._config, self._sampling, self._seed = config, sampling, seed
-        self._data, self._generator = data, generator
+        self._config, self._held_out = config, held_out
+        self._source, self._data = source, data
         self._score, self._rewards, self._ranks = score, rewards, ranks
         self._phase = phase
         self._metrics: dict[str, float] = {}
+        self.was_cut = False
+        """Whether a run that was told to stop left out the newest validation, which is due when it is resumed."""
 
     def begin_step(self, num_steps: int, version: int) -> None:
         """Let the engine generate the held-out prompts beside the groups of the step that begins, if it is due so.
@@ -67,34 +68,40 @@ class Validator:
             version: Version of the policy.
         """
         if self._config.beside_training and self._is_due(num_steps):
-            self._generator.begin_held_out(self._request(version))
+            self._source.begin_held_out(self._request(version))
 
-    def end_step(self, num_steps: int, version: int, is_last: bool) -> Iterator[Validation]:
+    def end_step(self, num_steps: int, version: int, is_last: bool) -> list[Validation]:
         """Score the policy before the step, if the engine was told so by :meth:`begin_step`, and the one after, if due.
+
+        A run that is told to stop meanwhile gets those that have ended, and :attr:`was_cut` says that one is missing.
 
         Args:
             num_steps: Steps done; 0 before the first.
             version: Version of the policy.
             is_last: Whether no step follows, beside which the engine could generate.
         """
+        ended: list[Validation] = []
         is_due, is_lost = self._is_due(num_steps), False
-        if self._generator.has_held_out:
-            with self._phase("validate"):
-                validation = self._finish(num_steps - 1)
-            if validation is not None:
-                yield validation
-            is_lost = validation is None
-        waits = is_due and self._config.beside_training and not is_last
-        if (is_due or is_lost) and not waits:
-            with self._phase("validate"):
-                validation = self.run(num_steps, version)
-            yield validation
+        self.was_cut = True
+        with suppress(StopRequested):
+            if self._source.has_held_out:
+                with self._phase("validate"):
+                    of_step_before = self._finish(num_steps - 1)
+                ended += [] if of_step_before is None else [of_step_before]
+                is_lost = of_step_before is None
+            waits = is_due and self._config.beside_training and not is_last
+            if (is_due or is_lost) and not waits:
+                with self._phase("validate"):
+                    ended.append(self.run(num_steps, version))
+            self.was_cut = False
+        return ended
 
     def run(self, num_steps: int, version: int) -> Validation:
         """Generate the held-out prompts with the newest weights, and score the policy after ``num_steps`` steps."""
-        self._metrics = self._generator.pop_metrics()
-        validation = self._scored(self._generator.generate(self._request(version)), num_steps)
-        of_sync = {name: value for name, value in self._generator.pop_metrics().items() if name.startswith("sync/")}
+        self._metrics = self._source.pop_metrics()
+        self._source.sync_weights(version)
+        validation = self._scored(self._source.generate(self._request(version)), num_steps)
+        of_sync = {name: value for name, value in self._source.pop_metrics().items() if name.startswith("sync/")}
         self._metrics |= of_sync
         return validation
 
@@ -116,7 +123,7 @@ class Validator:
             ``None`` where an engine failed after the update of the step beside it: those weights are gone.
         """
         try:
-            samples = self._generator.finish_held_out(self._config.num_samples)
+            samples = self._source.finish_held_out(self._config.num_samples)
         except StopRequested:
             rank_zero_warn(
                 f"The validation after step {num_steps} is left out: the run was told to stop before its end."
@@ -131,8 +138,7 @@ class Validator:
         return self._scored(samples, num_steps)
 
     def _request(self, version: int) -> RolloutRequest:
-        prompts, key = self._data.val_prompts, f"validate/{self._seed}"
-        return RolloutRequest(prompts, self._config.num_samples, self._sampling, key, version)
+        return replace(self._held_out, prompts=self._data.val_prompts, policy_version=version)
 
     def _scored(self, samples: list[Sample], num_steps: int) -> Validation:
         samples = self._score(samples)

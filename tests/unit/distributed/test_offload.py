@@ -18,9 +18,9 @@ from rlplug.distributed.offload import CHUNK_BYTES, Offload, OffloadedTensors, d
 from rlplug.interfaces.rollout import EngineCapabilities, Placement
 from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.plugin_manager import plugins
-from rlplug.rollout.engine_driver import EngineDriver
-from rlplug.rollout.generator import RolloutRequest
+from rlplug.rollout.engine_driver import EngineDriver, SyncedPolicy
 from rlplug.rollout.hf_engine import HFRollout
+from rlplug.rollout.source import RolloutRequest
 from rlplug.types import GIB, Prompt, SamplingParams
 from rlplug.weight_sync.buckets import policy_buckets
 
@@ -255,13 +255,10 @@ def test_the_order_of_engine_and_trainer(make_sharded, model_folder, sleeps):
     spec = load_spec(config, tokenizer)
     driver = EngineDriver(
         engine=engine,
-        make_buckets=lambda: policy_buckets(model, spec, 1 << 14),
-        spec=spec,
+        policy=SyncedPolicy(spec, lambda: policy_buckets(model, spec, 1 << 14), plugins().hook),
         placement=Placement(CPU, rank=0, world_size=1),
-        hook=plugins().hook,
-        sleeps=sleeps,
         offload=offload,
-        any_rank=bool,
+        sleeps=sleeps,
         max_restarts=0,
     )
 

@@ -12,7 +12,7 @@ from rlplug.interfaces import Placement
 from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.plugin_manager import plugins
 from rlplug.rollout.config import TurnOptions
-from rlplug.rollout.engine_driver import EngineDriver
+from rlplug.rollout.engine_driver import EngineDriver, SyncedPolicy
 from rlplug.weight_sync.buckets import policy_buckets
 
 CPU = torch.device("cpu")
@@ -30,13 +30,10 @@ def make_generator(model_folder):
         spec = load_spec(config, tokenizer)
         driver = EngineDriver(
             engine=engine,
-            make_buckets=lambda: policy_buckets(policy, spec, 1 << 14),
-            spec=spec,
+            policy=SyncedPolicy(spec, lambda: policy_buckets(policy, spec, 1 << 14), plugins().hook),
             placement=Placement(CPU, 0, 1),
-            hook=plugins().hook,
-            sleeps=False,
             offload=Offload("none", CPU, [policy], [], []),
-            any_rank=bool,
+            sleeps=False,
             max_restarts=2,
         )
         generator = generator_of(driver, tokenizer, environment, options if environment else None)

@@ -21,9 +21,9 @@ from rlplug.interfaces import EngineFault
 from rlplug.models.forward import policy_forward
 from rlplug.models.packing import pack
 from rlplug.rollout.config import PartialRollout, TurnOptions
-from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.rollout.partial.state import PartialRolloutState
+from rlplug.rollout.partial.source import PartialSource
+from rlplug.rollout.source import RolloutRequest
 from rlplug.types import Prompt, SamplingParams, StepBatch
 
 PROMPTS = [Prompt(uid=str(number), token_ids=(3, 4 + number), text="") for number in range(3)]
@@ -166,7 +166,7 @@ def test_an_engine_that_dies_between_turns_goes_on_where_it_was(dying, make_gene
 
     generator = make_generator(dying(), make)
     samples = generate(generator)
-    assert generator._driver.pop_metrics()["rollout/restarts"] == 1
+    assert generator.driver.pop_metrics()["rollout/restarts"] == 1
     assert tokens_of(samples) == expected
     assert [len(each.seen) for each in made] == [6] * 6  # no turn was answered twice
 
@@ -183,14 +183,20 @@ def test_limits_of_turns_and_tokens(engine, make_generator):
     assert {(sample.num_turns, sample.finish_reason) for sample in samples} == {(1, "stop")}
 
 
-def partial_run(generator, options, num_steps, max_new_tokens=12, state=None):
+def source_of(generator, options, prompts_per_step=3):
+    source = PartialSource(options, prompts_per_step)
+    source.start(generator)
+    return source
+
+
+def partial_run(generator, options, num_steps, max_new_tokens=12):
     """Return what each step trains on, with a policy that has a new version each step and never new weights."""
-    state = state or PartialRolloutState(options, 3)
-    steps = []
+    source, steps = source_of(generator, options), []
+    state = source
     for step in range(1, num_steps + 1):
-        prompts = PROMPTS[: state.num_wanted(3)]
+        prompts = PROMPTS[: state.num_prompts_wanted(3, 1.0)]
         how = (2, SamplingParams(max_new_tokens), f"0/{step}", step)
-        steps.append(generator.resume(state, RolloutRequest(prompts, *how), num_wanted=3))
+        steps.append(source.next_groups(RolloutRequest(prompts, *how), num_missing=3, num_drawn=0))
     return steps, state
 
 
@@ -228,17 +234,14 @@ def test_a_partial_rollout_resumes_exactly(environment, make_generator):
     turns = TurnOptions() if environment is None else TurnOptions(max_tokens_per_turn=3)
     whole, _ = partial_run(make_generator(HFRollout(), environment, turns), options, num_steps=5)
     first, state = partial_run(make_generator(HFRollout(), environment, turns), options, num_steps=2)
-    resumed = PartialRolloutState(options, 3)
-    resumed.load_state_dict(state.state_dict(list), {prompt.uid: prompt for prompt in PROMPTS})
-    generator = make_generator(
-        HFRollout(), environment, turns
-    )  # with no environment of the trajectories that it goes on with
+    # with no environment of the trajectories that it goes on with
+    resumed = source_of(make_generator(HFRollout(), environment, turns), options)
+    resumed.load_state_dict(state.state_dict(list), {prompt.uid: prompt for prompt in PROMPTS}, 2, 12, turns)
     rest = []
     for step in (3, 4, 5):
-        prompts = PROMPTS[: resumed.num_wanted(3)]
-        rest.append(
-            generator.resume(resumed, RolloutRequest(prompts, 2, SamplingParams(12), f"0/{step}", step), num_wanted=3)
-        )
+        prompts = PROMPTS[: resumed.num_prompts_wanted(3, 1.0)]
+        request = RolloutRequest(prompts, 2, SamplingParams(12), f"0/{step}", step)
+        rest.append(resumed.next_groups(request, num_missing=3, num_drawn=0))
     found = [[(s.token_ids.tolist(), s.segments, s.reward) for s in step] for step in [*first, *rest]]
     assert found == [[(s.token_ids.tolist(), s.segments, s.reward) for s in step] for step in whole]
     assert any(len({s.policy_version for s in sample.segments}) > 1 for step in rest for sample in step)
@@ -252,8 +255,9 @@ def test_generation_is_broken_off_after_its_time(make_generator):
 
     generator = make_generator(Slow())
     options = PartialRollout(max_seconds_per_step=1.0)
-    state = PartialRolloutState(options, 3)
-    samples = generator.resume(state, RolloutRequest(PROMPTS, 1, SamplingParams(8), "0/1", 1), num_wanted=3)
+    source = source_of(generator, options)
+    state = source
+    samples = source.next_groups(RolloutRequest(PROMPTS, 1, SamplingParams(8), "0/1", 1), 3, 0)
     assert sorted(sample.prompt.uid for sample in samples) == ["0", "1"]
     assert [trajectory.prompt.uid for trajectory in state.all_trajectories[:1]] == ["2"]
 
@@ -275,15 +279,16 @@ def test_generation_ends_when_enough_groups_are_complete(environment, make_gener
             super()._run(request, sampling)
 
     generator = make_generator(Straggling(), environment)
-    state = PartialRolloutState(PartialRollout(over_provisioning=1.5), 2)
-    assert state.num_wanted(2) == 3
-    samples = generator.resume(state, RolloutRequest(PROMPTS, 2, SamplingParams(8), "0/1", 1), num_wanted=2)
+    source = source_of(generator, PartialRollout(over_provisioning=1.5), 2)
+    state = source
+    assert state.num_prompts_wanted(2, 1.0) == 3
+    samples = source.next_groups(RolloutRequest(PROMPTS, 2, SamplingParams(8), "0/1", 1), 2, 0)
     assert [sample.prompt.uid for sample in samples] == ["0", "0", "1", "1"]
     assert [trajectory.prompt.uid for trajectory in state.all_trajectories[:1]] == ["2"]
     later = []
     for step in (2, 3):  # the third group must train by then, at the latest
-        request = RolloutRequest(PROMPTS[: state.num_wanted(2)], 2, SamplingParams(8), f"0/{step}", step)
-        later += generator.resume(state, request, num_wanted=2)
+        request = RolloutRequest(PROMPTS[: state.num_prompts_wanted(2, 1.0)], 2, SamplingParams(8), f"0/{step}", step)
+        later += source.next_groups(request, 2, 0)
     assert len(later) == 8
     assert "2" in {sample.prompt.uid for sample in later}
     assert len(state.ledger.open) == 1
@@ -291,15 +296,15 @@ def test_generation_ends_when_enough_groups_are_complete(environment, make_gener
 
 def test_the_oldest_complete_groups_train_first(make_generator):
     generator = make_generator(HFRollout())
-    state = PartialRolloutState(PartialRollout(max_tokens_per_step=100, groups_in_flight=3), 3)
-    samples = generator.resume(state, RolloutRequest(PROMPTS, 1, SamplingParams(4), "0/1", 1), num_wanted=1)
+    source = source_of(generator, PartialRollout(max_tokens_per_step=100, groups_in_flight=3))
+    samples = source.next_groups(RolloutRequest(PROMPTS, 1, SamplingParams(4), "0/1", 1), 1, 0)
     assert [sample.prompt.uid for sample in samples] == ["0"]
-    samples = generator.resume(state, RolloutRequest([PROMPTS[0]], 1, SamplingParams(4), "0/2", 2), num_wanted=2)
+    samples = source.next_groups(RolloutRequest([PROMPTS[0]], 1, SamplingParams(4), "0/2", 2), 2, 0)
     assert [(sample.prompt.uid, sample.policy_version, sample.group) for sample in samples] == [
         ("1", 1, 1),
         ("2", 1, 2),
     ]
-    assert [trajectory.group for trajectory in state.all_trajectories] == [3]
+    assert [trajectory.group for trajectory in source.all_trajectories] == [3]
 
 
 def test_environments_of_validations_are_let_go(make_generator):
@@ -312,13 +317,13 @@ def test_environments_of_validations_are_let_go(make_generator):
         return environment
 
     generator = make_generator(HFRollout(), make)
-    state = PartialRolloutState(PartialRollout(max_tokens_per_step=100), 3)
-    generator.resume(state, RolloutRequest(PROMPTS, 1, SamplingParams(20), "0/1", 1), num_wanted=3)
+    source = source_of(generator, PartialRollout(max_tokens_per_step=100))
+    source.next_groups(RolloutRequest(PROMPTS, 1, SamplingParams(20), "0/1", 1), 3, 0)
     generate(generator)
     ends_at = time.monotonic() + 20
     while any(environment() is not None for environment in made):
         assert time.monotonic() < ends_at
-        generator.pop_metrics()
+        source.pop_metrics()
         gc.collect()
         time.sleep(0.01)
     assert len(made) == 9

@@ -22,10 +22,10 @@ from rlplug.interfaces import EngineCapabilities, EngineFault
 from rlplug.models.forward import policy_forward
 from rlplug.models.packing import pack
 from rlplug.rollout.config import PartialRollout, TurnOptions
-from rlplug.rollout.generator import RolloutRequest
 from rlplug.rollout.hf_engine import HFRollout
+from rlplug.rollout.partial.asynchronous import AsynchronousSource
 from rlplug.rollout.partial.background import BackgroundGeneration
-from rlplug.rollout.partial.state import PartialRolloutState
+from rlplug.rollout.source import RolloutRequest
 from rlplug.setup.checks.engine import check_partial_rollout
 from rlplug.types import Completion, Prompt, SamplingParams, StepBatch
 
@@ -43,18 +43,21 @@ class ServerLike(CapableRollout):
 class Run:
     """Steps of two groups, with a policy that has a new version each step and never new weights."""
 
-    def __init__(self, generator, state=None, num_drawn=0, step=0):
+    def __init__(self, generator, options=OPTIONS, num_drawn=0, step=0):
         self.generator, self.num_drawn, self.step = generator, num_drawn, step
-        self.state = state or PartialRolloutState(OPTIONS, 2)
+        self.source = AsynchronousSource(options, 2)
+        self.source.start(generator)
+        self.state = self.source
         self.samples, self.bound = [], 1
 
     def take(self, max_new_tokens=12):
         self.step += 1
-        self.generator.pause()
-        prompts = PROMPTS[self.num_drawn : self.num_drawn + self.state.num_wanted(2)]
+        self.source.pause()
+        prompts = PROMPTS[self.num_drawn : self.num_drawn + self.state.num_prompts_wanted(2, 1.0)]
         self.num_drawn += len(prompts)
         request = RolloutRequest(prompts, 2, SamplingParams(max_new_tokens), f"0/{self.step}", self.step)
-        samples = self.generator.resume(self.state, request, num_wanted=2)
+        self.source.sync_weights(self.step)
+        samples = self.source.next_groups(request, num_missing=2, num_drawn=0)
         assert len({sample.prompt.uid for sample in samples}) == 2
         assert all(self.step - sample.policy_version <= self.bound for sample in samples if not sample.errors)
         self.samples += samples
@@ -66,7 +69,7 @@ def test_groups_that_train_late_have_every_token_once(environment, make_generato
     run = Run(make_generator(ServerLike(), environment, TURNS))
     for _ in range(4):
         run.take()
-    run.generator.pause()
+    run.source.pause()
     assert len(run.state.ledger.open) == 2
     trained = [int(sample.prompt.uid) for sample in run.samples[::2]]
     assert sorted(trained + [int(t.prompt.uid) for t in run.state.all_trajectories[::2]]) == list(range(run.num_drawn))
@@ -75,10 +78,10 @@ def test_groups_that_train_late_have_every_token_once(environment, make_generato
         run.generator.policy, pack(batch.flat()), SamplingParams(12), "none"
     ).tokens.sampled_logprobs
     torch.testing.assert_close(trainer, batch.trained(batch.rollout_logprobs), rtol=0, atol=1e-4)
-    metrics = run.generator.pop_metrics()
+    metrics = run.source.pop_metrics()
     assert metrics["partial/wait_s"] > 0
     assert metrics["partial/engine_idle_s"] > 0
-    run.generator.close()
+    run.source.close()
 
 
 def test_a_run_is_repeated_group_by_group(make_generator, tmp_path):
@@ -93,7 +96,7 @@ def test_a_run_is_repeated_group_by_group(make_generator, tmp_path):
 
     def trained(engine, replay=None, num_steps=4):
         options = PartialRollout(asynchronous=True, max_staleness=3, replay=replay)
-        run = Run(make_generator(engine), PartialRolloutState(options, 2))
+        run = Run(make_generator(engine), options)
         run.bound = 3
         run.state.identify(0, {"uids": "abc"}, group_size=2, num_steps=num_steps)
         lines = []
@@ -101,7 +104,7 @@ def test_a_run_is_repeated_group_by_group(make_generator, tmp_path):
             run.state.schedule.begin(step)
             run.take(max_new_tokens=4)
             lines.append(run.state.schedule.line())
-        run.generator.close()
+        run.source.close()
         return lines
 
     lines, path = trained(LateAtFirst()), tmp_path / "groups.jsonl"
@@ -128,7 +131,7 @@ def test_engines_generate_while_the_policy_trains(make_generator):
     while len(run.state.complete()) < 2:  # the update, in which nobody asks for groups
         assert time.monotonic() < ends_at
         time.sleep(0.01)
-    run.generator.close()
+    run.source.close()
 
 
 @pytest.mark.parametrize(
@@ -143,7 +146,7 @@ def test_the_run_says_which_side_waits(max_new_tokens, updates_s, side, make_gen
         run.take(max_new_tokens)
         time.sleep(updates_s)
     assert any(side in message for message in said)
-    run.generator.close()
+    run.source.close()
 
 
 def test_a_slow_environment_is_neither_waited_for_nor_asked_twice(make_generator):
@@ -163,7 +166,7 @@ def test_a_slow_environment_is_neither_waited_for_nor_asked_twice(make_generator
     run = Run(make_generator(ServerLike(), make, TURNS))
     run.take()
     began = time.monotonic()
-    run.generator.pause()
+    run.source.pause()
     assert time.monotonic() - began < 5
     assert any(each.awaits_answer for each in run.state.all_trajectories)
     plain, prompts = run.state.state_dict(list), {prompt.uid: prompt for prompt in PROMPTS}
@@ -172,16 +175,15 @@ def test_a_slow_environment_is_neither_waited_for_nor_asked_twice(make_generator
     run.take()
     assert all(len(each.seen) <= 4 for each in made)
     assert "1" in {sample.prompt.uid for sample in run.samples}
-    run.generator.close()
+    run.source.close()
 
-    state = PartialRolloutState(OPTIONS, 2)
-    state.load_state_dict(plain, prompts)
-    resumed = Run(make_generator(ServerLike(), lambda: Counting(3), TURNS), state, num_drawn=4, step=1)
+    resumed = Run(make_generator(ServerLike(), lambda: Counting(3), TURNS), num_drawn=4, step=1)
+    resumed.source.load_state_dict(plain, prompts, 1, 12, TURNS)
     resumed.take()
     resumed.take()
     assert "1" in {sample.prompt.uid for sample in resumed.samples}
     assert {sample.num_turns for sample in resumed.samples} == {3}
-    resumed.generator.close()
+    resumed.source.close()
 
 
 def test_an_environment_that_hangs_costs_its_own_trajectories(make_generator):
@@ -192,11 +194,13 @@ def test_an_environment_that_hangs_costs_its_own_trajectories(make_generator):
     failed = [sample for sample in run.samples if sample.errors]
     assert [sample.prompt.uid for sample in failed] == ["1", "1"]
     assert "took longer than 0.5 s" in failed[0].errors["environment"].message
-    run.generator.close()
+    run.source.close()
 
 
 class Recording(ServerLike):
-    """Keeps what each request was sampled with, and dies when it is told to."""
+    """Keeps what each request was sampled with, and dies when it is told to, before a validation is complete."""
+
+    is_mortal = False
 
     def start(self, policy, placement):
         super().start(policy, placement)
@@ -204,10 +208,12 @@ class Recording(ServerLike):
 
     def submit(self, requests, sampling):
         self.submitted |= {request.request_id: sampling for request in requests}
-        super().submit(requests, sampling)
+        withheld = [each for each in requests if self.is_mortal and each.request_id.startswith("validate")]
+        super().submit([request for request in requests if request not in withheld], sampling)
 
     def collect(self, timeout_s):
         if self.dies_next:
+            self.is_mortal = False
             raise EngineFault("it died.")
         return super().collect(timeout_s)
 
@@ -221,14 +227,15 @@ def test_a_validation_beside_the_training_keeps_to_its_weights(environment, dies
     expected = {(each.prompt.uid, tuple(each.token_ids.tolist())) for each in apart.generate(held_out)}
     apart.close()
     engine = Recording()
+    engine.is_mortal = dies
     run = Run(make_generator(engine, environment, TURNS))
-    run.generator.begin_held_out(held_out)
+    run.source.begin_held_out(held_out)
     run.take()
     weight = next(run.generator.policy.parameters())
     before = weight.detach().clone()
     weight.data.mul_(-1.0)  # the update
     engine.dies_next = dies
-    samples = run.generator.finish_held_out(2)
+    samples = run.source.finish_held_out(2)
     weight.data.copy_(before)
     if dies:
         assert samples is None
@@ -237,15 +244,15 @@ def test_a_validation_beside_the_training_keeps_to_its_weights(environment, dies
         of_validation = {name: sampling for name, sampling in engine.submitted.items() if name.startswith("validate")}
         assert {sampling.temperature for sampling in of_validation.values()} == {0.0}
         assert {sampling.temperature for sampling in (engine.submitted | of_validation).values()} == {0.0, 1.0}
-        assert run.generator.pop_metrics()["partial/validation_wait_s"] >= 0
+        assert run.source.pop_metrics()["partial/validation_wait_s"] >= 0
     run.take()  # without it
-    assert run.generator._driver.pop_metrics()["rollout/restarts"] == dies
-    run.generator.begin_held_out(dataclasses.replace(held_out, policy_version=3))
+    assert run.generator.driver.pop_metrics()["rollout/restarts"] == dies
+    run.source.begin_held_out(dataclasses.replace(held_out, policy_version=3))
     run.take()
-    again = run.generator.finish_held_out(2)
+    again = run.source.finish_held_out(2)
     assert {(each.prompt.uid, tuple(each.token_ids.tolist())) for each in again} == expected
     assert {segment.policy_version for each in again for segment in each.segments} == {3}
-    run.generator.close()
+    run.source.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*restarts")
@@ -265,8 +272,8 @@ def test_an_engine_that_dies_while_the_policy_trains_is_restarted(make_generator
     engine.is_dead = True
     for _ in range(3):
         run.take()
-    assert run.generator._driver.pop_metrics()["rollout/restarts"] == 1
-    run.generator.close()
+    assert run.generator.driver.pop_metrics()["rollout/restarts"] == 1
+    run.source.close()
 
 
 class Stuck(ServerLike):
@@ -310,11 +317,11 @@ def test_a_straggler_costs_its_own_trajectory(environment, keeps, make_generator
     engine, options = Stuck(), PartialRollout(asynchronous=True, max_staleness=1, trajectory_deadline_s=100.0)
     engine.keeps, engine.jump_s = keeps, 200.0 if environment is None else 2.0  # an environment may be stepping
     monkeypatch.setattr("rlplug.rollout.partial.deadlines.time", SimpleNamespace(monotonic=lambda: engine.now))
-    run = Run(make_generator(engine, environment, TURNS), PartialRolloutState(options, 2))
+    run = Run(make_generator(engine, environment, TURNS), options)
     for _ in range(3):
         run.take()
-    assert run.generator.pop_metrics()["rollout/restarts"] == keeps
-    run.generator.close()
+    assert run.source.pop_metrics()["rollout/restarts"] == keeps
+    run.source.close()
     failed = [sample for sample in run.samples if sample.errors]
     assert [sample.prompt.uid for sample in failed] == ["1", "1"]
     (error,) = failed[0].errors.values()
@@ -336,7 +343,7 @@ def test_an_engine_that_hangs_in_a_call_ends_the_run(make_generator, monkeypatch
     with pytest.raises(RunError, match="Hung has not returned from submit, collect or abort"):
         run.take()
     is_free.set()
-    run.generator.close()
+    run.source.close()
 
 
 def test_what_the_thread_raises_ends_the_run(make_generator):
@@ -347,7 +354,7 @@ def test_what_the_thread_raises_ends_the_run(make_generator):
     run = Run(make_generator(Broken()))
     with pytest.raises(ZeroDivisionError, match="a bug"):
         run.take()
-    run.generator.close()
+    run.source.close()
 
 
 def test_an_engine_that_keeps_aborted_requests_is_named(monkeypatch):

@@ -22,9 +22,9 @@ from rlplug.models.lora.adapters import adapter_weights, add_adapters, load_adap
 from rlplug.models.lora.config import LoRAConfig
 from rlplug.plugin_manager import plugins
 from rlplug.rollout import engine_driver as driver_module
-from rlplug.rollout.engine_driver import EngineDriver
-from rlplug.rollout.generator import RolloutRequest
+from rlplug.rollout.engine_driver import EngineDriver, RankAgreement, SyncedPolicy
 from rlplug.rollout.hf_engine import HFRollout
+from rlplug.rollout.source import RolloutRequest
 from rlplug.types import Prompt, SamplingParams
 from rlplug.weight_sync import buckets as buckets_module
 from rlplug.weight_sync.buckets import policy_buckets
@@ -104,14 +104,12 @@ def make_driver(model_folder):
         spec = replace(load_spec(config, tokenizer), fp8=fp8, adapters=adapters)
         return EngineDriver(
             engine=engine,
-            make_buckets=partial(policy_buckets, policy, spec, 1 << 14),
-            spec=spec,
+            policy=SyncedPolicy(spec, partial(policy_buckets, policy, spec, 1 << 14), plugins().hook),
             placement=Placement(CPU, rank, world_size),
-            hook=plugins().hook,
-            sleeps=sleeps,
             offload=Offload("none", CPU, [policy], [], []),
-            any_rank=any_rank,
+            sleeps=sleeps,
             max_restarts=max_restarts,
+            agreement=RankAgreement(any_rank),
         )
 
     make.policy, make.config = policy, config
@@ -124,6 +122,29 @@ def generate(driver, version=1):
         RolloutRequest(PROMPTS, 2, SamplingParams(max_new_tokens=3), "0/1", version)
     )
     return [(sample.group, sample.token_ids.tolist(), sample.policy_version) for sample in samples]
+
+
+@pytest.mark.filterwarnings("ignore:.*restarts")
+def test_weights_are_sent_in_the_sync_alone_unless_the_engine_restarts(make_driver):
+    """It catches a rollout that sends them again, and an engine that starts again and generates without them."""
+    engine = FaultyRollout(faults=[("generate", 2)])
+    driver = make_driver(engine)
+    driver.sync_weights(1)
+    driver.sync_weights(1)
+    assert engine.calls == ["start", "sync"]
+    expected = generate(driver)
+    assert engine.calls[2:] == ["generate"]
+    assert generate(driver) == expected
+    assert engine.calls[3:] == ["generate", "close", "start", "sync", "generate"]
+
+
+@pytest.mark.filterwarnings("ignore:.*restarts")
+def test_restarts_of_sync_and_generation_are_those_of_one_rollout(make_driver):
+    """It catches an engine that may fail twice as often as ``max_engine_restarts`` says."""
+    driver = make_driver(FaultyRollout(faults=[("sync", 1), ("generate", 1), ("generate", 2)]))
+    driver.sync_weights(1)
+    with pytest.raises(RunError, match="failed again after 2 restarts in one rollout: generate failed"):
+        generate(driver)
 
 
 def test_weights_that_fp8_cannot_hold_leave_the_engine_with_its_former_ones(make_driver):

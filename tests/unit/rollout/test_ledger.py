@@ -12,9 +12,10 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces import Placement
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.partial.ledger import GroupLedger
-from rlplug.rollout.partial.state import PartialRolloutState, load_partial_rollout
+from rlplug.rollout.partial.source import PartialSource
 from rlplug.rollout.ranks import EngineRanks
-from rlplug.types import Completion, Prompt
+from rlplug.rollout.source import RolloutRequest, RolloutSource
+from rlplug.types import Completion, Prompt, SamplingParams
 
 RANKS = EngineRanks(Placement(torch.device("cpu"), 0, 1), 1)
 
@@ -44,17 +45,17 @@ def test_a_group_starts_on_the_engine_with_the_fewest_incomplete_ones():
 
 
 def test_a_resume_with_a_smaller_bound_is_refused_where_groups_would_wait_for_ever():
-    state = PartialRolloutState(PartialRollout(over_provisioning=5, max_staleness=4), 1)
+    state = PartialSource(PartialRollout(over_provisioning=5, max_staleness=4), 1)
     prompts = [Prompt(str(number), (1,), "") for number in range(5)]
-    state.start(prompts, 1, "0/1", 0, RANKS)
+    state.start_groups(RolloutRequest(prompts, 1, SamplingParams(4), "0/1", 0), RANKS)
     saved, by_uid = state.state_dict(list), {prompt.uid: prompt for prompt in prompts}
     limits = {"version": 0, "max_new_tokens": 4, "turns": TurnOptions()}
-    load_partial_rollout(state, saved, by_uid, **limits)
-    smaller = PartialRolloutState(PartialRollout(over_provisioning=2, max_staleness=2), 1)
+    state.load_state_dict(saved, by_uid, **limits)
+    smaller = PartialSource(PartialRollout(over_provisioning=2, max_staleness=2), 1)
     with pytest.raises(ConfigError, match=r"5 groups in flight.*max_staleness 2 with model\.batch\.prompts_per_step 1"):
-        load_partial_rollout(smaller, saved, by_uid, **limits)
+        smaller.load_state_dict(saved, by_uid, **limits)
     with pytest.raises(ConfigError, match=r"5 groups in flight, and model\.partial_rollout is not set"):
-        load_partial_rollout(None, saved, by_uid, **limits)
+        RolloutSource().load_state_dict(saved, by_uid, **limits)
 
 
 def completion(trajectory, num_tokens):
@@ -64,8 +65,8 @@ def completion(trajectory, num_tokens):
 def test_a_resume_with_shorter_limits_or_without_the_prompts_is_refused():
     """It catches requests for no tokens, or fewer, and a prompt that a run cannot name."""
     prompts = [Prompt(str(number), (1,), "") for number in range(2)]
-    state = PartialRolloutState(PartialRollout(max_tokens_per_step=3), 2)
-    state.start(prompts, 1, "0/1", 0, RANKS)
+    state = PartialSource(PartialRollout(max_tokens_per_step=3), 2)
+    state.start_groups(RolloutRequest(prompts, 1, SamplingParams(4), "0/1", 0), RANKS)
     cut, ended = state.all_trajectories
     cut.add_completion(completion(cut, 3), ends_turn=False)
     ended.add_completion(completion(ended, 5), ends_turn=True)
@@ -75,7 +76,7 @@ def test_a_resume_with_shorter_limits_or_without_the_prompts_is_refused():
 
     def load(max_new_tokens=5, max_tokens_per_turn=4, prompts=by_uid):
         turns = TurnOptions(max_tokens_per_turn=max_tokens_per_turn)
-        load_partial_rollout(state, saved, prompts, 0, max_new_tokens, turns)
+        state.load_state_dict(saved, prompts, 0, max_new_tokens, turns)
 
     load()
     assert [len(each.token_ids) for each in state.all_trajectories] == [4, 6]

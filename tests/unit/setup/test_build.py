@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlplug.setup import make_optimizers, take_optimizer_options
+from rlplug.setup.build import make_optimizers, take_optimizer_options
 
 
 def adamw(parameters, **options):

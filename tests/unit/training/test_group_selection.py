@@ -6,7 +6,7 @@ import pytest
 from rlplug_algos.dapo import DAPO
 
 from rlplug.rollout.config import PartialRollout
-from rlplug.rollout.partial.state import PartialRolloutState
+from rlplug.rollout.partial.source import PartialSource
 from rlplug.training.samples.selection import GroupSelection
 from rlplug.types import Prompt, Rollout, Sample
 
@@ -23,8 +23,8 @@ def solved(number):
 def test_rounds_that_complete_no_group_are_no_refills(rounds_without):
     """With a partial rollout they bring groups nearer to their end: DAPO has all its refills after them."""
     algorithm = DAPO(correction=None)
-    state = PartialRolloutState(PartialRollout(max_tokens_per_step=8), prompts_per_step=2)
-    groups = GroupSelection(algorithm, 2, state, lambda array: array)
+    source = PartialSource(PartialRollout(max_tokens_per_step=8), prompts_per_step=2)
+    groups = GroupSelection(algorithm, 2, source, lambda array: array)
     rollout, num_refills = Rollout(), -1
     for _ in range(rounds_without):
         assert groups.wants_more(rollout)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rlplug.training.samples.importance_weights import weights_by_age
+from rlplug.training.mismatch_gate import weights_by_age
 from rlplug.types import Prompt, Sample, Segment, StepBatch
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rlplug.distributed.stop_signal import StopRequested
+from rlplug.rollout.source import RolloutRequest
 from rlplug.training.validation.config import ValidationConfig
 from rlplug.training.validation.validator import Validator
 from rlplug.types import Prompt, Sample, SamplingParams
@@ -31,7 +32,7 @@ def sample_of(version: int) -> Sample:
     )
 
 
-class Generator:
+class Source:
     """Remembers what it was asked for, and loses what it generates beside a step if told so."""
 
     def __init__(self) -> None:
@@ -51,9 +52,13 @@ class Generator:
         assert version is not None
         return None if self.loses else [sample_of(version)] * num_samples
 
+    def sync_weights(self, version: int) -> None:
+        self.version = version
+
     def generate(self, request: Any) -> list[Sample]:
         if self.is_stopped:
             raise StopRequested
+        assert request.policy_version == self.version
         self.metrics = {"environment/failures": 0.0, "rollout/seconds": 9.0, "sync/seconds": 0.2}
         return [sample_of(request.policy_version)] * request.num_samples
 
@@ -64,8 +69,8 @@ class Generator:
 
 @pytest.fixture
 def validator_of():
-    def make(**options: Any) -> tuple[Validator, Generator, list[str]]:
-        generator: Any = Generator()
+    def make(**options: Any) -> tuple[Validator, Source, list[str]]:
+        source: Any = Source()
         phases: list[str] = []
 
         @contextmanager
@@ -76,10 +81,10 @@ def validator_of():
         data: Any = SimpleNamespace(val_prompts=PROMPTS, val_sources=())
         rewards: Any = SimpleNamespace(check=lambda samples, ranks: None, names=["r"])
         ranks: Any = SimpleNamespace(gather_arrays=lambda array: array)
-        validator = Validator(
-            ValidationConfig(**options), SamplingParams(8), 0, data, generator, list, rewards, ranks, phase
-        )
-        return validator, generator, phases
+        config = ValidationConfig(**options)
+        request = RolloutRequest((), config.num_samples, SamplingParams(8), "validate/0", 0)
+        validator = Validator(config, request, source, data, list, rewards, ranks, phase)
+        return validator, source, phases
 
     return make
 
@@ -99,27 +104,27 @@ def test_the_policy_after_a_step_is_scored_between_steps_or_beside_the_next(vali
     """It would catch scores that are given to the policy of another step, and a last step that nobody scores."""
     between, _, phases = validator_of(every_n_steps=2)
     assert (scored(between, 6), phases) == ([2, 4, 6], ["validate"] * 3)
-    beside, generator, phases = validator_of(every_n_steps=2, beside_training=True)
+    beside, source, phases = validator_of(every_n_steps=2, beside_training=True)
     assert (scored(beside, 6), phases) == ([2, 4, 6], ["validate"] * 3)
-    assert not generator.has_held_out
+    assert not source.has_held_out
 
 
 def test_the_next_policy_is_scored_where_an_engine_lost_the_former(validator_of):
-    validator, generator, _ = validator_of(every_n_steps=2, beside_training=True)
-    generator.loses = True
+    validator, source, _ = validator_of(every_n_steps=2, beside_training=True)
+    source.loses = True
     with pytest.warns(UserWarning, match="The validation after step 2 is left out: .* There is one after step 3"):
         assert scored(validator, 3) == [3]
 
 
 def test_metrics_of_the_training_rollout_outlive_a_validation(validator_of):
     """Else the log would have the failures and seconds of the validation's rollout, in the steps that validate."""
-    validator, generator, _ = validator_of(every_n_steps=1)
+    validator, source, _ = validator_of(every_n_steps=1)
     of_training = {"environment/failures": 3.0, "rollout/seconds": 5.0, "sync/seconds": 0.1}
-    generator.metrics = dict(of_training)
+    source.metrics = dict(of_training)
     validator.run(1, 1)
-    assert generator.pop_metrics() | validator.pop_metrics() == of_training | {"sync/seconds": 0.2}
+    assert source.pop_metrics() | validator.pop_metrics() == of_training | {"sync/seconds": 0.2}
     assert validator.pop_metrics() == {}
-    generator.metrics, generator.is_stopped = dict(of_training), True
+    source.metrics, source.is_stopped = dict(of_training), True
     with pytest.raises(StopRequested):
         validator.run(2, 2)
     assert validator.pop_metrics() == of_training

@@ -268,7 +268,8 @@ class Worker(LightningModule):
         )
         models = replace(models, policy=replace(models.policy, optimizer=optimizer, max_grad_norm=None))
         update = PolicyUpdate(models, self.runner(limits), self.manual_backward, skip_nonfinite=False, seed=3)
-        step = StreamedStep(update, None, lambda rows: self.own_rows(self.padded, [row.group for row in rows]))
+        make_batch = lambda rows: self.own_rows(self.padded, [row.group for row in rows])  # noqa: E731
+        step = StreamedStep(update, None, make_batch, lambda name: nullcontext())
         rows, rollout = [], Rollout()
         step.discard()
         try:
@@ -277,9 +278,9 @@ class Worker(LightningModule):
                 step.add(
                     rollout := Rollout(tuple(rows), num_groups=rollout.num_groups + len(part)), 2, True, number < 3
                 )
-            batch = step.rows()
+            batch, _ = step.logprobs(rollout, 2, True)
             step.require_advantages(compute_advantages(algorithm, batch, self.trainer.strategy.gather)[0])
-            result = step.finish()
+            result = step.run(batch, 2)
         except RunError as problem:
             return str(problem)
         is_same = np.array_equal(batch.per_token["input_ids"], self.batch.per_token["input_ids"])

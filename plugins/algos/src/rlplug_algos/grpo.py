@@ -16,7 +16,7 @@ from rlplug.types import Batch, StepBatch
 from rlplug_algos.advantages import group_relative
 from rlplug_algos.options import require, require_use
 from rlplug_algos.policy_gradient import ClippedPolicyGradient, present
-from rlplug_algos.policy_losses import token_ratio
+from rlplug_algos.policy_losses import clipped_loss, token_ratio
 
 
 @dataclass(kw_only=True, eq=False)
@@ -61,4 +61,5 @@ class GRPO(ClippedPolicyGradient):
 
     def loss(self, batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
         ratio = token_ratio(logprobs, present(batch.old_logprobs))
-        return self.total_loss(self.clipped(ratio, batch), batch, logprobs, entropy, denominators)
+        term = clipped_loss(ratio, present(batch.advantages), *self.clip)
+        return self.total_loss(term, batch, logprobs, entropy, denominators)

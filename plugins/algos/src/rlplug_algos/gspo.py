@@ -14,7 +14,7 @@ from rlplug.types import Batch
 from rlplug_algos.aggregation import Aggregation
 from rlplug_algos.grpo import GRPO
 from rlplug_algos.policy_gradient import present
-from rlplug_algos.policy_losses import sequence_ratio
+from rlplug_algos.policy_losses import clipped_loss, sequence_ratio
 
 
 @dataclass(kw_only=True, eq=False)
@@ -35,4 +35,5 @@ class GSPO(GRPO):
 
     def loss(self, batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
         ratio = sequence_ratio(logprobs, present(batch.old_logprobs), batch, length_normalized=True)
-        return self.total_loss(self.clipped(ratio, batch), batch, logprobs, entropy, denominators)
+        term = clipped_loss(ratio, present(batch.advantages), *self.clip)
+        return self.total_loss(term, batch, logprobs, entropy, denominators)

@@ -15,7 +15,7 @@ from rlplug_algos.aggregation import Aggregation, aggregate
 from rlplug_algos.corrections import Correction, limited_weights
 from rlplug_algos.kl import KLEstimator, kl_estimate, kl_penalty
 from rlplug_algos.options import require, require_use
-from rlplug_algos.policy_losses import PolicyTerm, clipped_loss
+from rlplug_algos.policy_losses import PolicyTerm
 
 
 @dataclass(kw_only=True, eq=False)
@@ -172,9 +172,10 @@ class ClippedPolicyGradient(PolicyGradient):
         is_bound = self.clip_dual is None or 1 < self.clip_dual < math.inf
         require(self, "clip_dual", is_bound, "give more than 1, such as 3, or null")
 
-    def clipped(self, ratio: Tensor, batch: Batch) -> PolicyTerm:
-        """Return PPO's clipped loss of each token, of its ratio [K], within this algorithm's limits."""
-        return clipped_loss(ratio, present(batch.advantages), self.clip_low, self.clip_high, self.clip_dual)
+    @property
+    def clip(self) -> tuple[float, float, float | None]:
+        """The limits, for :func:`~rlplug_algos.policy_losses.clipped_loss`."""
+        return self.clip_low, self.clip_high, self.clip_dual
 
 
 def present(values: Tensor | None) -> Tensor:

@@ -20,7 +20,7 @@ from rlplug_algos.aggregation import aggregate
 from rlplug_algos.kl import AdaptiveKL, KLEstimator
 from rlplug_algos.options import require, require_use
 from rlplug_algos.policy_gradient import ClippedPolicyGradient, mean_over_tokens, present
-from rlplug_algos.policy_losses import token_ratio
+from rlplug_algos.policy_losses import clipped_loss, token_ratio
 from rlplug_algos.value_losses import clipped_value_loss
 
 
@@ -118,7 +118,8 @@ class PPO(ClippedPolicyGradient):
 
     def loss(self, batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
         ratio = token_ratio(logprobs, present(batch.old_logprobs))
-        return self.total_loss(self.clipped(ratio, batch), batch, logprobs, entropy, denominators)
+        term = clipped_loss(ratio, present(batch.advantages), *self.clip)
+        return self.total_loss(term, batch, logprobs, entropy, denominators)
 
     def value_loss(self, batch: Batch, values: Tensor, denominators: Denominators) -> LossOutput:
         per_token, clipped = clipped_value_loss(values, present(batch.values), present(batch.returns), self.value_clip)

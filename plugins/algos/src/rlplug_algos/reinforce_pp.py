@@ -18,7 +18,7 @@ from rlplug_algos.advantages import discounted_returns, group_relative, normalis
 from rlplug_algos.kl import KLEstimator
 from rlplug_algos.options import require
 from rlplug_algos.policy_gradient import ClippedPolicyGradient, present
-from rlplug_algos.policy_losses import token_ratio
+from rlplug_algos.policy_losses import clipped_loss, token_ratio
 
 
 @dataclass(kw_only=True, eq=False)
@@ -56,7 +56,8 @@ class ReinforcePP(ClippedPolicyGradient):
 
     def loss(self, batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
         ratio = token_ratio(logprobs, present(batch.old_logprobs))
-        return self.total_loss(self.clipped(ratio, batch), batch, logprobs, entropy, denominators)
+        term = clipped_loss(ratio, present(batch.advantages), *self.clip)
+        return self.total_loss(term, batch, logprobs, entropy, denominators)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -84,4 +85,5 @@ class ReinforcePPBaseline(ClippedPolicyGradient):
 
     def loss(self, batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
         ratio = token_ratio(logprobs, present(batch.old_logprobs))
-        return self.total_loss(self.clipped(ratio, batch), batch, logprobs, entropy, denominators)
+        term = clipped_loss(ratio, present(batch.advantages), *self.clip)
+        return self.total_loss(term, batch, logprobs, entropy, denominators)

@@ -17,7 +17,7 @@ from rlplug_algos.advantages import leave_one_out
 from rlplug_algos.aggregation import Aggregation
 from rlplug_algos.kl import KLEstimator
 from rlplug_algos.policy_gradient import ClippedPolicyGradient, present
-from rlplug_algos.policy_losses import sequence_ratio
+from rlplug_algos.policy_losses import clipped_loss, sequence_ratio
 
 
 @dataclass(kw_only=True, eq=False)
@@ -53,4 +53,5 @@ class RLOO(ClippedPolicyGradient):
 
     def loss(self, batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
         ratio = sequence_ratio(logprobs, present(batch.old_logprobs), batch, length_normalized=False)
-        return self.total_loss(self.clipped(ratio, batch), batch, logprobs, entropy, denominators)
+        term = clipped_loss(ratio, present(batch.advantages), *self.clip)
+        return self.total_loss(term, batch, logprobs, entropy, denominators)

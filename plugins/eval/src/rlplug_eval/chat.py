@@ -16,13 +16,14 @@ from rlplug.distributed.stop_signal import StopRequested
 from rlplug.errors import RunError
 from rlplug.interfaces.checks.engines import max_context_of
 from rlplug.observability.phase_progress import PhaseProgress
-from rlplug.rollout.agent_loop import AgentLoop
+from rlplug.rollout.agent_loop import AgentLoop, GenerationStep
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.ranks import EngineRanks
 from rlplug.rollout.trajectory import Trajectory, new_trajectories
 from rlplug.rollout.turns.environment_calls import EnvironmentCalls
 from rlplug.rollout.turns.observation_tokens import ObservationTokens
-from rlplug.setup import RunInputs
+from rlplug.rollout.turns.trajectory_turns import TurnRules
+from rlplug.setup.inputs import RunInputs
 from rlplug.types import Prompt, SamplingParams
 from rlplug_eval.engine import PolicyEngine
 
@@ -87,13 +88,14 @@ class Conversation:
         self._template_tools: Sequence[Any] = tools if presents else ()
         self._instructions = tool_instructions(tools) if tools and not presents else ""
         self._messages = ObservationTokens(tokenizer, self.is_chat, self._template_tools)
-        self._observations = ObservationTokens(tokenizer, self.is_chat, self._template_tools, has_tools=bool(tools))
-        self._turns = TurnOptions() if config.environment is None else config.turns
+        observations = ObservationTokens(tokenizer, self.is_chat, self._template_tools, has_tools=bool(tools))
         self._environments: EnvironmentCalls | None = None
         if config.environment is not None:
             self._environments = EnvironmentCalls(
-                config.environment, tokenizer, inputs.spec.eos_token_ids, config.turns, self._observations
+                config.environment, tokenizer, inputs.spec.eos_token_ids, config.turns, observations
             )
+        turns = TurnOptions() if config.environment is None else config.turns
+        self._rules = TurnRules(turns, self._environments, observations)
         self._numbers = itertools.count()
         self._seed = seed
         self._token_ids: tuple[int, ...] = ()
@@ -145,7 +147,7 @@ class Conversation:
         written: list[str] = []
         with suppress(StopRequested):
             while trajectory.finish_reason is None:
-                self._loop(trajectory, sampling).run(self._engine.driver, self._engine.version)
+                self._loop(trajectory, sampling).run(self._engine.driver)
                 yield from self._new_pieces(trajectory, written)
             reason = trajectory.error or trajectory.finish_reason
         yield from self._new_pieces(trajectory, written, is_last=True)
@@ -175,14 +177,11 @@ class Conversation:
         return AgentLoop(
             trajectories=[trajectory],
             sampling=sampling,
-            options=self._turns,
-            environments=self._environments,
-            observations=self._observations,
-            partial=PIECE,
-            ranks=EngineRanks(self._engine.placement, 1, communicates=False),
+            rules=self._rules,
             policy=self._inputs.spec,
             version=self._engine.version,
-            progress=PhaseProgress(),
+            ranks=EngineRanks(self._engine.placement, 1, communicates=False),
+            step=GenerationStep(PIECE, progress=PhaseProgress()),
         )
 
     def _new_pieces(self, trajectory: Trajectory, written: list[str], is_last: bool = False) -> Iterator[Piece]:

@@ -16,8 +16,8 @@ from rlplug.interfaces.rollout import Placement, PolicySpec
 from rlplug.interfaces.weight_sync import Bucket
 from rlplug.models.hf_files import read_config
 from rlplug.plugin_manager import plugins
-from rlplug.rollout.engine_driver import EngineDriver
-from rlplug.setup import RunInputs, read_inputs
+from rlplug.rollout.engine_driver import EngineDriver, RankAgreement, SyncedPolicy
+from rlplug.setup.inputs import RunInputs, read_inputs
 from rlplug_eval.policies import Policy, checkpoint_buckets, checkpoint_network, config_for, folder_buckets
 
 _OF_FILES: Final = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
@@ -135,16 +135,12 @@ class PolicyEngine:
     def _start(self, spec: PolicySpec) -> EngineDriver:
         return EngineDriver(
             engine=self.config.engine,
-            make_buckets=lambda: self._buckets(),
-            spec=spec,
+            policy=SyncedPolicy(spec, lambda: self._buckets(), plugins().hook),
             placement=self.placement,
-            hook=plugins().hook,
-            sleeps=False,
             offload=Offload("none", self.placement.device, [], [], []),
-            any_rank=bool,
+            sleeps=False,
             max_restarts=self.config.limits.max_engine_restarts,
-            is_stopping=self._is_stopping,
-            agree_to_stop=self._agree_to_stop,
+            agreement=RankAgreement(is_stopping=self._is_stopping, agree_to_stop=self._agree_to_stop),
         )
 
     def close(self) -> None:

@@ -191,8 +191,7 @@ def checkpoint_network(config: RunConfig, checkpoint: Path) -> nn.Module:
     if config.lora is not None:
         load_adapters(network, config.lora)
     owner = nn.Module()  # with the names that the run's module gave its parameters
-    owner.models = models = Models()
-    models.policy = network
+    owner.models = Models(network)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # there is one process
         read_checkpoint(checkpoint, owner, [], partial(check_records, trainer, adapter_record(network, list)))

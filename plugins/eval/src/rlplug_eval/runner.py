@@ -11,8 +11,10 @@ from rlplug.data.datamodule import PromptDataModule
 from rlplug.observability.phase_progress import PHASE_PROGRESS
 from rlplug.observability.terminal import say
 from rlplug.rewards import RewardRunner, start_rewards
-from rlplug.rollout.generator import RolloutGenerator, RolloutRequest
-from rlplug.setup import RunInputs, check_context, make_generator, make_rewards
+from rlplug.rollout.source import RolloutGenerator, RolloutRequest
+from rlplug.setup.checks.engine import check_context
+from rlplug.setup.inputs import RunInputs
+from rlplug.setup.start import make_generator, make_rewards
 from rlplug.types import Sample
 from rlplug_eval.engine import PolicyEngine
 from rlplug_eval.folder import EvalFolder
@@ -102,8 +104,7 @@ class Evaluation:
                 is_used = True
             longest_prompt, max_new_tokens = source.data.longest_prompt, self._options.sampling.max_new_tokens
             check_context(self._config.engine, inputs.spec, longest_prompt, max_new_tokens)
-            placement = self._engine.placement
-            generator = make_generator(self._config, inputs, self._engine.driver, placement, source.data)
+            generator = make_generator(self._config, inputs, self._engine.driver, source.data)
             self._generators.append(generator)
             self._evaluate(name, source, generator)
 

@@ -60,9 +60,9 @@ class GPURates:
 def rates_of_run(folder: Path) -> GPURates:
     """Return the rates that a run's folder shows, from the medians of its steps.
 
-    The trainer's time is that of a step less its rollout and validation. The engines' is that of the rollout phase
-    where both take turns, which includes the wait for the longest completion; in an asynchronous run it is that of the
-    step less the time in which the engine was idle.
+    The trainer's time is that of a step less its weight sync, rollout and validation. The engines' is that of sync and
+    rollout where both take turns, which includes the wait for the longest completion; in an asynchronous run it is that
+    of the step less the time in which the engine was idle.
 
     Raises:
         ConfigError: The folder has no steady steps, or does not say on how many GPUs the engines were.
@@ -72,7 +72,7 @@ def rates_of_run(folder: Path) -> GPURates:
     engine, trainer = [], []
     for row in rows:
         tokens, step = row["completion/num_tokens"], row["time/step"] - row.get("time/validate", 0.0)
-        rollout = row["time/rollout"]
+        rollout = row.get("time/sync", 0.0) + row["time/rollout"]
         generating = max(step - row["partial/engine_idle_s"], 1e-9) if "partial/engine_idle_s" in row else rollout
         engine.append(tokens / generating / engine_gpus)
         trainer.append(tokens / max(step - rollout, 1e-9) / world_size)

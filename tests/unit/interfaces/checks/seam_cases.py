@@ -15,6 +15,7 @@ from rlplug.rollout.agent_loop import AgentLoop
 from rlplug.rollout.config import TurnOptions
 from rlplug.rollout.ranks import EngineRanks
 from rlplug.rollout.trajectory import new_trajectories
+from rlplug.rollout.turns.trajectory_turns import TurnRules
 from rlplug.types import Completion, Prompt, SamplingParams, StepBatch
 
 CPU = torch.device("cpu")
@@ -48,20 +49,13 @@ def run_loop(engine: RolloutEngine) -> list[Any]:
     trajectories = new_trajectories([Prompt("0", (3, 4), "")], [0], 3, "k")
     ranks = EngineRanks(Placement(CPU, 0, 1), 1, communicates=False)
     sampling = SamplingParams(LIMIT)
-    loop = AgentLoop(trajectories, sampling, TurnOptions(), None, None, None, ranks, POLICY, VERSION)
-
-    def refuse(fault: Any) -> bool:
-        if fault is not None:
-            raise fault
-        return False
-
+    loop = AgentLoop(trajectories, sampling, TurnRules(TurnOptions()), POLICY, VERSION, ranks)
     driver: Any = SimpleNamespace(
         ready_engine=lambda version: contextlib.nullcontext(engine),
-        end_if_stopping=lambda fault: None,
-        failed_on_any_rank=refuse,
+        with_restarts=lambda attempt, num_missing: attempt(),
         finish=lambda: None,
     )
-    loop.run(driver, VERSION)
+    loop.run(driver)
     return list(trajectories)
 
 

@@ -15,7 +15,7 @@ from rlplug.errors import ConfigError
 from rlplug.models.export import export_policy
 from rlplug.models.lora.files import export_adapter
 from rlplug.observability.terminal import say
-from rlplug.setup import read_inputs
+from rlplug.setup.inputs import read_inputs
 from rlplug_eval.card import CARD, write_card
 from rlplug_eval.hub import files_of, push
 from rlplug_eval.policies import checkpoint_network, is_run

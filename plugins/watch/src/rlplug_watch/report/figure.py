@@ -18,8 +18,8 @@ from rlplug_watch.report.series import MIN_SMOOTHED, Series, bucket_means, keep_
 Section: TypeAlias = Literal["Learning", "Stability", "Speed and memory"]
 Mark: TypeAlias = Literal["line", "dot", "area", "band"]
 
-HUES: Final = ("blue", "orange", "green", "purple", "sky", "vermillion", "yellow", "grey", "brown", "slate")
-"""Colours of the Okabe-Ito palette, which colour-blind readers can tell apart, and two more."""
+HUES: Final = ("blue", "orange", "green", "purple", "sky", "vermillion", "yellow", "grey", "brown", "slate", "olive")
+"""Colours of the Okabe-Ito palette, which colour-blind readers can tell apart, and three more."""
 FEW_POINTS: Final = 40
 """Largest number of points of a line that also gets markers: a single step would be invisible otherwise."""
 MANY_MARKS: Final = 60

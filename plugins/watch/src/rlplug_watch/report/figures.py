@@ -17,13 +17,14 @@ LOG: Final[Mapping[str, Any]] = {"type": "log", "dtick": 1, "exponentformat": "p
 
 PHASE_HUES: Final[Mapping[str, str]] = {
     "prompts": "brown",
+    "sync": "vermillion",
     "rollout": "sky",
     "rewards": "orange",
     "filter": "yellow",
     "logprobs": "blue",
     "advantages": "purple",
     "update": "green",
-    "publish": "vermillion",
+    "publish": "olive",
     "validate": "grey",
     "checkpoint": "slate",
 }

@@ -1,35 +1,31 @@
-"""State of a partial rollout between steps: the ledger of its groups, and the trajectories of this rank's engine."""
+"""The source of a partial rollout: groups that have started and not trained yet go on in the next step."""
 
 from __future__ import annotations
 
 import statistics
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlplug.errors import ConfigError
+from rlplug.observability.timeline import EngineTimeline, timeline_of
+from rlplug.rollout.agent_loop import GenerationStep
 from rlplug.rollout.config import PartialRollout, TurnOptions
+from rlplug.rollout.partial.enough_groups import CompleteGroups, EnoughGroups
 from rlplug.rollout.partial.ledger import GroupLedger
 from rlplug.rollout.partial.replay import GroupSchedule, fingerprint, read_schedule
 from rlplug.rollout.ranks import EngineRanks
+from rlplug.rollout.source import RolloutGenerator, RolloutRequest, RolloutSource
 from rlplug.rollout.trajectory import Trajectory, new_trajectories
-from rlplug.types import NO_VERSION, Prompt, StepBatch
+from rlplug.rollout.turns.trajectory_turns import TurnRules
+from rlplug.types import NO_VERSION, Prompt, Sample, StepBatch
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """A rank's copy of the state, to which a step that is discarded goes back."""
-
-    ledger: dict[str, Any]
-    trajectories: dict[int, list[Trajectory]]
-
-
-class PartialRolloutState:
-    """Groups that have started and not trained yet.
+class PartialSource(RolloutSource):
+    """Goes on with unfinished groups, and returns those that are complete.
 
     The ledger is the same on every rank between steps. Trajectories are on the ranks of their engine alone, and travel
     for a checkpoint only.
@@ -39,6 +35,10 @@ class PartialRolloutState:
         prompts_per_step: Groups that a step trains on.
     """
 
+    _rules: TurnRules
+    """With environments of its own, whose steps may go on while a validation uses the generator's."""
+    _complete_groups: CompleteGroups
+
     def __init__(self, options: PartialRollout, prompts_per_step: int) -> None:
         self.options = options
         self.ledger = GroupLedger(prompts_per_step, options.num_in_flight(prompts_per_step), options.bound)
@@ -47,71 +47,98 @@ class PartialRolloutState:
         self.schedule = GroupSchedule({})
         self._staleness: list[int] = []
         """Of the groups that were released since the last metrics."""
-        self._num_resumed = self._tokens_read_again = self._num_late = 0
+        self._num_resumed = self._num_prefilled_again = self._num_late = 0
+        self._before_step: tuple[dict[str, Any], dict[int, list[Trajectory]]] = {}, {}
         self._step_starts_at = (NO_VERSION, 0)
         """Version of the newest groups, and the number of the first of them."""
+        self.timeline = EngineTimeline()
+        """What an engine that generates in the background did since it was last taken."""
 
-    def identify(self, seed: int | None, data: Mapping[str, Any], group_size: int, num_steps: int) -> None:
-        """Say whose groups these are, and read those that ``replay`` repeats.
+    def start(self, generator: RolloutGenerator) -> None:
+        super().start(generator)
+        self._rules = generator.make_rules()
+        self._complete_groups = CompleteGroups(generator.store, generator.ranks.engine, generator.ranks.num_engines)
 
-        Args:
-            seed: Seed of the run.
-            data: What the stream of training prompts says of its prompts and their order.
-            group_size: Samples of a group.
-            num_steps: Steps of the run.
+    # ---- a step ---------------------------------------------------------------------------------------------------
 
-        Raises:
-            ConfigError: ``replay`` does not fit; the message names the key.
-        """
-        ledger = self.ledger
-        run = {"seed": seed, "data": fingerprint(data), "prompts_per_step": ledger.groups_per_step}
-        run |= {"group_size": group_size, "max_open": ledger.max_open, "max_staleness": ledger.max_staleness}
-        self.schedule = GroupSchedule(run)
-        if self.options.replay is not None:
-            self.schedule = read_schedule(Path(self.options.replay), run, num_steps)
+    def begin_step(self, step: int) -> None:
+        """Keep a copy of this rank's state: cheap, since tokens are arrays that nothing changes in place."""
+        self.pause()
+        copies = {number: [each.copy() for each in group] for number, group in self.trajectories.items()}
+        self._before_step = self.ledger.state_dict(), copies
+        self.schedule.begin(step)
 
-    def num_wanted(self, num_missing: int) -> int:
-        """Return the number of new prompts that may start now, where the step lacks ``num_missing`` groups."""
-        return self.ledger.num_startable(num_missing)
+    def rollback(self) -> None:
+        """Go back to where the step began, on this rank."""
+        self.pause()
+        ledger, self.trajectories = self._before_step
+        self.ledger.load_state_dict(ledger)
+        self._staleness = []
+        self.schedule.discard()
 
-    def start(self, prompts: Sequence[Prompt], num_samples: int, key: str, version: int, ranks: EngineRanks) -> None:
+    @property
+    def awaits_groups(self) -> bool:
+        return self.options.streams and bool(self.ledger.open)
+
+    def num_prompts_wanted(self, num_missing: int, over_sampling: float) -> int:
+        return 0 if self.awaits_groups else self.ledger.num_startable(num_missing)
+
+    def next_groups(self, request: RolloutRequest, num_missing: int, num_drawn: int) -> list[Sample]:
+        self.start_groups(request, self.generator.ranks)
+        return self.generator.share_of_rank(self._generate(request, num_missing))
+
+    def _generate(self, request: RolloutRequest, num_missing: int) -> list[list[Trajectory]]:
+        """Generate within the step's limits; return the groups of this rank's engine that train next."""
+        generator = self.generator
+        is_enough = None if self.options.bound is None else self._is_enough(request, num_missing, request.key)
+        self._note_resumed()
+        step = GenerationStep(self.options, is_enough)
+        generator.loop(self.all_trajectories, request, self._rules, step).run(generator.driver)
+        released = self._release(num_missing, request.policy_version)
+        assert released is not None, "the loop ends with enough groups, or with all of them complete"
+        return released
+
+    def _is_enough(self, request: RolloutRequest, num_missing: int, wait_key: str) -> EnoughGroups:
+        """Return what tells that the groups that the step lacks are complete, over all engines."""
+        return EnoughGroups(
+            own=self.complete,
+            suffice=lambda complete: self._choose(num_missing, request.policy_version, complete) is not None,
+            complete_groups=self._complete_groups,
+            wait_key=wait_key,
+        )
+
+    def start_groups(self, request: RolloutRequest, ranks: EngineRanks) -> None:
         """Start a group for each prompt, and keep the trajectories of this rank's engine alone.
 
         Args:
-            prompts: The same on every rank.
-            num_samples: Trajectories per prompt.
-            key: Name of run and step.
-            version: Version of the policy.
+            request: Prompts of the new groups.
             ranks: The ranks of this rank's engine.
         """
+        version = request.policy_version
         if self._step_starts_at[0] != version:
             self._step_starts_at = version, self.ledger.num_started
         # with the keys of a synchronous step, which counts its groups from 0, a streamed one draws the same samples
         first = self._step_starts_at[1] if self.options.streams else 0
-        for prompt in prompts:
+        for prompt in request.prompts:
             number = self.ledger.start(version, ranks.num_engines).number
-            self.trajectories[number] = new_trajectories([prompt], [number - first], num_samples, key)
+            group = [number - first]
+            self.trajectories[number] = new_trajectories([prompt], group, request.num_samples, request.key)
         self.trajectories = {
             number: self.trajectories[number]
-            for number, group in self.ledger.open.items()
-            if group.engine % ranks.num_engines == ranks.engine
+            for number, its in self.ledger.open.items()
+            if its.engine % ranks.num_engines == ranks.engine
         }
-
-    @property
-    def awaits_groups(self) -> bool:
-        """Whether the step trains on groups that are still generated, besides those it has."""
-        return self.options.streams and bool(self.ledger.open)
 
     @property
     def all_trajectories(self) -> list[Trajectory]:
         """The trajectories of this rank's engine."""
         return [trajectory for group in self.trajectories.values() for trajectory in group]
 
-    def note_resumed(self) -> None:
+    def _note_resumed(self) -> None:
         """Count the trajectories that the engine is about to go on with, for the metrics."""
         resumed = [each for each in self.all_trajectories if each.finish_reason is None and each.num_after_prompt]
         self._num_resumed += len(resumed)
-        self._tokens_read_again += sum(len(trajectory.token_ids) for trajectory in resumed)
+        self._num_prefilled_again += sum(len(trajectory.token_ids) for trajectory in resumed)
 
     def complete(self) -> list[int]:
         """Return the numbers of the groups of this rank's engine whose trajectories are all finished."""
@@ -120,16 +147,6 @@ class PartialRolloutState:
             for number, group in self.trajectories.items()
             if all(trajectory.finish_reason is not None for trajectory in group)
         ]
-
-    def is_enough(self, complete: Collection[int], wanted: int, version: int) -> bool:
-        """Return whether the step need not wait, when the groups ``complete`` are, of all engines.
-
-        Args:
-            complete: Numbers of groups.
-            wanted: Groups that the step lacks.
-            version: Version of the policy that trains on them.
-        """
-        return self._choose(wanted, version, complete) is not None
 
     def _choose(self, wanted: int, version: int, complete: Collection[int] = ()) -> list[int] | None:
         """Return what the ledger chooses, or what trained in the run that is repeated."""
@@ -141,9 +158,7 @@ class PartialRolloutState:
         is_complete = (self.ledger.open[number].is_complete or number in complete for number in repeated)
         return repeated if all(is_complete) else None
 
-    def release(
-        self, wanted: int, version: int, ranks: EngineRanks, gather: Callable[[Any], Any]
-    ) -> list[list[Trajectory]] | None:
+    def _release(self, wanted: int, version: int) -> list[list[Trajectory]] | None:
         """Remove the groups that train next; return the trajectories of those of this rank's engine.
 
         Collective: ranks exchange the numbers of complete groups alone. ``None``, on all ranks, says that the step has
@@ -152,11 +167,9 @@ class PartialRolloutState:
         Args:
             wanted: Most groups to remove, over all ranks.
             version: Version of the policy that trains on them.
-            ranks: The ranks of this rank's engine.
-            gather: Returns the concatenation of all ranks' lists; collective.
         """
         own = [(number, self._count_late(number)) for number in self.complete()]
-        num_late: dict[int, int] = dict(gather(own if ranks.is_first else []))
+        num_late: dict[int, int] = dict(self.generator.gather(own if self.generator.ranks.is_first else []))
         self.ledger.complete(num_late)
         chosen = self._choose(wanted, version)
         if chosen is None:
@@ -176,26 +189,30 @@ class PartialRolloutState:
         """Return how many trajectories of a complete group were given up, because their time was over."""
         return sum(trajectory.is_late and bool(trajectory.error) for trajectory in self.trajectories[number])
 
-    def metrics(self, batch: StepBatch, version: int) -> dict[str, float]:
-        """Return ``partial/...`` since the last call: groups, what was resumed, and ages in policy versions.
+    # ---- what it says of a step -----------------------------------------------------------------------------------
 
-        Collective.
-        """
+    def groups_line(self, step: int, phases: list[tuple[str, float, float]]) -> str | None:
+        if not self.schedule.taken or self.schedule.step != step:
+            return None
+        return self.schedule.line(timeline_of(phases, self.timeline.pop()))
+
+    def metrics(self, batch: StepBatch, version: int) -> dict[str, float]:
+        """Return ``partial/...`` since the last call: groups, what was resumed, and ages in policy versions."""
         ages = torch.from_numpy((version - batch.per_token["policy_versions"])[batch.per_token["response_mask"]])
         of_tokens = batch.step.moments(ages)
         groups = self.ledger.open.values()
         num_resumed, self._num_resumed = self._num_resumed, 0
-        num_read, self._tokens_read_again = self._tokens_read_again, 0
+        num_read, self._num_prefilled_again = self._num_prefilled_again, 0
         num_late, self._num_late = self._num_late, 0
         return {
             "partial/resumed": float(num_resumed),
-            "partial/tokens_read_again": float(num_read),
+            "partial/tokens_prefilled_again": float(num_read),
             "partial/late": float(num_late),
             "partial/groups_in_flight": float(len(groups)),
             "partial/groups_complete": float(sum(group.is_complete for group in groups)),
             "partial/age_mean": of_tokens.mean,
             "partial/age_max": of_tokens.largest if of_tokens.count else 0.0,
-            "partial/former_share": batch.step.mean((ages > 0).double()),
+            "partial/previous_share": batch.step.mean((ages > 0).double()),
             **self._staleness_metrics(),
         }
 
@@ -210,23 +227,27 @@ class PartialRolloutState:
             metrics[f"partial/staleness_{staleness}"] = found.count(staleness) / max(len(found), 1)
         return metrics
 
-    # ---- a step that is discarded ---------------------------------------------------------------------------------
+    # ---- between steps --------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> Snapshot:
-        """Return a copy of this rank's state: cheap, since tokens are arrays that nothing changes in place."""
-        return Snapshot(
-            self.ledger.state_dict(),
-            {number: [each.copy() for each in group] for number, group in self.trajectories.items()},
-        )
+    def pop_metrics(self) -> dict[str, float]:
+        environments = self._rules.environments
+        return super().pop_metrics() | ({} if environments is None else environments.pop_metrics())
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a :meth:`snapshot` of this rank."""
-        self.ledger.load_state_dict(snapshot.ledger)
-        self.trajectories = snapshot.trajectories
-        self._staleness = []
-        self.schedule.discard()
+    def close(self) -> None:
+        if self._rules.environments is not None:
+            self._rules.environments.close()
+        super().close()
 
     # ---- in a checkpoint ------------------------------------------------------------------------------------------
+
+    def identify(self, seed: int | None, data: Mapping[str, Any], group_size: int, num_steps: int) -> None:
+        """Say whose groups these are, and read those that ``replay`` repeats; see :meth:`RolloutSource.identify`."""
+        ledger = self.ledger
+        run = {"seed": seed, "data": fingerprint(data), "prompts_per_step": ledger.groups_per_step}
+        run |= {"group_size": group_size, "max_open": ledger.max_open, "max_staleness": ledger.max_staleness}
+        self.schedule = GroupSchedule(run)
+        if self.options.replay is not None:
+            self.schedule = read_schedule(Path(self.options.replay), run, num_steps)
 
     def state_dict(self, gather: Callable[[Any], Any]) -> dict[str, Any]:
         """Return ledger and trajectories of all engines as plain data, which later steps do not change. Collective."""
@@ -234,58 +255,35 @@ class PartialRolloutState:
         by_number = dict(gather(own))  # ranks that share an engine have the same groups
         return {"ledger": self.ledger.state_dict(), "trajectories": dict(sorted(by_number.items()))}
 
-    def load_state_dict(self, state: Mapping[str, Any], prompts: Mapping[str, Prompt]) -> None:
-        """Restore a :meth:`state_dict`; ``prompts`` has the training prompts by ``uid``."""
+    def load_state_dict(
+        self,
+        state: Mapping[str, Any] | None,
+        prompts: Mapping[str, Prompt],
+        version: int,
+        max_new_tokens: int,
+        turns: TurnOptions,
+    ) -> None:
+        if state is None:
+            return
+        uids = {each["prompt"] for group in state["trajectories"].values() for each in group}
+        if missing := sorted(uids - prompts.keys()):
+            raise ConfigError(
+                f"The checkpoint has groups in flight of {len(missing)} prompts that data.train has not any more, such "
+                f"as {missing[0]!r}: resume with the data.train of the run that wrote the checkpoint."
+            )
         self.ledger.load_state_dict(state["ledger"])
         self.trajectories = {
             number: [Trajectory.from_state(each, prompts[each["prompt"]]) for each in group]
             for number, group in state["trajectories"].items()
         }
         self._staleness = []
-
-
-def load_partial_rollout(
-    state: PartialRolloutState | None,
-    saved: Mapping[str, Any] | None,
-    by_uid: Mapping[str, Prompt],
-    version: int,
-    max_new_tokens: int,
-    turns: TurnOptions,
-) -> None:
-    """Load the groups that a checkpoint has under way.
-
-    Args:
-        state: Where to; ``None`` for a run without a partial rollout.
-        saved: What the checkpoint has; ``None`` if its run had none.
-        by_uid: The training prompts.
-        version: Version of the checkpoint's policy.
-        max_new_tokens: Most tokens of a trajectory after its prompt.
-        turns: Limits of turns.
-
-    Raises:
-        ConfigError: There are some, and the run keeps none, has not their prompts, allows fewer tokens than they have,
-            or cannot train them within its bound.
-    """
-    if state is not None and saved is not None:
-        uids = {each["prompt"] for group in saved["trajectories"].values() for each in group}
-        if missing := sorted(uids - by_uid.keys()):
+        _check_lengths(self.all_trajectories, max_new_tokens, turns.max_tokens_per_turn)
+        if not self.ledger.is_in_time(version):
             raise ConfigError(
-                f"The checkpoint has groups in flight of {len(missing)} prompts that data.train has not any more, such "
-                f"as {missing[0]!r}: resume with the data.train of the run that wrote the checkpoint."
+                f"The checkpoint has {len(self.ledger.open)} groups in flight, which cannot all train within "
+                f"model.partial_rollout.max_staleness {self.ledger.max_staleness} with model.batch.prompts_per_step "
+                f"{self.ledger.groups_per_step}: resume with those of the run that wrote the checkpoint."
             )
-        state.load_state_dict(saved, by_uid)
-        _check_lengths(state.all_trajectories, max_new_tokens, turns.max_tokens_per_turn)
-        if not state.ledger.is_in_time(version):
-            raise ConfigError(
-                f"The checkpoint has {len(state.ledger.open)} groups in flight, which cannot all train within "
-                f"model.partial_rollout.max_staleness {state.ledger.max_staleness} with model.batch.prompts_per_step "
-                f"{state.ledger.groups_per_step}: resume with those of the run that wrote the checkpoint."
-            )
-    elif saved is not None and saved["trajectories"]:
-        raise ConfigError(
-            f"The checkpoint has {len(saved['trajectories'])} groups in flight, and model.partial_rollout is not set: "
-            "set it as in the run that wrote the checkpoint."
-        )
 
 
 def _check_lengths(trajectories: Sequence[Trajectory], max_new_tokens: int, max_tokens_per_turn: int | None) -> None:

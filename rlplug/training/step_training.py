@@ -1,0 +1,54 @@
+"""How the groups of a step train: all together, once they are complete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rlplug.distributed.offload import Offload
+from rlplug.models.lm_head import TokenLogprobs
+from rlplug.training.logprobs import compute_logprobs
+from rlplug.training.update import PolicyUpdate, UpdateResult
+from rlplug.types import Rollout, Sample, StepBatch
+
+
+class StepTraining:
+    """Trains on the groups of each step together. ``StreamedStep`` trains on them as they complete.
+
+    Args:
+        update: Takes the optimizer steps.
+        offload: Copies the reference policy to the device.
+        make_batch: Returns samples as a batch.
+    """
+
+    def __init__(
+        self, update: PolicyUpdate, offload: Offload, make_batch: Callable[[Sequence[Sample]], StepBatch]
+    ) -> None:
+        self._update = update
+        self._offload = offload
+        self._make_batch = make_batch
+
+    def add(self, rollout: Rollout, step: int, is_first_step: bool, awaits_groups: bool) -> None:
+        """Run what can run before all groups are there, over those that ``rollout`` has gained. Collective.
+
+        Args:
+            rollout: The samples so far.
+            step: Number of the step, from 1.
+            is_first_step: Whether it is the first step of this process.
+            awaits_groups: Whether others are still generated.
+        """
+
+    def logprobs(self, rollout: Rollout, step: int, is_first_step: bool) -> tuple[StepBatch, TokenLogprobs | None]:
+        """Return this rank's rows of the step, and the trainer's logprobs of them, where it computed them now."""
+        batch, update = self._make_batch(rollout.samples), self._update
+        return compute_logprobs(batch, update.models, update.runner, self._offload, step, is_first_step)
+
+    def require_advantages(self, batch: StepBatch) -> None:
+        """Check that groups which have trained already had the advantages that ``batch`` has. Collective."""
+
+    @property
+    def run(self) -> Callable[[StepBatch, int], UpdateResult]:
+        """Takes the step's optimizer steps, given its rows with advantages and its number. Collective."""
+        return self._update.run
+
+    def discard(self) -> None:
+        """Forget a step that ends before its update."""
