@@ -26,6 +26,7 @@ import os
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ from rlplug.training.actor_critic import ActorCritic, TrainableModel
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
 from rlplug.training.passes import MicroBatchRunner
 from rlplug.training.step_rows import StepRows
-from rlplug.training.update import MiniBatchResult, PolicyUpdate, step_losses
+from rlplug.training.update import MiniBatchResult, PolicyUpdate, policy_losses
 from rlplug.types import SamplingParams
 from rlplug.weight_sync.low_rank import adapters_of
 
@@ -154,12 +155,14 @@ class Measured(LightningModule):
         own = (batch.group_index % strategy.world_size == strategy.global_rank).nonzero().flatten()
         mine = batch.map(lambda tensor: tensor[own]).flat(strategy.statistics)
         rows = StepRows(mine, strategy)
-        update = PolicyUpdate(models, runner, self.manual_backward, skip_nonfinite=False, seed=0)
+        update = PolicyUpdate(
+            partial(policy_losses, models), models, runner, self.manual_backward, skip_nonfinite=False, seed=0
+        )
         phases = {
             "logprobs": lambda: runner.forward_only(runner.fetch(rows, indices, "forward"), models.forward_policy),
             "update": lambda: update.run(mine, 1),
         }
-        loss_fn = step_losses(models, 1)[0]
+        loss_fn = update.losses(1)[0]
         num_micro_batches = len(plan.micro_batches(indices, batch.lengths, 0))
         self.row = {"variant": self.variant, "tokens": sum(batch.lengths), "micro-batches": num_micro_batches}
         for name in options.phases:

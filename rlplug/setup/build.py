@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlplug.interfaces.optimization import Effect, Optimization
@@ -15,7 +16,7 @@ from rlplug.training.actor_critic import ActorCritic, TrainableModel
 from rlplug.training.passes import MicroBatchRunner
 from rlplug.training.step_training import StepTraining
 from rlplug.training.trainer_record import adapter_record
-from rlplug.training.update import PolicyUpdate
+from rlplug.training.update import PolicyUpdate, policy_losses
 from rlplug.types import StepBatch
 from rlplug.weight_sync.manifest import adapters_line
 
@@ -129,20 +130,24 @@ def make_update(
     config, plan = parts.config, parts.plan
     assert plan is not None, "training is planned"
     policy = TrainableModel("policy", models.policy, optimizers[0], schedulers[0], config.limits.max_grad_norm)
-    critic = None
+    critic, losses_of = None, policy_losses
     if config.critic is not None:
+        from rlplug.training.critic_losses import losses_with_critic as losses_of
+
         assert models.critic is not None
         critic = TrainableModel("critic", models.critic, optimizers[1], schedulers[1], config.critic.max_grad_norm)
+    trained = ActorCritic(
+        policy=policy,
+        critic=critic,
+        critic_config=config.critic,
+        reference=models.reference,
+        algorithm=config.algorithm,
+        sampling=config.sampling,
+        loss_hook=plugins().hook.rlplug_compute_loss if plugins().wraps("rlplug_compute_loss") else None,
+    )
     return PolicyUpdate(
-        models=ActorCritic(
-            policy=policy,
-            critic=critic,
-            critic_config=config.critic,
-            reference=models.reference,
-            algorithm=config.algorithm,
-            sampling=config.sampling,
-            loss_hook=plugins().hook.rlplug_compute_loss if plugins().wraps("rlplug_compute_loss") else None,
-        ),
+        losses=partial(losses_of, trained),
+        models=trained,
         runner=MicroBatchRunner(plan.batch, parts.strategy, capture),
         backward=backward,
         skip_nonfinite=config.limits.on_nonfinite == "skip",

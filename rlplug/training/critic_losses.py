@@ -15,7 +15,7 @@ from rlplug.interfaces.checks.process_state import watched
 from rlplug.models.forward import critic_forward, policy_forward, value_head_forward
 from rlplug.models.packing import PackedMicroBatch
 from rlplug.training.actor_critic import ActorCritic
-from rlplug.training.update import MicroBatchLoss, TrainingLoss, forward_policy, policy_loss
+from rlplug.training.update import MicroBatchLoss, TrainingLoss, forward_policy, policy_loss, policy_losses
 
 
 def losses_with_critic(models: ActorCritic, step: int) -> list[TrainingLoss]:
@@ -30,7 +30,7 @@ def losses_with_critic(models: ActorCritic, step: int) -> list[TrainingLoss]:
     if models.shares_trunk:  # the head warms up on the policy's trunk as it is
         return [TrainingLoss((critic,), of_critic, partial(value_head_loss, models))]
     own = TrainingLoss((critic,), of_critic, partial(critic_loss, models), config.num_epochs)
-    return [TrainingLoss((models.policy,), of_policy, partial(policy_loss, models)), own] if trains else [own]
+    return [*policy_losses(models, step), own] if trains else [own]
 
 
 def critic_loss(models: ActorCritic, micro_batch: PackedMicroBatch, denominators: Denominators) -> MicroBatchLoss:

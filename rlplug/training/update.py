@@ -87,6 +87,7 @@ class PolicyUpdate:
     """Takes the optimizer steps of an RL step, of the critic too where there is one. Every method is collective.
 
     Args:
+        losses: Returns the losses that a step, from 1, minimises, in order.
         models: Policy and critic with their optimizers.
         runner: Brings micro-batches to the device.
         backward: Runs the backward pass of a loss.
@@ -94,6 +95,7 @@ class PolicyUpdate:
         seed: Seeds the order of mini-batches from the second epoch on.
     """
 
+    losses: Callable[[int], Sequence[TrainingLoss]]
     models: ActorCritic
     runner: MicroBatchRunner
     backward: Callable[[Tensor], None]
@@ -112,7 +114,7 @@ class PolicyUpdate:
         """
         plan, taken, tokens = self.runner.plan, StepMetrics(), None
         rows = StepRows(batch, self.runner.strategy)
-        for loss in step_losses(self.models, step):
+        for loss in self.losses(step):
             for epoch in range(loss.num_epochs or plan.num_epochs):
                 for row_indices in plan.mini_batches(rows.num_sequences, epoch, self.seed + step):
                     result = self.forward_backward(rows, row_indices, loss)
@@ -149,7 +151,7 @@ class PolicyUpdate:
             minima.append(_detached(share.output.minima))
             tokens.append(share.tokens and share.tokens.detach())
             if runner.capture is not None:
-                runner.capture.add(rows, micro_batch, share)
+                runner.capture.add(rows, micro_batch, share.tokens, share.per_token)
             PHASE_PROGRESS.advance(1)
         return MiniBatchResult(
             metrics=self._reduce(loss.call, metrics, torch.sum, dist.ReduceOp.SUM),
@@ -184,7 +186,7 @@ class PolicyUpdate:
     def end_step(self, step: int) -> dict[str, float]:
         """Step the learning-rate schedulers of the models that ``step`` trained; return the rates that it used."""
         rates: dict[str, float] = {}
-        for model in (model for loss in step_losses(self.models, step) for model in loss.models):
+        for model in (model for loss in self.losses(step) for model in loss.models):
             rates[f"{model.name}/lr"] = model.optimizer.param_groups[0]["lr"]
             if model.scheduler is not None:
                 model.scheduler.step()
@@ -204,13 +206,9 @@ class PolicyUpdate:
         return dict(zip(parts[0], values.tolist(), strict=True))
 
 
-def step_losses(models: ActorCritic, step: int) -> list[TrainingLoss]:
-    """Return the losses that ``step``, from 1, minimises, in order."""
-    if models.critic is None:
-        return [TrainingLoss((models.policy,), PluginCall(models.algorithm, "loss"), partial(policy_loss, models))]
-    from rlplug.training.critic_losses import losses_with_critic
-
-    return losses_with_critic(models, step)
+def policy_losses(models: ActorCritic, step: int) -> list[TrainingLoss]:
+    """Return the loss that every step of a run without a critic minimises."""
+    return [TrainingLoss((models.policy,), PluginCall(models.algorithm, "loss"), partial(policy_loss, models))]
 
 
 def forward_policy(models: ActorCritic, micro_batch: PackedMicroBatch) -> PolicyOutput:

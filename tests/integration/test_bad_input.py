@@ -214,7 +214,8 @@ def test_a_nan_loss_leaves_the_batch_for_inspection(results: Runs) -> None:
     for name in ("nan-loss", "nan-loss-skipped"):
         results.ended(name, 0 if name == "nan-loss-skipped" else 1)
         batch = load_file(results.folder / "runs" / name / "001" / "nonfinite" / "step-00000002-rank-0.safetensors")
-        assert batch["input_ids"].shape[0] == 16
+        assert len(batch["lengths"]) == 16
+        assert len(batch["input_ids"]) == batch["lengths"].sum()
         assert {"advantages", "response_mask", "rollout_logprobs", "rewards"} <= batch.keys()
 
 

@@ -94,10 +94,10 @@ def test_resumed_on_another_number_it_is_equal_up_to_round_off(finished: Finishe
     resumed, undisturbed = map(finished.run_dir, (f"{before}-on-{after}", str(before)))
 
     rows, expected_rows = metrics(resumed), metrics(undisturbed)
-    assert [row["step"] for row in rows] == ["1", "2", "3", "4"]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
     for row, expected_row in zip(rows, expected_rows, strict=True):
         for name in ("loss", "policy/grad_norm", "policy/kl", "critic/loss", "critic/grad_norm", "reward/mean"):
-            if expected_row[name]:  # the warm-up of the critic has no loss of the policy
+            if expected_row.get(name):  # the warm-up of the critic has no loss of the policy
                 assert float(row[name]) == pytest.approx(float(expected_row[name]), rel=1e-3, abs=1e-5), name
     assert (resumed / "samples.jsonl").read_text() == (undisturbed / "samples.jsonl").read_text()
     last, expected = last_checkpoint(resumed), last_checkpoint(undisturbed)

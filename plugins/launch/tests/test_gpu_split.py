@@ -37,7 +37,10 @@ def write_run(folder, header, rows, rollout):
     ],
 )
 def test_rates_follow_from_the_steps_of_a_run(header, row, rollout, rates, tmp_path):
-    rows = ["1,9999,1,1,0", "2,9999,1,1,0", *(f"{step},{row}" for step in range(3, 6))]
+    rows = [
+        *(f"{step},9999,1{',1' * (header.count(',') - 2)}" for step in (1, 2)),
+        *(f"{step},{row}" for step in range(3, 6)),
+    ]
     assert rates_of_run(write_run(tmp_path, header, rows, rollout)) == rates
 
 
@@ -45,7 +48,11 @@ def test_rates_follow_from_the_steps_of_a_run(header, row, rollout, rates, tmp_p
     ("rows", "rollout", "message"),
     [
         (["1,9,1,0,1,0", "2,9,1,0,1,0"], {"class_path": "VLLMRollout"}, "no steps after the first 2"),
-        (["1,9,1,0,1,0"] * 3, {"class_path": "VLLMServerRollout"}, "on how many GPUs the engines were"),
+        (
+            [f"{step},9,1,0,1,0" for step in (1, 2, 3)],
+            {"class_path": "VLLMServerRollout"},
+            "on how many GPUs the engines were",
+        ),
     ],
 )
 def test_rates_are_never_invented(rows, rollout, message, tmp_path):

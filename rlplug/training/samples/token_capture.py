@@ -7,7 +7,7 @@ are logged are copied to the host at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlplug.distributed.strategy import RLFSDP2Strategy
+from rlplug.models.lm_head import TokenLogprobs
 from rlplug.observability.sample_records import SampleRows
 from rlplug.observability.token_log.step_tokens import LOSS, PRODUCED, ROW, TRAINED
 from rlplug.training.batch_plan import MicroBatch
+from rlplug.training.step_rows import StepRows
 from rlplug.types import Sample, StepBatch
-
-if TYPE_CHECKING:
-    from rlplug.training.step_rows import StepRows
-    from rlplug.training.update import MicroBatchLoss
 
 MOST_TOKENS: Final = 1 << 20
 """Most tokens of a step that are logged: about 16 MB before compression."""
@@ -71,11 +69,24 @@ class TokenCapture:
         self._clear()
         self._is_on = step == 1 or step % self._every_n_steps == 0
 
-    def add(self, rows: StepRows, micro_batch: MicroBatch, loss: MicroBatchLoss) -> None:
-        """Keep what a pass of the policy gave, in place of what an earlier one gave for the same rows."""
-        if not self._is_on or loss.tokens is None:
+    def add(
+        self,
+        rows: StepRows,
+        micro_batch: MicroBatch,
+        tokens: TokenLogprobs | None,
+        per_token: Mapping[str, Tensor],
+    ) -> None:
+        """Keep what a pass of the policy gave, in place of what an earlier one gave for the same rows.
+
+        Args:
+            rows: The rows of the step.
+            micro_batch: Those of the pass.
+            tokens: float32 [K] of the policy; ``None`` when it did not run
+            per_token: Bool or float [K], detached: ``entropy``, and what the algorithm says of single tokens.
+        """
+        if not self._is_on or tokens is None:
             return
-        values = {"logprobs": loss.tokens.logprobs.detach(), **loss.per_token}
+        values = {"logprobs": tokens.logprobs.detach(), **per_token}
         self._names = list(values)
         self._num_passes += 1  # the same on all ranks
         if not micro_batch.is_filler:

@@ -27,7 +27,7 @@ from rlplug.training.logprobs import compute_logprobs
 from rlplug.training.step_rows import StepRows
 from rlplug.training.step_training import StepTraining
 from rlplug.training.streaming.undivided_loss import SUMS, divisor_of, undivided_loss
-from rlplug.training.update import MiniBatchResult, PolicyUpdate, StepMetrics, UpdateResult, step_losses
+from rlplug.training.update import MiniBatchResult, PolicyUpdate, StepMetrics, UpdateResult
 from rlplug.types import Rollout, Sample, StepBatch
 
 CHOSEN: Final = ("group_index", "advantages", "response_mask")
@@ -131,7 +131,7 @@ class StreamedStep(StepTraining):
             NonFiniteUpdate: The loss or a gradient is not finite, unless such optimizer steps are to be skipped.
         """
         total = _total([part.denominators for part in self._parts])
-        (loss,), taken = step_losses(self._update.models, step=1), StepMetrics()
+        (loss,), taken = self._update.losses(step), StepMetrics()
         for model in loss.models:
             self._update.runner.strategy.scale_gradients(model.module, 1 / max(getattr(total, self._divisor), 1))
         result = _join_results([part.result for part in self._parts], total, self._divisor)
@@ -162,7 +162,7 @@ class StreamedStep(StepTraining):
         rows = StepRows(trained, runner.strategy)
         everything = range(rows.num_sequences)
         wrong: list[str] = []
-        (loss,) = step_losses(models, step)
+        (loss,) = self._update.losses(step)
         if checks:
             loss = replace(loss, compute=partial(undivided_loss, models, self._divisor, wrong))
         result = self._update.forward_backward(rows, everything, loss, SUMS)

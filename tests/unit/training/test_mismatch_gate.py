@@ -73,6 +73,6 @@ def test_the_limit_follows_from_the_dtype(dtype: torch.dtype, device: str, sampl
 
 
 def test_the_gate_names_the_options_that_the_trainer_does_not_follow() -> None:
-    gate = MismatchGate("Engine", 1e-4, 1e-4, True, False, {"min_p": 0.1})
+    gate = MismatchGate("Engine", 1e-4, 1e-4, True, False, extra={"min_p": 0.1})
     with pytest.raises(RunError, match=r"gate 0.0001\. model\.sampling\.extra \(min_p\) changes .* Look for weights"):
         mismatch(gate, 0.05)

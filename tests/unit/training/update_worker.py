@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,11 +42,12 @@ from rlplug.observability.sample_records import sample_rows
 from rlplug.training.actor_critic import ActorCritic, TrainableModel
 from rlplug.training.advantages import compute_advantages
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
+from rlplug.training.critic_losses import losses_with_critic
 from rlplug.training.passes import MicroBatchRunner
 from rlplug.training.samples.token_capture import TokenCapture
 from rlplug.training.step_rows import StepRows
 from rlplug.training.streaming.step import StreamedStep
-from rlplug.training.update import NonFiniteUpdate, PolicyUpdate, step_losses
+from rlplug.training.update import NonFiniteUpdate, PolicyUpdate, policy_losses
 from rlplug.types import Prompt, Rollout, Sample, SamplingParams, StepBatch
 from rlplug.weight_sync.buckets import weight_buckets
 
@@ -106,6 +108,11 @@ SPLITS = {
 PROMPT_LENGTHS = [3, 2, 5, 4, 6, 2, 1, 3, 2, 4, 1]
 ROWS = {"some": [8, 3, 0, 10], "one": [5]}
 SAMPLING = SamplingParams(temperature=0.8, top_k=10)
+
+
+def update_of(models, runner, backward, skip_nonfinite=False) -> PolicyUpdate:
+    losses = policy_losses if models.critic is None else losses_with_critic
+    return PolicyUpdate(partial(losses, models), models, runner, backward, skip_nonfinite, seed=3)
 
 
 class Worker(LightningModule):
@@ -217,12 +224,12 @@ class Worker(LightningModule):
         )
 
     def policy_loss(self, algorithm=LOSSES["token"]):
-        (loss,) = step_losses(self.models(algorithm), step=1)
+        (loss,) = policy_losses(self.models(algorithm), step=1)
         return loss
 
     def value_loss(self, name):
         models = self.models(LOSSES["value"], share_trunk=name != "critic")
-        return step_losses(models, step=2 if name == "shared" else 1)[-1]
+        return losses_with_critic(models, step=2 if name == "shared" else 1)[-1]
 
     def runner(self, limits) -> MicroBatchRunner:
         sizes = limits if isinstance(limits, BatchSizes) else BatchSizes(**self.sizes(), **limits)
@@ -231,7 +238,7 @@ class Worker(LightningModule):
     def update(self, limits, backward=None) -> PolicyUpdate:
         """What runs the passes of any loss."""
         backward = backward or self.manual_backward
-        return PolicyUpdate(self.models(LOSSES["token"]), self.runner(limits), backward, skip_nonfinite=False, seed=3)
+        return update_of(self.models(LOSSES["token"]), self.runner(limits), backward)
 
     def accumulate(self, loss_fn, limits, rows=range(11)):
         """Accumulate gradients; note after each backward pass what was reduced and whether gradients are there."""
@@ -267,7 +274,7 @@ class Worker(LightningModule):
             state=True, step=lambda: found.update(gradients=self.gradients()), zero_grad=self.zero_grad
         )
         models = replace(models, policy=replace(models.policy, optimizer=optimizer, max_grad_norm=None))
-        update = PolicyUpdate(models, self.runner(limits), self.manual_backward, skip_nonfinite=False, seed=3)
+        update = update_of(models, self.runner(limits), self.manual_backward)
         make_batch = lambda rows: self.own_rows(self.padded, [row.group for row in rows])  # noqa: E731
         step = StreamedStep(update, None, make_batch, lambda name: nullcontext())
         rows, rollout = [], Rollout()
@@ -304,7 +311,7 @@ class Worker(LightningModule):
     def run(self, sizes, batch, algorithm=LOSSES["token"], skip_nonfinite=False):
         self.zero_grad()
         before = self.weights()
-        update = PolicyUpdate(self.models(algorithm), self.runner(sizes), self.manual_backward, skip_nonfinite, seed=3)
+        update = update_of(self.models(algorithm), self.runner(sizes), self.manual_backward, skip_nonfinite)
         try:
             result = update.run(self.own_rows(batch), step=2)
             metrics, sampled = result.metrics, result.tokens and self.whole(result.tokens.sampled_logprobs)
