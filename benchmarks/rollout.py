@@ -109,7 +109,7 @@ class PluginRun:
 
     def __init__(self, arguments: argparse.Namespace, folder: Path, device: torch.device, record: Record) -> None:
         self.arguments, self.record = arguments, record
-        self.spec = make_spec(folder, arguments.fp8)
+        self.spec = make_spec(folder, arguments.fp8, not arguments.float32_scales)
         self.policy: Any = sharded_policy(folder, device)
         self.engine = make_engine(arguments)
         self.engine.check(self.spec)
@@ -237,6 +237,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--engine-args", type=json.loads, default={}, help="vLLM's or SGLang's own arguments, as JSON")
     parser.add_argument("--bare-args", type=json.loads, default={}, help="the same, of the bare engine alone")
     parser.add_argument("--fp8", action="store_true", help="weights travel in FP8, and the engine calculates in it")
+    parser.add_argument("--float32-scales", action="store_true", help="with --fp8: scales are no powers of two")
     parser.add_argument("--mismatch", type=int, default=0, help="completions whose logprobs the trainer computes too")
     parser.add_argument("--bucket-mib", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=3)

@@ -70,10 +70,10 @@ def make_folder(shape: str, folder: Path) -> Path:
     return written
 
 
-def make_spec(folder: Path, in_fp8: bool) -> PolicySpec:
+def make_spec(folder: Path, in_fp8: bool, power_of_two: bool = True) -> PolicySpec:
     """Return the policy as engines are told of it."""
     longest = AutoConfig.from_pretrained(folder).max_position_embeddings
-    options = WeightSyncConfig(dtype="fp8_block")
+    options = WeightSyncConfig(dtype="fp8_block", power_of_two_scales=power_of_two)
     fp8 = choose_fp8_weights(meta_model(str(folder)), options) if in_fp8 else None
     return PolicySpec(str(folder), torch.bfloat16, eos_token_ids=(), pad_token_id=2, max_context=longest, fp8=fp8)
 
