@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from rlplug.interfaces.algorithm import Advantages, Algorithm, Denominators, LossOutput
-from rlplug.interfaces.checks.algorithms import accept_advantages
-from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.types import Batch, StepBatch
 from rlplug_devkit.algorithms.steps import Row, batch_of, end_to_end
 
@@ -83,7 +81,10 @@ def step_of(algorithm: Algorithm, rows: Sequence[Row], result: Advantages, decla
         declared: Leave out what the algorithm does not declare in ``needs``.
     """
     batch = batch_of(rows, algorithm.needs if declared else None)
-    batch = accept_advantages(PluginCall(algorithm, "advantages"), result, batch)
+    if result.of_sequences is not None:
+        batch = batch.with_advantages(result.of_sequences)
+    changes = {"advantages": result.of_tokens, "returns": result.returns, "response_mask": result.trains}
+    batch = batch.replace(**{name: value for name, value in changes.items() if value is not None})
     batch = batch.with_tokens(old_logprobs=end_to_end(rows, "old_logprobs"))
     leaves = {name: end_to_end(rows, name) for name in LEAVES}
     leaves["values"] = leaves["values"] + 0.1  # the critic learns from values before the update
