@@ -213,7 +213,7 @@ def test_run_record_has_the_cost_of_each_hook(everything):
         ("make_observer", "between phases"): 1,
         ("make_tokenizer", "between phases"): 1,
         ("after_rollout", "logprobs"): NUM_STEPS,
-        ("sync_weights", "rollout"): NUM_STEPS,
+        ("sync_weights", "sync"): NUM_STEPS,
         ("prepare_batch", "advantages"): NUM_STEPS,
         ("compute_loss", "update"): NUM_STEPS * PROMPTS_PER_STEP * GROUP_SIZE // 8,
         ("after_update", "between phases"): NUM_STEPS,
