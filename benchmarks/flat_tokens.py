@@ -3,10 +3,10 @@
     python benchmarks/flat_tokens.py                  # this checkout
     python benchmarks/flat_tokens.py --before ../old  # and another one, before 3.0 of the hook API, in turns
 
-Three workloads, on the CPU with one thread:
+Workloads, on the CPU with one thread:
 
 - ``one long row``: a micro-batch of 87 rows and 46,917 tokens, of which one has 32,768: packing, then GRPO's loss and
-  its gradient.
+  its gradient; ``even rows`` is as many tokens in 87 rows of one length.
 - ``long tail``: 2,048 completions of 100 to 300 tokens, of which 1% have 32,768, in micro-batches of the default token
   budget: packing, loss and gradient of all of them, and the largest number of entries of a tensor.
 - ``GAE``: PPO's advantages of 128 completions of 32,768 tokens.

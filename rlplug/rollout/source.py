@@ -101,13 +101,11 @@ class RolloutGenerator:
 
     def pop_metrics(self) -> dict[str, float]:
         """Return the metrics of engine and environments since the last call. Collective."""
-        environments = self._rules.environments
-        return self.driver.pop_metrics() | ({} if environments is None else environments.pop_metrics())
+        return self.driver.pop_metrics() | self._rules.pop_metrics()
 
     def close(self) -> None:
         """Close environments and engine; safe to call twice."""
-        if self._rules.environments is not None:
-            self._rules.environments.close()
+        self._rules.close()
         self.driver.close()
 
 

@@ -139,6 +139,7 @@ class PolicyUpdate:
         """
         runner, denominators = self.runner, denominators or rows.denominators(row_indices)
         fetched = runner.fetch(rows, row_indices, "update")
+        PHASE_PROGRESS.expect(len(fetched.micro_batches), "passes")
         metrics, maxima, minima, tokens = [], [], [], []
         for index, micro_batch in enumerate(fetched.micro_batches):
             for model in loss.models:

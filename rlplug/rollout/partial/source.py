@@ -230,12 +230,10 @@ class PartialSource(RolloutSource):
     # ---- between steps --------------------------------------------------------------------------------------------
 
     def pop_metrics(self) -> dict[str, float]:
-        environments = self._rules.environments
-        return super().pop_metrics() | ({} if environments is None else environments.pop_metrics())
+        return super().pop_metrics() | self._rules.pop_metrics()
 
     def close(self) -> None:
-        if self._rules.environments is not None:
-            self._rules.environments.close()
+        self._rules.close()
         super().close()
 
     # ---- in a checkpoint ------------------------------------------------------------------------------------------

@@ -28,6 +28,15 @@ class TurnRules:
     observations: ObservationTokens | None = None
     """Turns an environment's observation into tokens."""
 
+    def pop_metrics(self) -> dict[str, float]:
+        """Return the metrics of the environments since the last call; none of a single turn."""
+        return {} if self.environments is None else self.environments.pop_metrics()
+
+    def close(self) -> None:
+        """Close the environments; safe to call twice."""
+        if self.environments is not None:
+            self.environments.close()
+
 
 class TrajectoryTurns:
     """Turns of some trajectories in one step, which grow by them until they end or have no budget left.

@@ -16,8 +16,9 @@ LOGITS_UPDATE_BYTES: Final = 15
 """Bytes a logit where all exist in an update: float32 logits and exponentials, their gradients, and what gathers."""
 LOGITS_FORWARD_BYTES: Final = 8
 """The same in a forward-only pass: float32 logits, and their exponentials."""
-LOSS_BYTES: Final = 128
-"""Bytes a trainable token in an update: its numbers in the micro-batch, and what a clipped loss keeps of it."""
+LOSS_BYTES: Final = 66
+"""Bytes a trainable token in an update: its numbers in the micro-batch, what GRPO's loss keeps for the backward pass,
+and what it says of single tokens. Counted with a KL penalty; 58 without."""
 BLOCKS_ON_DEVICE: Final = 2
 """Blocks whose activations are on the GPU while the others' are on the host."""
 

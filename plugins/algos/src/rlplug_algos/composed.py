@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -50,10 +49,7 @@ class Composed(PolicyGradient):
         found = Advantages(found) if isinstance(found, Tensor) else found
         if not isinstance(found, Advantages):
             raise RunError(f"{self.advantage} must return a tensor [B] or Advantages; it returned {brief(found)}.")
-        metrics: Mapping[str, float] = self.advantage_metrics(batch)
-        return Advantages(
-            found.of_sequences, found.of_tokens, found.returns, found.trains, {**found.metrics, **metrics}
-        )
+        return replace(found, metrics={**found.metrics, **self.advantage_metrics(batch)})
 
     def loss(self, batch: Batch, logprobs: Tensor, entropy: Tensor, denominators: Denominators) -> LossOutput:
         term = self._policy_loss(logprobs, batch)
