@@ -40,7 +40,9 @@ def policy_forward(
     if replay is not None:
         replay.set(packed.routed_experts)
     output, hidden = lm_head_of(model).run(model, request, **inputs)
-    tokens = TokenLogprobs(packed.of_all_parts(output.tokens.logprobs), packed.of_all_parts(output.tokens.sampled_logprobs))
+    tokens = TokenLogprobs(
+        packed.of_all_parts(output.tokens.logprobs), packed.of_all_parts(output.tokens.sampled_logprobs)
+    )
     num_differing = None
     if replay is not None and packed.routed_experts is not None:
         num_differing = replay.num_differing()

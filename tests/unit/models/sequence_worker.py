@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from critics import load_critic
+from rlplug_devkit.padded_rows import PaddedRows
 from safetensors.torch import load_file, save_file
 
 from rlplug.models.config import ModelConfig
@@ -20,7 +21,6 @@ from rlplug.models.forward import critic_forward, policy_forward
 from rlplug.models.loading import load_model
 from rlplug.models.packing import pack
 from rlplug.types import SamplingParams
-from rlplug_devkit.padded_rows import PaddedRows
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rlplug_devkit.padded_rows import PaddedRows
 from rlplug_optims.fused_logprobs import FusedLogprobs
 from rlplug_optims.gradient_checkpointing import GradientCheckpointing
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Qwen3MoeConfig
@@ -21,7 +22,6 @@ from rlplug.models.routers import replay_routers, router_shape
 from rlplug.rollout.routed_experts import RouterRecorder
 from rlplug.training.step_rows import num_routed
 from rlplug.types import SamplingParams
-from rlplug_devkit.padded_rows import PaddedRows
 
 KEY = "model.router_replay"
 SIZES = {
