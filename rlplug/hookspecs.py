@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
+    from rlplug.config import RunConfig
     from rlplug.interfaces import Algorithm, Bucket, Denominators, LossOutput, RolloutEngine, SyncReport
     from rlplug.interfaces.observer import RunObserver
     from rlplug.registry import Registry
+    from rlplug.rollout.source import RolloutSource
     from rlplug.types import Batch, Rollout, StepBatch
 
-API_VERSION: Final = "3.0"
+API_VERSION: Final = "3.1"
 """Version of the hook API. A new hook or argument raises its second number, a changed meaning its first."""
 
 SINCE: Final = MappingProxyType(
@@ -48,6 +50,7 @@ SINCE: Final = MappingProxyType(
         "rlplug_prepare_batch": "1.0",
         "rlplug_compute_loss": "1.0",
         "rlplug_make_tokenizer": "1.0",
+        "rlplug_make_source": "3.1",
     }
 )
 """Version of the hook API that added each hook."""
@@ -173,3 +176,11 @@ def rlplug_compute_loss(
 @hookspec(firstresult=True)
 def rlplug_make_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer of a policy that ``AutoTokenizer`` cannot load; the core's implementation is called last."""
+
+
+@hookspec(firstresult=True)
+def rlplug_make_source(config: RunConfig) -> RolloutSource | None:
+    """Return the source of the groups that train, or None; the core's generates those of a step's own prompts.
+
+    It is called before anything is loaded, and looks at the options to tell whether the run wants its source.
+    """

@@ -341,7 +341,7 @@ class RLModule(RunModule):
         self.policy_update = make_update(
             parts, self.models, optimizers, self.schedulers, self.manual_backward, self.token_capture
         )
-        self.step_training = make_step_training(parts, self.policy_update, self.offload, self.phase)
+        self.step_training = make_step_training(parts, self.source, self.policy_update, self.offload, self.phase)
 
     @property
     def is_last_step(self) -> bool:

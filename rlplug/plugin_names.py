@@ -22,6 +22,8 @@ class Published(TypedDict):
 
     classes: list[str]
     commands: list[str]
+    hooks: list[str]
+    """Those that it implements, registrations excepted."""
     modules: dict[str, str]
     """Its package, and modules that the core had before it, each with the name that it has now."""
 
@@ -33,12 +35,12 @@ def plugin_index() -> Mapping[str, Published]:
     return index
 
 
-def distribution_of(kind: Literal["classes", "commands"], name: str) -> str | None:
+def distribution_of(kind: Literal["classes", "commands", "hooks"], name: str) -> str | None:
     """Return the published distribution that brings a name, or ``None``."""
     return next((each for each, names in plugin_index().items() if name in names[kind]), None)
 
 
-def missing_distribution(kind: Literal["classes", "commands"], name: str) -> str | None:
+def missing_distribution(kind: Literal["classes", "commands", "hooks"], name: str) -> str | None:
     """Return the published distribution that brings a name, where it is not installed."""
     found = distribution_of(kind, name)
     return found if found is not None and not list(distributions(name=found)) else None
@@ -51,12 +53,13 @@ class MovedModules:
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:
         if not name.startswith("rlplug."):
             return
-        for distribution, names in plugin_index().items():
-            for old, new in names["modules"].items():
-                if name == old or name.startswith(f"{old}."):
-                    raise ModuleNotFoundError(
-                        f"{old} is {new} of {distribution} now: pip install {distribution}, and import {new}", name=name
-                    )
+        moved = {old: (new, each) for each, names in plugin_index().items() for old, new in names["modules"].items()}
+        for old in sorted(moved, key=len, reverse=True):  # a part of a package may be elsewhere than the rest
+            if name == old or name.startswith(f"{old}."):
+                new, each = moved[old]
+                raise ModuleNotFoundError(
+                    f"{old} is {new} of {each} now: pip install {each}, and import {new}", name=name
+                )
 
 
 def blocked_names(given: Iterable[str] = ()) -> list[str]:

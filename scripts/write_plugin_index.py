@@ -13,6 +13,7 @@ from typing import Any, Final
 from distributions import ROOT, plugin_distributions
 from written_files import write_or_check
 
+from rlplug.plugin_checks import REGISTRATION_PREFIX
 from rlplug.plugin_manager import plugins
 
 INDEX: Final = ROOT / "rlplug" / "plugin_index.json"
@@ -30,6 +31,9 @@ MOVED: Final = {
     "rlplug.weight_sync.flat_buckets": "rlplug_engines.flat_buckets",
     "rlplug.weight_sync.fp8_engine_checks": "rlplug_engines.fp8_engine_checks",
     "rlplug.rollout.partial.gpu_split": "rlplug_launch.gpu_split",
+    "rlplug.rollout.partial": "rlplug_async",
+    "rlplug.training.streaming": "rlplug_async",
+    "rlplug.observability.timeline": "rlplug_async.timeline",
     "rlplug.observability.profile_summary": "rlplug_watch.profile.summary",
     "rlplug.observability.profile_text": "rlplug_watch.profile.text",
     "rlplug.rollout.engines": "rlplug_engines.colocated",
@@ -69,6 +73,13 @@ def index() -> str:
         found[distribution.name] = {
             "classes": sorted(r.name for r in registered),
             "commands": distribution.commands,
+            "hooks": sorted(
+                hook
+                for record in manager.records
+                if record.distribution == distribution.name
+                for hook in record.hooks
+                if not hook.startswith(REGISTRATION_PREFIX)
+            ),
             "modules": packages | moved,
         }
     return json.dumps(dict(sorted(found.items())), indent=2) + "\n"

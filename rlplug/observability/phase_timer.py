@@ -16,7 +16,6 @@ import psutil
 import torch
 
 from rlplug.interfaces.checks.calls import running_call
-from rlplug.observability.timeline import MOST_SPANS
 from rlplug.observability.trace_ranges import trace_range
 from rlplug.types import GIB
 
@@ -26,6 +25,9 @@ PHASES: Final = ("prompts", "sync", "rollout", "rewards", "filter", "logprobs", 
 STOPPING_PHASES: Final = ("prompts", "rollout", "rewards", "filter", "logprobs", "advantages")
 """Names of the phases after which a request to stop can discard the step: no weight has changed, and no engine is ready
 to generate, as it is after ``sync``."""
+
+MOST_SPANS: Final = 128
+"""Most phases that one step keeps with their times."""
 
 CPU: Final = torch.device("cpu")
 

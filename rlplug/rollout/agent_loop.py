@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from rlplug.interfaces.checks.calls import PluginCall
@@ -16,11 +16,9 @@ from rlplug.rollout.completion_checks import CompletionChecks
 from rlplug.rollout.turns.trajectory_turns import TrajectoryTurns, TurnRules
 
 if TYPE_CHECKING:
-    from rlplug.observability.timeline import EngineTimeline
     from rlplug.rollout.config import PartialRollout
+    from rlplug.rollout.deadlines import TrajectoryDeadlines
     from rlplug.rollout.engine_driver import EngineDriver
-    from rlplug.rollout.partial.background import HeldOutRollout
-    from rlplug.rollout.partial.deadlines import TrajectoryDeadlines
     from rlplug.rollout.ranks import EngineRanks
     from rlplug.rollout.trajectory import Trajectory
     from rlplug.rollout.turns.environment_calls import EnvironmentCalls
@@ -35,16 +33,16 @@ COLLECT_BRIEFLY_S: Final = 0.02
 
 @dataclass(frozen=True)
 class GenerationStep:
-    """What ends a step's generation before all its trajectories are finished, and what is generated beside them."""
+    """How a step generates: what ends it before all trajectories are finished, and which are drawn in another way."""
 
     partial: PartialRollout | None = None
     """Limits on how much of a trajectory the step generates."""
     is_enough: Callable[[], bool] | None = None
     """Returns whether the step has the groups that it wants, so that what runs is broken off."""
-    held_out: HeldOutRollout | None = None
-    """Trajectories of a validation that are generated beside the others; needs an engine that streams."""
-    timeline: EngineTimeline | None = None
-    """Gets the number of requests in flight, where an engine streams."""
+    other_sampling: Mapping[str, SamplingParams] = field(default_factory=dict)
+    """How some trajectories are drawn, by key, such as those of a validation; needs an engine that streams."""
+    count_requests: Callable[[int, int], None] | None = None
+    """Gets the numbers of requests in flight where an engine streams, those of ``other_sampling`` apart."""
     progress: PhaseProgress = PHASE_PROGRESS
     """Counts what is generated."""
 
@@ -66,7 +64,7 @@ class AgentLoop:
         policy: What the engine was told about the policy, against which completions are checked.
         version: Version of the policy whose weights generate.
         ranks: The ranks that share the engine; the first one's environments decide for all.
-        step: What ends the step's generation before all trajectories are finished, and what is beside them.
+        step: How the step generates.
     """
 
     def __init__(
@@ -80,11 +78,7 @@ class AgentLoop:
         step: GenerationStep = WHOLE_STEP,
     ) -> None:
         self.sampling = sampling
-        self._other_sampling: dict[str, SamplingParams] = {}
-        """How trajectories of a validation are drawn, by key."""
-        if step.held_out is not None:
-            self._other_sampling = {each.key: step.held_out.sampling for each in step.held_out.trajectories}
-            trajectories = [*trajectories, *step.held_out.trajectories]
+        self._other_sampling = step.other_sampling
         partial = step.partial
         per_step = None if partial is None else partial.max_tokens_per_step
         self._turns = TrajectoryTurns(trajectories, sampling.max_new_tokens, per_step, rules, step.progress)
@@ -96,7 +90,7 @@ class AgentLoop:
         self._max_seconds = None if partial is None else partial.max_seconds_per_step
         self._deadline_s = None if partial is None else partial.trajectory_deadline_s
         self._is_enough = step.is_enough
-        self._timeline = step.timeline
+        self._count_requests = step.count_requests
         self._progress = step.progress
         self._ends_at = float("inf")
 
@@ -192,7 +186,7 @@ class AgentLoop:
         Raises:
             EngineFault: The engine failed; what it had completed is in the trajectories.
         """
-        from rlplug.rollout.partial.deadlines import TrajectoryDeadlines
+        from rlplug.rollout.deadlines import TrajectoryDeadlines
 
         deadlines = TrajectoryDeadlines(self._trajectories, self._deadline_s)
         try:
@@ -244,10 +238,10 @@ class AgentLoop:
             ready = [trajectory for trajectory in stepped if self._wants_more(trajectory)]
 
     def _count(self, running: dict[str, Trajectory]) -> None:
-        if self._timeline is not None:
-            held_out = self._other_sampling
-            num_held_out = sum(each.key in held_out for each in running.values()) if held_out else 0
-            self._timeline.count(len(running) - num_held_out, num_held_out)
+        if self._count_requests is not None:
+            others = self._other_sampling
+            num_others = sum(each.key in others for each in running.values()) if others else 0
+            self._count_requests(len(running) - num_others, num_others)
 
     def _in_time(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """Give up the unfinished ones of some trajectories that are late, and return the others."""
@@ -298,7 +292,7 @@ class AgentLoop:
         return self._turns.wants_more(trajectory) and self._seconds_left > 0
 
     def _by_sampling(self, trajectories: Sequence[Trajectory]) -> Iterator[tuple[SamplingParams, list[Trajectory]]]:
-        """Yield the trajectories that are drawn alike, those of a validation last; nothing for none."""
+        """Yield the trajectories that are drawn alike; nothing for none."""
         found: dict[SamplingParams, list[Trajectory]] = {self.sampling: []}
         for trajectory in trajectories:
             found.setdefault(self._other_sampling.get(trajectory.key, self.sampling), []).append(trajectory)

@@ -112,11 +112,13 @@ class RolloutGenerator:
 class RolloutSource:
     """Source of the groups on which steps train: those of a step's own prompts, all of them generated in the step.
 
-    ``PartialSource`` and ``AsynchronousSource`` keep groups between steps. A source is made before anything is loaded,
-    so that a checkpoint finds it, and generates once :meth:`start` has given it a generator.
+    Those of plugins, by the hook ``rlplug_make_source``, may keep groups between steps. A source is made before
+    anything is loaded, so that a checkpoint finds it, and generates once :meth:`start` has given it a generator.
     """
 
     generator: RolloutGenerator
+    make_step_training: Callable[..., Any] | None = None
+    """Makes what trains on a step's groups, where they train as they complete; called as ``StepTraining`` is."""
 
     def start(self, generator: RolloutGenerator) -> None:
         """Generate with ``generator`` from now on."""

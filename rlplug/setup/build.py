@@ -23,6 +23,7 @@ from rlplug.weight_sync.manifest import adapters_line
 if TYPE_CHECKING:
     from rlplug.config import RunConfig
     from rlplug.distributed.offload import Offload
+    from rlplug.rollout.source import RolloutSource
     from rlplug.setup.planning import RunParts
     from rlplug.training.samples.token_capture import TokenCapture
     from rlplug.types import Sample
@@ -156,17 +157,18 @@ def make_update(
 
 
 def make_step_training(
-    parts: RunParts, update: PolicyUpdate, offload: Offload, phase: Callable[[str], AbstractContextManager[None]]
+    parts: RunParts,
+    source: RolloutSource,
+    update: PolicyUpdate,
+    offload: Offload,
+    phase: Callable[[str], AbstractContextManager[None]],
 ) -> StepTraining:
-    """Return what trains on the groups of a step: together, or as they complete."""
-    spec, strategy, partial_rollout = parts.inputs.spec, parts.strategy, parts.config.partial_rollout
+    """Return what trains on the groups of a step: together, or as the source's do."""
+    spec, strategy = parts.inputs.spec, parts.strategy
     no_experts = None if spec.routers is None else spec.routers.empty(0)
 
     def make_batch(samples: Sequence[Sample]) -> StepBatch:
         return StepBatch.from_samples(samples, strategy.statistics, no_experts)
 
-    if partial_rollout is not None and partial_rollout.streams:
-        from rlplug.training.streaming.step import StreamedStep
-
-        return StreamedStep(update, offload, make_batch, phase)
-    return StepTraining(update, offload, make_batch)
+    made: StepTraining = (source.make_step_training or StepTraining)(update, offload, make_batch, phase)
+    return made

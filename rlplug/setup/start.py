@@ -16,13 +16,14 @@ from rlplug.data.prompt_encoder import PromptRules
 from rlplug.distributed.offload import Offload
 from rlplug.distributed.stop_signal import StopSignal, end_at_once
 from rlplug.distributed.strategy import RLFSDP2Strategy, require_strategy
-from rlplug.errors import RLPlugError
+from rlplug.errors import ConfigError, PluginError, RLPlugError, brief
 from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.rollout import Placement, PolicySpec
 from rlplug.models.build import Models
 from rlplug.observability.phase_timer import PhaseTimer
 from rlplug.observability.start import StartTimer, watch_compilation
 from rlplug.plugin_manager import plugins
+from rlplug.plugin_names import distribution_of
 from rlplug.rewards import RewardRunner, start_rewards
 from rlplug.rollout.engine_driver import EngineDriver, RankAgreement, SyncedPolicy
 from rlplug.rollout.source import RolloutGenerator, RolloutRequest, RolloutSource
@@ -38,17 +39,15 @@ from rlplug.weight_sync.buckets import policy_buckets
 
 
 def make_source(config: RunConfig) -> RolloutSource:
-    """Return where the groups of each step come from."""
-    partial_rollout, prompts_per_step = config.partial_rollout, config.batch.prompts_per_step
-    if partial_rollout is None:
-        return RolloutSource()
-    if partial_rollout.asynchronous:
-        from rlplug.rollout.partial.asynchronous import AsynchronousSource
-
-        return AsynchronousSource(partial_rollout, prompts_per_step)
-    from rlplug.rollout.partial.source import PartialSource
-
-    return PartialSource(partial_rollout, prompts_per_step)
+    """Return where the groups of each step come from: what a plugin gives, or the core's source."""
+    found = plugins().hook.rlplug_make_source(config=config)
+    if found is None and config.partial_rollout is not None:
+        package = distribution_of("hooks", "rlplug_make_source")
+        raise ConfigError(f"model.partial_rollout comes with {package}: pip install {package}, or remove it.")
+    source = RolloutSource() if found is None else found
+    if not isinstance(source, RolloutSource):
+        raise PluginError(f"A plugin's rlplug_make_source returned {brief(source)}: return a RolloutSource, or None.")
+    return source
 
 
 def make_rewards(config: RunConfig) -> RewardRunner:

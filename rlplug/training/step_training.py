@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from rlplug.distributed.offload import Offload
 from rlplug.models.lm_head import TokenLogprobs
@@ -12,20 +13,26 @@ from rlplug.types import Rollout, Sample, StepBatch
 
 
 class StepTraining:
-    """Trains on the groups of each step together. ``StreamedStep`` trains on them as they complete.
+    """Trains on the groups of each step together. A source of groups may bring a class that does so as they complete.
 
     Args:
         update: Takes the optimizer steps.
         offload: Copies the reference policy to the device.
         make_batch: Returns samples as a batch.
+        phase: Makes a context that times a phase of the step, by its name.
     """
 
     def __init__(
-        self, update: PolicyUpdate, offload: Offload, make_batch: Callable[[Sequence[Sample]], StepBatch]
+        self,
+        update: PolicyUpdate,
+        offload: Offload,
+        make_batch: Callable[[Sequence[Sample]], StepBatch],
+        phase: Callable[[str], AbstractContextManager[None]],
     ) -> None:
         self._update = update
         self._offload = offload
         self._make_batch = make_batch
+        self._phase = phase
 
     def add(self, rollout: Rollout, step: int, is_first_step: bool, awaits_groups: bool) -> None:
         """Run what can run before all groups are there, over those that ``rollout`` has gained. Collective.

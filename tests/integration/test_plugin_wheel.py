@@ -212,6 +212,7 @@ def test_run_record_has_the_cost_of_each_hook(everything):
     assert {key: cost["calls"] for key, cost in costs.items()} == {
         ("make_observer", "between phases"): 1,
         ("make_tokenizer", "between phases"): 1,
+        ("make_source", "between phases"): 1,
         ("after_rollout", "logprobs"): NUM_STEPS,
         ("sync_weights", "sync"): NUM_STEPS,
         ("prepare_batch", "advantages"): NUM_STEPS,
@@ -285,6 +286,10 @@ def test_resolver_makes_the_tokenizer_it_is_asked_for(rows, results):
     assert [row["probe/tokenizers"] for row in rows] == [1, 1]
     # the other runs name a model without the marker: the probe passed, and the core made their tokenizer
     assert "took no effect" in results["no effect"].stderr
+
+
+def test_resolver_makes_the_source_of_groups(rows):
+    assert [row["probe/source_steps"] for row in rows] == [1, 2]
 
 
 # ---- runs that must stop ------------------------------------------------------------------------------------------

@@ -76,9 +76,13 @@ FROZEN = {
         "path: str",
         "PreTrainedTokenizerBase | None",
     ),
+    "rlplug_make_source": (
+        "config: RunConfig",
+        "RolloutSource | None",
+    ),
 }
 """Arguments and result of each hook, with their types. A new 3.x adds rows, and none changes before 4.0."""
-FIRST_RESULT = {"rlplug_sync_weights", "rlplug_prepare_batch", "rlplug_make_tokenizer", "rlplug_compute_loss"}
+RESOLVERS = {"rlplug_make_tokenizer", "rlplug_make_source"}
 WRAPPERS = {"rlplug_sync_weights", "rlplug_prepare_batch", "rlplug_compute_loss"}
 
 
@@ -99,7 +103,7 @@ def test_a_signature_of_the_api_is_kept(name: str) -> None:
 def test_forms_of_the_api_are_kept() -> None:
     """Whose result counts, and which hooks may only be wrapped, is part of what a hook means."""
     specs = {name: getattr(hookspecs, name).rlplug_spec for name in FROZEN}
-    assert {name for name, spec in specs.items() if spec["firstresult"]} == FIRST_RESULT
+    assert {name for name, spec in specs.items() if spec["firstresult"]} == RESOLVERS | WRAPPERS
     assert {name for name in FROZEN if name in hookspecs.WRAPPER_ONLY} == WRAPPERS
     assert hookspecs.API_VERSION.startswith("3.")
 

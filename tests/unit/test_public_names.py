@@ -24,6 +24,8 @@ PUBLIC = {
     *("rlplug_engines.engine_host", "rlplug.rollout.hf_engine", "rlplug_engines.workers"),
     *("rlplug.distributed.rng", "rlplug.weight_sync.manifest", "rlplug.weight_sync.receive_checks"),
     *("rlplug_engines.flat_buckets", "rlplug_engines.fp8_engine_checks"),
+    # sources of groups
+    "rlplug.rollout.source",
     # optimizations
     *("rlplug.models.lm_head", "rlplug.distributed.strategy", "rlplug.distributed.mesh"),
     "rlplug.distributed.fsdp_units",
@@ -35,7 +37,7 @@ PUBLIC = {
     # launchers
     "rlplug_launch.processes",
 }
-FORMER_PARTS = {"devkit", "engines", "eval", "launch", "rewards", "sandbox", "watch"}
+FORMER_PARTS = {"async", "devkit", "engines", "eval", "launch", "rewards", "sandbox", "watch"}
 """Plugins that were rooms of the core. They are released with it at one version, and import other modules of it too,
 which may change with each release; anybody may, and nobody is promised anything."""
 FACES = (

@@ -9,7 +9,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from rlplug.rollout.partial.replay import GroupSchedule
+from rlplug_async.replay import GroupSchedule
 
 RUN = {
     "status": "finished",

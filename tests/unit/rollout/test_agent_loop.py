@@ -14,6 +14,7 @@ import pytest
 import torch
 from capable_engines import CapableRollout
 from conversations import AsyncCounting, Counting, Hanging, Raising, Wrong
+from rlplug_async.source import PartialSource
 from rlplug_devkit.padded_rows import PaddedRows
 
 from rlplug.errors import RunError
@@ -22,7 +23,6 @@ from rlplug.models.forward import policy_forward
 from rlplug.models.packing import pack
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.rollout.partial.source import PartialSource
 from rlplug.rollout.source import RolloutRequest
 from rlplug.types import Prompt, SamplingParams, StepBatch
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from rlplug_algos.dapo import DAPO
+from rlplug_async.source import PartialSource
 
 from rlplug.rollout.config import PartialRollout
-from rlplug.rollout.partial.source import PartialSource
 from rlplug.training.samples.selection import GroupSelection
 from rlplug.types import Prompt, Rollout, Sample
 

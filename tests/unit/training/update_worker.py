@@ -25,6 +25,7 @@ from rlplug_algos.dr_grpo import DrGRPO
 from rlplug_algos.grpo import GRPO
 from rlplug_algos.gspo import GSPO
 from rlplug_algos.rloo import RLOO
+from rlplug_async.streamed_step import StreamedStep
 from rlplug_devkit.padded_rows import PaddedRows
 from safetensors.torch import load_file
 from torch.distributed.fsdp import FSDPModule
@@ -46,7 +47,6 @@ from rlplug.training.critic_losses import losses_with_critic
 from rlplug.training.passes import MicroBatchRunner
 from rlplug.training.samples.token_capture import TokenCapture
 from rlplug.training.step_rows import StepRows
-from rlplug.training.streaming.step import StreamedStep
 from rlplug.training.update import NonFiniteUpdate, PolicyUpdate, policy_losses
 from rlplug.types import Prompt, Rollout, Sample, SamplingParams, StepBatch
 from rlplug.weight_sync.buckets import weight_buckets

@@ -11,6 +11,7 @@ from typing import Any
 from rlplug.interfaces import Denominators, LossOutput, RunObserver, SyncReport
 from rlplug.plugin_manager import hookimpl
 from rlplug.registry import Registry
+from rlplug.rollout.source import RolloutSource
 from rlplug.types import Batch, Rollout, StepBatch
 from rlplug_probe.algorithm import MeanBaseline
 from rlplug_probe.environment import Echo
@@ -21,7 +22,7 @@ from rlplug_probe.reward import ShortReward
 from rlplug_probe.rollout import SleepyRollout
 from rlplug_probe.trainer import ProbeTrainer
 
-RLPLUG_API_VERSION = ">=3,<4"
+RLPLUG_API_VERSION = ">=3.1,<4"
 RLPLUG_AFTER = ("algos",)
 
 ADVANTAGE_SCALE = 0.5
@@ -124,6 +125,19 @@ def rlplug_compute_loss(micro_batch: Batch, denominators: Denominators) -> Gener
 
 
 # ---- resolver -----------------------------------------------------------------------------------------------------
+
+
+class CountingSource(RolloutSource):
+    """The core's source, which counts the steps that begin."""
+
+    def begin_step(self, step: int) -> None:
+        super().begin_step(step)
+        seen["source_steps"] += 1
+
+
+@hookimpl
+def rlplug_make_source() -> RolloutSource:
+    return CountingSource()
 
 
 @hookimpl

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_cases import run_ledger_case
+from rlplug_async.ledger import GroupLedger
+from rlplug_async.source import PartialSource
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Placement
 from rlplug.rollout.config import PartialRollout, TurnOptions
-from rlplug.rollout.partial.ledger import GroupLedger
-from rlplug.rollout.partial.source import PartialSource
 from rlplug.rollout.ranks import EngineRanks
 from rlplug.rollout.source import RolloutRequest, RolloutSource
 from rlplug.types import Completion, Prompt, SamplingParams

@@ -1,6 +1,6 @@
 """An asynchronous run on a virtual clock: real ledger, state, agent loop and producer; an engine with given rates.
 
-    python tests/virtual_world.py 100000 --processes 8
+    python plugins/async/tests/virtual_world.py 100000 --processes 8
 
 runs as many cases, each from its own seed, and prints what they covered.
 """
@@ -14,12 +14,12 @@ import warnings
 from unittest import mock
 
 from ledger_cases import run_cases
+from rlplug_async import asynchronous, enough_groups
+from rlplug_async.asynchronous import AsynchronousSource
 from virtual_engine import MOST_TOKENS, Killed, VirtualClock, VirtualDriver, VirtualEngine, VirtualGeneration, token_of
 
-from rlplug.rollout import agent_loop
+from rlplug.rollout import agent_loop, deadlines
 from rlplug.rollout.config import PartialRollout, TurnOptions
-from rlplug.rollout.partial import asynchronous, deadlines, enough_groups
-from rlplug.rollout.partial.asynchronous import AsynchronousSource
 from rlplug.rollout.source import RolloutGenerator, RolloutRequest
 from rlplug.rollout.trajectory import Trajectory
 from rlplug.rollout.turns.trajectory_turns import TurnRules

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 
 from rlplug.errors import ConfigError
-from rlplug.observability.timeline import EngineTimeline, timeline_of
 from rlplug.rollout.agent_loop import GenerationStep
 from rlplug.rollout.config import PartialRollout, TurnOptions
-from rlplug.rollout.partial.enough_groups import CompleteGroups, EnoughGroups
-from rlplug.rollout.partial.ledger import GroupLedger
-from rlplug.rollout.partial.replay import GroupSchedule, fingerprint, read_schedule
 from rlplug.rollout.ranks import EngineRanks
 from rlplug.rollout.source import RolloutGenerator, RolloutRequest, RolloutSource
 from rlplug.rollout.trajectory import Trajectory, new_trajectories
 from rlplug.rollout.turns.trajectory_turns import TurnRules
 from rlplug.types import NO_VERSION, Prompt, Sample, StepBatch
+from rlplug_async.enough_groups import CompleteGroups, EnoughGroups
+from rlplug_async.ledger import GroupLedger
+from rlplug_async.replay import GroupSchedule, fingerprint, read_schedule
+from rlplug_async.timeline import EngineTimeline, timeline_of
 
 
 class PartialSource(RolloutSource):

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from report_runs import make_run, timeline_line
+from rlplug_async.timeline import MOST_COUNTS, EngineTimeline, timeline_of
 from rlplug_watch.commands.report import report_command
 from rlplug_watch.report.figures import PHASE_HUES
 from rlplug_watch.report.timeline import FILE, NEWEST, ChosenSteps, timeline_figures
 
 from rlplug.errors import ConfigError
-from rlplug.observability.timeline import MOST_COUNTS, EngineTimeline, timeline_of
 
 
 @pytest.fixture

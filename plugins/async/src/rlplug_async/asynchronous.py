@@ -14,12 +14,13 @@ from rlplug.interfaces.rollout import EngineFault
 from rlplug.observability.phase_progress import PhaseProgress
 from rlplug.rollout.agent_loop import GenerationStep
 from rlplug.rollout.config import PartialRollout
-from rlplug.rollout.partial.background import BackgroundGeneration, HeldOutRollout
-from rlplug.rollout.partial.enough_groups import EnoughGroups
-from rlplug.rollout.partial.source import PartialSource
 from rlplug.rollout.source import RolloutRequest
 from rlplug.rollout.trajectory import Trajectory
-from rlplug.types import NO_VERSION, Sample
+from rlplug.types import NO_VERSION, Sample, SamplingParams
+from rlplug_async.background import BackgroundGeneration, HeldOutRollout
+from rlplug_async.enough_groups import EnoughGroups
+from rlplug_async.source import PartialSource
+from rlplug_async.streamed_step import StreamedStep
 
 POLL_S: Final = 0.01
 """How often the main thread looks for complete groups, in seconds."""
@@ -50,6 +51,8 @@ class AsynchronousSource(PartialSource):
 
     def __init__(self, options: PartialRollout, prompts_per_step: int) -> None:
         super().__init__(options, prompts_per_step)
+        if options.streams:
+            self.make_step_training = StreamedStep
         self.held_out: HeldOutRollout | None = None
         """What is generated beside the groups, from the next :meth:`next_groups` to :meth:`finish_held_out`."""
         self._background: BackgroundGeneration | None = None
@@ -122,8 +125,12 @@ class AsynchronousSource(PartialSource):
             self._seen_at = time.monotonic()
             return is_paused.is_set()
 
-        step = GenerationStep(self.options, looks_at_pause, held_out, self.timeline, PhaseProgress())
-        loop = self.generator.loop(self.all_trajectories, request, self._rules, step)
+        trajectories, others = self.all_trajectories, dict[str, SamplingParams]()
+        if held_out is not None:
+            trajectories += held_out.trajectories
+            others = {each.key: held_out.sampling for each in held_out.trajectories}
+        step = GenerationStep(self.options, looks_at_pause, others, self.timeline.count, PhaseProgress())
+        loop = self.generator.loop(trajectories, request, self._rules, step)
         with self.generator.driver.ready_engine(version) as engine:
             self._seen_at = time.monotonic()
             self._background = BackgroundGeneration(loop.stream, engine, is_paused)

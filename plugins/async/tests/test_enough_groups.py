@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import torch.distributed as dist
-
-from rlplug.rollout.partial.enough_groups import CompleteGroups, EnoughGroups
+from rlplug_async.enough_groups import CompleteGroups, EnoughGroups
 
 
 def test_engines_learn_of_each_others_groups_of_the_same_step():

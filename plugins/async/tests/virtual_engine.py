@@ -8,9 +8,9 @@ import random
 import threading
 
 import torch
+from rlplug_async import asynchronous
 
 from rlplug.interfaces.rollout import EngineCapabilities, EngineFault, Placement, PolicySpec, RolloutEngine
-from rlplug.rollout.partial import asynchronous
 from rlplug.types import Completion
 
 MAIN, PRODUCER = 0, 1

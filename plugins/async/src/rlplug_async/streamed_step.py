@@ -26,9 +26,9 @@ from rlplug.training.advantages import compute_advantages
 from rlplug.training.logprobs import compute_logprobs
 from rlplug.training.step_rows import StepRows
 from rlplug.training.step_training import StepTraining
-from rlplug.training.streaming.undivided_loss import SUMS, divisor_of, undivided_loss
 from rlplug.training.update import MiniBatchResult, PolicyUpdate, StepMetrics, UpdateResult
 from rlplug.types import Rollout, Sample, StepBatch
+from rlplug_async.undivided_loss import SUMS, divisor_of, undivided_loss
 
 CHOSEN: Final = ("group_index", "advantages", "response_mask")
 """Arrays that tell which tokens trained, and how much."""
@@ -67,8 +67,7 @@ class StreamedStep(StepTraining):
         make_batch: Callable[[Sequence[Sample]], StepBatch],
         phase: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        super().__init__(update, offload, make_batch)
-        self._phase = phase
+        super().__init__(update, offload, make_batch, phase)
         algorithm = update.models.algorithm
         assert algorithm.streamed_divisor is not None, "the configuration is checked before"
         self._algorithm = algorithm

@@ -14,6 +14,8 @@ from capable_engines import CapableRollout
 from conversations import Counting, Hanging
 from rlplug_algos.corrections import Correction
 from rlplug_algos.grpo import GRPO
+from rlplug_async.asynchronous import AsynchronousSource
+from rlplug_async.background import BackgroundGeneration
 from rlplug_devkit.padded_rows import PaddedRows
 from virtual_world import run_case
 
@@ -23,8 +25,6 @@ from rlplug.models.forward import policy_forward
 from rlplug.models.packing import pack
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.rollout.partial.asynchronous import AsynchronousSource
-from rlplug.rollout.partial.background import BackgroundGeneration
 from rlplug.rollout.source import RolloutRequest
 from rlplug.setup.checks.engine import check_partial_rollout
 from rlplug.types import Completion, Prompt, SamplingParams, StepBatch
@@ -139,8 +139,8 @@ def test_engines_generate_while_the_policy_trains(make_generator):
 )
 def test_the_run_says_which_side_waits(max_new_tokens, updates_s, side, make_generator, monkeypatch):
     said = []
-    monkeypatch.setattr("rlplug.rollout.partial.asynchronous.rank_zero_info", said.append)
-    monkeypatch.setattr("rlplug.rollout.partial.asynchronous.NUM_MEASURED", 2)
+    monkeypatch.setattr("rlplug_async.asynchronous.rank_zero_info", said.append)
+    monkeypatch.setattr("rlplug_async.asynchronous.NUM_MEASURED", 2)
     run = Run(make_generator(ServerLike()))
     for _ in range(4):
         run.take(max_new_tokens)
@@ -316,7 +316,7 @@ def test_a_straggler_costs_its_own_trajectory(environment, keeps, make_generator
     """It catches a request that never ends and wedges the run, trains, or costs more than one restart."""
     engine, options = Stuck(), PartialRollout(asynchronous=True, max_staleness=1, trajectory_deadline_s=100.0)
     engine.keeps, engine.jump_s = keeps, 200.0 if environment is None else 2.0  # an environment may be stepping
-    monkeypatch.setattr("rlplug.rollout.partial.deadlines.time", SimpleNamespace(monotonic=lambda: engine.now))
+    monkeypatch.setattr("rlplug.rollout.deadlines.time", SimpleNamespace(monotonic=lambda: engine.now))
     run = Run(make_generator(engine, environment, TURNS), options)
     for _ in range(3):
         run.take()
@@ -331,7 +331,7 @@ def test_a_straggler_costs_its_own_trajectory(environment, keeps, make_generator
 
 
 def test_an_engine_that_hangs_in_a_call_ends_the_run(make_generator, monkeypatch):
-    monkeypatch.setattr("rlplug.rollout.partial.asynchronous.HUNG_S", 0.5)
+    monkeypatch.setattr("rlplug_async.asynchronous.HUNG_S", 0.5)
     is_free = threading.Event()
 
     class Hung(ServerLike):
@@ -358,7 +358,7 @@ def test_what_the_thread_raises_ends_the_run(make_generator):
 
 
 def test_an_engine_that_keeps_aborted_requests_is_named(monkeypatch):
-    monkeypatch.setattr("rlplug.rollout.partial.background.PAUSE_S", 0.1)
+    monkeypatch.setattr("rlplug_async.background.PAUSE_S", 0.1)
     is_free = threading.Event()
     generation = BackgroundGeneration(lambda engine: is_free.wait(20), ServerLike(), threading.Event())
     with pytest.raises(RunError, match="ServerLike did not return the tokens of aborted requests"):

@@ -1,6 +1,6 @@
 """Orders of events that a ledger may meet, drawn at random.
 
-    python tests/ledger_cases.py 1000000 --processes 8
+    python plugins/async/tests/ledger_cases.py 1000000 --processes 8
 
 runs as many cases, each from its own seed, and prints what they covered.
 """
@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from rlplug.rollout.partial.ledger import GroupLedger
+from rlplug_async.ledger import GroupLedger
 
 
 def run_ledger_case(rng: random.Random) -> dict[str, int]:

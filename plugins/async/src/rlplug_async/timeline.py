@@ -6,8 +6,8 @@ import time
 from typing import Any, Final, Literal, TypeAlias
 
 EngineState: TypeAlias = Literal["generating", "pausing", "paused", "weight sync", "idle"]
-MOST_SPANS: Final = 128
-"""Most phases, and most states of the engine, that one step keeps."""
+MOST_STATES: Final = 128
+"""Most states of the engine that one step keeps."""
 MOST_COUNTS: Final = 64
 """Most counts of requests that one step keeps; of more, every other one is left out."""
 
@@ -25,7 +25,7 @@ class EngineTimeline:
 
     def change(self, state: EngineState, at: float | None = None) -> None:
         """Note that the engine has another state, now or ``at`` a time that has passed."""
-        if len(self._states) < MOST_SPANS:
+        if len(self._states) < MOST_STATES:
             self._states.append((time.monotonic() if at is None else at, state))
 
     def count(self, num_training: int, num_held_out: int) -> None:
