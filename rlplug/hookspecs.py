@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from rlplug.config import RunConfig
-    from rlplug.interfaces import Algorithm, Bucket, Denominators, LossOutput, RolloutEngine, SyncReport
+    from rlplug.distributed.strategy import RLFSDP2Strategy
+    from rlplug.interfaces import Algorithm, Bucket, Denominators, LossOutput, PolicySpec, RolloutEngine, SyncReport
+    from rlplug.interfaces.memory_plan import GPU, MemoryDecisions
     from rlplug.interfaces.observer import RunObserver
     from rlplug.registry import Registry
     from rlplug.rollout.source import RolloutSource
-    from rlplug.types import Batch, Rollout, StepBatch
+    from rlplug.training.batch_plan import BatchPlan
+    from rlplug.types import Batch, MeshSizes, Rollout, StepBatch
 
 API_VERSION: Final = "3.1"
 """Version of the hook API. A new hook or argument raises its second number, a changed meaning its first."""
@@ -51,6 +54,7 @@ SINCE: Final = MappingProxyType(
         "rlplug_compute_loss": "1.0",
         "rlplug_make_tokenizer": "1.0",
         "rlplug_make_source": "3.1",
+        "rlplug_plan_memory": "3.1",
     }
 )
 """Version of the hook API that added each hook."""
@@ -183,4 +187,21 @@ def rlplug_make_source(config: RunConfig) -> RolloutSource | None:
     """Return the source of the groups that train, or None; the core's generates those of a step's own prompts.
 
     It is called before anything is loaded, and looks at the options to tell whether the run wants its source.
+    """
+
+
+@hookspec(firstresult=True)
+def rlplug_plan_memory(
+    config: RunConfig,
+    spec: PolicySpec,
+    batch: BatchPlan,
+    strategy: RLFSDP2Strategy,
+    mesh: MeshSizes,
+    longest: int,
+    gpu: GPU,
+) -> MemoryDecisions | None:
+    """Plan the memory of a run on GPUs before a weight is loaded: whether the engine sleeps, and what the run needs.
+
+    Only the strategy's options may be read. ``longest`` is the tokens of the longest possible prompt and completion,
+    and ``gpu`` the fullest of the run's. All ranks call this with the same arguments.
     """

@@ -49,7 +49,7 @@ IMPORTED = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen2.modeling_qwen2",
     "rlplug.cli.lightning_cli",
-    "rlplug.cli.commands.plan",
+    "rlplug_plan.command",
     "rlplug.models.export",
 )
 """Modules that take time, beside the classes of the installed plugins."""

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplug.distributed.checkpoint import newest_checkpoint
+from rlplug.interfaces.memory import PLAN_PHASES
 from rlplug.observability.terminal import invocation, make_table, say, show
 
 if TYPE_CHECKING:
-    from rlplug.training.memory_plan.decisions import Decisions
+    from rlplug.interfaces.memory_plan import MemoryDecisions
     from rlplug.types import Sample
 
 
@@ -38,12 +39,10 @@ def print_batch_plan(rows: Sequence[tuple[str, str, str]], title: str) -> None:
     show(make_table(("size", "value", "meaning"), rows, title))
 
 
-def print_memory_plan(memory: Decisions) -> None:
+def print_memory_plan(memory: MemoryDecisions) -> None:
     """Print a memory plan as a table, and below it what was decided and is recommended."""
-    from rlplug.training.memory_plan.table import memory_notes, memory_rows, memory_title
-
-    show(make_table(("item", *memory.plan.phases), memory_rows(memory.plan), memory_title(memory.plan), num_totals=2))
-    for note in memory_notes(memory):
+    show(make_table(("item", *PLAN_PHASES), memory.rows, memory.title, num_totals=2))
+    for note in memory.notes:
         say(note)
 
 

@@ -58,10 +58,8 @@ class RunRecord:
         self.values["batch_plan"] = module.plan.batch.table_rows(module.config.on_policy_pass)
         memory = module.plan.memory
         if memory is not None:
-            from rlplug.training.memory_plan.table import memory_notes, memory_rows
-
-            self.values["memory_plan"] = memory_rows(memory.plan)
-            self.values["memory_notes"] = memory_notes(memory)
+            self.values["memory_plan"] = memory.rows
+            self.values["memory_notes"] = memory.notes
         self.values["effects"] = [effect.description for effect in module.models.effects]
 
     def finish(self, status: str, message: str | None) -> None:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Final
 from lightning.pytorch.utilities import rank_zero_warn
 
 from rlplug.interfaces.algorithm import RunInfo
+from rlplug.interfaces.memory_plan import GPU, MemoryDecisions, total_and_free
 from rlplug.models.hf_files import read_config
 from rlplug.models.shape import attention_cost
 from rlplug.plugin_manager import CORE, plugins
+from rlplug.plugin_names import distribution_of
 from rlplug.setup.checks.engine import check_context, check_rollout
 from rlplug.setup.checks.trainer import check_optimizers, check_trainer
 from rlplug.setup.checks.training import check_streamed_prompts, check_streaming, check_training
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from rlplug.distributed.strategy import RLFSDP2Strategy
     from rlplug.interfaces.optimization import Optimization
     from rlplug.setup.inputs import RunInputs
-    from rlplug.training.memory_plan.decisions import Decisions
-    from rlplug.training.memory_plan.inputs import GPU
     from rlplug.types import MeshSizes
 
 UNCORRECTED: Final = (
@@ -45,8 +45,8 @@ class RunPlan:
     """Configured optimizations, without those that the memory plan could leave out."""
     sleeps: bool
     """Whether the engine sleeps between rollouts."""
-    memory: Decisions | None = None
-    """The memory plan of a run on GPUs, and what it decided."""
+    memory: MemoryDecisions | None = None
+    """What the memory plan of a run on GPUs decided; ``None`` where no plugin plans."""
 
 
 @dataclass(frozen=True)
@@ -114,18 +114,21 @@ def plan_run(
     plan = RunPlan(mesh, longest, batch, total_steps, tuple(config.optimizations), sleeps)
     if gpu is None:
         return plan
-    from rlplug.setup.memory_inputs import PlannedRun
-
-    memory = PlannedRun(config, inputs.spec, batch, strategy, mesh, longest).decide(gpu)
-    return replace(plan, memory=memory, sleeps=memory.plan.facts.sleeps, optimizations=memory.kept)
+    memory: MemoryDecisions | None = plugins().hook.rlplug_plan_memory(
+        config=config, spec=inputs.spec, batch=batch, strategy=strategy, mesh=mesh, longest=longest, gpu=gpu
+    )
+    if memory is None:
+        package = distribution_of("hooks", "rlplug_plan_memory")
+        rank_zero_warn(f"Nothing plans the run's memory, so the engine sleeps if it can: pip install {package}.")
+        sleeps = config.engine.capabilities.sleep and config.memory.sleep_between_rollouts is not False
+        return replace(plan, sleeps=sleeps)
+    return replace(plan, memory=memory, sleeps=memory.sleeps, optimizations=memory.kept)
 
 
 def fullest_gpu(strategy: RLFSDP2Strategy) -> GPU | None:
     """Return the GPU with the least memory to plan with of all ranks, so that they decide alike; ``None`` on CPUs."""
     if strategy.root_device.type != "cuda":
         return None
-    from rlplug.training.memory_plan.inputs import GPU, total_and_free
-
     gpus = [GPU(*numbers) for numbers in strategy.gather([total_and_free(strategy.root_device)])]
     return min(gpus, key=lambda gpu: gpu.capacity)
 
@@ -145,12 +148,9 @@ def plan_fit(
     return plan
 
 
-def refuse_shortfall(config: RunConfig, memory: Decisions) -> None:
+def refuse_shortfall(config: RunConfig, memory: MemoryDecisions) -> None:
     """Stop before anything is loaded when the memory plan does not fit, or warn, as ``model.memory`` says."""
-    from rlplug.training.memory_plan.decisions import shortfall
-
-    problem = shortfall(memory.plan)
-    if problem is not None and config.memory.on_shortfall == "stop":
-        raise problem
-    if problem is not None:
-        rank_zero_warn(str(problem))
+    if memory.shortfall is not None and config.memory.on_shortfall == "stop":
+        raise memory.shortfall
+    if memory.shortfall is not None:
+        rank_zero_warn(str(memory.shortfall))

@@ -80,9 +80,14 @@ FROZEN = {
         "config: RunConfig",
         "RolloutSource | None",
     ),
+    "rlplug_plan_memory": (
+        "config: RunConfig, spec: PolicySpec, batch: BatchPlan, strategy: RLFSDP2Strategy, mesh: MeshSizes, "
+        "longest: int, gpu: GPU",
+        "MemoryDecisions | None",
+    ),
 }
 """Arguments and result of each hook, with their types. A new 3.x adds rows, and none changes before 4.0."""
-RESOLVERS = {"rlplug_make_tokenizer", "rlplug_make_source"}
+RESOLVERS = {"rlplug_make_tokenizer", "rlplug_make_source", "rlplug_plan_memory"}
 WRAPPERS = {"rlplug_sync_weights", "rlplug_prepare_batch", "rlplug_compute_loss"}
 
 

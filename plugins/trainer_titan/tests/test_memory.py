@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from rlplug_plan.activations import block_elements, kept_elements
 from rlplug_trainer_titan import TorchTitan
 from rlplug_trainer_titan.attention import PackedSequences
 from rlplug_trainer_titan.decoders import build_decoder
@@ -14,7 +15,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from rlplug.interfaces import ActivationTraits
 from rlplug.models.shape import ModelShape
-from rlplug.training.memory_plan.activations import block_elements, kept_elements
 
 torch.set_num_threads(1)
 NUM_TOKENS = 64

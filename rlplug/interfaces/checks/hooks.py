@@ -9,6 +9,7 @@ from rlplug.errors import brief
 from rlplug.interfaces.checks.algorithms import check_loss, check_rows
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.metrics import read_metrics
+from rlplug.interfaces.memory_plan import MemoryDecisions
 from rlplug.interfaces.weight_sync import SyncReport
 from rlplug.types import StepBatch
 
@@ -37,9 +38,16 @@ def _report(call: PluginCall, inner: Any, found: Any) -> SyncReport:
     return found
 
 
+def _decisions(call: PluginCall, inner: Any, found: Any) -> MemoryDecisions | None:
+    if found is not None and not isinstance(found, MemoryDecisions):
+        raise call.violation("return MemoryDecisions, or None", f"returned {brief(found)}")
+    return found
+
+
 CHECKS: Final[Mapping[str, Callable[[PluginCall, Any, Any], Any]]] = {
     "rlplug_after_rollout": _metrics,
     "rlplug_after_update": _metrics,
+    "rlplug_plan_memory": _decisions,
     "rlplug_compute_loss": lambda call, inner, found: check_loss(call, found),
     "rlplug_prepare_batch": _rows,
     "rlplug_sync_weights": _report,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from memory_cases import LLAMA, QWEN, shape_of
+from rlplug_plan.activations import block_elements, kept_elements
 from transformers import Qwen3MoeConfig
-from unit.training.memory_plan.memory_cases import LLAMA, QWEN, shape_of
 
 from rlplug.interfaces import ActivationTraits
-from rlplug.training.memory_plan.activations import block_elements, kept_elements
 
 
 def test_parameters_of_a_tied_llama() -> None:

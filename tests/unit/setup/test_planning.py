@@ -8,19 +8,20 @@ from unittest import mock
 
 import pytest
 import torch
+from memory_cases import make_engine, make_facts
 from rlplug_algos.grpo import GRPO
 from rlplug_optims import CompileBlocks, FusedLogprobs, GradientCheckpointing
-from unit.training.memory_plan.memory_cases import make_engine, make_facts
+from rlplug_plan.decisions import Decisions, decide
+from rlplug_plan.run_inputs import traits_of
+from rlplug_plan.table import told
 
 from rlplug.config import MemoryConfig, RunConfig
 from rlplug.errors import ConfigError
 from rlplug.interfaces import EngineMemoryRequest, PolicySpec
+from rlplug.interfaces.memory_plan import GPU
 from rlplug.models.config import ModelConfig
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.setup.memory_inputs import traits_of
 from rlplug.setup.planning import fullest_gpu, refuse_shortfall
-from rlplug.training.memory_plan.decisions import Decisions, decide
-from rlplug.training.memory_plan.inputs import GPU
 from rlplug.types import GIB
 
 OPTIONAL = GradientCheckpointing(only_if_needed=True)
@@ -30,7 +31,7 @@ def settle(*free_gib: float) -> Decisions:
     """Decide on ranks whose GPUs of 139.8 GiB have so much free: 1.7B and an engine that takes a tenth of an H200."""
     ranks = [(int(139.8 * GIB), int(free * GIB)) for free in free_gib]
     strategy = SimpleNamespace(root_device=torch.device("cuda", 0), gather=lambda mine: [*mine, *ranks[1:]])
-    with mock.patch("rlplug.training.memory_plan.inputs.total_and_free", return_value=ranks[0]):
+    with mock.patch("rlplug.setup.planning.total_and_free", return_value=ranks[0]):
         gpu = fullest_gpu(strategy)  # type: ignore[arg-type]
 
     def inputs_with(optimizations):  # type: ignore[no-untyped-def]
@@ -62,12 +63,12 @@ def test_what_is_needed_stays() -> None:
 
 def test_a_run_without_room_stops() -> None:
     with pytest.raises(ConfigError, match="does not fit into GPU memory"):
-        refuse_shortfall(config_of("stop"), settle(139, 20))
+        refuse_shortfall(config_of("stop"), told(settle(139, 20)))
 
 
 def test_a_run_without_room_warns_when_that_is_asked_for() -> None:
     with pytest.warns(UserWarning, match="does not fit into GPU memory"):
-        refuse_shortfall(config_of("warn"), settle(139, 20))
+        refuse_shortfall(config_of("warn"), told(settle(139, 20)))
 
 
 def test_reserve_and_context_are_left_out_of_the_capacity() -> None:

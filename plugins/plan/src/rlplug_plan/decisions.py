@@ -9,10 +9,10 @@ from typing import Final
 from rlplug.errors import ConfigError
 from rlplug.interfaces.memory import SleepSetting
 from rlplug.interfaces.optimization import Effect, Optimization
-from rlplug.training.memory_plan.inputs import MemoryInputs
-from rlplug.training.memory_plan.plan import CUDA, ENGINE, PHASES, MemoryPlan
-from rlplug.training.memory_plan.remedies import smallest_change
 from rlplug.types import GIB
+from rlplug_plan.inputs import MemoryInputs
+from rlplug_plan.plan import CUDA, ENGINE, PHASES, MemoryPlan
+from rlplug_plan.remedies import smallest_change
 
 NUM_LARGEST: Final = 3
 

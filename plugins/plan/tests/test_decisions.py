@@ -7,16 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from memory_cases import EAGER, FUSED, LLAMA, make_engine, make_facts
 from rlplug_optims import ActivationOffload, CompileBlocks, FusedLogprobs, GradientCheckpointing
-from unit.training.memory_plan.memory_cases import EAGER, FUSED, LLAMA, make_engine, make_facts
+from rlplug_plan.decisions import decide, shortfall
+from rlplug_plan.inputs import MemoryInputs, ModelInputs
+from rlplug_plan.plan import MemoryPlan
+from rlplug_plan.run_inputs import optimizer_state_bytes, traits_of
+from rlplug_plan.table import memory_notes, memory_rows
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ActivationTraits, Optimization
-from rlplug.setup.memory_inputs import optimizer_state_bytes, traits_of
-from rlplug.training.memory_plan.decisions import decide, shortfall
-from rlplug.training.memory_plan.inputs import GPU, MemoryInputs, ModelInputs
-from rlplug.training.memory_plan.plan import MemoryPlan
-from rlplug.training.memory_plan.table import memory_notes, memory_rows
+from rlplug.interfaces.memory_plan import GPU
 from rlplug.types import GIB
 
 

@@ -12,11 +12,10 @@ from rlplug.cli.command_parser import CommandParser
 from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
+from rlplug.interfaces.memory_plan import GPU, total_and_free
 from rlplug.observability.terminal import say
 from rlplug.recording.run_output import print_batch_plan, print_memory_plan
 from rlplug.setup.planning import plan_run
-from rlplug.training.memory_plan.decisions import shortfall
-from rlplug.training.memory_plan.inputs import GPU, total_and_free
 from rlplug.types import GIB
 from rlplug.weight_sync.manifest import policy_weights
 from rlplug.weight_sync.sync_time import SyncTime
@@ -64,7 +63,7 @@ def plan_command(arguments: list[str]) -> int:
     world_size = options.num_nodes * num_devices(options.devices)
     plan = plan_run(module.config, module.inputs, data, strategy, world_size, gpu)
     memory = plan.memory
-    assert memory is not None  # there is a GPU, here or elsewhere
+    assert memory is not None  # there is a GPU, here or elsewhere, and this package plans for it
 
     rows = plan.batch.table_rows(module.config.on_policy_pass)
     print_batch_plan(rows, f"batch plan, GPUs: {plan.mesh.world_size}")
@@ -74,10 +73,9 @@ def plan_command(arguments: list[str]) -> int:
     if gbit_s is not None:
         num_shards = max(1, options.num_nodes // plan.mesh.replicate)
         say(SyncTime.of(policy_weights(module.inputs.spec).values(), num_shards, gbit_s).describe(gbit_s))
-    problem = shortfall(memory.plan)
-    if problem is not None:
-        say(str(problem))
-    return 0 if problem is None else 1
+    if memory.shortfall is not None:
+        say(str(memory.shortfall))
+    return 0 if memory.shortfall is None else 1
 
 
 def num_devices(devices: Any) -> int:

@@ -8,9 +8,10 @@ from typing import Final, TypeAlias
 
 from rlplug.distributed.offload import OffloadMode
 from rlplug.interfaces.memory import EngineMemory
-from rlplug.training.memory_plan.inputs import RESERVE_SHARE, MemoryInputs, ModelInputs
-from rlplug.training.memory_plan.plan import MemoryPlan
+from rlplug.interfaces.memory_plan import RESERVE_SHARE
 from rlplug.types import GIB
+from rlplug_plan.inputs import MemoryInputs, ModelInputs
+from rlplug_plan.plan import MemoryPlan
 
 CHUNK: Final = 4096
 """Default of FusedLogprobs."""

@@ -6,12 +6,13 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from unit.training.memory_plan.memory_cases import EAGER, FUSED, LLAMA, QWEN, make_engine, make_facts
+from memory_cases import EAGER, FUSED, LLAMA, QWEN, make_engine, make_facts
+from rlplug_plan.inputs import MemoryInputs, ModelInputs
+from rlplug_plan.plan import MemoryPlan
+from rlplug_plan.recommendations import recommendations
+from rlplug_plan.remedies import OFFLOADS, fused_logprobs, smallest_change, with_budget, with_share
 
-from rlplug.training.memory_plan.inputs import GPU, MemoryInputs, ModelInputs
-from rlplug.training.memory_plan.plan import MemoryPlan
-from rlplug.training.memory_plan.recommendations import recommendations
-from rlplug.training.memory_plan.remedies import OFFLOADS, fused_logprobs, smallest_change, with_budget, with_share
+from rlplug.interfaces.memory_plan import GPU
 from rlplug.types import GIB
 
 

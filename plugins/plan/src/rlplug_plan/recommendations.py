@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Final
 
 from rlplug.interfaces.memory import PlanPhase
-from rlplug.training.memory_plan.inputs import MemoryInputs
-from rlplug.training.memory_plan.plan import PHASES, MemoryPlan
-from rlplug.training.memory_plan.remedies import ENGINE_OPTIONS, OFFLOADS, with_budget, with_share
 from rlplug.types import GIB
+from rlplug_plan.inputs import MemoryInputs
+from rlplug_plan.plan import PHASES, MemoryPlan
+from rlplug_plan.remedies import ENGINE_OPTIONS, OFFLOADS, with_budget, with_share
 
 BUDGET_STEP: Final = 1024
 

@@ -14,16 +14,17 @@ from rlplug.config import RunConfig
 from rlplug.distributed.offload import distinct_storages
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.memory import ActivationTraits, EngineMemory, EngineMemoryRequest
+from rlplug.interfaces.memory_plan import GPU
 from rlplug.interfaces.optimization import Network, Optimization
 from rlplug.interfaces.rollout import PolicySpec
 from rlplug.models.critic import empty_critic
 from rlplug.models.loading import empty_model
 from rlplug.models.shape import ModelShape
 from rlplug.training.batch_plan import BatchPlan
-from rlplug.training.memory_plan.decisions import Decisions, decide
-from rlplug.training.memory_plan.inputs import GPU, MemoryInputs, ModelInputs, Sizes
 from rlplug.types import MeshSizes
 from rlplug.weight_sync.manifest import num_fp8_parameters
+from rlplug_plan.decisions import Decisions, decide
+from rlplug_plan.inputs import MemoryInputs, ModelInputs, Sizes
 
 MakeOptimizer = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
 ADAM_BYTES: Final = 8.0

@@ -7,15 +7,16 @@ from functools import cached_property
 from typing import Final, TypeAlias
 
 from rlplug.interfaces.memory import PLAN_PHASES, PlanPhase
+from rlplug.interfaces.memory_plan import CUDA_BYTES
 from rlplug.training.batch_plan import PassKind
-from rlplug.training.memory_plan.activations import (
+from rlplug_plan.activations import (
     FLOAT32,
     LOSS_BYTES,
     block_temporaries,
     kept_elements,
     output_layer,
 )
-from rlplug.training.memory_plan.inputs import CUDA_BYTES, NCCL_BYTES, MemoryInputs, ModelInputs
+from rlplug_plan.inputs import NCCL_BYTES, MemoryInputs, ModelInputs
 
 PHASES: Final = PLAN_PHASES
 CUDA: Final = "CUDA, libraries"

@@ -5,42 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-import torch
-
 from rlplug.distributed.offload import OffloadMode
 from rlplug.interfaces.memory import ActivationTraits, EngineMemory
+from rlplug.interfaces.memory_plan import GPU
 from rlplug.models.shape import ModelShape
 from rlplug.training.batch_plan import PassKind
 from rlplug.types import GIB
 
-CUDA_BYTES: Final = int(0.6 * GIB)
-"""Bytes of CUDA's context and libraries, of one process."""
 NCCL_BYTES: Final = int(0.5 * GIB)
-RESERVE_SHARE: Final = 0.1
-"""Share of the device that is reserved for the allocator's fragmentation."""
-
-
-@dataclass(frozen=True)
-class GPU:
-    """One GPU of a run; the fullest of several."""
-
-    total: int
-    """Bytes."""
-    free: int
-    """Bytes, before the run takes any but for CUDA's context."""
-    is_here: bool = True
-    """False for one that is planned for elsewhere."""
-
-    @property
-    def capacity(self) -> int:
-        """Bytes that a plan may use: what is free, without a reserve for fragmentation."""
-        return min(self.total, self.free + CUDA_BYTES * self.is_here) - int(RESERVE_SHARE * self.total)
-
-
-def total_and_free(device: torch.device) -> tuple[int, int]:
-    """Return the bytes of a GPU, and those that no process has taken."""
-    free, total = torch.cuda.mem_get_info(device)
-    return total, free
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from rlplug.training.memory_plan.decisions import Decisions
-from rlplug.training.memory_plan.inputs import RESERVE_SHARE
-from rlplug.training.memory_plan.plan import PHASES, Item, MemoryPlan
-from rlplug.training.memory_plan.recommendations import recommendations
+from rlplug.interfaces.memory_plan import RESERVE_SHARE, MemoryDecisions
 from rlplug.types import GIB
+from rlplug_plan.decisions import Decisions, shortfall
+from rlplug_plan.plan import PHASES, Item, MemoryPlan
+from rlplug_plan.recommendations import recommendations
+
+
+def told(decisions: Decisions) -> MemoryDecisions:
+    """Return decisions as the core takes and shows them."""
+    plan = decisions.plan
+    return MemoryDecisions(
+        sleeps=plan.facts.sleeps,
+        kept=decisions.kept,
+        left_out=decisions.left_out,
+        shortfall=shortfall(plan),
+        title=memory_title(plan),
+        rows=memory_rows(plan),
+        notes=memory_notes(decisions),
+    )
 
 
 def memory_rows(plan: MemoryPlan) -> list[tuple[str, ...]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from unit.training.memory_plan.memory_cases import (
+from memory_cases import (
     COMPILED,
     EAGER,
     FUSED,
@@ -19,9 +19,9 @@ from unit.training.memory_plan.memory_cases import (
     make_engine,
     make_facts,
 )
+from rlplug_plan.inputs import MemoryInputs, ModelInputs
+from rlplug_plan.plan import MemoryPlan, PlanPhase
 
-from rlplug.training.memory_plan.inputs import MemoryInputs, ModelInputs
-from rlplug.training.memory_plan.plan import MemoryPlan, PlanPhase
 from rlplug.types import GIB
 
 TOLERANCE = 0.1
