@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 from rlplug_watch.page.token_records import all_records, read_record
+from rlplug_watch.token_log import step_tokens as log
+from rlplug_watch.token_log.capture import TokenCapture
+from rlplug_watch.token_log.files import TokenLogWriter
+from rlplug_watch.token_log.log import FileTokenLog
+from rlplug_watch.token_log.pieces import TokenPieces
 from transformers import AutoTokenizer
 
 from rlplug.observability.metrics_log import read_metrics
-from rlplug.observability.token_log import step_tokens as log
-from rlplug.observability.token_log.files import TokenLogWriter
-from rlplug.observability.token_log.pieces import TokenPieces
 from rlplug.recording import run_folder
-from rlplug.training.samples.sample_log import SampleLog
-from rlplug.training.samples.token_capture import TokenCapture
 
 
 def timed(owner: type, name: str, spent: dict[str, list[float]]) -> None:
@@ -48,7 +48,7 @@ def steps(arguments: list[str]) -> None:
     from rlplug.cli.main import main
 
     spent: dict[str, list[float]] = defaultdict(list)
-    for owner, name in ((TokenCapture, "add"), (SampleLog, "_write_tokens")):
+    for owner, name in ((TokenCapture, "add"), (FileTokenLog, "write")):
         timed(owner, name, spent)
     folders: list[Path] = []
     accept = run_folder.RunFolder._accept

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Final
 import pluggy
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from rlplug.interfaces import Algorithm, Bucket, Denominators, LossOutput, PolicySpec, RolloutEngine, SyncReport
     from rlplug.interfaces.memory_plan import GPU, MemoryDecisions
     from rlplug.interfaces.observer import RunObserver
+    from rlplug.interfaces.token_log import TokenLog, TokenLogOptions
     from rlplug.registry import Registry
     from rlplug.rollout.source import RolloutSource
     from rlplug.training.batch_plan import BatchPlan
@@ -55,6 +58,7 @@ SINCE: Final = MappingProxyType(
         "rlplug_make_tokenizer": "1.0",
         "rlplug_make_source": "3.1",
         "rlplug_plan_memory": "3.1",
+        "rlplug_make_token_log": "3.1",
     }
 )
 """Version of the hook API that added each hook."""
@@ -204,4 +208,18 @@ def rlplug_plan_memory(
 
     Only the strategy's options may be read. ``longest`` is the tokens of the longest possible prompt and completion,
     and ``gpu`` the fullest of the run's. All ranks call this with the same arguments.
+    """
+
+
+@hookspec(firstresult=True)
+def rlplug_make_token_log(
+    folder: Path,
+    options: TokenLogOptions,
+    config: RunConfig,
+    strategy: RLFSDP2Strategy,
+    tokenizer: PreTrainedTokenizerBase,
+) -> TokenLog | None:
+    """Return what logs single tokens of a training into its ``folder``, or None; the core logs none.
+
+    Nothing may be written before the first step: a run that is resumed may still be refused.
     """

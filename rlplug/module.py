@@ -47,7 +47,7 @@ from rlplug.types import Prompt, Rollout, Sample, StepBatch
 
 MYPY = False  # as TYPE_CHECKING, whose imports jsonargparse carries out to read the constructor
 if MYPY:
-    from rlplug.training.samples.token_capture import TokenCapture
+    from rlplug.interfaces.token_log import TokenLog
 
 
 class RLModule(RunModule):
@@ -86,8 +86,8 @@ class RLModule(RunModule):
         self.step_metrics = MetricsOfStep()
         self._step_values: dict[str, NDArray[Any]] = {}
         """Rewards and lengths of all ranks' samples of the step that runs."""
-        self.token_capture: TokenCapture | None = None
-        """Keeps values of single tokens for the token log; the run folder sets it."""
+        self.token_log: TokenLog | None = None
+        """Gets values of single tokens; the run folder sets it, where a plugin writes them."""
         self.run_dir: Path | None = None
         self._is_first_step = True
 
@@ -97,8 +97,8 @@ class RLModule(RunModule):
         """Take one RL step: nine phases. The data loader only drives the loop; prompts come from the stream."""
         self.step = self.rollout_step + 1
         self.observers.engine_started(self.config.engine.scrape_targets())
-        if self.token_capture is not None:
-            self.token_capture.begin(self.step)
+        if self.token_log is not None:
+            self.token_log.begin(self.step)
         with self.rollback_on_interrupt():
             self.validator.begin_step(self.rollout_step, self.policy_version)
             rollout = Rollout()
@@ -273,8 +273,8 @@ class RLModule(RunModule):
 
     def _compare_with_engine(self, batch: StepBatch, tokens: TokenLogprobs) -> None:
         """Measure how far engine and trainer are apart; see :class:`MismatchGate`."""
-        if self.token_capture is not None:
-            self.token_capture.compared(tokens.sampled_logprobs)
+        if self.token_log is not None:
+            self.token_log.compared(tokens.sampled_logprobs)
         if self.config.engine.capabilities.logprobs:
             self.step_metrics |= self.mismatch_gate.compare(
                 batch, tokens.sampled_logprobs, self.policy_version, self.step, self._is_first_step
@@ -339,7 +339,7 @@ class RLModule(RunModule):
         optimizers: Any = self.optimizers()
         optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
         self.policy_update = make_update(
-            parts, self.models, optimizers, self.schedulers, self.manual_backward, self.token_capture
+            parts, self.models, optimizers, self.schedulers, self.manual_backward, self.token_log
         )
         self.step_training = make_step_training(parts, self.source, self.policy_update, self.offload, self.phase)
 

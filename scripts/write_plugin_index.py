@@ -51,6 +51,8 @@ MOVED: Final = {
     "rlplug.rewards.reward_model": "rlplug_rewards.reward_model",
     "rlplug.rewards.verifiers": "rlplug_rewards.verifiers",
     "rlplug.environments": "rlplug_sandbox",
+    "rlplug.observability.token_log": "rlplug_watch.token_log",
+    "rlplug.training.samples.token_capture": "rlplug_watch.token_log.capture",
     "rlplug.observability.advice": "rlplug_watch.advice",
     "rlplug.observability.loggers": "rlplug_watch.loggers",
     "rlplug.observability.report": "rlplug_watch.report",

@@ -8,10 +8,9 @@ from typing import Any, Final
 from rlplug.distributed.checkpoint_files import set_aside_after
 from rlplug.distributed.durable_files import cut_back_lines
 from rlplug.errors import ConfigError
+from rlplug.interfaces.token_log import TokenLog
 from rlplug.observability.metrics_log import MetricsLog
 from rlplug.observability.sample_records import is_trained
-from rlplug.observability.token_log.files import FOLDER as TOKENS
-from rlplug.observability.token_log.files import cut_back as cut_back_tokens
 from rlplug.rollout.config import GROUPS
 from rlplug.training.validation.config import ValidationConfig
 
@@ -36,7 +35,12 @@ def require_no_file(folder: Path, key: str) -> None:
 
 
 def cut_back(
-    folder: Path, metrics: MetricsLog, step: int, validation: ValidationConfig, writes_samples: bool
+    folder: Path,
+    metrics: MetricsLog,
+    step: int,
+    validation: ValidationConfig,
+    writes_samples: bool,
+    token_log: TokenLog | None,
 ) -> list[str]:
     """Remove what the run wrote after ``step`` and will write again; return lines that say what is lost.
 
@@ -46,6 +50,7 @@ def cut_back(
         step: Step of the checkpoint.
         validation: When there is a validation; one beside the training is repeated, where it is of ``step``.
         writes_samples: Whether the run writes samples of its steps.
+        token_log: Its token log, if there is one.
     """
     begins = validation.beside_training and validation.is_due(step)
 
@@ -59,6 +64,6 @@ def cut_back(
     last = step or -1  # the validation before the first step is repeated
     said += metrics.cut_back(last, repeats_scores=begins)
     said += cut_back_lines(folder / GROUPS, last)
-    said += cut_back_tokens(folder / TOKENS, last, aside)
+    said += [] if token_log is None else token_log.cut_back(last, aside)
     said += cut_back_lines(folder / SAMPLES, last, is_trained if writes_samples else None, is_repeated)
     return said + cut_back_lines(folder / REWARD_ERRORS, last)

@@ -27,14 +27,13 @@ from rlplug.distributed.durable_files import (
 from rlplug.errors import RunError
 from rlplug.interfaces.observer import ObservedRun, RunObserver, StepRecord, Validation
 from rlplug.interfaces.rollout import ScrapeTargets
+from rlplug.interfaces.token_log import TokenLogOptions
 from rlplug.models.export import export_policy
 from rlplug.observability.metrics_log import MetricsLog, read_metrics
 from rlplug.observability.observers import Observers
 from rlplug.observability.sample_records import first_of_ranks, sample_record, write_records
 from rlplug.observability.start import Compilation, start_line
 from rlplug.observability.terminal import say
-from rlplug.observability.token_log.files import FOLDER as TOKENS
-from rlplug.observability.token_log.files import TokenLogWriter
 from rlplug.plugin_manager import plugins
 from rlplug.plugin_names import missing_distribution
 from rlplug.recording.changes import Changes
@@ -46,7 +45,6 @@ from rlplug.rollout.config import GROUPS
 from rlplug.setup.build import take_optimizer_options
 from rlplug.training.advantages import advantage_values
 from rlplug.training.samples.sample_log import SampleLog
-from rlplug.training.samples.token_capture import TokenCapture
 from rlplug.types import Sample
 from rlplug.types.ranges import CountOrZero, Range, Steps, check_ranges
 
@@ -72,8 +70,9 @@ class RunFolder(Callback, RunObserver):
         export_policy: Write the trained policy as a Hugging Face folder, ``policy/``, when the run ends; with
             ``model.lora`` the merged policy, and its adapter in ``adapter/`` as peft reads it.
         report: Have plugins write their reports when the run ends, such as ``report.html``.
-        token_samples_per_step: Completions per step of which ``tokens/`` gets the numbers of each token, and
-            ``samples.jsonl`` the text: as many whole groups as fit, or else the first of a group. 0 writes none.
+        token_samples_per_step: Completions per step of which ``tokens/`` gets the numbers of each token, where a plugin
+            writes them, and ``samples.jsonl`` the text: as many whole groups as fit, or else the first of a group. 0
+            writes none.
         token_every_n_steps: Steps from one with tokens to the next; the first step has some too.
         token_log_mib: Size of ``tokens/``, in MiB, beyond which its oldest steps are removed.
         compile_cache: Folder where the command line keeps what torch.compile, Triton and the engine compile, for later
@@ -142,14 +141,16 @@ class RunFolder(Callback, RunObserver):
         module.observers.begin(ObservedRun(self.path, module.trainer.state.fn, trainer.is_global_zero, self.report))
         self._metrics = MetricsLog(self.path / METRICS, waits=self._resumed is not None)
         self._rows = {name: RowFile(self.path / name) for name in (SAMPLES, REWARD_ERRORS, GROUPS)}
-        tokens = TokenLogWriter(self.path / TOKENS, self.token_log_mib << 20)
-        self._samples = SampleLog(self.samples_per_step, self._rows[SAMPLES], tokens)
-        if self.token_samples_per_step and stage == "fit":
-            module.token_capture = TokenCapture(
-                self.token_samples_per_step,
-                self.token_every_n_steps,
-                module.config.engine.capabilities.logprobs,
-                module.config.sampling.is_truncated,
+        self._samples = SampleLog(self.samples_per_step, self._rows[SAMPLES])
+        if stage == "fit":
+            mib = self.token_log_mib
+            options = TokenLogOptions(self.token_samples_per_step, self.token_every_n_steps, most_bytes=mib << 20)
+            module.token_log = plugins().hook.rlplug_make_token_log(
+                folder=self.path,
+                options=options,
+                config=module.config,
+                strategy=module.strategy,
+                tokenizer=module.inputs.tokenizer,
             )
         trainer.loggers = [self._metrics, *trainer.loggers]
         if importlib.util.find_spec("tensorboard"):
@@ -180,7 +181,8 @@ class RunFolder(Callback, RunObserver):
         self._record.write()
         if self._resumed is not None:
             step, validation = self._module.rollout_step, self._module.config.validation
-            for line in cut_back(self.path, self._metrics, step, validation, bool(self.samples_per_step)):
+            writes_samples, token_log = bool(self.samples_per_step), self._module.token_log
+            for line in cut_back(self.path, self._metrics, step, validation, writes_samples, token_log):
                 say(line)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -262,7 +264,8 @@ class RunFolder(Callback, RunObserver):
         self._metrics.sync()
         for file in self._rows.values():
             file.sync()
-        self._samples.tokens.sync()
+        if self._module.token_log is not None:
+            self._module.token_log.sync()
 
     # ---- the end --------------------------------------------------------------------------------------------------
 

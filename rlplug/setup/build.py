@@ -23,9 +23,9 @@ from rlplug.weight_sync.manifest import adapters_line
 if TYPE_CHECKING:
     from rlplug.config import RunConfig
     from rlplug.distributed.offload import Offload
+    from rlplug.interfaces.token_log import TokenLog
     from rlplug.rollout.source import RolloutSource
     from rlplug.setup.planning import RunParts
-    from rlplug.training.samples.token_capture import TokenCapture
     from rlplug.types import Sample
 
 
@@ -125,7 +125,7 @@ def make_update(
     optimizers: Sequence[Any],
     schedulers: Sequence[Any],
     backward: Callable[[Any], None],
-    capture: TokenCapture | None,
+    token_log: TokenLog | None,
 ) -> PolicyUpdate:
     """Join models with their optimizers and schedulers, the policy's first, into what updates them."""
     config, plan = parts.config, parts.plan
@@ -149,7 +149,7 @@ def make_update(
     return PolicyUpdate(
         losses=partial(losses_of, trained),
         models=trained,
-        runner=MicroBatchRunner(plan.batch, parts.strategy, capture),
+        runner=MicroBatchRunner(plan.batch, parts.strategy, token_log),
         backward=backward,
         skip_nonfinite=config.limits.on_nonfinite == "skip",
         seed=config.seed,

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from rlplug.distributed.strategy import RLFSDP2Strategy
+from rlplug.interfaces.token_log import TokenLog
 from rlplug.models.lm_head import TokenLogprobs
 from rlplug.models.packing import PackedMicroBatch, pack
 from rlplug.observability.phase_progress import PHASE_PROGRESS
 from rlplug.training.actor_critic import ForwardOutput
 from rlplug.training.batch_plan import BatchPlan, MicroBatch, PassKind
-from rlplug.training.samples.token_capture import TokenCapture
 from rlplug.training.step_rows import FetchedRows, StepRows
 
 
@@ -24,8 +24,8 @@ class MicroBatchRunner:
 
     plan: BatchPlan
     strategy: RLFSDP2Strategy
-    capture: TokenCapture | None = None
-    """Keeps values of single tokens for the token log."""
+    token_log: TokenLog | None = None
+    """Gets values of single tokens."""
 
     def fetch(self, rows: StepRows, row_indices: Sequence[int], kind: PassKind) -> FetchedRows:
         """Bring some rows of a step to the ranks that compute them."""

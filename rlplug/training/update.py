@@ -151,8 +151,11 @@ class PolicyUpdate:
             maxima.append(_detached(share.output.maxima))
             minima.append(_detached(share.output.minima))
             tokens.append(share.tokens and share.tokens.detach())
-            if runner.capture is not None:
-                runner.capture.add(rows, micro_batch, share.tokens, share.per_token)
+            if runner.token_log is not None and share.tokens is not None:
+                indices = [] if micro_batch.is_filler else micro_batch.indices
+                num_tokens = [int(rows.table["num_tokens"][index]) for index in indices]
+                values = {"logprobs": share.tokens.logprobs.detach(), **share.per_token}
+                runner.token_log.add([rows.keys[index] for index in indices], num_tokens, values)
             PHASE_PROGRESS.advance(1)
         return MiniBatchResult(
             metrics=self._reduce(loss.call, metrics, torch.sum, dist.ReduceOp.SUM),

@@ -85,9 +85,14 @@ FROZEN = {
         "longest: int, gpu: GPU",
         "MemoryDecisions | None",
     ),
+    "rlplug_make_token_log": (
+        "folder: Path, options: TokenLogOptions, config: RunConfig, strategy: RLFSDP2Strategy, "
+        "tokenizer: PreTrainedTokenizerBase",
+        "TokenLog | None",
+    ),
 }
 """Arguments and result of each hook, with their types. A new 3.x adds rows, and none changes before 4.0."""
-RESOLVERS = {"rlplug_make_tokenizer", "rlplug_make_source", "rlplug_plan_memory"}
+RESOLVERS = {"rlplug_make_tokenizer", "rlplug_make_source", "rlplug_plan_memory", "rlplug_make_token_log"}
 WRAPPERS = {"rlplug_sync_weights", "rlplug_prepare_batch", "rlplug_compute_loss"}
 
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 from report_runs import write_metrics
-
-from rlplug.observability.token_log.files import TokenLogWriter
-from rlplug.observability.token_log.step_tokens import PRODUCED, ROW, TRAINED, StepTokens
+from rlplug_watch.token_log.files import TokenLogWriter
+from rlplug_watch.token_log.step_tokens import PRODUCED, ROW, TRAINED, StepTokens
 
 HOSTILE = (
     "<script>document.title='taken'</script><b onclick=alert(1)>&amp;\x1b[31m\x00\u202eevil\u2066\u200b \ud800\u00e9"

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rlplug_watch.page.token_records import all_records, read_record
+from rlplug_watch.token_log import files
+from rlplug_watch.token_log.files import TokenLogWriter, cut_back, scan, token_files
+from rlplug_watch.token_log.pieces import TokenPieces
+from rlplug_watch.token_log.step_tokens import COLUMNS, ROW, StepTokens
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rlplug.errors import RunError
-from rlplug.observability.token_log import files
-from rlplug.observability.token_log.files import TokenLogWriter, cut_back, scan, token_files
-from rlplug.observability.token_log.pieces import TokenPieces
-from rlplug.observability.token_log.step_tokens import COLUMNS, ROW, StepTokens
 
 ROWS = np.array([(0, 0, 4, 3), (0, 1, 4, 0), (2, 5, 9, 2)], ROW)
 

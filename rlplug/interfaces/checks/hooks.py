@@ -10,6 +10,7 @@ from rlplug.interfaces.checks.algorithms import check_loss, check_rows
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.metrics import read_metrics
 from rlplug.interfaces.memory_plan import MemoryDecisions
+from rlplug.interfaces.token_log import TokenLog
 from rlplug.interfaces.weight_sync import SyncReport
 from rlplug.types import StepBatch
 
@@ -44,10 +45,17 @@ def _decisions(call: PluginCall, inner: Any, found: Any) -> MemoryDecisions | No
     return found
 
 
+def _token_log(call: PluginCall, inner: Any, found: Any) -> TokenLog | None:
+    if found is not None and not isinstance(found, TokenLog):
+        raise call.violation("return a TokenLog, or None", f"returned {brief(found)}")
+    return found
+
+
 CHECKS: Final[Mapping[str, Callable[[PluginCall, Any, Any], Any]]] = {
     "rlplug_after_rollout": _metrics,
     "rlplug_after_update": _metrics,
     "rlplug_plan_memory": _decisions,
+    "rlplug_make_token_log": _token_log,
     "rlplug_compute_loss": lambda call, inner, found: check_loss(call, found),
     "rlplug_prepare_batch": _rows,
     "rlplug_sync_weights": _report,

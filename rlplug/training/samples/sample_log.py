@@ -9,16 +9,12 @@ import numpy as np
 
 from rlplug.distributed.durable_files import RowFile
 from rlplug.observability.sample_records import (
-    SampleRows,
     gather_samples,
     sample_record,
     sample_rows,
     spread,
     write_records,
 )
-from rlplug.observability.token_log.files import TokenLogWriter
-from rlplug.observability.token_log.pieces import TokenPieces
-from rlplug.observability.token_log.step_tokens import StepTokens
 from rlplug.types import Sample, StepBatch
 
 
@@ -28,14 +24,11 @@ class SampleLog:
     Args:
         samples_per_step: Samples of each step, from worst to best.
         lines: ``samples.jsonl``.
-        tokens: The token log.
     """
 
-    def __init__(self, samples_per_step: int, lines: RowFile, tokens: TokenLogWriter) -> None:
-        self.tokens = tokens
+    def __init__(self, samples_per_step: int, lines: RowFile) -> None:
         self._samples_per_step = samples_per_step
         self._lines = lines
-        self._pieces: TokenPieces | None = None
 
     def write(
         self, phase: str, step: int, samples: Sequence[Sample], batch: StepBatch | None, module: Any
@@ -57,8 +50,10 @@ class SampleLog:
         strategy = module.strategy
         rows = sample_rows(samples, strategy)
         with_tokens = rows[:0]
-        if batch is not None and module.token_capture is not None:
-            with_tokens = self._write_tokens(step, rows, samples, batch, module)
+        if batch is not None and module.token_log is not None:
+            with_tokens = module.token_log.choose(rows)
+            if len(with_tokens):
+                module.token_log.write(step, with_tokens, samples, batch)
         shown = spread(rows, self._samples_per_step)
         written = np.concatenate([shown, with_tokens[~np.isin(with_tokens, shown)]])
         advantages = None if batch is None else batch.per_sequence.get("advantages")
@@ -73,16 +68,3 @@ class SampleLog:
                 ],
             )
         return [sample for sample, _ in found[: len(shown)]]
-
-    def _write_tokens(
-        self, step: int, rows: SampleRows, samples: Sequence[Sample], batch: StepBatch, module: Any
-    ) -> SampleRows:
-        """Write the tokens of some samples, and return the rows of those. Collective."""
-        chosen: SampleRows = module.token_capture.choose(rows)
-        if len(chosen):
-            token_rows, columns = module.token_capture.collect(chosen, samples, batch, module.strategy)
-            if module.strategy.is_global_zero:
-                self._pieces = self._pieces or TokenPieces(module.inputs.tokenizer)
-                pieces = self._pieces.of(columns["token_ids"].tolist())
-                self.tokens.append(StepTokens(step, token_rows, columns, pieces))
-        return chosen

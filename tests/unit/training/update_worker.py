@@ -27,6 +27,7 @@ from rlplug_algos.gspo import GSPO
 from rlplug_algos.rloo import RLOO
 from rlplug_async.streamed_step import StreamedStep
 from rlplug_devkit.padded_rows import PaddedRows
+from rlplug_watch.token_log.capture import TokenCapture
 from safetensors.torch import load_file
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.debug import CommDebugMode
@@ -45,7 +46,6 @@ from rlplug.training.advantages import compute_advantages
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
 from rlplug.training.critic_losses import losses_with_critic
 from rlplug.training.passes import MicroBatchRunner
-from rlplug.training.samples.token_capture import TokenCapture
 from rlplug.training.step_rows import StepRows
 from rlplug.training.update import NonFiniteUpdate, PolicyUpdate, policy_losses
 from rlplug.types import Prompt, Rollout, Sample, SamplingParams, StepBatch

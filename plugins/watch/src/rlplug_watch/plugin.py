@@ -1,11 +1,23 @@
 """The entry point: what this distribution registers. The classes are imported when a run names them."""
 
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from rlplug.interfaces import RunObserver
 from rlplug.plugin_manager import hookimpl
 from rlplug.registry import Registry
 from rlplug_watch.report_writer import ReportWriter
 
-RLPLUG_API_VERSION = ">=3,<4"
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rlplug.config import RunConfig
+    from rlplug.distributed.strategy import RLFSDP2Strategy
+    from rlplug.interfaces.token_log import TokenLog, TokenLogOptions
+
+RLPLUG_API_VERSION = ">=3.1,<4"
 
 
 @hookimpl
@@ -20,3 +32,16 @@ def rlplug_register_classes(registry: Registry) -> None:
 @hookimpl
 def rlplug_make_observer() -> RunObserver:
     return ReportWriter()
+
+
+@hookimpl
+def rlplug_make_token_log(
+    folder: Path,
+    options: TokenLogOptions,
+    config: RunConfig,
+    strategy: RLFSDP2Strategy,
+    tokenizer: PreTrainedTokenizerBase,
+) -> TokenLog:
+    from rlplug_watch.token_log.log import FileTokenLog
+
+    return FileTokenLog(folder, options, config, strategy, tokenizer)

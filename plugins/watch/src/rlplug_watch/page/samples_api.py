@@ -14,11 +14,11 @@ from aiohttp import web
 
 from rlplug.distributed.durable_files import reason
 from rlplug.errors import RunError
-from rlplug.observability.token_log.files import FOLDER
-from rlplug.observability.token_log.step_tokens import StepTokens
 from rlplug_watch.page.folders import RUNS, Runs
 from rlplug_watch.page.sample_index import SORTS, SampleFilter, SampleIndex, SampleLine, search
 from rlplug_watch.page.token_view import TokenIndex, as_numbers, view
+from rlplug_watch.token_log.files import FOLDER
+from rlplug_watch.token_log.step_tokens import StepTokens
 
 SAMPLES: Final = "samples.jsonl"
 SECONDS: Final = 0.8

@@ -14,8 +14,8 @@ from safetensors.numpy import load
 
 from rlplug.distributed.durable_files import reason
 from rlplug.errors import RunError
-from rlplug.observability.token_log.files import HEADER, Record, checksum, scan, token_files
-from rlplug.observability.token_log.step_tokens import ALWAYS, COLUMNS, LARGEST, LOSS, ROW, Array, StepTokens, dtype_of
+from rlplug_watch.token_log.files import HEADER, Record, checksum, scan, token_files
+from rlplug_watch.token_log.step_tokens import ALWAYS, COLUMNS, LARGEST, LOSS, ROW, Array, StepTokens, dtype_of
 
 
 def read_record(record: Record) -> StepTokens:
@@ -49,7 +49,7 @@ def all_records(folder: Path) -> Iterator[Record]:
 
 
 def decode(step: int, data: bytes, num_bytes: int) -> StepTokens:
-    """Return the tokens that :func:`~rlplug.observability.token_log.step_tokens.encode` gave ``data`` of.
+    """Return the tokens that :func:`~rlplug_watch.token_log.step_tokens.encode` gave ``data`` of.
 
     Args:
         step: Number of the step.

@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rlplug.observability.token_log.files import Record, scan, token_files
-from rlplug.observability.token_log.step_tokens import StepTokens
 from rlplug_watch.page.token_records import read_record
+from rlplug_watch.token_log.files import Record, scan, token_files
+from rlplug_watch.token_log.step_tokens import StepTokens
 
 MAX_TOKENS: Final = 20_000
 """Most tokens of one answer; the page asks for the next ones."""

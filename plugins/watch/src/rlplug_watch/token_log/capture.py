@@ -15,12 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlplug.distributed.strategy import RLFSDP2Strategy
-from rlplug.models.lm_head import TokenLogprobs
 from rlplug.observability.sample_records import SampleRows
-from rlplug.observability.token_log.step_tokens import LOSS, PRODUCED, ROW, TRAINED
-from rlplug.training.batch_plan import MicroBatch
-from rlplug.training.step_rows import StepRows
 from rlplug.types import Sample, StepBatch
+from rlplug_watch.token_log.step_tokens import LOSS, PRODUCED, ROW, TRAINED
 
 MOST_TOKENS: Final = 1 << 20
 """Most tokens of a step that are logged: about 16 MB before compression."""
@@ -67,34 +64,19 @@ class TokenCapture:
     def begin(self, step: int) -> None:
         """Begin a step, from 1."""
         self._clear()
-        self._is_on = step == 1 or step % self._every_n_steps == 0
+        is_due = step == 1 or step % self._every_n_steps == 0
+        self._is_on = is_due and self._samples_per_step > 0
 
-    def add(
-        self,
-        rows: StepRows,
-        micro_batch: MicroBatch,
-        tokens: TokenLogprobs | None,
-        per_token: Mapping[str, Tensor],
-    ) -> None:
-        """Keep what a pass of the policy gave, in place of what an earlier one gave for the same rows.
-
-        Args:
-            rows: The rows of the step.
-            micro_batch: Those of the pass.
-            tokens: float32 [K] of the policy; ``None`` when it did not run
-            per_token: Bool or float [K], detached: ``entropy``, and what the algorithm says of single tokens.
-        """
-        if not self._is_on or tokens is None:
+    def add(self, rows: Sequence[tuple[int, int]], num_tokens: Sequence[int], per_token: Mapping[str, Tensor]) -> None:
+        """See :meth:`rlplug.interfaces.token_log.TokenLog.add`."""
+        if not self._is_on:
             return
-        values = {"logprobs": tokens.logprobs.detach(), **per_token}
-        self._names = list(values)
+        self._names = list(per_token)
         self._num_passes += 1  # the same on all ranks
-        if not micro_batch.is_filler:
-            first = 0
-            for row in micro_batch.indices:
-                num_tokens = int(rows.table["num_tokens"][row])
-                self._computed[rows.keys[row]] = values, first, num_tokens, self._num_passes
-                first += num_tokens
+        first = 0
+        for row, count in zip(rows, num_tokens, strict=True):
+            self._computed[row] = per_token, first, count, self._num_passes
+            first += count
 
     def compared(self, trainer_logprobs: Tensor) -> None:
         """Keep the trainer's logprobs before the update under the distribution that was sampled, float32 [N]."""

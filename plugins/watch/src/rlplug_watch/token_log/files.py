@@ -1,7 +1,7 @@
 """Files of the token log: steps are appended to files of some MiB, whole or not at all, and the oldest files go.
 
 A file is ``tokens/step-00000001.tokens``, by its first step, and holds records. A record is a header of 32 bytes, and
-the compressed safetensors of a step: see :func:`rlplug.observability.token_log.step_tokens.encode`.
+the compressed safetensors of a step: see :func:`rlplug_watch.token_log.step_tokens.encode`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 import xxhash
 
 from rlplug.distributed.durable_files import RowFile, explained, sync
-from rlplug.observability.token_log.step_tokens import LARGEST, StepTokens, encode
+from rlplug_watch.token_log.step_tokens import LARGEST, StepTokens, encode
 
 FOLDER: Final = "tokens"
 MAGIC: Final = b"RLPLUGTK"
