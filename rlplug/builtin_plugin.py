@@ -12,7 +12,6 @@ from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.process_state import watched
 from rlplug.models.config import auto_tokenizer
 from rlplug.models.transformers_trainer import TransformersTrainer
-from rlplug.rewards import ExactMatch, FunctionReward, RegexFormat
 from rlplug.rollout.hf_engine import HFRollout
 
 if TYPE_CHECKING:
@@ -38,8 +37,8 @@ def rlplug_register_trainers(registry: Registry) -> None:
 
 @hookimpl
 def rlplug_register_rewards(registry: Registry) -> None:
-    for reward in (ExactMatch, FunctionReward, RegexFormat):
-        registry.add("rewards", reward)
+    for place in ("text:ExactMatch", "function:FunctionReward", "text:RegexFormat"):
+        registry.add("rewards", f"rlplug.rewards.{place}")
 
 
 @hookimpl

@@ -26,7 +26,6 @@ from rlplug.cli.environment_values import with_plain_texts, with_references
 from rlplug.cli.lightning_callbacks import LightningCallbacks
 from rlplug.cli.option_checks import check_options, seed_all
 from rlplug.cli.parser import RLArgumentParser
-from rlplug.cli.resume import changes_since, check_checkpoint, with_resume
 from rlplug.cli.trainer_options import TRAINER_DEFAULTS, check_trainer_options
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.distributed.checkpoint import RLCheckpoint
@@ -79,6 +78,8 @@ class RLCLI(LightningCLI):
         defaults = {name: options.get_default(f"trainer.{name}") for name in vars(config.trainer)}
         check_trainer_options(config.trainer, defaults)
         if config.ckpt_path is not None:
+            from rlplug.cli.resume import check_checkpoint
+
             check_checkpoint(config.ckpt_path)
 
     def before_instantiate_classes(self) -> None:
@@ -101,6 +102,8 @@ class RLCLI(LightningCLI):
         run_folder.config_yaml = self.config_yaml
         is_first = getattr(rank_zero_only, "rank", 0) == 0  # only this rank knows which checkpoint is whole
         if run_folder.resumed_from is not None and self.subcommand == "fit" and is_first:
+            from rlplug.cli.resume import changes_since
+
             run_folder.changes = changes_since(run_folder.resumed_from, run_folder.config_yaml)
 
     def before_fit(self) -> None:
@@ -205,7 +208,11 @@ def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:
     registry.import_named({argument.rpartition("=")[2] for argument in arguments})  # as in --model.algorithm.help GRPO
     RLArgumentParser.shows_trainer = "--help-all" in arguments
     arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
-    sys.argv[1:] = with_resume(arguments)  # LightningCLI reads it, and Lightning starts other ranks with it
+    if any(argument.startswith(("--resume", "--ckpt_path")) for argument in arguments):
+        from rlplug.cli.resume import with_resume
+
+        arguments = with_resume(arguments)
+    sys.argv[1:] = arguments  # LightningCLI reads it, and Lightning starts other ranks with it
     check_config_files(sys.argv[1:])
     try:
         return cli_class(

@@ -131,8 +131,9 @@ class PromptEncoder:
         text = next((row for row in rows if isinstance(row.prompt, str)), None)
         if self._chat is None and messages and text:
             raise ConfigError(
-                f"Some prompts are messages ({messages.uid!r}) and some are plain text ({text.uid!r}): set data.chat "
-                "to true to make a user message of each text, or give all of them in one form."
+                f"Some prompts are messages ({messages.uid!r}) and some are plain text ({text.uid!r}), as a source's "
+                "system_prompt makes its own: set data.chat to true to make a user message of each text, or give all "
+                "of them in one form."
             )
         if self._chat is False and messages:
             raise ConfigError(

@@ -28,7 +28,6 @@ from rlplug.errors import RunError
 from rlplug.interfaces.observer import ObservedRun, RunObserver, StepRecord, Validation
 from rlplug.interfaces.rollout import ScrapeTargets
 from rlplug.interfaces.token_log import TokenLogOptions
-from rlplug.models.export import export_policy
 from rlplug.observability.metrics_log import MetricsLog, read_metrics
 from rlplug.observability.observers import Observers
 from rlplug.observability.sample_records import first_of_ranks, sample_record, write_records
@@ -291,6 +290,8 @@ class RunFolder(Callback, RunObserver):
 
     def _export(self, trainer: Trainer, module: Any) -> None:
         """Write the policy and, where one was trained, its adapter. Collective."""
+        from rlplug.models.export import export_policy
+
         config, inputs, rank = module.config, module.inputs, trainer.global_rank
         partial = {name: self.path / f"{name}.partial" for name in EXPORTED}
         if trainer.is_global_zero:

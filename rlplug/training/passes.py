@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rlplug.distributed.strategy import RLFSDP2Strategy
-from rlplug.interfaces.token_log import TokenLog
 from rlplug.models.lm_head import TokenLogprobs
 from rlplug.models.packing import PackedMicroBatch, pack
 from rlplug.observability.phase_progress import PHASE_PROGRESS
 from rlplug.training.actor_critic import ForwardOutput
 from rlplug.training.batch_plan import BatchPlan, MicroBatch, PassKind
 from rlplug.training.step_rows import FetchedRows, StepRows
+
+if TYPE_CHECKING:
+    from rlplug.interfaces.token_log import TokenLog
 
 
 @dataclass(frozen=True)

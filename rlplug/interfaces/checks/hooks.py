@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rlplug.errors import brief
 from rlplug.interfaces.checks.algorithms import check_loss, check_rows
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.metrics import read_metrics
 from rlplug.interfaces.memory_plan import MemoryDecisions
-from rlplug.interfaces.token_log import TokenLog
 from rlplug.interfaces.weight_sync import SyncReport
 from rlplug.types import StepBatch
+
+if TYPE_CHECKING:
+    from rlplug.interfaces.token_log import TokenLog
 
 
 class GivenMetrics(dict[str, float]):
@@ -46,6 +48,8 @@ def _decisions(call: PluginCall, inner: Any, found: Any) -> MemoryDecisions | No
 
 
 def _token_log(call: PluginCall, inner: Any, found: Any) -> TokenLog | None:
+    from rlplug.interfaces.token_log import TokenLog
+
     if found is not None and not isinstance(found, TokenLog):
         raise call.violation("return a TokenLog, or None", f"returned {brief(found)}")
     return found
