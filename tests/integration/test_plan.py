@@ -40,6 +40,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, runs_dir: Path) -> Runs:
         "no size": PLAN,
         "no number": [*PLAN, "--gpu-gib", "much"],
         "help": ["plan", "--help"],
+        "no planner": ["--block", "plan", *PLAN, "--gpu-gib", "80"],
         "key": [*PLAN, "--gpu-gib", "80", "--model.num_stepz", "3"],
     }
     jobs = {name: Job([*words, "--run.dir", str(runs_dir / "runs")]) for name, words in arguments.items()}
@@ -51,6 +52,14 @@ def test_a_run_that_fits_is_shown(results: Runs, name: str) -> None:
     assert results[name].exit_code == 0, results[name].output
     for part in ("batch plan", "memory plan", "head-room", "recommended: model.batch.max_tokens_per_gpu"):
         assert part in results[name].message
+
+
+def test_a_run_without_a_planner_says_so(results: Runs) -> None:
+    """Without rlplug-plan a run on GPUs goes on; the command, which is all plan, does not."""
+    assert results["no planner"].exit_code == 2
+    assert "Nothing plans the run's memory" in results["no planner"].message
+    assert "pip install rlplug-plan" in results["no planner"].message
+    assert "the plugin plan is blocked" in results["no planner"].message
 
 
 def test_sizes_are_those_of_the_devices(results: Runs) -> None:

@@ -63,7 +63,8 @@ def plan_command(arguments: list[str]) -> int:
     world_size = options.num_nodes * num_devices(options.devices)
     plan = plan_run(module.config, module.inputs, data, strategy, world_size, gpu)
     memory = plan.memory
-    assert memory is not None  # there is a GPU, here or elsewhere, and this package plans for it
+    if memory is None:
+        raise ConfigError("the plugin plan is blocked, and nothing else plans the memory: leave out --block plan.")
 
     rows = plan.batch.table_rows(module.config.on_policy_pass)
     print_batch_plan(rows, f"batch plan, GPUs: {plan.mesh.world_size}")
