@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 import pytest
+import rlplug_algos
 from algorithm_cases import PAPERS
 from random_batches import RUN
 from rlplug_algos import plugin
@@ -22,6 +23,7 @@ from rlplug_algos.rloo import RLOO
 from rlplug_algos.vapo import VAPO
 
 from rlplug.errors import ConfigError
+from rlplug.plugin_manager import plugins
 from rlplug.registry import Registry
 
 EVERY = [GRPO, DrGRPO, DAPO, RLOO, ReinforcePP, ReinforcePPBaseline, GSPO, CISPO, PPO, VAPO, PFPPO]
@@ -133,3 +135,12 @@ def test_what_is_said_of_the_correction_holds_in_fp8_too(correction, expected):
     made.setup(dataclasses.replace(RUN, fp8_rollout=True))
     assert made.current_correction == expected
     assert made.needs.rollout_logprobs == (expected is not None)
+
+
+def test_every_registered_algorithm_is_a_name_of_the_package() -> None:
+    """Catches an algorithm that YAML can name and ``from rlplug_algos import ...`` cannot."""
+    registered = plugins().registry.by_distribution()["rlplug-algos"]
+    assert {each.name for each in registered} <= {*rlplug_algos.__all__}
+    for each in registered:
+        assert getattr(rlplug_algos, each.name) is each.factory
+    assert all(hasattr(rlplug_algos, name) for name in rlplug_algos.__all__)
