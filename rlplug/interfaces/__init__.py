@@ -4,6 +4,7 @@ from rlplug.interfaces.algorithm import Advantages, Algorithm, Denominators, Los
 from rlplug.interfaces.environment import Environment, Message, StepResult
 from rlplug.interfaces.launcher import LOST, Launcher, Place, RunningTask, TaskNeeds
 from rlplug.interfaces.memory import ActivationTraits, EngineMemory, EngineMemoryRequest
+from rlplug.interfaces.memory_plan import GPU, MemoryDecisions
 from rlplug.interfaces.observer import ObservedRun, ProfiledSteps, RunObserver, StepRecord, Validation
 from rlplug.interfaces.optimization import Effect, Optimization
 from rlplug.interfaces.reward import Reward
@@ -17,6 +18,7 @@ from rlplug.interfaces.rollout import (
     SleepingPart,
 )
 from rlplug.interfaces.router_replay import NOT_RECORDED, RouterReplay, RouterShape, replace_choice, replayed
+from rlplug.interfaces.token_log import TokenLog, TokenLogOptions
 from rlplug.interfaces.trainer import ModelConfig, ModelTrainer, TrainerClaims
 from rlplug.interfaces.weight_sync import (
     AdapterWeights,
@@ -29,6 +31,7 @@ from rlplug.interfaces.weight_sync import (
 )
 
 __all__ = [
+    "GPU",
     "LOST",
     "NOT_RECORDED",
     "ActivationTraits",
@@ -48,6 +51,7 @@ __all__ = [
     "Launcher",
     "LossDivisor",
     "LossOutput",
+    "MemoryDecisions",
     "Message",
     "ModelConfig",
     "ModelTrainer",
@@ -72,6 +76,8 @@ __all__ = [
     "SyncReport",
     "TaskNeeds",
     "TensorInfo",
+    "TokenLog",
+    "TokenLogOptions",
     "TrainerClaims",
     "Validation",
     "WeightsOfParameters",
