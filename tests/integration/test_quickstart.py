@@ -57,7 +57,7 @@ def test_the_folder_is_whole(quickstart: tuple[Path, str], num_steps: int) -> No
     assert {"torch", "lightning", "transformers", "rlplug", "rlplug-algos"} <= record["versions"].keys()
     assert {each.name: each.version for each in distributions()}.items() <= record["versions"].items()
     assert "algos" in {plugin["name"] for plugin in record["plugins"]}
-    assert (folder / "config.yaml").read_text().count("class_path: rlplug_algos.grpo.GRPO") == 1
+    assert (folder / "config.yaml").read_text().count("class_path: rlplug_algos.GRPO") == 1
     assert "<html" in (folder / "report.html").read_text()
     assert len((folder / "samples.jsonl").read_text().splitlines()) > num_steps
 

@@ -141,6 +141,16 @@ def rlplug_make_source() -> RolloutSource:
 
 
 @hookimpl
+def rlplug_plan_memory() -> None:
+    """Pass: no run of the tests is on a GPU."""
+
+
+@hookimpl
+def rlplug_make_token_log() -> None:
+    """Pass, so that the next plugin's is made."""
+
+
+@hookimpl
 def rlplug_make_tokenizer(path: str) -> Any:
     if not (Path(path) / TOKENIZER_MARKER).exists():
         return None
