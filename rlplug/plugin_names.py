@@ -40,7 +40,7 @@ def distribution_of(kind: Literal["classes", "commands", "hooks"], name: str) ->
     return next((each for each, names in plugin_index().items() if name in names[kind]), None)
 
 
-def missing_distribution(kind: Literal["classes", "commands", "hooks"], name: str) -> str | None:
+def missing_distribution(kind: Literal["classes", "commands"], name: str) -> str | None:
     """Return the published distribution that brings a name, where it is not installed."""
     found = distribution_of(kind, name)
     return found if found is not None and not list(distributions(name=found)) else None

@@ -142,8 +142,8 @@ class RunFolder(Callback, RunObserver):
         self._rows = {name: RowFile(self.path / name) for name in (SAMPLES, REWARD_ERRORS, GROUPS)}
         self._samples = SampleLog(self.samples_per_step, self._rows[SAMPLES])
         if stage == "fit":
-            mib = self.token_log_mib
-            options = TokenLogOptions(self.token_samples_per_step, self.token_every_n_steps, most_bytes=mib << 20)
+            most_bytes = self.token_log_mib << 20
+            options = TokenLogOptions(self.token_samples_per_step, self.token_every_n_steps, most_bytes)
             module.token_log = plugins().hook.rlplug_make_token_log(
                 folder=self.path,
                 options=options,

@@ -152,8 +152,8 @@ class PolicyUpdate:
             minima.append(_detached(share.output.minima))
             tokens.append(share.tokens and share.tokens.detach())
             if runner.token_log is not None and share.tokens is not None:
-                indices = [] if micro_batch.is_filler else micro_batch.indices
-                num_tokens = [int(rows.table["num_tokens"][index]) for index in indices]
+                indices = [] if micro_batch.is_filler else list(micro_batch.indices)
+                num_tokens = rows.table["num_tokens"][indices].tolist()
                 values = {"logprobs": share.tokens.logprobs.detach(), **share.per_token}
                 runner.token_log.add([rows.keys[index] for index in indices], num_tokens, values)
             PHASE_PROGRESS.advance(1)
