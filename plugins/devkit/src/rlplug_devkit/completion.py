@@ -21,9 +21,9 @@ FILES: Final = {"-c", "--config", "--ckpt_path", "--resume", "--run.dir"}
 
 
 class _Keys(BaseException):
-    """Options of each command; it leaves the constructor of Lightning's CLI, which would parse and run."""
+    """Options of a command; it leaves the constructor of Lightning's CLI, which would parse and run."""
 
-    def __init__(self, options: dict[str, list[str]]) -> None:
+    def __init__(self, options: list[str]) -> None:
         super().__init__()
         self.options = options
 
@@ -31,12 +31,8 @@ class _Keys(BaseException):
 class _KeysCLI(RLCLI):
     def parse_arguments(self, parser: Any, args: Any) -> NoReturn:
         (commands,) = (action for action in parser._actions if action.dest == "subcommand")
-        raise _Keys(
-            {
-                name: [option for action in command._actions for option in action.option_strings]
-                for name, command in commands.choices.items()
-            }
-        )
+        (command,) = commands.choices.values()
+        raise _Keys([option for action in command._actions for option in action.option_strings])
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -53,7 +49,7 @@ def completion_command(arguments: list[str]) -> None:
 
 def command_parser() -> argparse.ArgumentParser:
     """Return a parser of every installed command with its options, to complete and not to parse."""
-    of_fit = options_of_commands()
+    of_fit = {name: options_of(name) for name in ("fit", "validate")}
     parser = argparse.ArgumentParser("rlplug")
     parser.add_argument("--version", action="version", version="")
     commands = parser.add_subparsers()
@@ -84,10 +80,10 @@ def _add(command: argparse.ArgumentParser, names: Sequence[str], takes_file: boo
             action.complete = shtab.FILE
 
 
-def options_of_commands() -> dict[str, list[str]]:
-    """Return the options of ``fit`` and ``validate``."""
+def options_of(command: str) -> list[str]:
+    """Return the options of ``fit`` or ``validate``."""
     try:
-        read_command(_KeysCLI, ["fit"])
+        read_command(_KeysCLI, [command])
     except _Keys as found:
-        return {name: [*options, "--resume", "--help-all"] for name, options in found.options.items()}
+        return [*found.options, "--resume", "--help-all"]
     raise AssertionError("the constructor parses")
