@@ -33,7 +33,6 @@ MOVED: Final = {
     "rlplug.cli.commands.watch": "rlplug_watch.commands.watch",
     "rlplug.weight_sync.flat_buckets": "rlplug_engines.flat_buckets",
     "rlplug.weight_sync.fp8_engine_checks": "rlplug_engines.fp8_engine_checks",
-    "rlplug.rollout.partial.gpu_split": "rlplug_launch.gpu_split",
     "rlplug.rollout.partial": "rlplug_async",
     "rlplug.training.streaming": "rlplug_async",
     "rlplug.observability.timeline": "rlplug_async.timeline",
