@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
+import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,9 +19,11 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from rlplug import hookspecs
 from rlplug.errors import ConfigError, PluginError, did_you_mean
 from rlplug.hookspecs import API_VERSION, ENTRY_POINT_GROUP, WRAPPER_ONLY
-from rlplug.plugin_names import BLOCK_VARIABLE
+from rlplug.plugin_names import BLOCK_VARIABLE, local_names
 
 REGISTRATION_PREFIX: Final = "rlplug_register_"
+LOCAL: Final = "local"
+"""In place of a version, for a plugin that ``-p`` names and no distribution brings."""
 UNUSED_MARKS: Final = ("tryfirst", "trylast", "hookwrapper", "optionalhook", "specname")
 """Options of pluggy that would void the declared order or the checks here."""
 
@@ -55,7 +59,7 @@ class PluginRecord:
 
 
 def find_plugins(blocked: Iterable[str]) -> list[EntryPoint]:
-    """Return the installed plugins by name, without importing them.
+    """Return the installed plugins by name, then the local ones, without importing them.
 
     Args:
         blocked: Entry-point or distribution names, which must be there.
@@ -63,7 +67,8 @@ def find_plugins(blocked: Iterable[str]) -> list[EntryPoint]:
     Raises:
         ConfigError: No plugin has a blocked name.
     """
-    found = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda e: (e.name, record_of(e).distribution))
+    installed = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda e: (e.name, record_of(e).distribution))
+    found = [*installed, *(EntryPoint(name, name, ENTRY_POINT_GROUP) for name in local_names())]
     known = {name for e in found for name in (e.name, record_of(e).distribution)}
     for name in sorted(set(blocked) - known):
         raise ConfigError(
@@ -75,7 +80,8 @@ def find_plugins(blocked: Iterable[str]) -> list[EntryPoint]:
 
 def record_of(entry_point: EntryPoint) -> PluginRecord:
     """Return the record of a plugin that is not imported yet."""
-    assert entry_point.dist is not None  # only one that was made by hand has none
+    if entry_point.dist is None:
+        return PluginRecord(entry_point.name, entry_point.name, LOCAL)
     return PluginRecord(entry_point.name, entry_point.dist.name, entry_point.dist.version)
 
 
@@ -85,6 +91,8 @@ def import_checked(entry_point: EntryPoint, record: PluginRecord) -> ModuleType:
     Raises:
         PluginError: A check failed; ``record`` holds the reason too.
     """
+    if record.version == LOCAL and (folder := os.getcwd()) not in sys.path:
+        sys.path.insert(0, folder)
     record.file = _file_of(entry_point)
     try:
         module = entry_point.load()
@@ -114,6 +122,8 @@ def _file_of(entry_point: EntryPoint) -> str:
 
 def _check_api_range(module: ModuleType, record: PluginRecord) -> None:
     declared = getattr(module, "RLPLUG_API_VERSION", None)
+    if declared is None and record.version == LOCAL:
+        return  # it is written for the rlplug that it lies beside
     if declared is None:
         raise record.fail("it declares no RLPLUG_API_VERSION.", 'Write RLPLUG_API_VERSION = ">=3,<4" in the module.')
     record.api_range = str(declared)

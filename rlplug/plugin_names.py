@@ -17,6 +17,10 @@ BLOCK_VARIABLE: Final = "RLPLUG_BLOCK"
 """Environment variable with the names of blocked plugins, separated by commas."""
 
 
+LOCAL_VARIABLE: Final = "RLPLUG_PLUGINS"
+"""Environment variable with the modules of local plugins, separated by commas, as ``-p`` gives them."""
+
+
 class Published(TypedDict):
     """Names that a published distribution brings."""
 
@@ -64,5 +68,13 @@ class MovedModules:
 
 def blocked_names(given: Iterable[str] = ()) -> list[str]:
     """Return the names of plugins to leave out: those that are ``given``, and those of ``$RLPLUG_BLOCK``."""
-    from_variable = (name.strip() for name in os.environ.get(BLOCK_VARIABLE, "").split(","))
-    return sorted({*given, *filter(None, from_variable)})
+    return sorted({*given, *_names_in(BLOCK_VARIABLE)})
+
+
+def local_names(given: Iterable[str] = ()) -> list[str]:
+    """Return the modules of local plugins: those that are ``given``, and those of ``$RLPLUG_PLUGINS``, each once."""
+    return list(dict.fromkeys([*_names_in(LOCAL_VARIABLE), *given]))
+
+
+def _names_in(variable: str) -> list[str]:
+    return [name for part in os.environ.get(variable, "").split(",") if (name := part.strip())]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
 import traceback
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,15 +16,15 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
-from transformers.utils import logging as transformers_logging
 
 from rlplug.cli.compile_cache import use_compile_cache
-from rlplug.cli.config_files import check_config_files
-from rlplug.cli.environment_values import with_plain_texts, with_references
+from rlplug.cli.configuration.config_files import check_config_files
+from rlplug.cli.configuration.environment_values import with_plain_texts, with_references
+from rlplug.cli.configuration.option_checks import check_options, seed_all
+from rlplug.cli.configuration.short_forms import with_defaults, write_out_arguments
+from rlplug.cli.configuration.trainer_options import TRAINER_DEFAULTS, check_trainer_options
 from rlplug.cli.lightning_callbacks import LightningCallbacks
-from rlplug.cli.option_checks import check_options, seed_all
 from rlplug.cli.parser import RLArgumentParser
-from rlplug.cli.trainer_options import TRAINER_DEFAULTS, check_trainer_options
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.distributed.checkpoint import RLCheckpoint
 from rlplug.distributed.ranks import lost_rank
@@ -35,6 +33,7 @@ from rlplug.errors import ConfigError, RLPlugError, RunError, causes_of
 from rlplug.module import RLModule
 from rlplug.observability.profiler import StepProfiler
 from rlplug.observability.progress import RLProgressBar
+from rlplug.observability.start import quieten_libraries
 from rlplug.plugin_manager import plugins
 from rlplug.recording.run_files import require_no_file
 from rlplug.recording.run_folder import RunFolder
@@ -81,7 +80,7 @@ class RLCLI(LightningCLI):
         defaults = {name: options.get_default(f"trainer.{name}") for name in vars(config.trainer)}
         check_trainer_options(config.trainer, defaults)
         if config.ckpt_path is not None:
-            from rlplug.cli.resume import check_checkpoint
+            from rlplug.cli.configuration.resume import check_checkpoint
 
             check_checkpoint(config.ckpt_path)
 
@@ -105,7 +104,7 @@ class RLCLI(LightningCLI):
         run_folder.config_yaml = self.config_yaml
         is_first = getattr(rank_zero_only, "rank", 0) == 0  # only this rank knows which checkpoint is whole
         if run_folder.resumed_from is not None and self.subcommand == "fit" and is_first:
-            from rlplug.cli.resume import changes_since
+            from rlplug.cli.configuration.resume import changes_since
 
             run_folder.changes = changes_since(run_folder.resumed_from, run_folder.config_yaml)
 
@@ -202,21 +201,20 @@ def run_lightning(arguments: list[str]) -> int:
 
 def read_command(cli_class: type[CLI], arguments: list[str]) -> CLI:
     """Parse a command line with ``cli_class``, which may also run the command, and return the CLI."""
-    _quieten()
+    quieten_libraries()
     if (folder := os.getcwd()) not in sys.path:
         sys.path.insert(0, folder)  # so that a reward function next to the configuration can be named
     registry = plugins().registry
-    if {"-h", "--help", "--help-all"} & set(arguments):
+    if "--help-all" in arguments:
         registry.import_all()  # it lists the classes
     registry.import_named({argument.rpartition("=")[2] for argument in arguments})  # as in --model.algorithm.help GRPO
-    RLArgumentParser.shows_trainer = "--help-all" in arguments
-    arguments = ["--help" if argument == "--help-all" else argument for argument in arguments]
+    arguments = ["--help" if argument == "--help-all" else argument for argument in write_out_arguments(arguments)]
     if any(argument.startswith(("--resume", "--ckpt_path")) for argument in arguments):
-        from rlplug.cli.resume import with_resume
+        from rlplug.cli.configuration.resume import with_resume
 
         arguments = with_resume(arguments)
-    sys.argv[1:] = arguments  # LightningCLI reads it, and Lightning starts other ranks with it
-    check_config_files(sys.argv[1:])
+    contents = check_config_files(arguments)
+    sys.argv[1:] = with_defaults(arguments, contents)  # LightningCLI reads it, and Lightning starts other ranks with it
     try:
         return cli_class(
             RLModule,
@@ -237,14 +235,3 @@ def _made_by(error: BaseException) -> str | None:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     owners = [frame.f_locals.get("self") for frame in frames if frame.f_code.co_name in ("__init__", "__post_init__")]
     return type(owners[-1]).__name__ if owners else None
-
-
-def _quieten() -> None:
-    """Silence messages of libraries that come with every run and need no action."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    shared = logging.getLogger("lightning.pytorch.utilities.rank_zero")  # rlplug and plugins call rank_zero_info too
-    shared.setLevel(logging.INFO)
-    shared.addFilter(lambda record: record.levelno >= logging.WARNING or "lightning" not in Path(record.pathname).parts)
-    warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")  # Lightning 2.6 with torch 2.13
-    transformers_logging.disable_progress_bar()

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from importlib.metadata import version
 from typing import Any, Final
 
 from rlplug.cli.command_parser import take_option
-from rlplug.cli.find_commands import find_commands, load_command, summary_of
+from rlplug.cli.find_commands import find_commands, load_command, summary_of, uncollected_imports
 from rlplug.distributed.stop_signal import SignalExit, exit_at_once
 from rlplug.errors import ConfigError, RLPlugError, causes_of, describe
-from rlplug.plugin_names import BLOCK_VARIABLE, blocked_names
+from rlplug.plugin_names import BLOCK_VARIABLE, LOCAL_VARIABLE, blocked_names, local_names
 
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
 
 DESCRIPTION: Final = """reinforcement-learning post-training of language models as PyTorch Lightning plugins
 
+  rlplug fit --policy P --train FILE --reward R  train a model on prompts of yours
   rlplug fit -c configs/quickstart.yaml          train; later -c files and --key value override earlier ones
   rlplug fit --resume runs/quickstart/001        go on with a run that was stopped, from its newest checkpoint
 """
 EPILOGUE: Final = """
-Options of a command: rlplug COMMAND --help. Keys of a configuration: rlplug fit --help, and with Lightning's Trainer
-rlplug fit --help-all; of one class: rlplug fit --model.algorithm.help GRPO
+Options of a command: rlplug COMMAND --help. All keys of a configuration: rlplug fit --help=all; of one class: rlplug
+fit --model.algorithm.help GRPO
 """
 
 
@@ -43,14 +43,18 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments[0] in ("-V", "--version"):
         _print(f"rlplug {version('rlplug')}")
         return 0
+    arguments = ["--help-all" if argument == "--help=all" else argument for argument in arguments]
     if debug := "--debug" in arguments:
         arguments.remove("--debug")
     with terminal.guarded() if (terminal := _terminal()) else nullcontext():
         try:
             arguments, blocked = take_option(arguments, "--block")
+            arguments, local = take_option(arguments, "-p")
             if "" in blocked:
                 raise ConfigError("--block needs the name of a plugin.")
-            with _blocked(blocked):
+            if any(not all(part.isidentifier() for part in name.split(".")) for name in local):
+                raise ConfigError("-p needs the name of a module with hooks, such as my_hooks for my_hooks.py.")
+            with _chosen_plugins({BLOCK_VARIABLE: blocked_names(blocked), LOCAL_VARIABLE: local_names(local)}):
                 return _run(arguments, is_process)
         except RLPlugError as error:
             if debug:
@@ -86,21 +90,22 @@ def help_text() -> str:
     commands = find_commands()
     width = max(map(len, commands), default=0)
     lines = [f"  {name:{width}}  {summary_of(command)}" for name, command in commands.items()]
-    usage = "usage: rlplug [--debug] [--block PLUGIN] [--version] COMMAND ..."
+    usage = "usage: rlplug [--debug] [--block PLUGIN] [-p MODULE] [--version] COMMAND ..."
     return "\n".join([usage, "", DESCRIPTION, "commands:", *lines, EPILOGUE])
 
 
 @contextmanager
-def _blocked(names: list[str]) -> Iterator[None]:
-    """Block plugins in the body, and in the processes that it starts, such as Lightning's ranks."""
-    before = os.environ.get(BLOCK_VARIABLE)
-    os.environ[BLOCK_VARIABLE] = ",".join(blocked_names(names))
+def _chosen_plugins(names: Mapping[str, Sequence[str]]) -> Iterator[None]:
+    """Set the variables of blocked and local plugins in the body, for the processes that it starts too: other ranks."""
+    before = {variable: os.environ.get(variable) for variable in names}
+    os.environ.update({variable: ",".join(each) for variable, each in names.items()})
     try:
         yield
     finally:
-        os.environ.pop(BLOCK_VARIABLE)
-        if before is not None:
-            os.environ[BLOCK_VARIABLE] = before
+        for variable, value in before.items():
+            os.environ.pop(variable)
+            if value is not None:
+                os.environ[variable] = value
 
 
 def _run(arguments: list[str], is_process: bool) -> int:
@@ -110,27 +115,9 @@ def _run(arguments: list[str], is_process: bool) -> int:
     if is_process:
         with suppress(ImportError):
             importlib.import_module("rlplug.observability.start").note_process_start()
-    with _uncollected_imports():
+    with uncollected_imports():
         command = load_command(arguments[0] if arguments else "")
     return command(arguments[1:]) or 0
-
-
-@contextmanager
-def _uncollected_imports() -> Iterator[None]:
-    """Import a command without garbage collections, and let later ones skip what was imported.
-
-    They took a sixth of the time of the imports, and modules are not freed. A process that has torch already is left as
-    it is: its objects are not ours to exempt.
-    """
-    if "torch" in sys.modules or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 # ---- what needs a package that may be missing, so that rlplug doctor can say so -------------------------------------

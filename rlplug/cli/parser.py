@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from typing import Any, ClassVar, Final, NoReturn, get_type_hints
+from typing import Any, Final, NoReturn, get_type_hints
 
 from lightning.pytorch.cli import LightningArgumentParser
 
+from rlplug.cli.configuration.early_checks import explain_four_bits, unknown_key
 from rlplug.config import RunConfig
-from rlplug.errors import ConfigError, did_you_mean, shorten
+from rlplug.errors import ConfigError, did_you_mean
 
 MAX_LENGTH: Final = 800
 """Longest message, in characters."""
@@ -21,24 +22,6 @@ _UNKNOWN_OPTION: Final = re.compile(r"^Option '([^']+)' is not accepted")
 _NO_SUBCLASS: Final = re.compile(r"Subclasses are disabled for (\w+), thus '([^']+)'")
 _MISSING: Final = re.compile(r"arguments are required: (.+)")
 
-_FOUR_BITS: Final = re.compile(
-    r"(?:.*\.)?(?:load_in_[48]bit|quantization|quantization_config|quantize|qlora|bnb_\w+|bitsandbytes\w*|nf4|use_4bit)(?:\..*)?$"
-)
-"""Keys by which other frameworks quantise the frozen weights of a LoRA run."""
-_NO_FOUR_BITS: Final = (
-    "there is no key {key}: frozen weights in 4 or 8 bits (QLoRA) are not built. FSDP2 makes plain parameters of "
-    "bitsandbytes' and loses their scales (huggingface/accelerate#3983); torchao's would be sharded, but weight sync, "
-    "checkpoints and memory plan read the frozen weights as they are. Use model.lora with model.policy.dtype: bfloat16 "
-    "over more GPUs; see docs/lora.md."
-)
-
-
-TRAINER_HELP: Final = """
-Lightning's Trainer:
-  Among its options are --trainer.accelerator, --trainer.devices, --trainer.num_nodes, --trainer.strategy and
-  --trainer.logger. All of them: rlplug {command} --help-all
-"""
-
 
 class RLArgumentParser(LightningArgumentParser):
     """Parser that raises :class:`ConfigError` where jsonargparse would print the usage and exit.
@@ -47,23 +30,19 @@ class RLArgumentParser(LightningArgumentParser):
     parser wraps their errors, key by key.
     """
 
-    shows_trainer: ClassVar[bool] = False
-    """Whether help shows the options of Lightning's Trainer too, after all others."""
-
     def format_help(self, formatter: Any = None) -> str:
+        """Return the help with the options of Lightning's Trainer after all others."""
         groups = self._action_groups
         trainer = [group for group in groups if any(_is_of_trainer(action) for action in group._group_actions)]
         if not trainer:
             return super().format_help(formatter)
-        command = self.prog.split()[-1]
-        usage, self.usage = self.usage, f"rlplug {command} [-c CONFIG] [--KEY VALUE] ..."
-        self._action_groups = [group for group in groups if group not in trainer] + trainer * self.shows_trainer
+        usage, self.usage = self.usage, f"rlplug {self.prog.split()[-1]} [-c CONFIG] [--KEY VALUE] ..."
+        self._action_groups = [group for group in groups if group not in trainer] + trainer
         try:
             text = super().format_help(formatter)
         finally:
             self.usage, self._action_groups = usage, groups
-        text = text.replace(" \b", "")  # jsonargparse has a terminal erase the blank before [=flags]
-        return text if self.shows_trainer else text + TRAINER_HELP.format(command=command)
+        return text.replace(" \b", "")  # jsonargparse has a terminal erase the blank before [=flags]
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise ConfigError(self._explain(message, ex)) from ex
@@ -82,12 +61,10 @@ class RLArgumentParser(LightningArgumentParser):
             return fix
         if key is None and (found := _UNKNOWN_KEY.search(message)):
             name = next(filter(None, found.groups()))
-            if _FOUR_BITS.match(name):
-                return _NO_FOUR_BITS.format(key=shorten(name))
-            return f"there is no key {shorten(name)}.{did_you_mean(name, self._keys())} All keys: rlplug fit --help"
+            return unknown_key(name, self._keys())
         if key is None and (found := _UNKNOWN_OPTION.search(message)):
-            if _FOUR_BITS.match(found[1]):
-                return _NO_FOUR_BITS.format(key=repr(found[1]))
+            if (why := explain_four_bits(found[1])) is not None:
+                return why
             options = [name for name in self._keys() if name not in ("config",) and not name.endswith("help")]
             return f"there is no option {found[1]!r}.{did_you_mean(found[1], options)} Options: {', '.join(options)}."
         if found := _NO_SUBCLASS.search(message):

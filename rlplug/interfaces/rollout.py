@@ -155,6 +155,14 @@ class RolloutEngine(ABC):
 
     sampling_extra: ClassVar[frozenset[str]] = frozenset()
 
+    @classmethod
+    def preference(cls, device_type: str) -> int:
+        """Return how much a run on devices such as ``cuda`` prefers this engine where its configuration names none.
+
+        0 lets it generate only where it is named. rlplug's own engines have up to 30, where their library is there.
+        """
+        return 0
+
     @property
     def ranks_per_engine(self) -> int:
         """Number of trainer ranks that run one engine; they get the same requests and return the same completions."""

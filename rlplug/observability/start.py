@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Final
 
 import psutil
@@ -116,3 +119,16 @@ def start_line(seconds: Mapping[str, float], step: Mapping[str, float], compilat
     if cached + compiled:  # torch's compiler counts them, other backends do not
         line += f": {cached} graphs from the cache, {compiled} compiled"
     return line
+
+
+def quieten_libraries() -> None:
+    """Silence messages of libraries that come with every run and need no action."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    shared = logging.getLogger("lightning.pytorch.utilities.rank_zero")  # rlplug and plugins call rank_zero_info too
+    shared.setLevel(logging.INFO)
+    shared.addFilter(lambda record: record.levelno >= logging.WARNING or "lightning" not in Path(record.pathname).parts)
+    warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")  # Lightning 2.6 with torch 2.13
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()

@@ -77,6 +77,7 @@ class RunFolder(Callback, RunObserver):
         compile_cache: Folder where the command line keeps what torch.compile, Triton and the engine compile, for later
             runs to load. Environment variables such as ``TORCHINDUCTOR_CACHE_DIR`` win over it; ``null`` leaves all to
             the libraries.
+        verbose: Print the batch plan, the memory plan and where compiled code is kept, before the first step.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class RunFolder(Callback, RunObserver):
         token_every_n_steps: Steps = 1,
         token_log_mib: Annotated[int, Range(1, 10**9)] = 1024,
         compile_cache: str | None = DEFAULT_COMPILE_CACHE,
+        verbose: bool = False,
     ) -> None:
         self.dir = dir
         self.samples_per_step = samples_per_step
@@ -99,6 +101,7 @@ class RunFolder(Callback, RunObserver):
         self.compile_cache = compile_cache
         self.export_policy = export_policy
         self.report = report
+        self.verbose = verbose
         self.config_yaml: str | None = None
         """Resolved configuration as YAML; the command line sets it."""
         self.resumed_from: str | None = None
@@ -199,9 +202,9 @@ class RunFolder(Callback, RunObserver):
             self._record.write()
         for line in self.changes.lines:
             say(line)
-        if self.cache_note is not None:
+        if self.verbose and self.cache_note is not None:
             say(self.cache_note, wraps=True)
-        print_start(module, self._record.values["prompts"], self.path)
+        print_start(module, self._record.values["prompts"], self.path, self.verbose)
 
     # ---- each step ------------------------------------------------------------------------------------------------
 
@@ -286,7 +289,8 @@ class RunFolder(Callback, RunObserver):
             lines += module.observers.ended()
             if self.report and (missing := missing_distribution("commands", "report")) is not None:
                 lines.append(f"no report: pip install {missing}, then rlplug report {self.path}")
-            print_summary(self.path, read_metrics(self.path / METRICS), seconds, lines)
+            rows = read_metrics(self.path / METRICS)
+            print_summary(self.path, rows, seconds, lines, can_resume=self.config_yaml is not None)
 
     def _export(self, trainer: Trainer, module: Any) -> None:
         """Write the policy and, where one was trained, its adapter. Collective."""

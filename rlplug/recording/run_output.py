@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlplug.distributed.checkpoint import newest_checkpoint
 from rlplug.interfaces.memory import PLAN_PHASES
+from rlplug.observability.outcome import held_out_reward, training_reward
 from rlplug.observability.terminal import invocation, make_table, say, show
 
 if TYPE_CHECKING:
@@ -17,13 +17,28 @@ if TYPE_CHECKING:
     from rlplug.types import Sample
 
 
-def print_start(module: Any, counts: Mapping[str, Mapping[str, int]], run_dir: Path) -> None:
-    """Print the batch plan, the memory plan, what took effect, and the run's folder."""
-    total = module.plan.total_steps
-    rows = module.plan.batch.table_rows(module.config.on_policy_pass)
-    print_batch_plan(rows, f"batch plan, {total} step{'s' * (total > 1)}")
-    if module.plan.memory is not None:
-        print_memory_plan(module.plan.memory)
+def print_start(module: Any, counts: Mapping[str, Mapping[str, int]], run_dir: Path, is_verbose: bool) -> None:
+    """Print what trains on what, with which engine and rewards, what took effect, and the run's folder.
+
+    Args:
+        module: The run's ``RLModule``.
+        counts: Numbers of prompts that were read, too long, and kept, by the split.
+        run_dir: Folder of the run.
+        is_verbose: Whether to print the batch plan and the memory plan too.
+    """
+    config, plan, device = module.config, module.plan, module.strategy.root_device
+    sizes = f"{plan.batch.prompts_per_step} prompts x {plan.batch.group_size} completions"
+    where = f"{device.type}" + f" x {plan.mesh.world_size}" * (plan.mesh.world_size > 1)
+    what = f"{config.policy.path} ({config.policy.dtype}{', adapters alone' * (config.lora is not None)})"
+    steps = f"{plan.total_steps} step{'s' * (plan.total_steps > 1)}"
+    say(f"{type(config.algorithm).__name__} trains {what} on {where}: {steps} of {sizes}", wraps=True)
+    prompts = ", ".join(f"{count['kept']:,} prompts of data.{split}" for split, count in counts.items())
+    rewards = ", ".join(module.rewards.names) or "nothing"
+    say(f"{type(config.engine).__name__} generates, {rewards} scores; {prompts}", wraps=True)
+    if is_verbose:
+        print_batch_plan(plan.batch.table_rows(config.on_policy_pass), f"batch plan, {steps}")
+    if plan.memory is not None:
+        print_memory_plan(plan.memory, is_verbose)
     for split, count in counts.items():
         if count["too_long"]:
             say(
@@ -39,9 +54,10 @@ def print_batch_plan(rows: Sequence[tuple[str, str, str]], title: str) -> None:
     show(make_table(("size", "value", "meaning"), rows, title))
 
 
-def print_memory_plan(memory: MemoryDecisions) -> None:
+def print_memory_plan(memory: MemoryDecisions, has_table: bool = True) -> None:
     """Print a memory plan as a table, and below it what was decided and is recommended."""
-    show(make_table(("item", *PLAN_PHASES), memory.rows, memory.title, num_totals=2))
+    if has_table:
+        show(make_table(("item", *PLAN_PHASES), memory.rows, memory.title, num_totals=2))
     for note in memory.notes:
         say(note)
 
@@ -74,22 +90,32 @@ def print_interrupted(module: Any, run_dir: Path) -> None:
     )
 
 
-def print_summary(run_dir: Path, rows: Sequence[Mapping[str, Any]], seconds: float, lines: Sequence[str]) -> None:
-    """Print the rewards, where the results are, what observers found, and what to do next.
+def print_summary(
+    run_dir: Path, rows: Sequence[Mapping[str, Any]], seconds: float, lines: Sequence[str], can_resume: bool
+) -> None:
+    """Print rewards, where the results are, what observers found, what to do next, and whether the policy learned.
 
     Args:
         run_dir: Folder of the run.
         rows: Metrics of each step by name, and the step as ``step``.
         seconds: Duration of the run.
         lines: What was written, and what observers of the run say.
+        can_resume: Whether the command line can go on with the run: one from Python has no configuration file.
     """
-    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
-    if rewards:
-        last, steps = rewards[-5:], f"{len(rewards)} step{'s' * (len(rewards) > 1)}"
-        end = f"{statistics.fmean(last):.3f} (last {len(last)} of {steps})"
-        say(f"\nmean reward {rewards[0]:.3f} -> {end}, {seconds:.0f} s")
+    if (trained := training_reward(rows)) is not None:
+        ends = f"{trained.before:.3f} -> {trained.after:.3f}"
+        say(f"\ntraining reward {ends} (means of {trained.num_steps} of {len(rows)} steps each), {seconds:.0f} s")
     for line in lines:
         say(line, wraps=True)
-    more = 2 * max((row["step"] for row in rows), default=1)
-    say("next: load the policy with AutoModelForCausalLM.from_pretrained, or train longer:", wraps=True)
-    say(f"  {invocation()} fit --resume {shlex.quote(str(run_dir))} --model.num_steps {more}")
+    if can_resume:
+        more = 2 * max((row["step"] for row in rows), default=1)
+        say("next: load the policy with AutoModelForCausalLM.from_pretrained, or train longer:", wraps=True)
+        say(f"  {invocation()} fit --resume {shlex.quote(str(run_dir))} --num_steps {more}")
+    if (held_out := held_out_reward(rows)) is not None:
+        before, after = held_out.margins or (None, None)
+        shown = f"{_with_margin(held_out.before, before)} -> {_with_margin(held_out.after, after)}"
+        say(f"held-out reward {shown}" + (f": {held_out.verdict}" if held_out.verdict else ""))
+
+
+def _with_margin(value: float, margin: float | None) -> str:
+    return f"{value:.3f}" if margin is None else f"{value:.3f} ± {margin:.3f}"

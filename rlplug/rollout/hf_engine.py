@@ -62,6 +62,10 @@ class HFRollout(RolloutEngine):
     capabilities: EngineCapabilities = EngineCapabilities(colocated=True, fp8_refit=True, routed_experts=True)
     sampling_extra: ClassVar[frozenset[str]] = frozenset(WARPERS)
 
+    @classmethod
+    def preference(cls, device_type: str) -> int:
+        return 1
+
     def __init__(self, max_batch_size: Count = 256) -> None:
         self.max_batch_size = max_batch_size
         check_ranges(self, "rollout")

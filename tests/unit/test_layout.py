@@ -27,6 +27,7 @@ FLOORS = [
     {"recording"},
     {"module"},
     {"cli"},
+    {"training_run"},
     {"__main__"},
 ]
 """Lowest first. A room is a folder or a file at the top of the package; rooms of a floor do not import each other."""

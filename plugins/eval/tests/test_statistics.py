@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from rlplug_eval.folder import Row
 from rlplug_eval.results import Group
-from rlplug_eval.statistics import largest_ks, mean_of, proportion, student_t
+from rlplug_eval.statistics import largest_ks, mean_of, proportion
+
+from rlplug.training.validation.scores import student_t
 
 
 def rows(*rewards):

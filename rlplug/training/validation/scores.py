@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
 from rlplug.training.samples.table import SampleTable
 from rlplug.types import ENVIRONMENT
+
+Z: Final = statistics.NormalDist().inv_cdf(0.975)
+"""Quantile of the normal distribution for intervals of 95%."""
+LEAST_PROMPTS: Final = 4
+"""Fewest prompts of which an interval of a mean is stated."""
 
 
 def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
@@ -39,7 +46,8 @@ def validation_metrics(table: SampleTable, reward_names: Sequence[str], pass_thr
         pass_threshold: Smallest reward of a sample that passes.
 
     Returns:
-        ``validate/reward_mean``, ``validate/error_share``, ``validate/length_mean`` in tokens, with an environment
+        ``validate/reward_mean``, half of its 95% interval over prompts as ``validate/reward_margin`` where there are
+        enough, ``validate/error_share``, ``validate/length_mean`` in tokens, with an environment
         ``validate/turns_mean``, and ``validate/pass@k`` for k = 1, 2, 4, ... up to the samples of a prompt.
     """
     scored = table["reward"][~np.isnan(table["reward"])].tolist()
@@ -50,7 +58,12 @@ def validation_metrics(table: SampleTable, reward_names: Sequence[str], pass_thr
     }
     if ENVIRONMENT in reward_names:
         metrics["validate/turns_mean"] = int(table["num_turns"].sum()) / len(table)
-    sizes = np.unique(table["group"], return_counts=True)[1].tolist()
+    groups, sizes = np.unique(table["group"], return_counts=True)
+    of_prompts = [table["reward"][table["group"] == group] for group in groups.tolist()]
+    means = [float(np.nanmean(rewards)) for rewards in of_prompts if not np.isnan(rewards).all()]
+    if len(means) >= LEAST_PROMPTS:
+        metrics["validate/reward_margin"] = margin_of(means)
+    sizes = sizes.tolist()
     starts = np.cumsum([0, *sizes[:-1]])
     passed = np.add.reduceat(table["reward"] >= pass_threshold, starts, dtype=np.int64).tolist()
     k = 1
@@ -59,3 +72,23 @@ def validation_metrics(table: SampleTable, reward_names: Sequence[str], pass_thr
         metrics[f"validate/pass@{k}"] = sum(chances) / len(chances)
         k *= 2
     return metrics
+
+
+def margin_of(values: Sequence[float]) -> float:
+    """Return half of the 95% interval of the mean of values, one a prompt, by Student's t."""
+    return student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def student_t(degrees: int) -> float:
+    """Return the 0.975 quantile of Student's t distribution, within 0.5% from 3 degrees of freedom on.
+
+    Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.5.
+    """
+    z, n = Z, float(degrees)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + math.fsum(term / n**power for power, term in enumerate(terms, start=1))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonargparse import get_loader
 
-from rlplug.cli.config_files import MAX_DEPTH, _jsonargparse_load, check_config_file, load_yaml
+from rlplug.cli.configuration.config_files import MAX_DEPTH, _jsonargparse_load, check_config_file, load_yaml
 from rlplug.errors import ConfigError
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rlplug.cli.config_files import check_config_file, load_yaml
-from rlplug.cli.environment_values import resolve_variables
+from rlplug.cli.configuration.config_files import check_config_file, load_yaml
+from rlplug.cli.configuration.environment_values import resolve_variables
 from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
 from rlplug.errors import ConfigError
 from rlplug.plugin_manager import plugins

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rlplug.cli.configuration.option_checks import LARGEST, all_options, range_at
 from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
-from rlplug.cli.option_checks import LARGEST, all_options, range_at
 from rlplug.errors import ConfigError
 from rlplug.plugin_manager import plugins
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from rlplug.cli.resume import changes_since, check_checkpoint, read_config, with_resume
+from rlplug.cli.configuration.resume import changes_since, check_checkpoint, read_config, with_resume
 from rlplug.errors import ConfigError
 
 CONFIG = {

@@ -12,14 +12,14 @@ from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from rlplug.cli.lightning_callbacks import LightningCallbacks
-from rlplug.cli.trainer_options import (
+from rlplug.cli.configuration.trainer_options import (
     HONOURED,
     REFUSED,
     REFUSED_CALLBACKS,
     REFUSED_CHECKPOINT_ARGUMENTS,
     check_trainer_options,
 )
+from rlplug.cli.lightning_callbacks import LightningCallbacks
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import StepRecord
 from rlplug.training.validation.config import ValidationConfig

@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 
 import shtab
 
+from rlplug.cli.configuration.short_forms import FLAGS, SHORT_KEYS
 from rlplug.cli.find_commands import find_commands
 from rlplug.cli.lightning_cli import RLCLI, read_command
 
@@ -85,5 +86,5 @@ def options_of(command: str) -> list[str]:
     try:
         read_command(_KeysCLI, [command])
     except _Keys as found:
-        return [*found.options, "--resume", "--help-all"]
+        return [*found.options, "--resume", *(f"--{key}" for key in SHORT_KEYS), *FLAGS, "--help=all"]
     raise AssertionError("the constructor parses")

@@ -17,6 +17,7 @@ from rlplug_watch.report.summary import number
 from rlplug.distributed.durable_files import write_file
 from rlplug.errors import ConfigError
 from rlplug.observability.metrics_log import read_metrics
+from rlplug.observability.outcome import ends_of
 
 CARD: Final = "README.md"
 UNKNOWN: Final = "unknown"
@@ -153,7 +154,8 @@ def _curve(rows: Sequence[Mapping[str, Any]]) -> str:
     table = [["step", *present.values()], ["---:"] * (1 + len(present))]
     table += [[str(row["step"]), *(_number(_finite(row, name)) for name in present)] for row in chosen]
     lines = "\n".join("| " + " | ".join(cells) + " |" for cells in table)
-    title = f"Mean reward of {len(rewards):,} steps, from {rewards[0]:.3f} to {rewards[-1]:.3f}:"
+    before, after, count = ends_of(rewards)
+    title = f"Mean reward of {len(rewards):,} steps, from {before:.3f} to {after:.3f} (first and last {count}):"
     return f"## Curve\n\n{title}\n\n{_fenced(_sparkline(rewards) + chr(10))}\n\n{lines}"
 
 

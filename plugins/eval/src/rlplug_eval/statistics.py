@@ -8,15 +8,10 @@ figures would vary over other prompts of the same kind, and with other samples.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
-Z: Final = statistics.NormalDist().inv_cdf(0.975)
-"""Quantile of the normal distribution for intervals of 95%."""
-LEAST_PROMPTS: Final = 4
-"""Fewest prompts of which an interval of a mean is stated."""
+from rlplug.training.validation.scores import LEAST_PROMPTS, Z, margin_of
 
 
 @dataclass(frozen=True)
@@ -67,23 +62,8 @@ def mean_of(values: Sequence[float]) -> Estimate | None:
     mean = math.fsum(values) / number
     if number < LEAST_PROMPTS or len(set(values)) == 1:
         return Estimate(mean, None, None, number)
-    half = student_t(number - 1) * statistics.stdev(values) / math.sqrt(number)
+    half = margin_of(values)
     return Estimate(mean, mean - half, mean + half, number)
-
-
-def student_t(degrees: int) -> float:
-    """Return the 0.975 quantile of Student's t distribution, within 0.5% from 3 degrees of freedom on.
-
-    Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.5.
-    """
-    z, n = Z, float(degrees)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + math.fsum(term / n**power for power, term in enumerate(terms, start=1))
 
 
 def largest_ks(num_samples: int) -> list[int]:

@@ -12,7 +12,7 @@ from rlplug.errors import ConfigError
 DESCRIPTION: Final = """start a run on one or many hosts, with engine servers beside it
 
   -c, --config CONFIG    and all other options of rlplug fit; the section `launch` says the rest
-  --launch.KEY VALUE     overrides a key of the section: rlplug launch --help-all lists them
+  --launch.KEY VALUE     overrides a key of the section: rlplug launch --help=all lists them
 """
 TAKES_CONFIGURATION: Final = True
 

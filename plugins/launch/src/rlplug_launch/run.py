@@ -12,7 +12,7 @@ import torch
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
-from rlplug.cli.environment_values import resolve_variables
+from rlplug.cli.configuration.environment_values import resolve_variables
 from rlplug.cli.lightning_cli import RLCLI, instantiation_errors, read_command
 from rlplug.distributed.checkpoint_files import run_dir_of
 from rlplug.distributed.durable_files import new_numbered_folder

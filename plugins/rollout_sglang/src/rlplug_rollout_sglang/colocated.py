@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from typing import Any, ClassVar, Final
 
 import torch
@@ -74,6 +75,10 @@ class SGLangRollout(FirstRankEngine):
 
     compile_cache_variables = CACHE_VARIABLES
     sampling_extra = SAMPLING_EXTRA
+
+    @classmethod
+    def preference(cls, device_type: str) -> int:
+        return 20 if device_type == "cuda" and find_spec("sglang") is not None else 0
 
     engine: ClassVar[str] = "SGLang"
     elsewhere: ClassVar[str] = "run servers of their own (SGLangServerRollout)"

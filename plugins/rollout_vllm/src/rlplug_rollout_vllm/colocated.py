@@ -6,6 +6,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any, ClassVar, Final
 
@@ -72,6 +73,10 @@ class VLLMRollout(ColocatedEngine):
 
     compile_cache_variables = CACHE_VARIABLES
     sampling_extra = SAMPLING_EXTRA
+
+    @classmethod
+    def preference(cls, device_type: str) -> int:
+        return 30 if device_type == "cuda" and find_spec("vllm") is not None else 0
 
     engine: ClassVar[str] = "vLLM"
     elsewhere: ClassVar[str] = "run servers of their own (VLLMServerRollout)"

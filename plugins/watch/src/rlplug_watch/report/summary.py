@@ -10,11 +10,10 @@ from datetime import datetime
 from statistics import fmean, median
 from typing import Any, Final
 
+from rlplug.observability.outcome import ends_of
 from rlplug_watch.report.run_data import Metrics, SampleRecord
 from rlplug_watch.report.series import Series
 
-ENDS: Final = 5
-"""Number of steps over which first and last values are averaged, so that one lucky batch is not the headline."""
 NUM_SAMPLES: Final = 5
 
 
@@ -89,11 +88,11 @@ def build_tiles(metrics: Metrics, info: Mapping[str, Any]) -> list[Tile]:
 def _ends_tile(label: str, series: Series, text: Callable[[float], str]) -> Tile | None:
     if not series:
         return None
-    count = max(1, min(ENDS, len(series) // 2))
+    before, after, count = ends_of(series.values)
     if len(series) == 1:
         return Tile(label, text(series.values[0]), "of the only step")
     note = f"first and last {count} steps" if count > 1 else "first and last step"
-    return Tile(label, text(fmean(series.values[-count:])), note, before=text(fmean(series.values[:count])))
+    return Tile(label, text(after), note, before=text(before))
 
 
 def _validation_tile(series: Series) -> Tile | None:

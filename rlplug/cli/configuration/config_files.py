@@ -12,7 +12,8 @@ from typing import Any, Final
 import yaml
 from jsonargparse import get_loader, set_loader
 
-from rlplug.cli.environment_values import is_of_variable, resolve_variables
+from rlplug.cli.configuration.environment_values import is_of_variable, resolve_variables
+from rlplug.cli.configuration.short_forms import write_out
 from rlplug.errors import ConfigError
 from rlplug.plugin_manager import plugins
 
@@ -48,20 +49,22 @@ class _Block:
     size: int = 1
 
 
-def check_config_files(arguments: list[str]) -> None:
-    """Check each file that ``arguments`` name with ``-c`` or ``--config``.
+def check_config_files(arguments: list[str]) -> list[dict[str, Any]]:
+    """Return what is in each file that ``arguments`` name with ``-c`` or ``--config``, without short forms.
 
     Raises:
         ConfigError: The message names the file, the line where there is one, and the fix.
     """
+    contents = []
     for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
         name, _, given = option.partition("=")
         if name in ("-c", "--config") and (path := given or value):
-            check_config_file(Path(path))
+            contents.append(check_config_file(Path(path)))
+    return contents
 
 
-def check_config_file(path: Path) -> None:
-    """Check that ``path`` is a readable text in YAML that holds options.
+def check_config_file(path: Path) -> dict[str, Any]:
+    """Return what is in ``path``, a readable text in YAML that holds options.
 
     Raises:
         ConfigError: It is not; the message names the file, the line where there is one, and the fix.
@@ -97,14 +100,16 @@ def check_config_file(path: Path) -> None:
         )
     if other := [key for key in content if not isinstance(key, str)]:
         raise ConfigError(f"{path}: the key {other[0]!r} is no text: remove it.")
+    return content
 
 
 def load_yaml(text: str, path: str | Path | None = None) -> Any:
     """Read YAML as jsonargparse does, and refuse what it would take in silence or never finish.
 
     Args:
-        path: File that the text is of, whose ``${NAME}`` are resolved; ``None`` for an option, where a shell does that.
-            jsonargparse gives it by this name.
+        path: File that the text is of, whose ``${NAME}`` are resolved and short forms written out; ``None`` for an
+            option, where a shell does the one and ``short_forms.write_out_arguments`` has done the other. jsonargparse
+            gives it by this name.
 
     Raises:
         ConfigError: A ``${NAME}`` cannot be resolved.
@@ -124,6 +129,7 @@ def load_yaml(text: str, path: str | Path | None = None) -> Any:
         raise yaml.YAMLError(f"the character {found!r} at position {error.position}: {error.reason}") from error
     if path is not None:
         loaded = resolve_variables(loaded)
+        loaded = write_out(loaded) if isinstance(loaded, dict) else loaded
     plugins().registry.import_named(set(_texts(loaded)))  # jsonargparse knows the classes that are imported
     if is_of_variable(text):  # jsonargparse reads texts of options again, to find what type they are
         return text if isinstance(loaded, dict | list) else loaded

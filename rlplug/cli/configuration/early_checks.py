@@ -1,0 +1,103 @@
+"""Checks of a command line that need no import of torch or Lightning: files that are there, and keys that exist.
+
+``keys.json`` has the keys; it is generated from the parser. Keys of Lightning's ``Trainer`` and of plugins' classes are
+checked by the parser alone, which says the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from typing import Any, Final
+
+from rlplug.errors import ConfigError, did_you_mean, shorten
+
+_MOST_BYTES: Final = 1 << 20
+
+_FOUR_BITS: Final = re.compile(
+    r"(?:.*\.)?(?:load_in_[48]bit|quantization|quantization_config|quantize|qlora|bnb_\w+|bitsandbytes\w*|nf4|use_4bit)(?:\..*)?$"
+)
+"""Keys by which other frameworks quantise the frozen weights of a LoRA run."""
+_NO_FOUR_BITS: Final = (
+    "there is no key {key}: frozen weights in 4 or 8 bits (QLoRA) are not built. FSDP2 makes plain parameters of "
+    "bitsandbytes' and loses their scales (huggingface/accelerate#3983); torchao's would be sharded, but weight sync, "
+    "checkpoints and memory plan read the frozen weights as they are. Use model.lora with model.policy.dtype: bfloat16 "
+    "over more GPUs; see docs/lora.md."
+)
+
+
+@functools.cache
+def known_keys() -> Mapping[str, list[str]]:
+    """Return the names in each block of the core's options; a block is a key, such as ``model.batch``."""
+    keys: Mapping[str, list[str]] = json.loads(
+        resources.files("rlplug.cli.configuration").joinpath("keys.json").read_text()
+    )
+    return keys
+
+
+def check_early(arguments: Sequence[str]) -> None:
+    """Refuse a configuration file that is not there, and a key of the core's that does not exist.
+
+    Raises:
+        ConfigError: The message names the file, or the key and the nearest one that exists.
+    """
+    for argument, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        option, _, given = argument.partition("=")
+        if option in ("-c", "--config"):
+            path = given or value
+            if path and not os.path.exists(path):
+                near = " Did you forget its folder, as in configs/quickstart.yaml?" if "/" not in path else ""
+                raise ConfigError(f"the configuration {path!r} does not exist: give the path of a YAML file.{near}")
+            for key in _keys_of_file(path):
+                _require(key)
+        elif option.startswith("--"):
+            _require(option[2:].removesuffix("+"))
+
+
+def _require(key: str) -> None:
+    *parts, name = key.split(".")
+    for depth in range(len(parts)):
+        block = ".".join(parts[: depth + 1])
+        if (names := known_keys().get(block)) is None:
+            return  # a class's own options, the trainer's, or a section that another command has
+        if (following := [*parts, name][depth + 1]) not in names:
+            every = [f"{outer}.{inner}" for outer, inners in known_keys().items() for inner in inners]
+            raise ConfigError(unknown_key(f"{block}.{following}", every))
+
+
+def _keys_of_file(path: str) -> Iterator[str]:
+    """Yield the keys of a plain configuration file; of one that is not plain the whole reading says what is wrong."""
+    import yaml
+
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_MOST_BYTES + 1)
+        content = None if len(text) > _MOST_BYTES or b"&" in text else yaml.load(text, yaml.CSafeLoader)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return
+    yield from _keys(content, "")
+
+
+def _keys(block: Any, path: str) -> Iterator[str]:
+    for name, value in block.items() if isinstance(block, dict) else ():
+        if isinstance(name, str):
+            key = f"{path}{name}"
+            yield key
+            if key in known_keys():
+                yield from _keys(value, f"{key}.")
+
+
+def unknown_key(name: str, keys: Sequence[str]) -> str:
+    """Return the message for a key that does not exist."""
+    if (why := explain_four_bits(name)) is not None:
+        return why
+    return f"there is no key {shorten(name)}.{did_you_mean(name, keys)} All keys: rlplug fit --help=all"
+
+
+def explain_four_bits(name: str) -> str | None:
+    """Return why there is no such key where it asks for quantised frozen weights, else ``None``."""
+    return _NO_FOUR_BITS.format(key=shorten(name)) if _FOUR_BITS.match(name) else None
