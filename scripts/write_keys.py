@@ -1,4 +1,4 @@
-"""Writes rlplug/cli/configuration/keys.json: the keys of the core's options by their block, checked before slow imports.
+"""Writes the keys of the core's options by their block into keys.json, which is read before slow imports.
 
 ``python scripts/write_keys.py`` (or ``make docs``) writes it; ``--check`` writes nothing and exits with 1 when the file
 is not what the parser has.
