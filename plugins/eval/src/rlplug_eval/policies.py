@@ -15,14 +15,8 @@ import xxhash
 from torch import nn
 
 from rlplug.config import RunConfig
-from rlplug.distributed.checkpoint_files import (
-    CONFIG,
-    MANIFEST,
-    find_damage,
-    newest_whole,
-    read_checkpoint,
-    require_whole,
-)
+from rlplug.distributed.checkpoints.files import CONFIG, MANIFEST
+from rlplug.distributed.checkpoints.reader import find_damage, newest_whole, read_checkpoint, require_whole
 from rlplug.errors import ConfigError
 from rlplug.interfaces.rollout import PolicySpec
 from rlplug.interfaces.trainer import ModelConfig

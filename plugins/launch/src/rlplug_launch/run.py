@@ -14,7 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from rlplug.cli.environment_values import resolve_variables
 from rlplug.cli.lightning_cli import RLCLI, instantiation_errors, read_command
-from rlplug.distributed.checkpoint_files import run_dir_of
+from rlplug.distributed.checkpoints.files import run_dir_of
 from rlplug.distributed.durable_files import new_numbered_folder
 from rlplug.errors import ConfigError
 from rlplug.interfaces.launcher import Launcher, TaskNeeds

@@ -18,7 +18,7 @@ from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
 from rlplug.config import RunConfig
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.data.sources import FileSource
-from rlplug.distributed.checkpoint_files import CONFIG
+from rlplug.distributed.checkpoints.files import CONFIG
 from rlplug.distributed.durable_files import new_numbered_folder, write_file
 from rlplug.distributed.stop_signal import StopRequested, StopSignal, end_at_once
 from rlplug.errors import ConfigError, shorten
