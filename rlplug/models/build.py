@@ -63,7 +63,7 @@ def build_policy(
     key = "model.policy"
     policy = empty_network(trainer, config, key)
     if router_replay:
-        from rlplug.interfaces.router_replay import attach_router_replay
+        from rlplug.models.forward import attach_router_replay
 
         attach_router_replay(policy, trainer.router_replay(policy))
     effects: list[Effect] = []

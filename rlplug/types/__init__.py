@@ -14,6 +14,7 @@ from rlplug.types.completions import (
     ENVIRONMENT,
     GIB,
     NO_VERSION,
+    NOT_RECORDED,
     TRAJECTORY,
     Completion,
     FinishReason,
@@ -29,6 +30,7 @@ from rlplug.types.step_statistics import ONE_RANK, Moments, StepStatistics
 __all__ = [
     "ENVIRONMENT",
     "GIB",
+    "NOT_RECORDED",
     "NO_VERSION",
     "ONE_RANK",
     "TRAJECTORY",

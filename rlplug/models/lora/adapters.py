@@ -16,7 +16,7 @@ from torch import nn
 from rlplug.distributed.mesh import local_part
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect
-from rlplug.interfaces.router_replay import router_replay_of
+from rlplug.models.forward import router_replay_of
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.interfaces.weight_sync import AdapterWeights
 from rlplug.models.lm_head import share_lm_head

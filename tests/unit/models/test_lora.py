@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import AdapterWeights, FP8Weights, PolicySpec, TensorInfo
-from rlplug.interfaces.router_replay import attach_router_replay
+from rlplug.models.forward import attach_router_replay
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models.lm_head import lm_head_of
 from rlplug.models.loading import empty_model, load_weights, to_empty_on
