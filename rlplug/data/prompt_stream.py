@@ -8,15 +8,17 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
-from rlplug.data.curriculum import PassRates
 from rlplug.errors import ConfigError, RunError
 from rlplug.types import Prompt, Sample
+
+if TYPE_CHECKING:
+    from rlplug.data.pass_rates import PassRates
 
 _CHANGES: Final = {
     "num_prompts": "the number of prompts (data.train, or what data.too_long leaves of it)",

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rlplug.config import RunConfig
-from rlplug.data.chat_template import tool_instructions
-from rlplug.data.rendering import render_all, takes_tools, tokenize_all
+from rlplug.data.chat_template import render_all, takes_tools, tool_instructions
 from rlplug.data.sources import PromptRow
+from rlplug.data.tokenizing import tokenize_all
 from rlplug.distributed.stop_signal import StopRequested
 from rlplug.errors import RunError
 from rlplug.interfaces.checks.engines import max_context_of
