@@ -9,13 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlplug.interfaces.optimization import Effect, Optimization
-from rlplug.models.build import Models, build_critic, build_policy, build_reference
+from rlplug.models.build import Models, build_policy, build_reference
 from rlplug.plugin_manager import plugins
 from rlplug.setup.checks.trainer import check_trainer
 from rlplug.training.actor_critic import ActorCritic, TrainableModel
 from rlplug.training.passes import MicroBatchRunner
 from rlplug.training.step_training import StepTraining
-from rlplug.training.trainer_record import adapter_record
 from rlplug.training.update import PolicyUpdate, policy_losses
 from rlplug.types import StepBatch
 from rlplug.weight_sync.manifest import adapters_line
@@ -54,6 +53,8 @@ def build_models(parts: RunParts, built: Models | None) -> Models:
         models.set_reference(reference)
         models.effects += effects
     if config.critic is not None and models.critic is None:
+        from rlplug.models.critic.network import build_critic
+
         models.critic, effects = build_critic(
             config.critic, models.policy, config.policy, optimizations, strategy, trainer
         )
@@ -76,7 +77,10 @@ def _policy_models(parts: RunParts, optimizations: Sequence[Optimization]) -> Mo
         models.effects += [Effect(describe(inputs.spec.fp8))]
     if inputs.spec.adapters is not None:
         models.effects += [Effect(adapters_line(inputs.spec, type(config.engine).__name__))]
-    models.adapters = adapter_record(policy, strategy.gather)
+    if not all(weight.requires_grad for weight in policy.parameters()):
+        from rlplug.training.trainer_record import adapter_record
+
+        models.adapters = adapter_record(policy, strategy.gather)
     return models
 
 

@@ -23,9 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rlplug.distributed.mesh import local_part
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.models import loading
-from rlplug.models.build import build_critic, build_policy, build_reference
+from rlplug.models.build import build_policy, build_reference
 from rlplug.models.config import ModelConfig, load_tokenizer
 from rlplug.models.critic import CriticConfig
+from rlplug.models.critic.network import build_critic
 from rlplug.models.transformers_trainer import TRANSFORMERS
 
 
