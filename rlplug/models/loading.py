@@ -25,7 +25,7 @@ from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models.hf_files import read, read_config, read_generation_config, weight_files
 from rlplug.models.packing_checks import check_attention, check_layers
 from rlplug.weight_sync.hf_names import hf_weights
-from rlplug.weight_sync.low_rank import adapters_of
+from rlplug.weight_sync.hf_names import adapters_of
 
 PLAIN_DTYPES: Final = ("F64", "F32", "F16", "BF16")
 """Dtypes of safetensors files that are read without dequantisation."""

@@ -9,8 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from rlplug.errors import RunError
 from rlplug.interfaces.weight_sync import FP8Weights, WeightsOfParameters
-from rlplug.weight_sync.hf_names import hf_weights
-from rlplug.weight_sync.low_rank import adapters_of
+from rlplug.weight_sync.hf_names import adapters_of, hf_weights
 
 
 @torch.no_grad()

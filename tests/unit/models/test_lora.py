@@ -31,7 +31,7 @@ from rlplug.models.lora.config import LoRAConfig
 from rlplug.models.lora.files import export_adapter
 from rlplug.training.trainer_record import adapter_record, check_records
 from rlplug.weight_sync.buckets import policy_buckets, weight_buckets
-from rlplug.weight_sync.low_rank import adapters_of
+from rlplug.weight_sync.hf_names import adapters_of
 from rlplug.weight_sync.manifest import expected_tensors
 
 LORA = LoRAConfig(rank=3, alpha=7)
