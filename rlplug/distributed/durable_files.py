@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from lightning.pytorch.utilities import rank_zero_warn
 
-from rlplug.errors import RunError
+from rlplug.errors import ConfigError, RunError
 
 SYNC_S: Final = 5.0
 """Shortest time in seconds between two appends that sync a file of rows."""
@@ -131,6 +131,21 @@ def require_readable(paths: Iterable[Path]) -> None:
         if path.exists() or path.is_symlink():
             with explained(path, "read"):
                 path.open("rb").close()
+
+
+def require_no_file(folder: Path, key: str) -> None:
+    """Refuse a folder whose place, or that of a parent, a file takes.
+
+    Args:
+        folder: The folder, which may not exist yet.
+        key: Key or option that names it.
+
+    Raises:
+        ConfigError: The message names the file.
+    """
+    for place in (folder, *folder.parents):
+        if place.exists() and not place.is_dir():
+            raise ConfigError(f"{key} is {str(folder)!r}, and {place} is a file: give a folder.")
 
 
 def sync(path: Path) -> None:

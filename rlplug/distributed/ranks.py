@@ -18,8 +18,6 @@ from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
-from rlplug.distributed.child_process import ending
-
 LAUNCHER_VARIABLE: Final = "RLPLUG_LAUNCHER"
 """Environment variable with the process id of rank 0, for the ranks that it started."""
 AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
@@ -67,6 +65,8 @@ class RankLauncher(_SubprocessScriptLauncher):
         return function(*args, **kwargs)
 
     def _watch(self) -> None:
+        from rlplug.distributed.child_process import ending
+
         while True:
             time.sleep(WATCH_S)
             for rank, process in enumerate(self.procs, start=1):

@@ -11,7 +11,7 @@ from rlplug.distributed.resumed_files import cut_back_lines, set_aside_after
 from rlplug.interfaces.token_log import TokenLog
 from rlplug.observability.metrics_log import MetricsLog
 from rlplug.observability.sample_records import is_trained
-from rlplug.recording.run_files import METRICS, REWARD_ERRORS, SAMPLES
+from rlplug.recording.run_record import METRICS, REWARD_ERRORS, SAMPLES
 from rlplug.rollout.config import GROUPS
 from rlplug.training.validation.config import ValidationConfig
 

@@ -35,9 +35,8 @@ from rlplug.observability.terminal import say
 from rlplug.plugin_manager import plugins
 from rlplug.plugin_names import missing_distribution
 from rlplug.recording.experiment_log import RunTensorBoard, is_due, log_configuration, log_histograms, log_samples
-from rlplug.recording.run_files import METRICS, REWARD_ERRORS, SAMPLES
 from rlplug.recording.run_output import print_interrupted, print_samples, print_start, print_summary, print_validation
-from rlplug.recording.run_record import RECORD, RunRecord
+from rlplug.recording.run_record import METRICS, RECORD, REWARD_ERRORS, SAMPLES, RunRecord
 from rlplug.rollout.config import GROUPS
 from rlplug.setup.build import take_optimizer_options
 from rlplug.training.advantages import advantage_values
