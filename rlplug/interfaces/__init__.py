@@ -36,60 +36,14 @@ if TYPE_CHECKING:
     )
     from rlplug.types import NOT_RECORDED
 
-__all__ = [
-    "GPU",
-    "LOST",
-    "NOT_RECORDED",
-    "ActivationTraits",
-    "AdapterWeights",
-    "Advantages",
-    "Algorithm",
-    "Bucket",
-    "Denominators",
-    "Effect",
-    "EngineCapabilities",
-    "EngineFault",
-    "EngineMemory",
-    "EngineMemoryRequest",
-    "Environment",
-    "FP8Weights",
-    "HFWeight",
-    "Launcher",
-    "LossDivisor",
-    "LossOutput",
-    "MemoryDecisions",
-    "Message",
-    "ModelConfig",
-    "ModelTrainer",
-    "Needs",
-    "ObservedRun",
-    "Optimization",
-    "Place",
-    "Placement",
-    "PolicySpec",
-    "ProfiledSteps",
-    "Reward",
-    "RolloutEngine",
-    "RouterReplay",
-    "RouterShape",
-    "RunInfo",
-    "RunObserver",
-    "RunningTask",
-    "ScrapeTargets",
-    "SleepingPart",
-    "StepRecord",
-    "StepResult",
-    "SyncReport",
-    "TaskNeeds",
-    "TensorInfo",
-    "TokenLog",
-    "TokenLogOptions",
-    "TrainerClaims",
-    "Validation",
-    "WeightsOfParameters",
-    "replace_choice",
-    "replayed",
-]
+__all__ = ["GPU", "LOST", "NOT_RECORDED", "ActivationTraits", "AdapterWeights", "Advantages", "Algorithm", "Bucket"]
+__all__ += ["Denominators", "Effect", "EngineCapabilities", "EngineFault", "EngineMemory", "EngineMemoryRequest"]
+__all__ += ["Environment", "FP8Weights", "HFWeight", "Launcher", "LossDivisor", "LossOutput", "MemoryDecisions"]
+__all__ += ["Message", "ModelConfig", "ModelTrainer", "Needs", "ObservedRun", "Optimization", "Place", "Placement"]
+__all__ += ["PolicySpec", "ProfiledSteps", "Reward", "RolloutEngine", "RouterReplay", "RouterShape", "RunInfo"]
+__all__ += ["RunObserver", "RunningTask", "ScrapeTargets", "SleepingPart", "StepRecord", "StepResult", "SyncReport"]
+__all__ += ["TaskNeeds", "TensorInfo", "TokenLog", "TokenLogOptions", "TrainerClaims", "Validation"]
+__all__ += ["WeightsOfParameters", "replace_choice", "replayed"]
 _MODULES = {
     "algorithm": "Advantages Algorithm Denominators LossDivisor LossOutput Needs RunInfo",
     "environment": "Environment Message StepResult",
