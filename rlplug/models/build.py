@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from rlplug.errors import ConfigError
+from rlplug.errors import ConfigError, brief
 from rlplug.interfaces.checks.calls import PluginCall
-from rlplug.interfaces.checks.models import check_effects, check_network
 from rlplug.interfaces.checks.process_state import watched
 from rlplug.interfaces.optimization import Effect, Network, Optimization
 from rlplug.models.loading import to_empty_on
@@ -141,3 +140,26 @@ def edit_and_shard(
 def of_network(network: Network, effects: Sequence[Effect]) -> list[Effect]:
     """Return effects with the name of their network."""
     return [Effect(f"{network}: {effect.description}") for effect in effects]
+
+
+# ---- what plugins return ------------------------------------------------------------------------------------------
+
+
+def check_network(call: PluginCall, network: Any) -> nn.Module:
+    """Return the network that a trainer built: a module whose parameters are float32 and on the meta device."""
+    if not isinstance(network, nn.Module):
+        raise call.violation("return a torch.nn.Module", f"returned {brief(network)}")
+    for name, parameter in network.named_parameters():
+        if parameter.dtype != torch.float32 or not parameter.is_meta:
+            came = f"{str(parameter.dtype).removeprefix('torch.')} on {parameter.device}"
+            raise call.violation("return float32 parameters on the meta device", f"returned {name} as {came}")
+    return network
+
+
+def check_effects(call: PluginCall, effects: Any) -> list[Effect]:
+    """Return what an optimization says that it changed."""
+    if not isinstance(effects, list | tuple) or not all(
+        isinstance(each, Effect) and isinstance(each.description, str) and each.description for each in effects
+    ):
+        raise call.violation("return a list of Effect, each with a description", f"returned {brief(effects)}")
+    return list(effects)

@@ -100,7 +100,7 @@ def policy_buckets(
         RunError: A weight is NaN or infinite and FP8 cannot represent it.
     """
     if spec.fp8 is not None:
-        from rlplug.weight_sync.fp8_finite_check import check_finite
+        from rlplug.weight_sync.fp8_layers import check_finite
 
         check_finite(policy, spec.dtype, spec.fp8, weights)
     if spec.adapters is None:

@@ -1,11 +1,13 @@
-"""``Validator``: scores the held-out prompts between two steps, or beside the step that follows."""
+"""``Validator``, which scores held-out prompts between steps or beside one, and the scores: mean reward and pass@k."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
+import numpy as np
 from lightning.fabric.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_warn
 
@@ -15,10 +17,9 @@ from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.observer import Validation
 from rlplug.rewards import RewardRunner
 from rlplug.rollout.source import RolloutRequest, RolloutSource
-from rlplug.training.samples.table import sample_table
+from rlplug.training.samples.metrics import SampleTable, sample_table
 from rlplug.training.validation.config import ValidationConfig
-from rlplug.training.validation.scores import validation_by_source
-from rlplug.types import Rollout, Sample
+from rlplug.types import ENVIRONMENT, Rollout, Sample
 
 
 def log_late(loggers: Sequence[Logger], scores: Mapping[str, float], step: int) -> None:
@@ -147,3 +148,53 @@ class Validator:
         table = sample_table(Rollout(tuple(samples)), names, self._ranks.gather_arrays, sources)
         scores = validation_by_source(table, names, self._config.pass_threshold, sources)
         return Validation(num_steps, samples, scores)
+
+
+def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
+    """Estimate without bias the chance that one of ``k`` samples passes, ``1 - C(n - c, k) / C(n, k)``.
+
+    Chen et al., "Evaluating Large Language Models Trained on Code", arXiv:2107.03374, equation 1.
+    """
+    return 1.0 - math.comb(num_samples - num_passed, k) / math.comb(num_samples, k)
+
+
+def validation_by_source(
+    table: SampleTable, reward_names: Sequence[str], pass_threshold: float, sources: Sequence[str]
+) -> dict[str, float]:
+    """Return :func:`validation_metrics` of all prompts, and of each source as ``validate/<source>/...``."""
+    metrics = validation_metrics(table, reward_names, pass_threshold)
+    for index, name in enumerate(sources):
+        found = validation_metrics(table[table["source"] == index], reward_names, pass_threshold)
+        metrics |= {f"validate/{name}/{key.removeprefix('validate/')}": value for key, value in found.items()}
+    return metrics
+
+
+def validation_metrics(table: SampleTable, reward_names: Sequence[str], pass_threshold: float) -> dict[str, float]:
+    """Return mean reward over the samples that have one, and pass@k over prompts; a failed reward is no pass.
+
+    Args:
+        table: The samples of all ranks; not empty.
+        reward_names: Names of the rewards.
+        pass_threshold: Smallest reward of a sample that passes.
+
+    Returns:
+        ``validate/reward_mean``, ``validate/error_share``, ``validate/length_mean`` in tokens, with an environment
+        ``validate/turns_mean``, and ``validate/pass@k`` for k = 1, 2, 4, ... up to the samples of a prompt.
+    """
+    scored = table["reward"][~np.isnan(table["reward"])].tolist()
+    metrics = {
+        "validate/reward_mean": sum(scored) / len(scored) if scored else math.nan,
+        "validate/error_share": 1 - len(scored) / len(table),
+        "validate/length_mean": int(table["num_tokens"].sum()) / len(table),
+    }
+    if ENVIRONMENT in reward_names:
+        metrics["validate/turns_mean"] = int(table["num_turns"].sum()) / len(table)
+    sizes = np.unique(table["group"], return_counts=True)[1].tolist()
+    starts = np.cumsum([0, *sizes[:-1]])
+    passed = np.add.reduceat(table["reward"] >= pass_threshold, starts, dtype=np.int64).tolist()
+    k = 1
+    while k <= sizes[0]:
+        chances = [pass_at_k(size, num, k) for size, num in zip(sizes, passed, strict=True)]
+        metrics[f"validate/pass@{k}"] = sum(chances) / len(chances)
+        k *= 2
+    return metrics
