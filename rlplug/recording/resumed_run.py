@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rlplug.distributed.resumed_files import cut_back_lines, set_aside_after
 from rlplug.interfaces.token_log import TokenLog
@@ -13,7 +14,12 @@ from rlplug.observability.metrics_log import MetricsLog
 from rlplug.observability.sample_records import is_trained
 from rlplug.recording.run_record import METRICS, REWARD_ERRORS, SAMPLES
 from rlplug.rollout.config import GROUPS
+from rlplug.setup.build import make_optimizers
 from rlplug.training.validation.config import ValidationConfig
+
+if TYPE_CHECKING:
+    from rlplug.config import RunConfig
+    from rlplug.models.build import Models
 
 _OF_OPTIMIZERS: Final = (
     "model.optimizer.",
@@ -83,3 +89,30 @@ def cut_back(
     said += [] if token_log is None else token_log.cut_back(last, aside)
     said += cut_back_lines(folder / SAMPLES, last, is_trained if writes_samples else None, is_repeated)
     return said + cut_back_lines(folder / REWARD_ERRORS, last)
+
+
+def take_optimizer_options(
+    config: RunConfig, models: Models, optimizers: Sequence[Any], schedulers: Sequence[Any], num_steps: Sequence[int]
+) -> None:
+    """Give resumed optimizers and schedulers the options of a changed configuration; their state stays.
+
+    Args:
+        config: Options of the run.
+        models: Policy and critic.
+        optimizers: The policy's, then the critic's, as restored.
+        schedulers: Theirs; ``None`` for a constant rate.
+        num_steps: RL steps that each has taken, after which a new schedule gives the rate.
+    """
+    for optimizer, scheduler, new, new_scheduler, steps in zip(
+        optimizers, schedulers, *make_optimizers(config, models), num_steps, strict=True
+    ):
+        if new_scheduler is not None:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*before.*optimizer.step")
+                for _ in range(steps):
+                    new_scheduler.step()
+            scheduler.load_state_dict(new_scheduler.state_dict())
+        for group, new_group in zip(optimizer.param_groups, new.param_groups, strict=True):
+            parameters = group["params"]
+            group.clear()
+            group.update(new_group | {"params": parameters})

@@ -38,7 +38,6 @@ from rlplug.recording.experiment_log import RunTensorBoard, is_due, log_configur
 from rlplug.recording.run_output import print_interrupted, print_samples, print_start, print_summary, print_validation
 from rlplug.recording.run_record import METRICS, RECORD, REWARD_ERRORS, SAMPLES, RunRecord
 from rlplug.rollout.config import GROUPS
-from rlplug.setup.build import take_optimizer_options
 from rlplug.training.advantages import advantage_values
 from rlplug.training.samples.sample_log import SampleLog
 from rlplug.types import Sample
@@ -189,6 +188,8 @@ class RunFolder(Callback, RunObserver):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module: Any = pl_module
         if module.strategy.gather([self.changes is not None and self.changes.has_optimizer_options])[0]:
+            from rlplug.recording.resumed_run import take_optimizer_options
+
             steps = [module.policy_version, module.rollout_step][: len(trainer.optimizers)]
             take_optimizer_options(module.config, module.models, trainer.optimizers, module.schedulers, steps)
         if not trainer.is_global_zero:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -94,33 +93,6 @@ def make_optimizers(config: RunConfig, models: Models) -> tuple[list[Any], list[
         make_schedulers.append(config.critic.lr_scheduler)
     pairs = zip(make_schedulers, optimizers, strict=True)
     return optimizers, [None if make is None else make(optimizer) for make, optimizer in pairs]
-
-
-def take_optimizer_options(
-    config: RunConfig, models: Models, optimizers: Sequence[Any], schedulers: Sequence[Any], num_steps: Sequence[int]
-) -> None:
-    """Give resumed optimizers and schedulers the options of a changed configuration; their state stays.
-
-    Args:
-        config: Options of the run.
-        models: Policy and critic.
-        optimizers: The policy's, then the critic's, as restored.
-        schedulers: Theirs; ``None`` for a constant rate.
-        num_steps: RL steps that each has taken, after which a new schedule gives the rate.
-    """
-    for optimizer, scheduler, new, new_scheduler, steps in zip(
-        optimizers, schedulers, *make_optimizers(config, models), num_steps, strict=True
-    ):
-        if new_scheduler is not None:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*before.*optimizer.step")
-                for _ in range(steps):
-                    new_scheduler.step()
-            scheduler.load_state_dict(new_scheduler.state_dict())
-        for group, new_group in zip(optimizer.param_groups, new.param_groups, strict=True):
-            parameters = group["params"]
-            group.clear()
-            group.update(new_group | {"params": parameters})
 
 
 def make_update(
