@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from doc_engine import write_engine
 from forked import free_port
 
-from rlplug.distributed.checkpoint_files import list_checkpoints
+from rlplug.distributed.checkpoints.files import list_checkpoints
 
 GONE_S, READY_S, DEADLINE_S, BACK_S = 30.0, 300.0, 20.0, 5.0
 """Seconds for all ranks to end, for a run to go on, for a server to become healthy, and until another one starts."""

@@ -196,9 +196,8 @@ def first_of_own_rows(samples: list[Any], algorithm: Any, plan: Any, strategy: A
     from rlplug.distributed.exchange import exchange_arrays, gather_arrays
     from rlplug.training.advantages import compute_advantages
     from rlplug.training.passes import MicroBatchRunner
-    from rlplug.training.samples.metrics import rollout_metrics
+    from rlplug.training.samples.metrics import rollout_metrics, sample_table
     from rlplug.training.samples.selection import GroupSelection
-    from rlplug.training.samples.table import sample_table
     from rlplug.training.step_rows import StepRows
     from rlplug.types import Rollout, StepBatch, StepStatistics
 

@@ -18,7 +18,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlplug.weight_sync.rounding import round_to_bfloat16
+from rlplug.weight_sync.low_rank import round_to_bfloat16
 
 SUMS: Final = ((4, 8), (17, 25), (68, 32), (9, 6), (31, 44), (5, 77), (62, 19), (8, 8), (53, 26), (12, 81))
 ANSWER: Final = 4

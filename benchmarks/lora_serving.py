@@ -32,8 +32,8 @@ from rlplug.interfaces import AdapterWeights, Placement
 from rlplug.rollout.engine_states import EngineStateMachine
 from rlplug.types import GIB, SamplingParams
 from rlplug.weight_sync.buckets import policy_buckets
-from rlplug.weight_sync.hf_names import adapter_modules
-from rlplug.weight_sync.low_rank import Adapters, LowRankUpdate, attach_adapters
+from rlplug.weight_sync.hf_names import adapter_modules, attach_adapters
+from rlplug.weight_sync.low_rank import Adapters, LowRankUpdate
 
 SIDES: Final = ("merged", "adapters")
 SCALE: Final = 2.0

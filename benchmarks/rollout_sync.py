@@ -16,7 +16,7 @@ from torch import nn
 
 from rlplug.interfaces import PolicySpec, RolloutEngine
 from rlplug.weight_sync.buckets import weight_buckets
-from rlplug.weight_sync.fp8_finite_check import check_finite
+from rlplug.weight_sync.fp8_layers import check_finite
 
 
 def other_ways(

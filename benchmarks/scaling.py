@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
-from rlplug.training.samples.metrics import rollout_metrics
-from rlplug.training.samples.table import sample_table
+from rlplug.training.samples.metrics import rollout_metrics, sample_table
 from rlplug.training.step_rows import ROW, _exchanged
 from rlplug.types import Prompt, Rollout, Sample, StepBatch
 

@@ -55,7 +55,7 @@ from rlplug.training.passes import MicroBatchRunner
 from rlplug.training.step_rows import StepRows
 from rlplug.training.update import MiniBatchResult, PolicyUpdate, policy_losses
 from rlplug.types import SamplingParams
-from rlplug.weight_sync.low_rank import adapters_of
+from rlplug.weight_sync.hf_names import adapters_of
 
 VARIANTS: dict[str, list[str]] = {
     "plain": [],

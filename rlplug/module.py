@@ -17,7 +17,6 @@ from lightning.pytorch.cli import OptimizerCallable
 from numpy.typing import NDArray
 
 from rlplug.config import RunConfig
-from rlplug.data.prompt_stream import require_same_prompts
 from rlplug.distributed.rng import rng_state, set_rng_state
 from rlplug.distributed.stop_signal import StopRequested
 from rlplug.errors import RunError
@@ -37,9 +36,8 @@ from rlplug.setup.start import RunModule, make_mismatch_gate, validation_request
 from rlplug.training.advantages import compute_advantages
 from rlplug.training.host_tuning import freeze_gc, limit_host_threads
 from rlplug.training.mismatch_gate import MismatchGate
-from rlplug.training.samples.metrics import means_over_ranks, rollout_metrics, source_metrics
+from rlplug.training.samples.metrics import means_over_ranks, rollout_metrics, sample_table, source_metrics
 from rlplug.training.samples.selection import GroupSelection
-from rlplug.training.samples.table import sample_table
 from rlplug.training.step_training import StepTraining
 from rlplug.training.update import NonFiniteUpdate, PolicyUpdate, save_for_inspection
 from rlplug.training.validation.validator import Validator, log_late
@@ -131,6 +129,8 @@ class RLModule(RunModule):
         stream = self.data.train_stream
         prompts = stream.take(self.groups.num_prompts_wanted(rollout))
         if stream.num_prompts is None:  # each rank has read them anew, perhaps from a server
+            from rlplug.data.streaming import require_same_prompts
+
             require_same_prompts(prompts, self.strategy.gather, self.step)
         return prompts
 

@@ -10,29 +10,24 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final
 
+from rlplug import interfaces
 from rlplug.errors import ConfigError, PluginError, describe, did_you_mean
-from rlplug.interfaces.algorithm import Algorithm
-from rlplug.interfaces.environment import Environment
-from rlplug.interfaces.launcher import Launcher
-from rlplug.interfaces.optimization import Optimization
-from rlplug.interfaces.reward import Reward
-from rlplug.interfaces.rollout import RolloutEngine
-from rlplug.interfaces.trainer import ModelTrainer
 from rlplug.plugin_names import distribution_of
 
-KINDS: Final[Mapping[str, type]] = MappingProxyType(
+KINDS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "rollouts": RolloutEngine,
-        "trainers": ModelTrainer,
-        "algorithms": Algorithm,
-        "rewards": Reward,
-        "environments": Environment,
-        "launchers": Launcher,
-        "optimizations": Optimization,
-        "classes": object,
+        "rollouts": "RolloutEngine",
+        "trainers": "ModelTrainer",
+        "algorithms": "Algorithm",
+        "rewards": "Reward",
+        "environments": "Environment",
+        "launchers": "Launcher",
+        "optimizations": "Optimization",
+        "classes": "",
     }
 )
-"""Base class of the registered classes of each kind; ``classes`` are all others that YAML names without a module."""
+"""Base class, of ``rlplug.interfaces``, of the registered classes of each kind; ``classes`` are all others that YAML
+names without a module."""
 
 _PLACE: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -70,11 +65,12 @@ class Registration:
 
 
 def _checked(kind: str, factory: Any, distribution: str) -> type:
-    if isinstance(factory, type) and issubclass(factory, KINDS[kind]):
+    base = getattr(interfaces, KINDS[kind]) if KINDS[kind] else object
+    if isinstance(factory, type) and issubclass(factory, base):
         return factory
     raise PluginError(
         f"{distribution} registers {factory!r} as one of {kind}: make it a subclass of "
-        f"rlplug.interfaces' {KINDS[kind].__name__}."
+        f"rlplug.interfaces' {base.__name__}."
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from rlplug.models.config import ModelConfig
-from rlplug.models.critic import Critic, CriticConfig, empty_critic
+from rlplug.models.critic import CriticConfig
+from rlplug.models.critic.network import Critic, empty_critic
 from rlplug.models.loading import to_empty_on
 from rlplug.models.transformers_trainer import TRANSFORMERS
 

@@ -27,6 +27,7 @@ from rlplug.cli.lightning_callbacks import LightningCallbacks
 from rlplug.cli.parser import RLArgumentParser
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.distributed.checkpoint import RLCheckpoint
+from rlplug.distributed.durable_files import require_no_file
 from rlplug.distributed.ranks import lost_rank
 from rlplug.distributed.stop_signal import end_at_once
 from rlplug.errors import ConfigError, RLPlugError, RunError, causes_of
@@ -35,7 +36,6 @@ from rlplug.observability.profiler import StepProfiler
 from rlplug.observability.progress import RLProgressBar
 from rlplug.observability.start import quieten_libraries
 from rlplug.plugin_manager import plugins
-from rlplug.recording.run_files import require_no_file
 from rlplug.recording.run_folder import RunFolder
 
 CLI = TypeVar("CLI", bound="RLCLI")

@@ -1,17 +1,101 @@
-"""The policy's chat template, a program from outside: it may raise anything, loop, or write megabytes."""
+"""Renders with the policy's chat template, a program from outside: it may raise anything, loop, or write megabytes."""
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from transformers import PreTrainedTokenizerBase
 
+from rlplug.data.rows import PromptRow, as_messages
 from rlplug.errors import ConfigError, describe, encodable
+from rlplug.timeouts import CallBatch, CallError, TimeoutExecutor, call_within
 
 RENDER_S: Final = 30.0
 """Longest time for a chat template to render one conversation, in seconds."""
+
+
+def render_all(
+    rows: Sequence[PromptRow],
+    tokenizer: PreTrainedTokenizerBase,
+    system_prompt: str | None,
+    instructions: str = "",
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> list[str]:
+    """Return the chat of each row as text, up to the start of the assistant's turn.
+
+    Args:
+        system_prompt: System message in front; a row must not have one of its own then.
+        instructions: Text to append to the system message.
+        tools: JSON schemas of the tools that the chat template presents.
+
+    Raises:
+        ConfigError: There are two system messages, or the chat template refuses a row, or takes too long.
+    """
+
+    def attempt(row: PromptRow) -> str | ConfigError:
+        try:
+            return _render(row, tokenizer, system_prompt, instructions, tools)
+        except ConfigError as error:
+            return error
+
+    executor, batch = TimeoutExecutor(RENDER_S, 1), CallBatch()
+    calls = executor.add(batch, [functools.partial(attempt, row) for row in rows], [lambda text: text] * len(rows))
+    while batch.num_unsettled:
+        if any(call.error or isinstance(call.value, ConfigError) for call in executor.settled(batch, RENDER_S)):
+            batch.drop_waiting()
+            break
+    for row, call in zip(rows, calls, strict=True):
+        if isinstance(call.value, ConfigError):
+            raise call.value
+        if call.error:
+            raise ConfigError(f"{template_of(tokenizer)} {call.error} for the prompt {row.uid!r}: correct one of them.")
+    return [call.value for call in calls]
+
+
+def _render(
+    row: PromptRow,
+    tokenizer: PreTrainedTokenizerBase,
+    system_prompt: str | None,
+    instructions: str,
+    tools: Sequence[Mapping[str, Any]],
+) -> str:
+    messages = as_messages(row.prompt)
+    own = next((message for message in messages if message["role"] == "system"), None)
+    if system_prompt is not None and own is not None:
+        raise ConfigError(
+            f"The prompt {row.uid!r} has its own system message, and data.system_prompt is set: drop one of them."
+        )
+    parts = [own["content"] if own is not None else system_prompt, instructions]
+    if system := "\n\n".join(part for part in parts if part):
+        messages = [{"role": "system", "content": system}, *(message for message in messages if message is not own)]
+    roles = ", ".join(message["role"] for message in messages)
+    try:
+        return render_chat(messages, tokenizer, tools, f"the prompt {row.uid!r}, whose roles are {roles[:200]}")
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}. Change the prompt's messages, or take a model whose template accepts them."
+        ) from error
+
+
+def takes_tools(tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the chat template presents tools.
+
+    Raises:
+        ConfigError: It refuses a user's message, with or without tools, or takes too long.
+    """
+    messages, what = [{"role": "user", "content": "?"}], "a user's message beside the environment's tools"
+    try:
+        return bool(
+            call_within(
+                RENDER_S,
+                lambda: render_chat(messages, tokenizer, tools, what) != render_chat(messages, tokenizer, (), what),
+            )
+        )
+    except CallError as problem:
+        raise ConfigError(f"{template_of(tokenizer)} {problem} for {what}. Correct the template.") from None
 
 
 def render_chat(

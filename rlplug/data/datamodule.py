@@ -12,12 +12,11 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from rlplug.data.curriculum import PassRateCurriculum, PassRates
-from rlplug.data.mixture import MixedPrompts, MixtureSource, of_part, read_rows, warn_of_duplicates, where
+from rlplug.data.curriculum import PassRateCurriculum
 from rlplug.data.prompt_encoder import PromptEncoder, PromptRules
 from rlplug.data.prompt_stream import PromptStream, TrainingPrompts
-from rlplug.data.rows import PromptRow, RowStream
-from rlplug.data.sources import PromptSource
+from rlplug.data.rows import PromptRow, PromptSource, RowStream, of_part
+from rlplug.data.sources import read_rows, where
 from rlplug.errors import ConfigError
 from rlplug.types import Prompt
 from rlplug.types.ranges import Seed, Tokens, check_ranges
@@ -157,15 +156,20 @@ class PromptDataModule(LightningDataModule):
         for name in self.train.parts():
             own = [prompt for prompt in prompts if prompt.source == name]
             streams[name] = streamed.get(name) or self._finite(name, own)
-        if not isinstance(self.train, MixtureSource):
+        if not self.train.weights:
             return streams[""]
+        from rlplug.data.mixture import MixedPrompts, warn_of_duplicates
+
         warn_of_duplicates(streams)
         return MixedPrompts(streams, self.train.weights)
 
     def _finite(self, name: str, prompts: Sequence[Prompt]) -> PromptStream:
         seed, options = self._seed_of(name), self.curriculum
-        pass_rates = None if options is None else PassRates(options, len(prompts), seed)
-        return PromptStream(prompts, self.shuffle, seed, pass_rates)
+        if options is None:
+            return PromptStream(prompts, self.shuffle, seed)
+        from rlplug.data.pass_rates import PassRates
+
+        return PromptStream(prompts, self.shuffle, seed, PassRates(options, len(prompts), seed))
 
     def _seed_of(self, name: str) -> int | str:
         """Return the seed of a source's order: of its own, or sources of one size would have the same order."""

@@ -9,9 +9,8 @@ from typing import Any, Literal
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from transformers import PreTrainedTokenizerBase
 
-from rlplug.data.chat_template import tool_instructions
-from rlplug.data.rendering import render_all, takes_tools, tokenize_all
 from rlplug.data.rows import PromptRow, as_messages
+from rlplug.data.tokenizing import tokenize_all
 from rlplug.errors import ConfigError
 from rlplug.types import Prompt
 
@@ -74,6 +73,8 @@ class PromptEncoder:
         tokenizer = self._rules.tokenizer
         texts = [str(row.prompt) for row in rows]
         if self.renders_chat:
+            from rlplug.data.chat_template import render_all
+
             texts = render_all(rows, tokenizer, self._system_prompt, self._instructions, self.template_tools)
         uids = [row.uid for row in rows]
         token_ids = tokenize_all(uids, texts, tokenizer, not self.renders_chat, limit)
@@ -158,7 +159,10 @@ class PromptEncoder:
             return ""
         if not self.renders_chat:
             rank_zero_warn("data.chat is false, so the prompts do not describe the environment's tools to the policy.")
-        elif takes_tools(self._rules.tokenizer, tools):
+            return ""
+        from rlplug.data.chat_template import takes_tools, tool_instructions
+
+        if takes_tools(self._rules.tokenizer, tools):
             self.template_tools = tools
         else:
             rank_zero_info("The chat template does not present tools, so the system message describes them.")

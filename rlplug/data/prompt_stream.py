@@ -8,15 +8,17 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
-from rlplug.data.curriculum import PassRates
-from rlplug.errors import ConfigError, RunError
+from rlplug.errors import ConfigError
 from rlplug.types import Prompt, Sample
+
+if TYPE_CHECKING:
+    from rlplug.data.pass_rates import PassRates
 
 _CHANGES: Final = {
     "num_prompts": "the number of prompts (data.train, or what data.too_long leaves of it)",
@@ -215,16 +217,3 @@ def _as_json(value: Any) -> str:
         return json.dumps(value, default=lambda part: type(part).__qualname__, skipkeys=True)
     except (ValueError, RecursionError):  # it holds itself
         return type(value).__qualname__
-
-
-def require_same_prompts(prompts: Sequence[Prompt], gather: Callable[[list[Any]], list[Any]], step: int) -> None:
-    """Check that all ranks have read the same prompts. Collective.
-
-    Raises:
-        RunError: They have not.
-    """
-    if len(set(gather([fingerprint(prompts)["token_ids"]]))) > 1:
-        raise RunError(
-            f"step {step}: the ranks read different prompts from data.train: it changed while it was read, or is not "
-            "the same on all hosts. Resume with data that stay as they are."
-        )

@@ -1,10 +1,12 @@
-"""``PromptRow``, one task before tokenisation, and ``RowStream``, rows that are read while training."""
+"""``PromptRow``, one task before tokenisation, and ``PromptSource`` and ``RowStream``, which give rows."""
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -36,6 +38,11 @@ class PromptRow:
     source: str = ""
 
 
+def of_part(row: PromptRow, name: str) -> PromptRow:
+    """Return a row of the part ``name``, with a uid that no other part has; rows without a name stay as they are."""
+    return replace(row, uid=f"{name}/{row.uid}", source=name) if name else row
+
+
 class RowStream(ABC):
     """Rows of a source that is read pass by pass, with a place that can be saved."""
 
@@ -59,6 +66,29 @@ class RowStream(ABC):
         """Go to a place, in a pass that may not have begun here."""
 
 
+class PromptSource(ABC):
+    """Base class of prompt sources: a finite, ordered collection of tasks."""
+
+    weights: Mapping[str, float] = MappingProxyType({})
+    """Shares of a mixture's sources, by name; empty for any other source."""
+
+    @abstractmethod
+    def rows(self) -> Iterator[PromptRow]:
+        """Yield every row, in the same order and with the same uids each time and on every rank.
+
+        Raises:
+            ConfigError: The source cannot be read; the message says what to write instead.
+        """
+
+    def stream(self) -> RowStream | None:
+        """Return the rows as a stream to read while training, or ``None`` when all are read at the start."""
+        return None
+
+    def parts(self) -> Mapping[str, PromptSource]:
+        """Return the sources of a mixture by name; of another source itself, under an empty name."""
+        return {"": self}
+
+
 def check_row(row: Any) -> None:
     """Check a row of any source.
 
@@ -72,3 +102,15 @@ def check_row(row: Any) -> None:
     for name, value in {"answer": row.answer, "metadata": row.metadata}.items():
         if problem := json_problem(value, is_json=False):
             raise ConfigError(f"{row.uid}: the {name} has {problem}.")
+
+
+def optional_import(module: str, requirement: str, needed_by: str) -> Any:
+    """Return a module that a source needs.
+
+    Raises:
+        ConfigError: It cannot be imported; the message says what to install.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"{needed_by} needs {module} ({error}): run pip install {requirement}") from error

@@ -217,3 +217,16 @@ def read_head(rows: RowStream, name: str) -> list[PromptRow]:
     if not head:
         raise ConfigError(f"{name}: the source has no prompts: give it at least one.")
     return head
+
+
+def require_same_prompts(prompts: Sequence[Prompt], gather: Callable[[list[Any]], list[Any]], step: int) -> None:
+    """Check that all ranks have read the same prompts. Collective.
+
+    Raises:
+        RunError: They have not.
+    """
+    if len(set(gather([fingerprint(prompts)["token_ids"]]))) > 1:
+        raise RunError(
+            f"step {step}: the ranks read different prompts from data.train: it changed while it was read, or is not "
+            "the same on all hosts. Resume with data that stay as they are."
+        )

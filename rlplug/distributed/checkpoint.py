@@ -5,19 +5,21 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from lightning.pytorch import Callback, Trainer
 from torch.distributed.checkpoint.api import CheckpointException
 
-from rlplug.distributed.checkpoint_files import CONFIG, FOLDER, list_checkpoints
-from rlplug.distributed.checkpoint_writer import BackgroundWriter
+from rlplug.distributed.checkpoints.files import CONFIG, FOLDER, list_checkpoints
 from rlplug.distributed.durable_files import explained, reason, sync
 from rlplug.errors import ConfigError, RunError
 from rlplug.types.ranges import Count, Steps, check_ranges
 
-if TYPE_CHECKING:
+MYPY = False  # in place of TYPE_CHECKING, whose imports jsonargparse carries out
+if MYPY:
     from lightning.pytorch import LightningModule
+
+    from rlplug.distributed.checkpoints.background_writer import BackgroundWriter
 
 WRITE_ERRORS: Final = (OSError, RuntimeError, CheckpointException)
 
@@ -47,6 +49,8 @@ class RLCheckpoint(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.asynchronous:
+            from rlplug.distributed.checkpoints.background_writer import BackgroundWriter
+
             strategy: Any = trainer.strategy
             self._writer = BackgroundWriter(strategy.root_device, strategy._timeout)
 

@@ -10,14 +10,14 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from lightning.pytorch.utilities import rank_zero_warn
 
-from rlplug.errors import RunError
+from rlplug.errors import ConfigError, RunError
 
 SYNC_S: Final = 5.0
 """Shortest time in seconds between two appends that sync a file of rows."""
@@ -133,6 +133,21 @@ def require_readable(paths: Iterable[Path]) -> None:
                 path.open("rb").close()
 
 
+def require_no_file(folder: Path, key: str) -> None:
+    """Refuse a folder whose place, or that of a parent, a file takes.
+
+    Args:
+        folder: The folder, which may not exist yet.
+        key: Key or option that names it.
+
+    Raises:
+        ConfigError: The message names the file.
+    """
+    for place in (folder, *folder.parents):
+        if place.exists() and not place.is_dir():
+            raise ConfigError(f"{key} is {str(folder)!r}, and {place} is a file: give a folder.")
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -167,52 +182,14 @@ def _free_space(path: Path) -> str:
 # ---- rows of append-only files ------------------------------------------------------------------------------------
 
 
-def cut_back_lines(
-    path: Path,
-    step: int,
-    num_expected: Callable[[dict[str, Any]], bool] | None = None,
-    is_repeated: Callable[[dict[str, Any]], bool] = lambda record: False,
-) -> list[str]:
-    """Remove the lines of a JSON-lines file after ``step``, and those that are torn; say which lines are lost.
-
-    Lines that stay keep every byte.
-
-    Args:
-        path: File whose lines are objects with a whole number ``step``; it need not exist.
-        step: Last step to keep.
-        num_expected: Whether a line is one of those that every step from 1 has; by default no line is.
-        is_repeated: Whether a line up to ``step`` is written again too.
-
-    Returns:
-        A sentence for each kind of line that is lost.
-    """
-    steps: set[int] = set()
-    num_torn, is_changed = 0, False
-    with explained(path):
-        if path.exists():
-            with path.open("rb") as file:
-                for record in map(_record, file):
-                    num_torn += record is None
-                    is_changed |= record is None or record["step"] > step or is_repeated(record)
-                    if record is not None and num_expected is not None and num_expected(record):
-                        steps.add(record["step"])
-    if is_changed:
-        with replaced(path) as partial, path.open("rb") as file, partial.open("wb") as kept:
-            for line in file:
-                record = _record(line)
-                if record is not None and record["step"] <= step and not is_repeated(record):
-                    kept.write(line)
-    return _losses(path, num_torn, set(range(1, step + 1)) - steps if num_expected is not None else set())
-
-
 def whole_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of a JSON-lines file, without lines that are torn; nothing where there is no file."""
     if path.exists():
         with path.open("rb") as file:
-            yield from (record for line in file if (record := _record(line)) is not None)
+            yield from (record for line in file if (record := whole_record(line)) is not None)
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
+def whole_record(line: bytes) -> dict[str, Any] | None:
     """Return the object of a line, or ``None`` for one that is torn."""
     if not line.endswith(b"\n"):
         return None
@@ -222,24 +199,6 @@ def _record(line: bytes) -> dict[str, Any] | None:
         return None
     is_whole = isinstance(record, dict) and type(record.get("step")) is int
     return record if is_whole else None
-
-
-def _losses(path: Path, num_torn: int, missing: set[int]) -> list[str]:
-    """Return a sentence about lines of ``path`` that were torn, and one about steps that have none."""
-    said = []
-    if num_torn:
-        said.append(f"{path}: {num_torn} damaged line{'s were' if num_torn > 1 else ' was'} removed.")
-    if missing:
-        said.append(f"{path}: rows of step {_ranges(missing)} are missing, which the run cannot write again.")
-    return said
-
-
-def _ranges(steps: set[int]) -> str:
-    """Return numbers as ``1-3, 7``."""
-    starts = [step for step in sorted(steps) if step - 1 not in steps]
-    ends = [step for step in sorted(steps) if step + 1 not in steps]
-    parts = [str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
-    return ", ".join(parts if len(parts) <= 8 else [*parts[:8], "..."])
 
 
 # ---- one owner ----------------------------------------------------------------------------------------------------

@@ -11,14 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
-
-from rlplug.distributed.child_process import ending
 
 LAUNCHER_VARIABLE: Final = "RLPLUG_LAUNCHER"
 """Environment variable with the process id of rank 0, for the ranks that it started."""
@@ -32,18 +30,6 @@ GRACE_S: Final = 5.0
 LOST_PEER: Final = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
 """Parts of gloo's messages for a collective whose other side has ended."""
 RESUME: Final = "Its own message, if it had one, says why. Go on from the newest checkpoint with rlplug fit --resume."
-
-
-Shared = TypeVar("Shared")
-
-
-def from_rank_zero(value: Shared | None) -> Any:
-    """Return the value that the trainer's first rank gives. Collective."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
 
 
 class RankLauncher(_SubprocessScriptLauncher):
@@ -71,6 +57,8 @@ class RankLauncher(_SubprocessScriptLauncher):
             time.sleep(WATCH_S)
             for rank, process in enumerate(self.procs, start=1):
                 if (status := process.poll()) and not self.is_ending:
+                    from rlplug.distributed.child_process import ending
+
                     end_this_rank(f"rank {rank} {ending(status)}", self.procs)
 
 

@@ -24,8 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
 
-from rlplug.distributed.checkpoint_files import TRAINED, find_damage, read_checkpoint, require_whole
-from rlplug.distributed.checkpoint_writer import BackgroundWriter, ChecksumWriter, take_tensors, write_others
+from rlplug.distributed.checkpoints.files import TRAINED
 from rlplug.distributed.exchange import exchange_arrays, gather_arrays
 from rlplug.distributed.mesh import build_mesh, data_mesh, scale_to_norm, total_norm, weights_mesh
 from rlplug.distributed.ranks import RankLauncher, join_ranks, watch_launcher
@@ -259,13 +258,15 @@ class RLFSDP2Strategy(ModelParallelStrategy):
         return get_model_state_dict(self.model, options=TRAINED)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
-        """Write a checkpoint, or begin to with the :class:`BackgroundWriter` that ``storage_options`` may be."""
-        if isinstance(storage_options, BackgroundWriter):
+        """Write a checkpoint, or begin to with the ``BackgroundWriter`` that ``storage_options`` may be."""
+        if storage_options is not None:
             storage_options.begin(checkpoint, Path(filepath))
-        else:
-            tensors = take_tensors(checkpoint)
-            write_others(checkpoint, Path(filepath))
-            save(tensors, storage_writer=ChecksumWriter(filepath))
+            return
+        from rlplug.distributed.checkpoints.writer import ChecksumWriter, take_tensors, write_others
+
+        tensors = take_tensors(checkpoint)
+        write_others(checkpoint, Path(filepath))
+        save(tensors, storage_writer=ChecksumWriter(filepath))
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Verify a checkpoint, load its tensors and return all else. Collective; no pickled code runs.
@@ -274,6 +275,8 @@ class RLFSDP2Strategy(ModelParallelStrategy):
             RunError: A file is damaged, or the checkpoint does not fit this run.
             ConfigError: ``accept_checkpoint`` refuses it.
         """
+        from rlplug.distributed.checkpoints.reader import find_damage, read_checkpoint, require_whole
+
         folder = Path(self.broadcast(checkpoint_path))
         require_whole(folder, self.gather([find_damage(folder, self.global_rank, self.world_size)]))
         assert self.model is not None

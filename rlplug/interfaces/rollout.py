@@ -6,15 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 import torch
 
 from rlplug.errors import ConfigError, RunError, did_you_mean
 from rlplug.interfaces.memory import EngineMemory, EngineMemoryRequest
-from rlplug.interfaces.router_replay import RouterShape
 from rlplug.interfaces.weight_sync import AdapterWeights, Bucket, FP8Weights, SyncReport
 from rlplug.types import Completion, Request, SamplingParams
+
+if TYPE_CHECKING:
+    from rlplug.interfaces.router_replay import RouterShape
 
 SleepingPart: TypeAlias = Literal["weights", "kv_cache"]
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-NOT_RECORDED: Final = -1
-"""Expert id of a token whose experts the engine did not return; the trainer's own router decides there."""
+from rlplug.types import NOT_RECORDED
 
 
 @dataclass(frozen=True)
@@ -126,17 +125,6 @@ def replace_choice(own: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
     is_same = (given.sort(dim=-1).values == own.sort(dim=-1).values).all(dim=-1, keepdim=True)
     differs = (given[..., :1] != NOT_RECORDED) & ~is_same
     return torch.where(differs, given, own), differs
-
-
-def router_replay_of(network: nn.Module) -> RouterReplay | None:
-    """Return the router replay of a network, or ``None`` where its routers decide on their own."""
-    replay: RouterReplay | None = vars(network).get("rlplug_router_replay")
-    return replay
-
-
-def attach_router_replay(network: nn.Module, replay: RouterReplay) -> None:
-    """Make forward passes of ``network`` replay the experts of their micro-batch."""
-    vars(network)["rlplug_router_replay"] = replay
 
 
 def _looks_like_router(module: nn.Module) -> bool:

@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from rlplug.errors import ConfigError
+from rlplug.errors import ConfigError, brief
 from rlplug.interfaces.checks.calls import PluginCall
-from rlplug.interfaces.checks.models import check_effects, check_network
 from rlplug.interfaces.checks.process_state import watched
 from rlplug.interfaces.optimization import Effect, Network, Optimization
-from rlplug.models.critic import Critic, CriticConfig, ValueHead, empty_critic
 from rlplug.models.loading import to_empty_on
-from rlplug.models.transformers_trainer import TRANSFORMERS
 
 if TYPE_CHECKING:
     from rlplug.distributed.strategy import RLFSDP2Strategy
@@ -31,7 +28,7 @@ class Models(nn.Module):
         super().__init__()
         self.policy = policy
         self.critic: nn.Module | None = None
-        """A :class:`Critic`, or with a shared trunk a :class:`ValueHead`."""
+        """A ``Critic``, or with a shared trunk a ``ValueHead``."""
         self.effects: list[Effect] = []
         """How weights came and what the optimizations changed."""
         self.adapters: dict[str, float] | None = None
@@ -63,7 +60,7 @@ def build_policy(
     key = "model.policy"
     policy = empty_network(trainer, config, key)
     if router_replay:
-        from rlplug.interfaces.router_replay import attach_router_replay
+        from rlplug.models.forward import attach_router_replay
 
         attach_router_replay(policy, trainer.router_replay(policy))
     effects: list[Effect] = []
@@ -71,7 +68,7 @@ def build_policy(
         from rlplug.models.lora.adapters import add_adapters, load_adapters
 
         effects.append(add_adapters(policy, lora, config.torch_dtype))
-    effects += _edit_and_shard("policy", policy, config, optimizations, strategy, trainer)
+    effects += edit_and_shard("policy", policy, config, optimizations, strategy, trainer)
     effects = [trainer.load_weights(policy, config, key), *effects]
     return policy, effects if lora is None else [*effects, load_adapters(policy, lora)]
 
@@ -86,39 +83,9 @@ def build_reference(
     """Return the frozen reference policy, ``config`` or the policy's initial model, and its effects."""
     chosen, key = (policy, "model.policy") if config is None else (config, "model.reference")
     reference = empty_network(trainer, chosen, key)
-    effects = _edit_and_shard("reference", reference, chosen, optimizations, strategy, trainer)
+    effects = edit_and_shard("reference", reference, chosen, optimizations, strategy, trainer)
     effects = [trainer.load_weights(reference, chosen, key), *effects]
-    return reference.requires_grad_(False).eval(), _of_network("reference", effects)
-
-
-def build_critic(
-    config: CriticConfig,
-    policy: Any,
-    policy_config: ModelConfig,
-    optimizations: Sequence[Optimization],
-    strategy: RLFSDP2Strategy,
-    trainer: ModelTrainer = TRANSFORMERS,
-) -> tuple[nn.Module, list[Effect]]:
-    """Return the critic, or with a shared trunk its head, and its effects. A head is a float32 FSDP unit of its own.
-
-    Args:
-        config: Configuration of the critic.
-        policy: The policy, whose trunk may be shared.
-        policy_config: Configuration of the policy, and of a trunk that ``config`` does not name.
-        optimizations: Optimizations of the critic's own trunk.
-        strategy: The strategy that shards.
-        trainer: The trainer of the policy, which builds the critic's own trunk too.
-    """
-    if config.share_trunk:
-        head = ValueHead(policy.config.get_text_config().hidden_size, config.seed)
-        strategy.shard(head, torch.float32)
-        return head, []
-    trunk, key = config.trunk_source(policy_config)
-    critic = empty_critic(config, policy_config, trainer)
-    strategy.shard(critic.head, torch.float32)
-    effects = _edit_and_shard("critic", critic, trunk, optimizations, strategy, trainer)
-    effects = [trainer.load_weights(critic.trunk, trunk, key), *effects]
-    return critic, _of_network("critic", effects)
+    return reference.requires_grad_(False).eval(), of_network("reference", effects)
 
 
 def empty_network(trainer: ModelTrainer, config: ModelConfig, key: str) -> nn.Module:
@@ -128,20 +95,31 @@ def empty_network(trainer: ModelTrainer, config: ModelConfig, key: str) -> nn.Mo
         return check_network(call, trainer.empty_network(config, key))
 
 
-def _edit_and_shard(
+def edit_and_shard(
     network: Network,
     model: nn.Module,
     config: ModelConfig,
     optimizations: Sequence[Optimization],
     strategy: RLFSDP2Strategy,
     trainer: ModelTrainer,
+    trunk: nn.Module | None = None,
 ) -> list[Effect]:
-    """Edit an empty model with the optimizations that apply to it, shard it, and allocate its memory."""
+    """Edit an empty model with the optimizations that apply to it, shard it, and allocate its memory.
+
+    Args:
+        network: Which of a run's models it is.
+        model: The model.
+        config: Its configuration.
+        optimizations: Those of the run.
+        strategy: The strategy that shards.
+        trainer: The trainer, which has built ``model``, or the ``trunk`` in it.
+        trunk: Trunk of a critic.
+    """
     chosen = [copy.deepcopy(optimization) for optimization in optimizations if network in optimization.applies_to]
     for optimization in chosen:
         with watched(PluginCall(optimization, "before_shard")):
             optimization.before_shard(model)
-    built = model.trunk if isinstance(model, Critic) else model
+    built = model if trunk is None else trunk
     meshes = trainer.split(built, strategy.mesh)
     strategy.shard(model, config.torch_dtype, trainer.fsdp_units(built), meshes)
     to_empty_on(model, strategy.root_device)
@@ -159,5 +137,29 @@ def _edit_and_shard(
     return effects
 
 
-def _of_network(network: Network, effects: Sequence[Effect]) -> list[Effect]:
+def of_network(network: Network, effects: Sequence[Effect]) -> list[Effect]:
+    """Return effects with the name of their network."""
     return [Effect(f"{network}: {effect.description}") for effect in effects]
+
+
+# ---- what plugins return ------------------------------------------------------------------------------------------
+
+
+def check_network(call: PluginCall, network: Any) -> nn.Module:
+    """Return the network that a trainer built: a module whose parameters are float32 and on the meta device."""
+    if not isinstance(network, nn.Module):
+        raise call.violation("return a torch.nn.Module", f"returned {brief(network)}")
+    for name, parameter in network.named_parameters():
+        if parameter.dtype != torch.float32 or not parameter.is_meta:
+            came = f"{str(parameter.dtype).removeprefix('torch.')} on {parameter.device}"
+            raise call.violation("return float32 parameters on the meta device", f"returned {name} as {came}")
+    return network
+
+
+def check_effects(call: PluginCall, effects: Any) -> list[Effect]:
+    """Return what an optimization says that it changed."""
+    if not isinstance(effects, list | tuple) or not all(
+        isinstance(each, Effect) and isinstance(each.description, str) and each.description for each in effects
+    ):
+        raise call.violation("return a list of Effect, each with a description", f"returned {brief(effects)}")
+    return list(effects)

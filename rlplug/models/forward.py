@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlplug.interfaces.router_replay import router_replay_of
 from rlplug.models.lm_head import EntropyMode, LogprobRequest, TokenLogprobs, lm_head_of
 from rlplug.models.packing import PackedMicroBatch
 from rlplug.types import SamplingParams
+
+if TYPE_CHECKING:
+    from rlplug.interfaces.router_replay import RouterReplay
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,17 @@ class PolicyOutput:
     num_differing: Tensor | None = None
     """int64 []: (token, layer) pairs of this row where a router's own choice is not the replayed one, the same on all
     sequence ranks; ``None`` without router replay"""
+
+
+def router_replay_of(network: nn.Module) -> RouterReplay | None:
+    """Return the router replay of a network, or ``None`` where its routers decide on their own."""
+    replay: RouterReplay | None = vars(network).get("rlplug_router_replay")
+    return replay
+
+
+def attach_router_replay(network: nn.Module, replay: RouterReplay) -> None:
+    """Make forward passes of ``network`` replay the experts of their micro-batch."""
+    vars(network)["rlplug_router_replay"] = replay
 
 
 def policy_forward(

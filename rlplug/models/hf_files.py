@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +11,8 @@ from typing import Any, Final
 
 from huggingface_hub import constants, get_session, try_to_load_from_cache
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from transformers import AutoConfig, GenerationConfig
-from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from rlplug.errors import ConfigError
 
@@ -85,20 +83,3 @@ def read_generation_config(path: str) -> GenerationConfig | None:
         return GenerationConfig.from_pretrained(path)
     except OSError:
         return None
-
-
-def weight_files(path: str) -> dict[str, str]:
-    """Return the safetensors file of each weight, by name; downloads the files of a Hub repository.
-
-    Raises:
-        OSError: There is neither an index nor a single file.
-    """
-    index = cached_file(path, "model.safetensors.index.json", _raise_exceptions_for_missing_entries=False)
-    if index is None:
-        file: Any = cached_file(path, "model.safetensors")
-        with safe_open(file, framework="pt") as opened:
-            return dict.fromkeys(opened.keys(), file)
-    files, _ = get_checkpoint_shard_files(path, index)
-    by_name = {Path(file).name: file for file in files}
-    written: dict[str, str] = json.loads(Path(index).read_text())["weight_map"]
-    return {name: by_name[file] for name, file in written.items()}

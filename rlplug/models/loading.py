@@ -6,13 +6,10 @@ block at a time and keeps its shard.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -22,13 +19,10 @@ from rlplug.distributed.mesh import local_part, local_slices
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.trainer import ModelConfig
-from rlplug.models.hf_files import read, read_config, read_generation_config, weight_files
+from rlplug.models.hf_files import read, read_config, read_generation_config
 from rlplug.models.packing_checks import check_attention, check_layers
 from rlplug.weight_sync.hf_names import hf_weights
-from rlplug.weight_sync.low_rank import adapters_of
-
-PLAIN_DTYPES: Final = ("F64", "F32", "F16", "BF16")
-"""Dtypes of safetensors files that are read without dequantisation."""
+from rlplug.weight_sync.hf_names import adapters_of
 
 
 def empty_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedModel:
@@ -114,12 +108,14 @@ def load_weights(model: nn.Module, config: ModelConfig, key: str = "model.policy
     if config.init == "random":
         _copy_all(weights, _drawn_weights(template, _device_of(weights), config.seed))
         return Effect(f"weights drawn with seed {config.seed}, block by block")
+    from rlplug.models.weight_files import stream, weight_files, whole_weights
+
     files = read(config.path, key, "weights", weight_files, config.path)
     if weights.keys() <= files.keys() and not get_model_conversion_mapping(template, add_legacy=False):
-        read(config.path, key, "weights", _stream, weights, files)
+        read(config.path, key, "weights", stream, weights, files)
         count = len(set(files.values()))
         return Effect(f"weights streamed from {count} safetensors file{'s' * (count > 1)}")
-    _copy_all(weights, _whole_weights(config, key, weights).items())
+    _copy_all(weights, whole_weights(config, key, weights).items())
     return Effect("weights loaded whole on every rank: transformers converts the names of this checkpoint")
 
 
@@ -148,16 +144,9 @@ def stored_weights(
             found = of_parameters.get(name, ())  # none for a buffer
             yield from ((weight.name, weight.of(drawn)) for weight in found if weight.name in shapes)
         return
-    files = read(config.path, key, "weights", weight_files, config.path)
-    if missing := sorted(shapes.keys() - files.keys()):
-        raise _incomplete(config, key, missing)
-    in_file: dict[str, list[str]] = defaultdict(list)
-    for name in shapes:
-        in_file[files[name]].append(name)
-    for file, names in in_file.items():  # one file is mapped into memory at a time
-        with read(config.path, key, "weights", safe_open, file, framework="pt") as opened:
-            for name in names:
-                yield name, read(config.path, key, "weights", _checked_slice, opened, name, shapes[name])
+    from rlplug.models.weight_files import sliced_weights
+
+    yield from sliced_weights(config, key, shapes)
 
 
 def copy_part(target: Tensor, whole: Tensor) -> None:
@@ -173,56 +162,6 @@ def _copy_all(targets: Mapping[str, Tensor], values: Iterable[tuple[str, Tensor]
             copy_part(targets[name], value)
             missing.remove(name)
     assert not missing, missing
-
-
-# ---- pretrained -----------------------------------------------------------------------------------------------------
-
-
-def _stream(weights: Mapping[str, Tensor], files: Mapping[str, str]) -> None:
-    """Read this rank's shard of each tensor, one tensor at a time.
-
-    Upstream's ``HuggingFaceStorageReader`` reads the same shards, but only in a collective load whose errors come
-    wrapped from all ranks, and casts any dtype, such as float8 without its scales.
-    """
-    with ExitStack() as stack:
-        opened = {
-            file: stack.enter_context(safe_open(file, framework="pt"))
-            for file in sorted({files[name] for name in weights})
-        }
-        for name, weight in weights.items():
-            stored = _checked_slice(opened[files[name]], name, weight.shape)
-            local_part(weight).copy_(stored[local_slices(weight)])
-
-
-def _checked_slice(opened: Any, name: str, shape: torch.Size) -> Any:
-    """Return the slice of an open safetensors file from which a tensor is read.
-
-    Raises:
-        ValueError: The tensor has another shape, or a dtype that needs dequantisation.
-    """
-    stored = opened.get_slice(name)
-    if list(stored.get_shape()) != list(shape):
-        raise ValueError(f"{name} has shape {stored.get_shape()} in the file and {list(shape)} by config.json")
-    if stored.get_dtype() not in PLAIN_DTYPES:
-        raise ValueError(f"{name} is stored as {stored.get_dtype()}, not as one of {', '.join(PLAIN_DTYPES)}")
-    return stored
-
-
-def _whole_weights(config: ModelConfig, key: str, wanted: Iterable[str]) -> dict[str, Tensor]:
-    """Return the checkpoint's weights as transformers loads them, under the names of its model."""
-    options: dict[str, Any] = {"dtype": "auto", "use_safetensors": True, "output_loading_info": True}
-    whole, info = read(config.path, key, "weights", AutoModelForCausalLM.from_pretrained, config.path, **options)
-    if missing := sorted({*wanted} & {*info["missing_keys"]}):
-        raise _incomplete(config, key, missing)
-    state: dict[str, Tensor] = whole.state_dict()
-    return state
-
-
-def _incomplete(config: ModelConfig, key: str, missing: Sequence[str]) -> ConfigError:
-    return ConfigError(
-        f"{key}.path {config.path!r} has no value for {len(missing)} weights, first {missing[0]!r}: "
-        "the folder is incomplete, or its config.json belongs to another model."
-    )
 
 
 # ---- random ---------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlplug.interfaces.router_replay import NOT_RECORDED
+from rlplug.types import NOT_RECORDED
 from rlplug.types import Batch, StepBatch
 
 LONG: Final = 4096

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from rlplug.distributed.fsdp_units import transformer_units
 from rlplug.interfaces.optimization import Effect
-from rlplug.interfaces.router_replay import RouterReplay
 from rlplug.interfaces.trainer import ModelConfig, ModelTrainer, TrainerClaims
 from rlplug.interfaces.weight_sync import WeightsOfParameters
 from rlplug.models.loading import empty_model, load_weights
 from rlplug.weight_sync.hf_names import hf_weights
+
+if TYPE_CHECKING:
+    from rlplug.interfaces.router_replay import RouterReplay
 
 
 class TransformersTrainer(ModelTrainer):

@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from rlplug.distributed.durable_files import RowFile, cut_back_lines, explained, whole_lines
+from rlplug.distributed.durable_files import RowFile, explained, whole_lines
 
 
 class MetricsLog(Logger):
@@ -63,11 +63,13 @@ class MetricsLog(Logger):
             repeats_scores: Whether the scores of that step that came late are written again too.
 
         Returns:
-            A sentence for each kind of line that is lost, as :func:`~rlplug.distributed.durable_files.cut_back_lines`.
+            A sentence for each kind of line that is lost, as :func:`~rlplug.distributed.resumed_files.cut_back_lines`.
 
         Raises:
             RunError: The file cannot be read or written.
         """
+
+        from rlplug.distributed.resumed_files import cut_back_lines
 
         def is_late(record: dict[str, Any]) -> bool:
             return all(name == "step" or name.startswith("validate/") for name in record)

@@ -9,14 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Final, TypeAlias
 
 import psutil
 import torch
 
 from rlplug.interfaces.checks.calls import running_call
-from rlplug.observability.trace_ranges import trace_range
 from rlplug.types import GIB
 
 PHASES: Final = ("prompts", "sync", "rollout", "rewards", "filter", "logprobs", "advantages", "update", "publish")
@@ -30,6 +29,17 @@ MOST_SPANS: Final = 128
 """Most phases that one step keeps with their times."""
 
 CPU: Final = torch.device("cpu")
+
+PREFIX: Final = "rlplug/"
+"""Prefix of every range's name in a trace; the name of a phase follows, as in ``rlplug/update``."""
+
+ENGINE: Final = "engine/"
+"""Second prefix of the names of engine calls, as in ``rlplug/engine/generate``."""
+
+MakeRange: TypeAlias = Callable[[str], AbstractContextManager[Any]]
+
+_NOTHING: Final = nullcontext()
+_make_range: MakeRange = lambda name: _NOTHING  # noqa: E731
 
 
 class PhaseTimer:
@@ -151,3 +161,22 @@ class PhaseDeadline:
             flush=True,
         )
         os._exit(1)
+
+
+# ---- ranges of a profiler -----------------------------------------------------------------------------------------
+
+
+def trace_range(name: str) -> AbstractContextManager[Any]:
+    """Return a context manager that a trace shows as ``rlplug/<name>``; without a profiler it does nothing."""
+    return _make_range(PREFIX + name)
+
+
+@contextmanager
+def ranges_made_by(make_range: MakeRange) -> Iterator[None]:
+    """Make ranges with ``make_range``, such as ``torch.profiler.record_function``, in the body of the ``with``."""
+    global _make_range
+    former, _make_range = _make_range, make_range
+    try:
+        yield
+    finally:
+        _make_range = former

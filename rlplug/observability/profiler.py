@@ -15,8 +15,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.observer import ProfiledSteps
+from rlplug.observability.phase_timer import ranges_made_by
 from rlplug.observability.terminal import say
-from rlplug.observability.trace_ranges import ranges_made_by
 from rlplug.types.ranges import Range
 
 if TYPE_CHECKING:

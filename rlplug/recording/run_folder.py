@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 from lightning.pytorch import Callback, Trainer
 
-from rlplug.distributed.checkpoint_files import CONFIG, run_dir_of
-from rlplug.distributed.checkpoint_writer import CONFIG_KEY
+from rlplug.distributed.checkpoints.files import CONFIG, CONFIG_KEY, run_dir_of
 from rlplug.distributed.durable_files import (
     FolderLock,
     RowFile,
@@ -35,20 +34,20 @@ from rlplug.observability.start import Compilation, start_line
 from rlplug.observability.terminal import say
 from rlplug.plugin_manager import plugins
 from rlplug.plugin_names import missing_distribution
-from rlplug.recording.changes import Changes
 from rlplug.recording.experiment_log import RunTensorBoard, is_due, log_configuration, log_histograms, log_samples
-from rlplug.recording.run_files import METRICS, REWARD_ERRORS, SAMPLES, cut_back
 from rlplug.recording.run_output import print_interrupted, print_samples, print_start, print_summary, print_validation
-from rlplug.recording.run_record import RECORD, RunRecord
+from rlplug.recording.run_record import METRICS, RECORD, REWARD_ERRORS, SAMPLES, RunRecord
 from rlplug.rollout.config import GROUPS
-from rlplug.setup.build import take_optimizer_options
 from rlplug.training.advantages import advantage_values
 from rlplug.training.samples.sample_log import SampleLog
 from rlplug.types import Sample
 from rlplug.types.ranges import CountOrZero, Range, Steps, check_ranges
 
-if TYPE_CHECKING:
+MYPY = False  # in place of TYPE_CHECKING, whose imports jsonargparse carries out
+if MYPY:
     from lightning.pytorch import LightningModule
+
+    from rlplug.recording.resumed_run import Changes
 
 
 DEFAULT_COMPILE_CACHE: Final = "~/.cache/rlplug/compile"
@@ -106,7 +105,7 @@ class RunFolder(Callback, RunObserver):
         """Resolved configuration as YAML; the command line sets it."""
         self.resumed_from: str | None = None
         """Path of the checkpoint from which the run resumes; the command line sets it."""
-        self.changes = Changes({})
+        self.changes: Changes | None = None
         """Keys that changed since that checkpoint; the command line sets them."""
         self.cache_note: str | None = None
         """Where compiled code is kept; the command line, which has set the variables, sets it."""
@@ -182,6 +181,8 @@ class RunFolder(Callback, RunObserver):
             write_file(self.path / CONFIG, self.config_yaml)
         self._record.write()
         if self._resumed is not None:
+            from rlplug.recording.resumed_run import cut_back
+
             step, validation = self._module.rollout_step, self._module.config.validation
             writes_samples, token_log = bool(self.samples_per_step), self._module.token_log
             for line in cut_back(self.path, self._metrics, step, validation, writes_samples, token_log):
@@ -189,7 +190,9 @@ class RunFolder(Callback, RunObserver):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module: Any = pl_module
-        if module.strategy.gather([self.changes.has_optimizer_options])[0]:
+        if module.strategy.gather([self.changes is not None and self.changes.has_optimizer_options])[0]:
+            from rlplug.recording.resumed_run import take_optimizer_options
+
             steps = [module.policy_version, module.rollout_step][: len(trainer.optimizers)]
             take_optimizer_options(module.config, module.models, trainer.optimizers, module.schedulers, steps)
         if not trainer.is_global_zero:
@@ -200,7 +203,7 @@ class RunFolder(Callback, RunObserver):
         self._record.add_plan(module)
         if self._is_accepted:
             self._record.write()
-        for line in self.changes.lines:
+        for line in [] if self.changes is None else self.changes.lines:
             say(line)
         if self.verbose and self.cache_note is not None:
             say(self.cache_note, wraps=True)

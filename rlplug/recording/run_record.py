@@ -17,6 +17,9 @@ from rlplug.distributed.durable_files import write_file
 from rlplug.plugin_manager import describe, plugins
 from rlplug.types import GIB
 
+METRICS: Final = "metrics.jsonl"
+SAMPLES: Final = "samples.jsonl"
+REWARD_ERRORS: Final = "reward_errors.jsonl"
 RECORD: Final = "run.json"
 
 

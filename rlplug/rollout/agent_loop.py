@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +16,6 @@ from rlplug.rollout.turns.trajectory_turns import TrajectoryTurns, TurnRules
 
 if TYPE_CHECKING:
     from rlplug.rollout.config import PartialRollout
-    from rlplug.rollout.deadlines import TrajectoryDeadlines
     from rlplug.rollout.engine_driver import EngineDriver
     from rlplug.rollout.ranks import EngineRanks
     from rlplug.rollout.trajectory import Trajectory
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
 
 COLLECT_S: Final = 1.0
 """Longest wait for the engine, or for environments, at a time, in seconds."""
-COLLECT_BRIEFLY_S: Final = 0.02
-"""Longest wait for the engine while environments are stepping, or other engines may complete what is wanted."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +50,8 @@ WHOLE_STEP: Final = GenerationStep()
 class AgentLoop:
     """Generates the turns of some trajectories and steps their environments, until none wants more tokens.
 
-    An engine that streams continues each trajectory as soon as its environment has returned. Any other engine generates
-    the next turns of all trajectories together, and then their environments step together.
+    The engine generates the next turns of all trajectories together, and then their environments step together. One
+    that streams continues each as soon as its environment has returned; see ``StreamingLoop``.
 
     Args:
         trajectories: The trajectories, which grow in place.
@@ -75,24 +71,18 @@ class AgentLoop:
         policy: PolicySpec,
         version: int,
         ranks: EngineRanks,
+        *,
         step: GenerationStep = WHOLE_STEP,
     ) -> None:
         self.sampling = sampling
-        self._other_sampling = step.other_sampling
-        partial = step.partial
-        per_step = None if partial is None else partial.max_tokens_per_step
+        per_step = None if step.partial is None else step.partial.max_tokens_per_step
         self._turns = TrajectoryTurns(trajectories, sampling.max_new_tokens, per_step, rules, step.progress)
         self._checks = CompletionChecks(self._turns.most_tokens, policy, version)
         self._version = version
         self._environments = rules.environments
         self._ranks = ranks
         self._trajectories = trajectories
-        self._max_seconds = None if partial is None else partial.max_seconds_per_step
-        self._deadline_s = None if partial is None else partial.trajectory_deadline_s
-        self._is_enough = step.is_enough
-        self._count_requests = step.count_requests
         self._progress = step.progress
-        self._ends_at = float("inf")
 
     @property
     def unfinished(self) -> list[Trajectory]:
@@ -118,22 +108,11 @@ class AgentLoop:
         driver.finish()
 
     def _generate(self, engine: RolloutEngine) -> None:
-        """Generate until no trajectory wants more tokens.
+        """Generate in rounds until no trajectory wants more tokens.
 
         Raises:
             EngineFault: The engine failed; what it had completed is in the trajectories.
         """
-        if self._max_seconds is not None and self._ends_at == float("inf"):
-            self._ends_at = time.monotonic() + self._max_seconds
-        breaks_off = any(limit is not None for limit in (self._max_seconds, self._is_enough, self._deadline_s))
-        if (breaks_off or self._environments is not None) and engine.capabilities.streaming:
-            self.stream(engine)
-        else:
-            self._generate_rounds(engine)
-
-    # ---- in rounds ------------------------------------------------------------------------------------------------
-
-    def _generate_rounds(self, engine: RolloutEngine) -> None:
         if self._environments is not None:
             self._step_environments([each for each in self.unfinished if each.awaits_answer], self._environments)
         while unfinished := self.unfinished:
@@ -151,7 +130,7 @@ class AgentLoop:
             fault = fault or disorder or refusal
             if fault is None and self._is_stopped(engine, [completion for _, completion in accepted]):
                 return
-            fault = fault or _unasked_abort(call, [completion for _, completion in accepted])
+            fault = fault or unasked_abort(call, [completion for _, completion in accepted])
             ended = [trajectory for trajectory, completion in accepted if self._turns.receive(trajectory, completion)]
             if self._environments is not None:
                 self._step_environments(ended, self._environments)
@@ -175,134 +154,16 @@ class AgentLoop:
         for trajectory in ended:
             self._turns.apply(trajectory, results[trajectory.key])
 
-    # ---- streaming ------------------------------------------------------------------------------------------------
-
-    def stream(self, engine: RolloutEngine) -> None:
-        """Generate with an engine that streams, until all is done or broken off.
-
-        What is broken off has its tokens so far. Environments that still step are not waited for then: they answer in a
-        later call, of this loop or of another one with the same trajectories and environments.
-
-        Raises:
-            EngineFault: The engine failed; what it had completed is in the trajectories.
-        """
-        from rlplug.rollout.deadlines import TrajectoryDeadlines
-
-        deadlines = TrajectoryDeadlines(self._trajectories, self._deadline_s)
-        try:
-            self._stream(engine, deadlines)
-        finally:
-            deadlines.note(is_last=True)
-
-    def _stream(self, engine: RolloutEngine, deadlines: TrajectoryDeadlines) -> None:
-        running: dict[str, Trajectory] = {}
-        is_aborted, call = False, PluginCall(engine, "collect")
-        self._end_if_enough()
-        ready = self._ready_at_first()
-        while True:
-            deadlines.note()
-            self._count(running)
-            is_over = self._seconds_left <= 0 or engine.is_stopping()
-            ready = [] if is_over else self._in_time(ready)
-            if not (running or ready or (self._num_stepping and not is_over)):
-                return
-            running |= {trajectory.request_id: trajectory for trajectory in ready}
-            self._count(running)
-            completions: Sequence[Completion] = []
-            fault: EngineFault | None = None
-            try:
-                for sampling, some in self._by_sampling(ready):
-                    engine.submit([self._request(trajectory) for trajectory in some], sampling)
-                if running and is_over and not is_aborted:
-                    engine.abort(list(running))
-                    is_aborted = True
-                elif late := deadlines.to_abort(running):
-                    engine.abort(late)
-                if running:
-                    completions = check_list(call, engine.collect(self._wait_s(self._num_stepping > 0)))
-            except EngineFault as problem:
-                completions, fault = problem.completions, problem
-            accepted, refusal = self._checks.accept(call, completions, running)
-            if is_aborted:  # while one that the engine keeps is waited for, the others are paused
-                deadlines.leave([trajectory for trajectory, _ in accepted])
-            ended = [trajectory for trajectory, completion in accepted if self._turns.receive(trajectory, completion)]
-            if self._environments is not None:
-                self._environments.submit(ended, self.sampling.max_new_tokens)
-            if not (is_aborted or engine.is_stopping()):
-                refusal = refusal or _unasked_abort(call, [each for owner, each in accepted if not owner.is_late])
-            if fault := fault or refusal or deadlines.fault_of(engine, running):
-                raise fault
-            self._in_time([trajectory for trajectory, _ in accepted if not trajectory.awaits_answer])
-            stepped = self._collect_steps(0.0 if running else self._wait_s(False))
-            self._end_if_enough()
-            ready = [trajectory for trajectory in stepped if self._wants_more(trajectory)]
-
-    def _count(self, running: dict[str, Trajectory]) -> None:
-        if self._count_requests is not None:
-            others = self._other_sampling
-            num_others = sum(each.key in others for each in running.values()) if others else 0
-            self._count_requests(len(running) - num_others, num_others)
-
-    def _in_time(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Give up the unfinished ones of some trajectories that are late, and return the others."""
-        for trajectory in trajectories:
-            if trajectory.is_late and trajectory.finish_reason is None:
-                key = "model.partial_rollout.trajectory_deadline_s"
-                self._turns.give_up(trajectory, f"took longer than {key} ({self._deadline_s:g} s)")
-        return [trajectory for trajectory in trajectories if trajectory.finish_reason is None]
-
-    def _ready_at_first(self) -> list[Trajectory]:
-        """Return the trajectories that want tokens; have environments answer that were not asked in this process."""
-        unfinished = self.unfinished
-        if self._environments is not None:
-            asked = self._environments.pending_keys
-            again = [each for each in unfinished if each.awaits_answer and each.key not in asked]
-            self._environments.submit(again, self.sampling.max_new_tokens)
-        return [trajectory for trajectory in unfinished if not trajectory.awaits_answer]
-
-    def _wait_s(self, others_may_come: bool) -> float:
-        """Return the longest wait at a time, in seconds."""
-        return COLLECT_BRIEFLY_S if others_may_come or self._is_enough is not None else COLLECT_S
-
-    def _end_if_enough(self) -> None:
-        """End the step's time once it has the groups that it wants."""
-        if self._is_enough is not None and self._is_enough():
-            self._ends_at = 0.0
-
-    @property
-    def _num_stepping(self) -> int:
-        return 0 if self._environments is None else self._environments.num_pending
-
-    def _collect_steps(self, timeout_s: float) -> list[Trajectory]:
-        """Apply the results of environments that have returned, and return their trajectories."""
-        if self._environments is None:
-            return []
-        results = self._environments.collect(timeout_s)
-        for trajectory, result in results:
-            self._turns.apply(trajectory, result)
-        return [trajectory for trajectory, _ in results]
-
     # ---- requests -------------------------------------------------------------------------------------------------
 
-    @property
-    def _seconds_left(self) -> float:
-        return self._ends_at - time.monotonic()
-
     def _wants_more(self, trajectory: Trajectory) -> bool:
-        return self._turns.wants_more(trajectory) and self._seconds_left > 0
-
-    def _by_sampling(self, trajectories: Sequence[Trajectory]) -> Iterator[tuple[SamplingParams, list[Trajectory]]]:
-        """Yield the trajectories that are drawn alike; nothing for none."""
-        found: dict[SamplingParams, list[Trajectory]] = {self.sampling: []}
-        for trajectory in trajectories:
-            found.setdefault(self._other_sampling.get(trajectory.key, self.sampling), []).append(trajectory)
-        yield from ((sampling, some) for sampling, some in found.items() if some)
+        return self._turns.wants_more(trajectory)
 
     def _request(self, trajectory: Trajectory) -> Request:
         return trajectory.request(self._turns.most_tokens(trajectory))
 
 
-def _unasked_abort(call: PluginCall, completions: Sequence[Completion]) -> EngineFault | None:
+def unasked_abort(call: PluginCall, completions: Sequence[Completion]) -> EngineFault | None:
     """Return the fault of an engine that aborted a request on its own: nothing would ask for the rest."""
     for completion in completions:
         if completion.finish_reason == "abort":

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from rlplug.errors import brief
-from rlplug.interfaces.checks.engines import LOWEST, ROUNDING
-from rlplug.interfaces.rollout import EngineFault
+from rlplug.interfaces.checks.engines import FINISH_REASONS, LOWEST, ROUNDING, SourceOfTokens
+from rlplug.interfaces.rollout import EngineFault, PolicySpec
 from rlplug.token_arrays import TokenFloats, TokenIds, as_tokens
+from rlplug.types import Completion
 
 
 def check_tokens(
@@ -54,6 +55,38 @@ def check_tokens(
                 "that."
             )
     return as_tokens(ids, np.int32), as_tokens(values, np.float32)
+
+
+def check_completion(source: SourceOfTokens, completion: Completion, policy: PolicySpec, version: int) -> None:
+    """Check what a completion says of itself: version, reason, and where its end tokens are.
+
+    Args:
+        source: Who returned it.
+        completion: Its tokens were checked.
+        policy: Has the end tokens.
+        version: Version of the weights that the engine got last.
+
+    Raises:
+        EngineFault: The message says what was expected, and what came.
+    """
+    if completion.policy_version != version:
+        raise EngineFault(
+            f"{source} returned policy version {completion.policy_version!r}, and its weights are of version {version}."
+        )
+    reason, num_tokens = completion.finish_reason, len(completion.token_ids)
+    if reason not in FINISH_REASONS:
+        raise EngineFault(f"{source} returned finish reason {brief(reason)}: it is one of {FINISH_REASONS}.")
+    if not num_tokens and reason != "abort":
+        raise EngineFault(f"{source} returned no token and the finish reason {reason!r}.")
+    ends = np.flatnonzero(np.isin(completion.token_ids, policy.eos_token_ids))
+    if len(ends) and ends[0] < num_tokens - 1:
+        token = completion.token_ids[ends[0]]
+        raise EngineFault(f"{source} returned {num_tokens} tokens, and the end token {token} is at index {ends[0]}.")
+    if policy.eos_token_ids and reason != "abort" and bool(len(ends)) != (reason == "stop"):
+        raise EngineFault(
+            f"{source} returned finish reason {reason!r} and the last token {completion.token_ids[-1]}: it is 'stop' "
+            f"exactly where the last token is one of the policy's end tokens, {list(policy.eos_token_ids)}."
+        )
 
 
 def _array(source: object, field: str, values: Any, kinds: str) -> np.ndarray[Any, Any]:

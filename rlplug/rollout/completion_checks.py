@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rlplug.interfaces.checks.calls import PluginCall
-from rlplug.interfaces.checks.engines import SourceOfTokens, are_sound, check_completion
+from rlplug.interfaces.checks.engines import SourceOfTokens, are_sound
 from rlplug.interfaces.rollout import EngineFault, PolicySpec, RolloutEngine
-from rlplug.rollout.answer_checks import check_tokens
 from rlplug.rollout.trajectory import Trajectory
 from rlplug.types import Completion
 
@@ -58,6 +57,8 @@ class CompletionChecks:
         return accepted, fault
 
     def _check(self, source: SourceOfTokens, trajectory: Trajectory, completion: Completion, logprobs: bool) -> None:
+        from rlplug.rollout.answer_checks import check_completion, check_tokens
+
         tokens = (completion.token_ids, completion.logprobs, self.most_tokens(trajectory))
         check_tokens(source, *tokens, self.policy.vocab_size, logprobs)
         check_completion(source, completion, self.policy, self.version)

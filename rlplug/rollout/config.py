@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from rlplug.errors import ConfigError
 from rlplug.types.ranges import Count, Range, Seconds, Tokens, check_ranges
 
 GROUPS: Final = "groups.jsonl"
@@ -79,44 +77,6 @@ class PartialRollout:
 
     def __post_init__(self) -> None:
         check_ranges(self, "model.partial_rollout")
-        if self.bound is None:
-            self._check_limits()
-            return
-        for name in ("max_tokens_per_step", "max_seconds_per_step", "groups_in_flight"):
-            if getattr(self, name) is not None:
-                first = "asynchronous" if self.asynchronous else "over_provisioning"
-                raise ConfigError(
-                    f"model.partial_rollout has {first} and {name}: with the first a step ends when enough "
-                    "groups are complete. Remove one of them."
-                )
-        if self.streams and self.replay is not None:
-            raise ConfigError(
-                "model.partial_rollout.max_staleness is 0, so each step trains on its own groups: replay has nothing "
-                "to repeat: remove it."
-            )
-        if self.streams and self.over_provisioning is not None:
-            raise ConfigError(
-                "model.partial_rollout.max_staleness is 0, and over_provisioning has groups train in a later "
-                "step: remove over_provisioning, or set max_staleness to 1 or more."
-            )
-        if self.over_provisioning is not None and self.over_provisioning > self.bound + 1:
-            raise ConfigError(
-                f"model.partial_rollout.over_provisioning is {self.over_provisioning}: give a number above 1, and at "
-                f"most {self.bound + 1}, which is max_staleness and 1. More groups could not train in time."
-            )
-
-    def _check_limits(self) -> None:
-        if self.max_tokens_per_step is None and self.max_seconds_per_step is None:
-            raise ConfigError(
-                "model.partial_rollout has no limit: set asynchronous, over_provisioning, max_tokens_per_step or "
-                "max_seconds_per_step, or remove it."
-            )
-        for name in ("max_staleness", "replay"):
-            if getattr(self, name) is not None:
-                raise ConfigError(
-                    f"model.partial_rollout.{name} is for asynchronous and over_provisioning: set one of them, or "
-                    "remove it."
-                )
 
     @property
     def bound(self) -> int | None:
@@ -129,11 +89,3 @@ class PartialRollout:
     def streams(self) -> bool:
         """Whether a step's passes run over its complete groups while its others are generated."""
         return self.bound == 0
-
-    def num_in_flight(self, prompts_per_step: int) -> int:
-        """Return how many groups are worked on at once."""
-        if self.over_provisioning is not None:
-            return math.ceil(self.over_provisioning * prompts_per_step)
-        if self.bound is not None:
-            return (self.bound + 1) * prompts_per_step
-        return self.groups_in_flight or prompts_per_step

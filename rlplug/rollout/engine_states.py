@@ -25,7 +25,7 @@ import torch
 
 from rlplug.errors import RunError
 from rlplug.interfaces.rollout import EngineFault
-from rlplug.observability.trace_ranges import ENGINE, trace_range
+from rlplug.observability.phase_timer import ENGINE, trace_range
 from rlplug.types import GIB
 
 State: TypeAlias = Literal["new", "stale", "ready", "asleep", "loading", "synced", "broken", "closed"]

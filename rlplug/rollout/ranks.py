@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from rlplug.errors import ConfigError, RLPlugError
+from rlplug.errors import RLPlugError
 from rlplug.interfaces.rollout import Placement
 
 Value = TypeVar("Value")
@@ -46,29 +45,6 @@ class EngineRanks:
     @property
     def is_first(self) -> bool:
         return self.index == 0
-
-    def check_devices(self, engine: str, index: int) -> None:
-        """Stop the run unless the ranks' GPUs are neighbours, in the order of the ranks.
-
-        Args:
-            engine: Its name, for the message.
-            index: Of this rank's GPU.
-
-        Raises:
-            ConfigError: They are not.
-        """
-        devices: list[tuple[str, int]] = [(socket.gethostname(), index)]
-        if self._group is not None:
-            devices = [devices[0]] * self.size
-            dist.all_gather_object(devices, (socket.gethostname(), index), group=self._group)
-        host, first = devices[0]
-        if devices != [(host, first + number) for number in range(self.size)]:
-            named = ", ".join(f"{name} GPU {number}" for name, number in devices)
-            raise ConfigError(
-                f"rollout.tensor_parallel_size is {self.size}, and ranks {self._first} to "
-                f"{self._first + self.size - 1} run on {named}: {engine} needs neighbouring GPUs of one host, in the "
-                "order of the ranks. Set a smaller size, or one that divides the GPUs of each host."
-            )
 
     def from_first(self, make: Callable[[], Value]) -> Value:
         """Return what the first rank makes, or raise what it raises, on all ranks."""

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from rlplug.errors import brief
 from rlplug.interfaces.rollout import EngineFault
-from rlplug.interfaces.router_replay import NOT_RECORDED, RouterShape, named_routers
+from rlplug.interfaces.router_replay import RouterShape, named_routers
+from rlplug.types import NOT_RECORDED
 
 Array = np.ndarray[Any, Any]
 

@@ -85,8 +85,12 @@ class RolloutGenerator:
         step: GenerationStep = WHOLE_STEP,
     ) -> AgentLoop:
         """Return what generates ``trajectories`` as ``request`` says."""
-        spec, version = self.driver.spec, request.policy_version
-        return AgentLoop(trajectories, request.sampling, rules, spec, version, self.ranks, step)
+        arguments = (trajectories, request.sampling, rules, self.driver.spec, request.policy_version, self.ranks)
+        if rules.environments is None and step is WHOLE_STEP:
+            return AgentLoop(*arguments)
+        from rlplug.rollout.streaming import StreamingLoop
+
+        return StreamingLoop(*arguments, step=step)
 
     def share_of_engine(self, request: RolloutRequest, first_group: int = 0) -> list[list[Trajectory]]:
         """Return new trajectories of the prompts that this rank's engine generates, in groups."""

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlplug.interfaces.router_replay import NOT_RECORDED
 from rlplug.token_arrays import TokenFloats, TokenIds, TokenMask, TokenRecord, as_tokens, joined, read_only
 from rlplug.types import (
     ENVIRONMENT,
     NO_VERSION,
+    NOT_RECORDED,
     TRAJECTORY,
     Completion,
     FinishReason,

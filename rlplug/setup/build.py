@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlplug.interfaces.optimization import Effect, Optimization
-from rlplug.models.build import Models, build_critic, build_policy, build_reference
+from rlplug.models.build import Models, build_policy, build_reference
 from rlplug.plugin_manager import plugins
 from rlplug.setup.checks.trainer import check_trainer
 from rlplug.training.actor_critic import ActorCritic, TrainableModel
 from rlplug.training.passes import MicroBatchRunner
 from rlplug.training.step_training import StepTraining
-from rlplug.training.trainer_record import adapter_record
 from rlplug.training.update import PolicyUpdate, policy_losses
 from rlplug.types import StepBatch
 from rlplug.weight_sync.manifest import adapters_line
@@ -54,6 +52,8 @@ def build_models(parts: RunParts, built: Models | None) -> Models:
         models.set_reference(reference)
         models.effects += effects
     if config.critic is not None and models.critic is None:
+        from rlplug.models.critic.network import build_critic
+
         models.critic, effects = build_critic(
             config.critic, models.policy, config.policy, optimizations, strategy, trainer
         )
@@ -76,7 +76,10 @@ def _policy_models(parts: RunParts, optimizations: Sequence[Optimization]) -> Mo
         models.effects += [Effect(describe(inputs.spec.fp8))]
     if inputs.spec.adapters is not None:
         models.effects += [Effect(adapters_line(inputs.spec, type(config.engine).__name__))]
-    models.adapters = adapter_record(policy, strategy.gather)
+    if not all(weight.requires_grad for weight in policy.parameters()):
+        from rlplug.training.trainer_record import adapter_record
+
+        models.adapters = adapter_record(policy, strategy.gather)
     return models
 
 
@@ -90,33 +93,6 @@ def make_optimizers(config: RunConfig, models: Models) -> tuple[list[Any], list[
         make_schedulers.append(config.critic.lr_scheduler)
     pairs = zip(make_schedulers, optimizers, strict=True)
     return optimizers, [None if make is None else make(optimizer) for make, optimizer in pairs]
-
-
-def take_optimizer_options(
-    config: RunConfig, models: Models, optimizers: Sequence[Any], schedulers: Sequence[Any], num_steps: Sequence[int]
-) -> None:
-    """Give resumed optimizers and schedulers the options of a changed configuration; their state stays.
-
-    Args:
-        config: Options of the run.
-        models: Policy and critic.
-        optimizers: The policy's, then the critic's, as restored.
-        schedulers: Theirs; ``None`` for a constant rate.
-        num_steps: RL steps that each has taken, after which a new schedule gives the rate.
-    """
-    for optimizer, scheduler, new, new_scheduler, steps in zip(
-        optimizers, schedulers, *make_optimizers(config, models), num_steps, strict=True
-    ):
-        if new_scheduler is not None:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*before.*optimizer.step")
-                for _ in range(steps):
-                    new_scheduler.step()
-            scheduler.load_state_dict(new_scheduler.state_dict())
-        for group, new_group in zip(optimizer.param_groups, new.param_groups, strict=True):
-            parameters = group["params"]
-            group.clear()
-            group.update(new_group | {"params": parameters})
 
 
 def make_update(

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Final
 from lightning.pytorch.utilities import rank_zero_warn
 
 from rlplug.interfaces.algorithm import RunInfo
-from rlplug.interfaces.memory_plan import GPU, MemoryDecisions, total_and_free
 from rlplug.models.hf_files import read_config
 from rlplug.models.shape import attention_cost
 from rlplug.plugin_manager import CORE, plugins
 from rlplug.plugin_names import distribution_of
 from rlplug.setup.checks.engine import check_context, check_rollout
 from rlplug.setup.checks.trainer import check_optimizers, check_trainer
-from rlplug.setup.checks.training import check_streamed_prompts, check_streaming, check_training
+from rlplug.setup.checks.training import check_streamed_prompts, check_training
 from rlplug.training.batch_plan import BatchPlan
 
 if TYPE_CHECKING:
     from rlplug.config import RunConfig
     from rlplug.data.datamodule import PromptDataModule
     from rlplug.distributed.strategy import RLFSDP2Strategy
+    from rlplug.interfaces.memory_plan import GPU, MemoryDecisions
     from rlplug.interfaces.optimization import Optimization
     from rlplug.setup.inputs import RunInputs
     from rlplug.types import MeshSizes
@@ -104,6 +104,8 @@ def plan_run(
     in_fp8 = inputs.spec.fp8 is not None
     algorithm = config.algorithm
     if config.partial_rollout is not None and config.partial_rollout.streams:
+        from rlplug.setup.checks.partial_rollout import check_streaming
+
         callers = plugins().call_order()["prepare_batch"]
         check_streaming(algorithm, batch, [caller.plugin for caller in callers if caller.plugin != CORE])
     max_new_tokens = config.sampling.max_new_tokens
@@ -129,6 +131,8 @@ def fullest_gpu(strategy: RLFSDP2Strategy) -> GPU | None:
     """Return the GPU with the least memory to plan with of all ranks, so that they decide alike; ``None`` on CPUs."""
     if strategy.root_device.type != "cuda":
         return None
+    from rlplug.interfaces.memory_plan import GPU, total_and_free
+
     gpus = [GPU(*numbers) for numbers in strategy.gather([total_and_free(strategy.root_device)])]
     return min(gpus, key=lambda gpu: gpu.capacity)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +34,6 @@ from rlplug.setup.checks.engine import check_context, check_machine, check_rollo
 from rlplug.setup.inputs import RunInputs, read_inputs
 from rlplug.setup.planning import RunParts, RunPlan, plan_fit
 from rlplug.training.mismatch_gate import MismatchGate, limit_of
-from rlplug.training.trainer_record import check_records
 from rlplug.types import NO_VERSION
 from rlplug.weight_sync.buckets import policy_buckets
 
@@ -134,7 +134,13 @@ class RunModule(LightningModule):
         if built is None:
             notes = [*self.inputs.notes, *start_rewards(self.config.rewards, self.strategy.root_device)]
             self.models.effects += [Effect(note) for note in notes]
-        self.strategy.accept_checkpoint = partial(check_records, self.config.model_trainer, self.models.adapters)
+        self.strategy.accept_checkpoint = self._check_records
+
+    def _check_records(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint of another trainer or base model."""
+        from rlplug.training.trainer_record import check_records
+
+        check_records(self.config.model_trainer, self.models.adapters, folder, state)
 
     def configure_optimizers(self) -> Any:
         optimizers, self.schedulers = make_optimizers(self.config, self.models)

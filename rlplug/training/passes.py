@@ -1,4 +1,4 @@
-"""Passes over the rows of a step, on the ranks that the batch plan chose for them."""
+"""Passes over the rows of a step, on the ranks that the batch plan chose for them, and the phase ``logprobs``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.models.lm_head import TokenLogprobs
 from rlplug.models.packing import PackedMicroBatch, pack
 from rlplug.observability.phase_progress import PHASE_PROGRESS
-from rlplug.training.actor_critic import ForwardOutput
+from rlplug.training.actor_critic import ActorCritic, ForwardOutput
 from rlplug.training.batch_plan import BatchPlan, MicroBatch, PassKind
 from rlplug.training.step_rows import FetchedRows, StepRows
+from rlplug.types import StepBatch
 
 if TYPE_CHECKING:
+    from rlplug.distributed.offload import Offload
     from rlplug.interfaces.token_log import TokenLog
 
 
@@ -70,3 +72,37 @@ def gather_logprobs(fetched: FetchedRows, parts: Sequence[TokenLogprobs | None])
         fetched.gather_back([part.logprobs for part in present]),
         fetched.gather_back([part.sampled_logprobs for part in present]),
     )
+
+
+def compute_logprobs(
+    batch: StepBatch, models: ActorCritic, runner: MicroBatchRunner, offload: Offload, step: int, always: bool
+) -> tuple[StepBatch, TokenLogprobs | None]:
+    """Return the batch with ``old_logprobs``, ``ref_logprobs`` and ``values``, and the policy's logprobs if it ran.
+
+    Args:
+        batch: This rank's rows of the step.
+        models: Models of the run.
+        runner: Runs them over micro-batches.
+        offload: Copies the reference policy to the device.
+        step: Number of the step, from 1.
+        always: Run the policy even where its one update computes the same logprobs anyway.
+    """
+    tokens = None
+    needs_old_logprobs = models.needs_old_logprobs(step, runner.plan.is_on_policy)
+    runs_policy = always or needs_old_logprobs or models.shares_trunk
+    if not runs_policy and models.reference is None and models.critic is None:
+        return batch, None
+    rows = StepRows(batch, runner.strategy)
+    fetched = runner.fetch(rows, range(rows.num_sequences), "forward")
+    if runs_policy:
+        output = runner.forward_only(fetched, models.forward_policy)
+        tokens = output.tokens
+        assert tokens is not None
+        batch = batch.with_tokens(old_logprobs=tokens.logprobs if needs_old_logprobs else None, values=output.values)
+    if models.reference is not None:
+        with offload.reference_on_device():
+            output = runner.forward_only(fetched, models.forward_reference)
+            batch = batch.with_tokens(ref_logprobs=output.ref_logprobs)
+    if models.critic is not None and "values" not in batch.per_token:
+        batch = batch.with_tokens(values=runner.forward_only(fetched, models.forward_critic).values)
+    return batch, tokens

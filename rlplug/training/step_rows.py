@@ -15,9 +15,8 @@ from torch import Tensor
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import RunError
 from rlplug.interfaces.algorithm import Denominators
-from rlplug.interfaces.router_replay import NOT_RECORDED
 from rlplug.training.batch_plan import MicroBatch
-from rlplug.types import StepBatch
+from rlplug.types import NOT_RECORDED, StepBatch
 
 ROW = np.dtype([(name, np.int64) for name in ("group", "home", "index", "length", "num_tokens", "num_routed")])
 """What every rank knows of a row: its group, the rank that has it and its index there, its tokens, its tokens that

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 from rlplug.distributed.offload import Offload
 from rlplug.models.lm_head import TokenLogprobs
-from rlplug.training.logprobs import compute_logprobs
+from rlplug.training.passes import compute_logprobs
 from rlplug.training.update import PolicyUpdate, UpdateResult
 from rlplug.types import Rollout, Sample, StepBatch
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlplug.distributed.checkpoint_files import run_dir_of
+from rlplug.distributed.checkpoints.files import run_dir_of
 from rlplug.distributed.mesh import local_part
 from rlplug.errors import ConfigError
 from rlplug.interfaces.trainer import ModelTrainer

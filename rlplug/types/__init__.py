@@ -14,6 +14,7 @@ from rlplug.types.completions import (
     ENVIRONMENT,
     GIB,
     NO_VERSION,
+    NOT_RECORDED,
     TRAJECTORY,
     Completion,
     FinishReason,
@@ -26,25 +27,6 @@ from rlplug.types.samples import RewardError, Rollout, Sample, Segment, groups_o
 from rlplug.types.step_batch import StepBatch
 from rlplug.types.step_statistics import ONE_RANK, Moments, StepStatistics
 
-__all__ = [
-    "ENVIRONMENT",
-    "GIB",
-    "NO_VERSION",
-    "ONE_RANK",
-    "TRAJECTORY",
-    "Batch",
-    "Completion",
-    "FinishReason",
-    "MeshSizes",
-    "Moments",
-    "Prompt",
-    "Request",
-    "RewardError",
-    "Rollout",
-    "Sample",
-    "SamplingParams",
-    "Segment",
-    "StepBatch",
-    "StepStatistics",
-    "groups_of",
-]
+__all__ = ["ENVIRONMENT", "GIB", "NOT_RECORDED", "NO_VERSION", "ONE_RANK", "TRAJECTORY", "Batch", "Completion"]
+__all__ += ["FinishReason", "MeshSizes", "Moments", "Prompt", "Request", "RewardError", "Rollout", "Sample"]
+__all__ += ["SamplingParams", "Segment", "StepBatch", "StepStatistics", "groups_of"]

@@ -19,6 +19,9 @@ GIB: Final = 1 << 30
 NO_VERSION: Final = -1
 """Policy version of a token that no policy produced, and of an engine without weights."""
 
+NOT_RECORDED: Final = -1
+"""Expert id of a token whose experts the engine did not return; the trainer's own router decides there."""
+
 ENVIRONMENT: Final = "environment"
 """Name of the environment's own reward among a sample's rewards."""
 

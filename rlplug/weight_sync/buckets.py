@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
@@ -15,8 +15,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from rlplug.interfaces.rollout import PolicySpec
 from rlplug.interfaces.weight_sync import AdapterWeights, Bucket, FP8Weights, WeightsOfParameters
-from rlplug.weight_sync.hf_names import adapter_modules, hf_weights
-from rlplug.weight_sync.low_rank import LowRankUpdate, adapters_of
+from rlplug.weight_sync.hf_names import adapter_modules, adapters_of, hf_weights
+
+if TYPE_CHECKING:
+    from rlplug.weight_sync.low_rank import LowRankUpdate
 
 ALIGNMENT: Final = 16
 """Alignment of each tensor in an all-gather, in bytes, so that it can be viewed in its own dtype."""
@@ -98,7 +100,7 @@ def policy_buckets(
         RunError: A weight is NaN or infinite and FP8 cannot represent it.
     """
     if spec.fp8 is not None:
-        from rlplug.weight_sync.fp8_finite_check import check_finite
+        from rlplug.weight_sync.fp8_layers import check_finite
 
         check_finite(policy, spec.dtype, spec.fp8, weights)
     if spec.adapters is None:

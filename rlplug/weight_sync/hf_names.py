@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,7 +15,9 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.weight_sync import HFWeight
-from rlplug.weight_sync.low_rank import adapters_of
+
+if TYPE_CHECKING:
+    from rlplug.weight_sync.low_rank import Adapters
 
 _known: WeakKeyDictionary[nn.Module, dict[str, tuple[HFWeight, ...]]] = WeakKeyDictionary()
 """Weights of each model, kept because every sync asks for them."""
@@ -66,6 +68,17 @@ def adapter_modules(model: nn.Module) -> dict[str, str]:
             )
         modules[name] = weight.name.removesuffix(".weight")
     return modules
+
+
+def adapters_of(network: nn.Module) -> Adapters | None:
+    """Return the adapters of a network, or ``None`` where all of it trains."""
+    adapters: Adapters | None = vars(network).get("rlplug_adapters")
+    return adapters
+
+
+def attach_adapters(network: nn.Module, adapters: Adapters) -> None:
+    """Record the adapters of ``network``."""
+    vars(network)["rlplug_adapters"] = adapters
 
 
 def _found(model: nn.Module) -> Iterator[tuple[str, tuple[HFWeight, ...]]]:

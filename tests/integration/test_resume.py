@@ -9,7 +9,7 @@ import pytest
 from command_line import ROOT, SMALL, Job, Runs, samples
 from experts_model import make_experts_model
 
-from rlplug.distributed.checkpoint_files import list_checkpoints
+from rlplug.distributed.checkpoints.files import list_checkpoints
 from rlplug.observability.metrics_log import read_metrics
 from rlplug.observability.phase_timer import PHASES
 

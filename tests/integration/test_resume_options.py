@@ -10,7 +10,7 @@ import pytest
 from command_line import SMALL, Job, Runs
 from forked import ForkedProcess
 
-from rlplug.distributed.checkpoint_files import list_checkpoints
+from rlplug.distributed.checkpoints.files import list_checkpoints
 from rlplug.observability.metrics_log import read_metrics
 
 SAVER = "{class_path: ModelCheckpoint, init_args: {monitor: reward/mean, mode: max, filename: '{step}'}}"

@@ -12,7 +12,7 @@ from test_resume import ACTOR_CRITIC, assert_same_run, metrics
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.utils._pytree import tree_flatten_with_path
 
-from rlplug.distributed.checkpoint_files import list_checkpoints
+from rlplug.distributed.checkpoints.files import list_checkpoints
 
 RUN = [
     *(*ACTOR_CRITIC, "--model.num_steps", "4", "--model.batch.num_epochs", "1", "--model.batch.mini_batch_size", "16"),

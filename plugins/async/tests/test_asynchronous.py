@@ -16,6 +16,7 @@ from rlplug_algos.corrections import Correction
 from rlplug_algos.grpo import GRPO
 from rlplug_async.asynchronous import AsynchronousSource
 from rlplug_async.background import BackgroundGeneration
+from rlplug_async.option_checks import check_options
 from rlplug_devkit.padded_rows import PaddedRows
 from virtual_world import run_case
 
@@ -26,7 +27,7 @@ from rlplug.models.packing import pack
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.rollout.source import RolloutRequest
-from rlplug.setup.checks.engine import check_partial_rollout
+from rlplug.setup.checks.partial_rollout import check_partial_rollout
 from rlplug.types import Completion, Prompt, SamplingParams, StepBatch
 
 PROMPTS = [Prompt(uid=str(number), token_ids=(3, 4 + number % 6), text="") for number in range(30)]
@@ -316,7 +317,7 @@ def test_a_straggler_costs_its_own_trajectory(environment, keeps, make_generator
     """It catches a request that never ends and wedges the run, trains, or costs more than one restart."""
     engine, options = Stuck(), PartialRollout(asynchronous=True, max_staleness=1, trajectory_deadline_s=100.0)
     engine.keeps, engine.jump_s = keeps, 200.0 if environment is None else 2.0  # an environment may be stepping
-    monkeypatch.setattr("rlplug.rollout.deadlines.time", SimpleNamespace(monotonic=lambda: engine.now))
+    monkeypatch.setattr("rlplug.rollout.streaming.time", SimpleNamespace(monotonic=lambda: engine.now))
     run = Run(make_generator(engine, environment, TURNS), options)
     for _ in range(3):
         run.take()
@@ -379,7 +380,7 @@ def test_an_engine_that_keeps_aborted_requests_is_named(monkeypatch):
 )
 def test_options_that_contradict_each_other_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
-        PartialRollout(asynchronous=True, **options)
+        check_options(PartialRollout(asynchronous=True, **options))
 
 
 @pytest.mark.parametrize(("engine", "capability"), [(HFRollout, "streaming"), (CapableRollout, "disaggregated")])

@@ -18,7 +18,7 @@ from rlplug_async import asynchronous, enough_groups
 from rlplug_async.asynchronous import AsynchronousSource
 from virtual_engine import MOST_TOKENS, Killed, VirtualClock, VirtualDriver, VirtualEngine, VirtualGeneration, token_of
 
-from rlplug.rollout import agent_loop, deadlines
+from rlplug.rollout import streaming
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.source import RolloutGenerator, RolloutRequest
 from rlplug.rollout.trajectory import Trajectory
@@ -74,11 +74,11 @@ class World:
         with contextlib.ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings(action="ignore"))  # of late trajectories
             clock = self.new_clock()
-            for module in (agent_loop, asynchronous, deadlines, enough_groups):
+            for module in (asynchronous, streaming, enough_groups):
                 stack.enter_context(mock.patch.object(module, "time", clock))
             stack.enter_context(mock.patch.object(asynchronous, "BackgroundGeneration", VirtualGeneration))
             stack.enter_context(mock.patch.object(asynchronous, "rank_zero_info"))
-            stack.enter_context(mock.patch.object(agent_loop, "COLLECT_BRIEFLY_S", self.poll_s))
+            stack.enter_context(mock.patch.object(streaming, "COLLECT_BRIEFLY_S", self.poll_s))
             stack.enter_context(mock.patch.object(asynchronous, "POLL_S", self.poll_s))
             return self.run_on(clock)
 

@@ -20,7 +20,7 @@ from rlplug_optims import (
 from rlplug.models.loading import to_empty_on
 from rlplug.models.lora.adapters import add_adapters, load_adapters
 from rlplug.models.lora.config import LoRAConfig
-from rlplug.weight_sync.low_rank import adapters_of
+from rlplug.weight_sync.hf_names import adapters_of
 
 LORA = LoRAConfig(rank=3, alpha=7)
 COMBINATIONS = {

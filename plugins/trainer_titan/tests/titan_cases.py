@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
-from rlplug.models.critic import ValueHead
+from rlplug.models.critic.network import ValueHead
 from rlplug.types import Prompt, Sample, SamplingParams, StepBatch
 from rlplug.weight_sync.hf_names import hf_weights
 

@@ -32,8 +32,9 @@ from torch.distributed.tensor import DTensor
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces import FP8Weights, ModelConfig
 from rlplug.models import loading
-from rlplug.models.build import build_critic, build_policy
+from rlplug.models.build import build_policy
 from rlplug.models.critic import CriticConfig
+from rlplug.models.critic.network import build_critic
 from rlplug.models.export import export_policy
 from rlplug.models.forward import critic_forward, policy_forward, value_head_forward
 from rlplug.models.packing import pack

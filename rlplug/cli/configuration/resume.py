@@ -11,17 +11,11 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from rlplug.cli.command_parser import take_option
 from rlplug.distributed.checkpoint import newest_checkpoint
-from rlplug.distributed.checkpoint_files import (
-    CONFIG,
-    MANIFEST,
-    NEWEST_WHOLE,
-    list_checkpoints,
-    newest_whole,
-    run_dir_of,
-)
+from rlplug.distributed.checkpoints.files import CONFIG, MANIFEST, list_checkpoints, run_dir_of
+from rlplug.distributed.checkpoints.reader import NEWEST_WHOLE, newest_whole
 from rlplug.distributed.durable_files import reason
 from rlplug.errors import ConfigError
-from rlplug.recording.changes import Changes
+from rlplug.recording.resumed_run import Changes
 
 _REFUSED: Final = {
     "seed_everything": "the random generators go on from the checkpoint",

@@ -12,17 +12,13 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final
 
+from rlplug import interfaces
 from rlplug.errors import RunError
-from rlplug.interfaces.algorithm import Algorithm
-from rlplug.interfaces.environment import Environment
-from rlplug.interfaces.launcher import Launcher
-from rlplug.interfaces.observer import RunObserver
-from rlplug.interfaces.optimization import Optimization
-from rlplug.interfaces.reward import Reward
-from rlplug.interfaces.rollout import RolloutEngine
-from rlplug.interfaces.trainer import ModelTrainer
 
-PARTS: Final = (RolloutEngine, Algorithm, Reward, Environment, Optimization, ModelTrainer, Launcher, RunObserver)
+PARTS: Final = (
+    *("RolloutEngine", "Algorithm", "Reward", "Environment", "Optimization", "ModelTrainer", "Launcher", "RunObserver"),
+)
+"""Base classes of parts, of ``rlplug.interfaces``."""
 CORE: Final = "rlplug"
 HOOK_PREFIX: Final = "rlplug_"
 
@@ -107,10 +103,11 @@ def _frames_of(traceback: TracebackType | None) -> Iterator[FrameType]:
 
 def _first_call(frames: Iterator[FrameType]) -> PluginCall | None:
     """Return the outermost call of a method of a part, or of a hook, that is not the core's own."""
+    bases = tuple(getattr(interfaces, name) for name in PARTS)
     for frame in frames:
         name, part = frame.f_code.co_name, frame.f_locals.get("self")
         module = str(frame.f_globals.get("__name__", ""))
-        if isinstance(part, PARTS) and type(part).__module__.partition(".")[0] != CORE:
+        if isinstance(part, bases) and type(part).__module__.partition(".")[0] != CORE:
             return PluginCall(part, name)
         if name.startswith(HOOK_PREFIX) and module.partition(".")[0] != CORE:
             return PluginCall(frame.f_globals.get(name, type(name, (), {"__module__": module})))

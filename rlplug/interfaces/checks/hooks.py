@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from rlplug import interfaces
 from rlplug.errors import brief
 from rlplug.interfaces.checks.algorithms import check_loss, check_rows
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.metrics import read_metrics
-from rlplug.interfaces.memory_plan import MemoryDecisions
-from rlplug.interfaces.token_log import TokenLog
 from rlplug.interfaces.weight_sync import SyncReport
 from rlplug.types import StepBatch
 
@@ -39,12 +38,12 @@ def _report(call: PluginCall, inner: Any, found: Any) -> SyncReport:
     return found
 
 
-def _made(kind: type) -> Callable[[PluginCall, Any, Any], Any]:
-    """Return the check of a resolver that makes a ``kind`` or passes on."""
+def _made(kind: str) -> Callable[[PluginCall, Any, Any], Any]:
+    """Return the check of a resolver that makes a ``kind``, of ``rlplug.interfaces``, or passes on."""
 
     def check(call: PluginCall, inner: Any, found: Any) -> Any:
-        if found is not None and not isinstance(found, kind):
-            raise call.violation(f"return an instance of {kind.__name__}, or None", f"returned {brief(found)}")
+        if found is not None and not isinstance(found, getattr(interfaces, kind)):
+            raise call.violation(f"return an instance of {kind}, or None", f"returned {brief(found)}")
         return found
 
     return check
@@ -53,8 +52,8 @@ def _made(kind: type) -> Callable[[PluginCall, Any, Any], Any]:
 CHECKS: Final[Mapping[str, Callable[[PluginCall, Any, Any], Any]]] = {
     "rlplug_after_rollout": _metrics,
     "rlplug_after_update": _metrics,
-    "rlplug_plan_memory": _made(MemoryDecisions),
-    "rlplug_make_token_log": _made(TokenLog),
+    "rlplug_plan_memory": _made("MemoryDecisions"),
+    "rlplug_make_token_log": _made("TokenLog"),
     "rlplug_compute_loss": lambda call, inner, found: check_loss(call, found),
     "rlplug_prepare_batch": _rows,
     "rlplug_sync_weights": _report,

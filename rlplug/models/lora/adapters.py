@@ -16,15 +16,15 @@ from torch import nn
 from rlplug.distributed.mesh import local_part
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect
-from rlplug.interfaces.router_replay import router_replay_of
+from rlplug.models.forward import router_replay_of
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.interfaces.weight_sync import AdapterWeights
 from rlplug.models.lm_head import share_lm_head
 from rlplug.models.loading import copy_part, empty_model
-from rlplug.models.lora.config import LoRAConfig, import_peft
-from rlplug.models.lora.files import load_folder, module_of
-from rlplug.weight_sync.hf_names import adapter_modules
-from rlplug.weight_sync.low_rank import Adapters, LowRankUpdate, adapters_of, attach_adapters
+from rlplug.models.lora.config import LoRAConfig
+from rlplug.models.lora.files import import_peft, load_folder, module_of
+from rlplug.weight_sync.hf_names import adapter_modules, adapters_of, attach_adapters
+from rlplug.weight_sync.low_rank import Adapters, LowRankUpdate
 
 ADAPTER: Final = "default"
 """peft's name of the only adapter."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from rlplug.errors import ConfigError
 from rlplug.types.ranges import Positive, Range, Seed, check_ranges
@@ -45,16 +45,3 @@ class LoRAConfig:
     @property
     def scale(self) -> float:
         return self.alpha / self.rank
-
-
-def import_peft() -> Any:
-    """Return peft, which is optional.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
-    try:
-        import peft
-    except ImportError as error:
-        raise ConfigError("model.lora needs peft: pip install 'rlplug[lora]'.") from error
-    return peft

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -15,8 +15,9 @@ from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models.loading import copy_part
-from rlplug.models.lora.config import LoRAConfig, import_peft
-from rlplug.weight_sync.low_rank import Adapters, adapters_of
+from rlplug.models.lora.config import LoRAConfig
+from rlplug.weight_sync.hf_names import adapters_of
+from rlplug.weight_sync.low_rank import Adapters
 
 WEIGHTS: Final = "adapter_model.safetensors"
 CONFIG: Final = "adapter_config.json"
@@ -24,6 +25,19 @@ UNSUPPORTED: Final = ("use_dora", "use_rslora", "lora_bias", "modules_to_save", 
 """Options of peft that change what an adapter computes."""
 PREFIX: Final = "base_model.model."
 """Before the names of weights in peft's files."""
+
+
+def import_peft() -> Any:
+    """Return peft, which is optional.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    try:
+        import peft
+    except ImportError as error:
+        raise ConfigError("model.lora needs peft: pip install 'rlplug[lora]'.") from error
+    return peft
 
 
 def export_adapter(network: nn.Module, config: LoRAConfig, policy: ModelConfig, folder: Path, rank: int) -> None:

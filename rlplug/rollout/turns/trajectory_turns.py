@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlplug.rollout.turns.step_answer import Failure
-
 if TYPE_CHECKING:
     from rlplug.observability.phase_progress import PhaseProgress
     from rlplug.rollout.config import TurnOptions
     from rlplug.rollout.trajectory import Trajectory
     from rlplug.rollout.turns.environment_calls import EnvironmentCalls
     from rlplug.rollout.turns.observation_tokens import ObservationTokens
-    from rlplug.rollout.turns.step_answer import StepAnswer
+    from rlplug.rollout.turns.step_answer import Failure, StepAnswer
     from rlplug.types import Completion
 
 
@@ -105,6 +103,8 @@ class TrajectoryTurns:
 
     def apply(self, trajectory: Trajectory, answer: StepAnswer | Failure) -> None:
         """Append the observation of an environment's step and add its reward, or end the trajectory."""
+        from rlplug.rollout.turns.step_answer import Failure
+
         trajectory.awaits_answer = False
         if isinstance(answer, Failure):
             trajectory.error = answer.message

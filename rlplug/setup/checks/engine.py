@@ -7,14 +7,12 @@ from collections.abc import Iterable
 from rlplug.config import RunConfig
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
-from rlplug.interfaces.algorithm import Algorithm
 from rlplug.interfaces.checks.engines import max_context_of
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine, require_capability
 from rlplug.plugin_manager import plugins
-from rlplug.rollout.config import PartialRollout, TurnOptions
+from rlplug.rollout.config import TurnOptions
 from rlplug.setup.checks.trainer import check_optimizations
 from rlplug.setup.inputs import RunInputs
-from rlplug.types import SamplingParams
 
 
 def check_rollout(config: RunConfig, inputs: RunInputs, engine_is_here: bool = True) -> None:
@@ -106,34 +104,6 @@ def check_engine(config: RunConfig, engines: Iterable[type], is_here: bool = Tru
     if config.router_replay:
         require_capability(engine, "routed_experts", "model.router_replay", engines)
     if config.partial_rollout is not None:
+        from rlplug.setup.checks.partial_rollout import check_partial_rollout
+
         check_partial_rollout(config.partial_rollout, config.sampling, algorithm, engine, engines)
-
-
-def check_partial_rollout(
-    options: PartialRollout,
-    sampling: SamplingParams,
-    algorithm: Algorithm,
-    engine: RolloutEngine,
-    engines: Iterable[type],
-) -> None:
-    """Refuse a partial rollout that nothing would correct for, or that the engine cannot interrupt.
-
-    Raises:
-        ConfigError: The message names the key and the fix.
-    """
-    if not (options.streams or algorithm.needs.rollout_logprobs):
-        raise ConfigError(
-            f"model.partial_rollout trains on tokens of former policies, and {type(algorithm).__name__} does not "
-            "correct for that: set its init_args.correction, or remove model.partial_rollout."
-        )
-    for option in ("asynchronous", "over_provisioning", "max_seconds_per_step", "trajectory_deadline_s"):
-        if getattr(options, option):
-            require_capability(engine, "streaming", f"model.partial_rollout.{option}", engines)
-    if options.asynchronous:
-        require_capability(engine, "disaggregated", "model.partial_rollout.asynchronous", engines)
-    tokens = options.max_tokens_per_step
-    if tokens is not None and tokens >= sampling.max_new_tokens:
-        raise ConfigError(
-            f"model.partial_rollout.max_tokens_per_step is {tokens}, and no trajectory gets more than "
-            f"model.sampling.max_new_tokens {sampling.max_new_tokens}: give less, or remove it."
-        )

@@ -18,7 +18,7 @@ from rlplug.types import Rollout, Sample, groups_of
 if TYPE_CHECKING:
     from rlplug.interfaces.algorithm import Algorithm
     from rlplug.rollout.source import RolloutSource
-    from rlplug.training.samples.table import GatherArrays
+    from rlplug.training.samples.metrics import GatherArrays
 
 GROUP = np.dtype([("group", np.int64), ("is_accepted", np.bool_)])
 """What ranks tell each other of a group: whether some of its samples train."""

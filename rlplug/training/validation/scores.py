@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from rlplug.training.samples.table import SampleTable
+from rlplug.training.samples.metrics import SampleTable
 from rlplug.types import ENVIRONMENT
 
 Z: Final = statistics.NormalDist().inv_cdf(0.975)

@@ -15,7 +15,7 @@ from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.observer import Validation
 from rlplug.rewards import RewardRunner
 from rlplug.rollout.source import RolloutRequest, RolloutSource
-from rlplug.training.samples.table import sample_table
+from rlplug.training.samples.metrics import sample_table
 from rlplug.training.validation.config import ValidationConfig
 from rlplug.training.validation.scores import validation_by_source
 from rlplug.types import Rollout, Sample

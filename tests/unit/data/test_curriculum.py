@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from rlplug_devkit import make_sample
 from unit.data.prompt_cases import ListSource, set_up, setup_error
 
-from rlplug.data.curriculum import PassRateCurriculum, PassRates
+from rlplug.data.curriculum import PassRateCurriculum
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.data.mixture import MixtureSource, WeightedSource
+from rlplug.data.pass_rates import PassRates
 from rlplug.data.prompt_stream import PromptStream
 from rlplug.errors import ConfigError
 from rlplug.types import Prompt, RewardError, Sample

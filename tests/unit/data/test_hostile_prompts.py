@@ -9,7 +9,7 @@ import pytest
 from hostile import SURROGATE, deep
 from unit.data.prompt_cases import USER_MESSAGE, ListSource, build_tokenizer
 
-from rlplug.data import chat_template, rendering
+from rlplug.data import chat_template, tokenizing
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.data.prompt_encoder import PromptRules
 from rlplug.data.sources import FileSource, PromptRow, PromptSource
@@ -70,7 +70,7 @@ TEMPLATES = {
 
 @pytest.mark.parametrize(("template", "message"), TEMPLATES.values(), ids=list(TEMPLATES))
 def test_a_bad_template_names_the_prompt(template, message, monkeypatch):
-    monkeypatch.setattr(rendering, "RENDER_S", 0.3 if template is LOOP else chat_template.RENDER_S)
+    monkeypatch.setattr(chat_template, "RENDER_S", 0.3 if template is LOOP else chat_template.RENDER_S)
     with pytest.raises(ConfigError, match="chat template") as raised:
         load(ListSource([USER_MESSAGE], [USER_MESSAGE]), build_tokenizer(template))
     assert message in str(raised.value)
@@ -112,5 +112,5 @@ def test_a_tokenizer_that_fails_names_the_prompt():
 
 def test_a_long_text_of_few_tokens_is_tokenised_whole():
     tokenizer = build_tokenizer(wrap="$A")
-    ids = rendering.tokenize_all(["a"], ["x" * 5000], tokenizer, False, 10)
+    ids = tokenizing.tokenize_all(["a"], ["x" * 5000], tokenizer, False, 10)
     assert len(ids[0]) > 10

@@ -17,8 +17,8 @@ from unit.data.prompt_cases import ListSource, set_up, setup_error
 
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.data.mixture import MixtureSource, WeightedSource
-from rlplug.data.prompt_stream import require_same_prompts
 from rlplug.data.sources import HFDatasetSource
+from rlplug.data.streaming import require_same_prompts
 from rlplug.errors import ConfigError, RunError
 from rlplug.types import Prompt
 

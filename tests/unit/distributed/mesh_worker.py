@@ -22,10 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlplug.distributed.mesh import local_part
 from rlplug.distributed.strategy import RLFSDP2Strategy
-from rlplug.models import loading
-from rlplug.models.build import build_critic, build_policy, build_reference
+from rlplug.models import weight_files
+from rlplug.models.build import build_policy, build_reference
 from rlplug.models.config import ModelConfig, load_tokenizer
 from rlplug.models.critic import CriticConfig
+from rlplug.models.critic.network import build_critic
 from rlplug.models.transformers_trainer import TRANSFORMERS
 
 
@@ -152,11 +153,13 @@ class CountingFile:
 def load(strategy, job):
     """Build every network, and say what it took and what it holds."""
     config = ModelConfig(**job["policy"])
-    open_file = loading.safe_open
+    open_file = weight_files.safe_open
     torch.manual_seed(17)
     generator = torch.get_rng_state()
     watch, CountingFile.num_bytes = LargestAllocation(), 0
-    with mock.patch.object(loading, "safe_open", lambda *args, **options: CountingFile(open_file(*args, **options))):
+    with mock.patch.object(
+        weight_files, "safe_open", lambda *args, **options: CountingFile(open_file(*args, **options))
+    ):
         with watch:
             policy, effects = build_policy(config, [], strategy, TRANSFORMERS)
         num_bytes = CountingFile.num_bytes

@@ -17,16 +17,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from rlplug.distributed.checkpoint_files import (
-    FileDigest,
-    find_damage,
-    list_checkpoints,
-    newest_whole,
-    read_checkpoint,
-    require_whole,
-    set_aside_after,
-)
-from rlplug.distributed.checkpoint_writer import ChecksumWriter
+from rlplug.distributed.checkpoints.files import FileDigest, list_checkpoints
+from rlplug.distributed.checkpoints.reader import find_damage, newest_whole, read_checkpoint, require_whole
+from rlplug.distributed.checkpoints.writer import ChecksumWriter
+from rlplug.distributed.resumed_files import set_aside_after
 from rlplug.errors import ConfigError, RunError
 
 

@@ -20,12 +20,12 @@ from rlplug.distributed import durable_files
 from rlplug.distributed.durable_files import (
     FolderLock,
     RowFile,
-    cut_back_lines,
     new_numbered_folder,
     replace_folder,
     replaced,
     write_file,
 )
+from rlplug.distributed.resumed_files import cut_back_lines
 from rlplug.errors import RunError
 
 

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from rlplug.errors import ConfigError
 from rlplug.models.config import ModelConfig
-from rlplug.models.critic import CriticConfig, ValueHead
+from rlplug.models.critic import CriticConfig
+from rlplug.models.critic.network import ValueHead
 
 SPLITS = ["1", "3", "all", "16 tokens", "40 tokens"]
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import AdapterWeights, FP8Weights, PolicySpec, TensorInfo
-from rlplug.interfaces.router_replay import attach_router_replay
+from rlplug.models.forward import attach_router_replay
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models.lm_head import lm_head_of
 from rlplug.models.loading import empty_model, load_weights, to_empty_on
@@ -31,7 +31,7 @@ from rlplug.models.lora.config import LoRAConfig
 from rlplug.models.lora.files import export_adapter
 from rlplug.training.trainer_record import adapter_record, check_records
 from rlplug.weight_sync.buckets import policy_buckets, weight_buckets
-from rlplug.weight_sync.low_rank import adapters_of
+from rlplug.weight_sync.hf_names import adapters_of
 from rlplug.weight_sync.manifest import expected_tensors
 
 LORA = LoRAConfig(rank=3, alpha=7)

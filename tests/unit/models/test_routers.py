@@ -15,7 +15,8 @@ from rlplug_optims.gradient_checkpointing import GradientCheckpointing
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Qwen3MoeConfig
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces.router_replay import RouterShape, attach_router_replay, named_routers
+from rlplug.interfaces.router_replay import RouterShape, named_routers
+from rlplug.models.forward import attach_router_replay
 from rlplug.models.forward import policy_forward
 from rlplug.models.packing import pack
 from rlplug.models.routers import replay_routers, router_shape

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from rlplug.errors import ConfigError
+from rlplug.observability.phase_timer import trace_range
 from rlplug.observability.profiler import StepProfiler, compress, parse_steps
-from rlplug.observability.trace_ranges import trace_range
 
 
 @pytest.mark.parametrize(

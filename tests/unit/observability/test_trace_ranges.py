@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from rlplug.observability.phase_timer import PhaseTimer
-from rlplug.observability.trace_ranges import ranges_made_by, trace_range
+from rlplug.observability.phase_timer import PhaseTimer, ranges_made_by, trace_range
 from rlplug.rollout.engine_states import EngineStateMachine
 
 CPU = torch.device("cpu")

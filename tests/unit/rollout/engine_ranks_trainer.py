@@ -9,6 +9,7 @@ import json
 
 import torch
 import torch.distributed as dist
+from rlplug_engines.colocated.colocated import require_neighbours
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import EngineFault, Placement
@@ -35,9 +36,9 @@ def main() -> None:
         raised = f"fault: {fault}, {fault.completions == [done]}"
     except RunError as problem:
         raised = f"refusal: {problem}"
-    ranks.check_devices("SGLang", index=rank)
+    require_neighbours(ranks, "SGLang", rank)
     try:
-        ranks.check_devices("SGLang", index=0)
+        require_neighbours(ranks, "SGLang", 0)
         problem = ""
     except ConfigError as error:
         problem = str(error)

@@ -30,7 +30,7 @@ from rlplug.weight_sync import buckets as buckets_module
 from rlplug.weight_sync.buckets import policy_buckets
 from rlplug.weight_sync.config import WeightSyncConfig
 from rlplug.weight_sync.fp8_layers import choose_fp8_weights
-from rlplug.weight_sync.low_rank import adapters_of
+from rlplug.weight_sync.hf_names import adapters_of
 
 CPU = torch.device("cpu")
 PROMPTS = [Prompt(uid=str(index), token_ids=(3, 4 + index), text="") for index in range(4)]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
+from rlplug_engines.colocated.colocated import require_neighbours
 
 from rlplug.interfaces import Placement
 from rlplug.rollout.ranks import EngineRanks
@@ -61,4 +62,4 @@ def test_a_rank_alone_needs_no_group() -> None:
     assert ranks.is_first
     assert ranks.from_first(lambda: 5) == 5
     assert ranks.gathered(b"handle") == [b"handle"]
-    ranks.check_devices("SGLang", 7)
+    require_neighbours(ranks, "SGLang", 7)

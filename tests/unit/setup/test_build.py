@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlplug.setup.build import make_optimizers, take_optimizer_options
+from rlplug.recording.resumed_run import take_optimizer_options
+from rlplug.setup.build import make_optimizers
 
 
 def adamw(parameters, **options):

@@ -18,8 +18,9 @@ from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.rollout.config import PartialRollout
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.setup.checks.engine import check_context, check_engine
+from rlplug.setup.checks.partial_rollout import check_streaming
 from rlplug.setup.checks.trainer import check_optimizations, check_trainer
-from rlplug.setup.checks.training import check_algorithm, check_streamed_prompts, check_streaming, check_validation
+from rlplug.setup.checks.training import check_algorithm, check_streamed_prompts, check_validation
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
 from rlplug.training.validation.config import ValidationConfig
 from rlplug.types import MeshSizes

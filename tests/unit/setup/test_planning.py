@@ -31,7 +31,7 @@ def settle(*free_gib: float) -> Decisions:
     """Decide on ranks whose GPUs of 139.8 GiB have so much free: 1.7B and an engine that takes a tenth of an H200."""
     ranks = [(int(139.8 * GIB), int(free * GIB)) for free in free_gib]
     strategy = SimpleNamespace(root_device=torch.device("cuda", 0), gather=lambda mine: [*mine, *ranks[1:]])
-    with mock.patch("rlplug.setup.planning.total_and_free", return_value=ranks[0]):
+    with mock.patch("rlplug.interfaces.memory_plan.total_and_free", return_value=ranks[0]):
         gpu = fullest_gpu(strategy)  # type: ignore[arg-type]
 
     def inputs_with(optimizations):  # type: ignore[no-untyped-def]

@@ -14,7 +14,7 @@ from torch import optim
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlplug.errors import ConfigError
-from rlplug.training.optimizer_checks import try_optimizer
+from rlplug.setup.checks.trainer import try_optimizer
 
 CPU = torch.device("cpu")
 

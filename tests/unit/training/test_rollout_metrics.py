@@ -9,8 +9,7 @@ import pytest
 
 from rlplug.interfaces.checks.calls import PluginCall
 from rlplug.interfaces.checks.hooks import GivenMetrics
-from rlplug.training.samples.metrics import means_over_ranks, rollout_metrics
-from rlplug.training.samples.table import sample_table
+from rlplug.training.samples.metrics import means_over_ranks, rollout_metrics, sample_table
 from rlplug.types import Prompt, RewardError, Rollout, Sample
 
 LATE = RewardError("late")

@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from rlplug.errors import ConfigError
-from rlplug.training.samples.metrics import source_metrics
-from rlplug.training.samples.table import sample_table
+from rlplug.training.samples.metrics import sample_table, source_metrics
 from rlplug.training.validation.config import ValidationConfig, ValidationSampling
 from rlplug.training.validation.scores import pass_at_k, validation_by_source, validation_metrics
 from rlplug.types import Prompt, RewardError, Rollout, Sample, SamplingParams

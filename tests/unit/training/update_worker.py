@@ -36,7 +36,8 @@ from rlplug.distributed.fsdp_units import transformer_units
 from rlplug.errors import RunError
 from rlplug.interfaces import Advantages, LossOutput, Needs, RunInfo
 from rlplug.models.config import ModelConfig, load_tokenizer
-from rlplug.models.critic import CriticConfig, ValueHead
+from rlplug.models.critic import CriticConfig
+from rlplug.models.critic.network import ValueHead
 from rlplug.models.export import export_policy
 from rlplug.models.loading import load_model
 from rlplug.models.transformers_trainer import TRANSFORMERS

@@ -18,11 +18,10 @@ from rlplug.errors import RunError
 from rlplug.interfaces import AdapterWeights, FP8Weights, HFWeight
 from rlplug.weight_sync import buckets
 from rlplug.weight_sync.config import WeightSyncConfig
-from rlplug.weight_sync.fp8_finite_check import check_finite
-from rlplug.weight_sync.fp8_layers import choose_fp8_weights
+from rlplug.weight_sync.fp8_layers import check_finite, choose_fp8_weights
 from rlplug.weight_sync.fp8_quantize import quantize_blocks
-from rlplug.weight_sync.hf_names import hf_views
-from rlplug.weight_sync.low_rank import Adapters, LowRankUpdate, attach_adapters
+from rlplug.weight_sync.hf_names import attach_adapters, hf_views
+from rlplug.weight_sync.low_rank import Adapters, LowRankUpdate
 
 BUCKET_BYTES = 64
 

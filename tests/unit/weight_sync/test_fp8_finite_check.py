@@ -10,9 +10,9 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from rlplug.errors import RunError
 from rlplug.interfaces import FP8Weights
 from rlplug.weight_sync.config import WeightSyncConfig
-from rlplug.weight_sync.fp8_finite_check import check_finite
-from rlplug.weight_sync.fp8_layers import choose_fp8_weights
-from rlplug.weight_sync.low_rank import Adapters, LowRankUpdate, attach_adapters
+from rlplug.weight_sync.fp8_layers import check_finite, choose_fp8_weights
+from rlplug.weight_sync.hf_names import attach_adapters
+from rlplug.weight_sync.low_rank import Adapters, LowRankUpdate
 
 FP8 = FP8Weights(quantized=("0.weight", "1.weight"), kept=("2.weight",))
 

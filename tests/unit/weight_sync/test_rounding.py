@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rlplug.weight_sync.rounding import round_to_bfloat16
+from rlplug.weight_sync.low_rank import round_to_bfloat16
 
 SHAPE = (300, 500)
 

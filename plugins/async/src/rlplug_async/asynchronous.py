@@ -15,6 +15,7 @@ from rlplug.observability.phase_progress import PhaseProgress
 from rlplug.rollout.agent_loop import GenerationStep
 from rlplug.rollout.config import PartialRollout
 from rlplug.rollout.source import RolloutRequest
+from rlplug.rollout.streaming import StreamingLoop
 from rlplug.rollout.trajectory import Trajectory
 from rlplug.types import NO_VERSION, Sample, SamplingParams
 from rlplug_async.background import BackgroundGeneration, HeldOutRollout
@@ -131,6 +132,7 @@ class AsynchronousSource(PartialSource):
             others = {each.key: held_out.sampling for each in held_out.trajectories}
         step = GenerationStep(self.options, looks_at_pause, others, self.timeline.count, PhaseProgress())
         loop = self.generator.loop(trajectories, request, self._rules, step)
+        assert isinstance(loop, StreamingLoop)
         with self.generator.driver.ready_engine(version) as engine:
             self._seen_at = time.monotonic()
             self._background = BackgroundGeneration(loop.stream, engine, is_paused)

@@ -18,6 +18,9 @@ def rlplug_make_source(config: RunConfig) -> RolloutSource | None:
     options, prompts_per_step = config.partial_rollout, config.batch.prompts_per_step
     if options is None:
         return None
+    from rlplug_async.option_checks import check_options
+
+    check_options(options)
     if options.asynchronous:
         from rlplug_async.asynchronous import AsynchronousSource
 

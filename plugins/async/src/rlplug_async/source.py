@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -41,7 +42,7 @@ class PartialSource(RolloutSource):
 
     def __init__(self, options: PartialRollout, prompts_per_step: int) -> None:
         self.options = options
-        self.ledger = GroupLedger(prompts_per_step, options.num_in_flight(prompts_per_step), options.bound)
+        self.ledger = GroupLedger(prompts_per_step, num_in_flight(options, prompts_per_step), options.bound)
         self.trajectories: dict[int, list[Trajectory]] = {}
         """Those of this rank's engine, by the number of their group, oldest first; of all engines after a load."""
         self.schedule = GroupSchedule({})
@@ -298,3 +299,12 @@ def _check_lengths(trajectories: Sequence[Trajectory], max_new_tokens: int, max_
                 f"{key} is {limit}, and the checkpoint has trajectories in flight that need {needed}: resume with that "
                 "of the run that wrote it."
             )
+
+
+def num_in_flight(options: PartialRollout, prompts_per_step: int) -> int:
+    """Return how many groups are worked on at once."""
+    if options.over_provisioning is not None:
+        return math.ceil(options.over_provisioning * prompts_per_step)
+    if options.bound is not None:
+        return (options.bound + 1) * prompts_per_step
+    return options.groups_in_flight or prompts_per_step

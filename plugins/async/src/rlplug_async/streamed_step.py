@@ -23,7 +23,7 @@ from rlplug.errors import RunError
 from rlplug.interfaces.algorithm import Denominators, LossDivisor
 from rlplug.models.lm_head import TokenLogprobs
 from rlplug.training.advantages import compute_advantages
-from rlplug.training.logprobs import compute_logprobs
+from rlplug.training.passes import compute_logprobs
 from rlplug.training.step_rows import StepRows
 from rlplug.training.step_training import StepTraining
 from rlplug.training.update import MiniBatchResult, PolicyUpdate, StepMetrics, UpdateResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlplug.distributed.checkpoint_files import CONFIG
+from rlplug.distributed.checkpoints.files import CONFIG
 from rlplug.interfaces import ObservedRun, RunObserver
 
 

@@ -9,16 +9,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rlplug.config import RunConfig
-from rlplug.data.chat_template import tool_instructions
-from rlplug.data.rendering import render_all, takes_tools, tokenize_all
+from rlplug.data.chat_template import render_all, takes_tools, tool_instructions
 from rlplug.data.sources import PromptRow
+from rlplug.data.tokenizing import tokenize_all
 from rlplug.distributed.stop_signal import StopRequested
 from rlplug.errors import RunError
 from rlplug.interfaces.checks.engines import max_context_of
 from rlplug.observability.phase_progress import PhaseProgress
-from rlplug.rollout.agent_loop import AgentLoop, GenerationStep
+from rlplug.rollout.agent_loop import GenerationStep
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.ranks import EngineRanks
+from rlplug.rollout.streaming import StreamingLoop
 from rlplug.rollout.trajectory import Trajectory, new_trajectories
 from rlplug.rollout.turns.environment_calls import EnvironmentCalls
 from rlplug.rollout.turns.observation_tokens import ObservationTokens
@@ -173,8 +174,8 @@ class Conversation:
         (token_ids,) = tokenize_all(["chat"], [text], tokenizer, not self.is_chat, self.max_context)
         return token_ids
 
-    def _loop(self, trajectory: Trajectory, sampling: SamplingParams) -> AgentLoop:
-        return AgentLoop(
+    def _loop(self, trajectory: Trajectory, sampling: SamplingParams) -> StreamingLoop:
+        return StreamingLoop(
             trajectories=[trajectory],
             sampling=sampling,
             rules=self._rules,

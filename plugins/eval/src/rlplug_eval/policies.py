@@ -15,22 +15,17 @@ import xxhash
 from torch import nn
 
 from rlplug.config import RunConfig
-from rlplug.distributed.checkpoint_files import (
-    CONFIG,
-    MANIFEST,
-    find_damage,
-    newest_whole,
-    read_checkpoint,
-    require_whole,
-)
+from rlplug.distributed.checkpoints.files import CONFIG, MANIFEST
+from rlplug.distributed.checkpoints.reader import find_damage, newest_whole, read_checkpoint, require_whole
 from rlplug.errors import ConfigError
 from rlplug.interfaces.rollout import PolicySpec
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.interfaces.weight_sync import Bucket
 from rlplug.models.build import Models, empty_network
-from rlplug.models.hf_files import check_folder, read, weight_files
+from rlplug.models.hf_files import check_folder, read
 from rlplug.models.loading import load_model, stored_weights, to_empty_on
 from rlplug.models.lora.adapters import add_adapters, load_adapters
+from rlplug.models.weight_files import weight_files
 from rlplug.training.trainer_record import adapter_record, check_records
 from rlplug.weight_sync.buckets import policy_buckets, weight_buckets
 from rlplug.weight_sync.config import WeightSyncConfig

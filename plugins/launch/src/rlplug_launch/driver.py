@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from rlplug.distributed.checkpoint_files import list_checkpoints
+from rlplug.distributed.checkpoints.files import list_checkpoints
 from rlplug.distributed.durable_files import remove
 from rlplug.errors import RunError
 from rlplug.interfaces.launcher import Launcher

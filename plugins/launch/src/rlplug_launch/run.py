@@ -14,13 +14,12 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from rlplug.cli.configuration.environment_values import resolve_variables
 from rlplug.cli.lightning_cli import RLCLI, instantiation_errors, read_command
-from rlplug.distributed.checkpoint_files import run_dir_of
-from rlplug.distributed.durable_files import new_numbered_folder
+from rlplug.distributed.checkpoints.files import run_dir_of
+from rlplug.distributed.durable_files import new_numbered_folder, require_no_file
 from rlplug.errors import ConfigError
 from rlplug.interfaces.launcher import Launcher, TaskNeeds
 from rlplug.observability.terminal import make_table, say, show
 from rlplug.plugin_manager import plugins
-from rlplug.recording.run_files import require_no_file
 from rlplug_launch.config import LaunchConfig, ServersConfig
 from rlplug_launch.driver import Driver
 from rlplug_launch.local import Local

@@ -18,7 +18,7 @@ from rlplug.recording.run_output import print_batch_plan, print_memory_plan
 from rlplug.setup.planning import plan_run
 from rlplug.types import GIB
 from rlplug.weight_sync.manifest import policy_weights
-from rlplug.weight_sync.sync_time import SyncTime
+from rlplug_plan.sync_time import SyncTime
 
 DESCRIPTION: Final = """what will live on each GPU in each phase of a step, and whether it fits; nothing is loaded
 

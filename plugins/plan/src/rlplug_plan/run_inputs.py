@@ -17,7 +17,7 @@ from rlplug.interfaces.memory import ActivationTraits, EngineMemory, EngineMemor
 from rlplug.interfaces.memory_plan import GPU
 from rlplug.interfaces.optimization import Network, Optimization
 from rlplug.interfaces.rollout import PolicySpec
-from rlplug.models.critic import empty_critic
+from rlplug.models.critic.network import empty_critic
 from rlplug.models.loading import empty_model
 from rlplug.models.shape import ModelShape
 from rlplug.training.batch_plan import BatchPlan

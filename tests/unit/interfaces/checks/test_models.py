@@ -11,7 +11,7 @@ from torch import nn
 from rlplug.errors import RunError
 from rlplug.interfaces import Effect
 from rlplug.interfaces.checks.calls import PluginCall
-from rlplug.interfaces.checks.models import check_effects, check_network
+from rlplug.models.build import check_effects, check_network
 
 
 @pytest.mark.parametrize(

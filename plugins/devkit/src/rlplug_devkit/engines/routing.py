@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from rlplug.interfaces.rollout import EngineFault
-from rlplug.interfaces.router_replay import NOT_RECORDED
 from rlplug.models.routers import replay_routers
 from rlplug.rollout.routed_experts import RouterRecorder, check_routed_experts
-from rlplug.types import Completion, Request, SamplingParams
+from rlplug.types import NOT_RECORDED, Completion, Request, SamplingParams
 from rlplug_devkit.claims import applies_to
 from rlplug_devkit.engines.base import EngineChecks
 from rlplug_devkit.engines.bench import Bench, Variant

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -230,7 +231,7 @@ class FirstRankEngine(ColocatedEngine):
     def join_ranks(self, placement: Placement) -> None:
         if self._ranks is None:  # once: a restart finds the same ranks
             self._ranks = EngineRanks(placement, self.ranks_per_engine, self._waiting_s)
-        self._ranks.check_devices(self.engine, placement.device.index or 0)
+        require_neighbours(self._ranks, self.engine, placement.device.index or 0)
 
     def generate(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         generate = super().generate
@@ -255,3 +256,29 @@ class FirstRankEngine(ColocatedEngine):
         if self._requests is not None:
             self._requests.version = version
         return report
+
+
+def require_neighbours(ranks: EngineRanks, engine: str, index: int) -> None:
+    """Stop the run unless the GPUs of the ranks are neighbours, in the order of the ranks. Collective.
+
+    Args:
+        ranks: Those that share an engine.
+        engine: Its name, for the message.
+        index: Of this rank's GPU.
+
+    Raises:
+        ConfigError: They are not.
+    """
+    devices = ranks.gathered((socket.gethostname(), index))
+
+    def check() -> None:
+        host, first = devices[0]
+        if devices != [(host, first + number) for number in range(ranks.size)]:
+            named, rank = ", ".join(f"{name} GPU {number}" for name, number in devices), ranks.engine * ranks.size
+            raise ConfigError(
+                f"rollout.tensor_parallel_size is {ranks.size}, and ranks {rank} to {rank + ranks.size - 1} run on "
+                f"{named}: {engine} needs neighbouring GPUs of one host, in the order of the ranks. Set a smaller "
+                "size, or one that divides the GPUs of each host."
+            )
+
+    ranks.from_first(check)

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Final
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from rlplug.distributed.ranks import from_rank_zero
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import Bucket, EngineFault, Placement, PolicySpec, RolloutEngine, ScrapeTargets, SyncReport
 from rlplug.rollout.context_limit import max_completion_tokens
@@ -27,7 +26,7 @@ from rlplug_engines.servers.processes import ServerProcesses, wait_until_healthy
 from rlplug_engines.servers.requests import ServerRequests
 from rlplug_engines.servers.scheduler_metrics import SchedulerMetrics
 from rlplug_engines.servers.server_checks import changed_options, check_urls, devices_of_servers, reading
-from rlplug_engines.servers.server_list import ListedServer, ServerList
+from rlplug_engines.servers.server_list import ListedServer, ServerList, from_rank_zero
 from rlplug_engines.servers.server_weights import ServerWeightSender
 
 DIAGNOSIS_S: Final = 3.0

@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch.distributed as dist
 
-from rlplug.distributed.ranks import from_rank_zero
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault
 from rlplug_engines.servers.http_client import HTTPClient
@@ -130,3 +129,12 @@ class ServerList:
         except RunError as problem:
             return str(problem)
         return listed if all(client.is_healthy(server.url) for server in listed) else []
+
+
+def from_rank_zero(value: Any) -> Any:
+    """Return the value that the trainer's first rank gives. Collective."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]

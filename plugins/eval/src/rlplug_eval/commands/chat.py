@@ -17,7 +17,7 @@ import torch
 from rlplug.cli.lightning_cli import ConfiguredCLI, instantiation_errors, read_command
 from rlplug.cli.parser import RLArgumentParser
 from rlplug.config import RunConfig
-from rlplug.distributed.checkpoint_files import CONFIG
+from rlplug.distributed.checkpoints.files import CONFIG
 from rlplug.distributed.stop_signal import end_at_once
 from rlplug.errors import ConfigError, RLPlugError
 from rlplug.interfaces.rollout import RolloutEngine

@@ -18,14 +18,13 @@ from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
 from rlplug.config import RunConfig
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.data.sources import FileSource
-from rlplug.distributed.checkpoint_files import CONFIG
-from rlplug.distributed.durable_files import new_numbered_folder, write_file
+from rlplug.distributed.checkpoints.files import CONFIG
+from rlplug.distributed.durable_files import new_numbered_folder, require_no_file, write_file
 from rlplug.distributed.stop_signal import StopRequested, StopSignal, end_at_once
 from rlplug.errors import ConfigError, shorten
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.observability.progress import RunProgress, shown
 from rlplug.observability.terminal import invocation, make_table, say, show
-from rlplug.recording.run_files import require_no_file
 from rlplug.recording.run_record import installed_versions
 from rlplug_eval.engine import PolicyEngine, placement_of
 from rlplug_eval.folder import EvalFolder, EvalRecord, read_record

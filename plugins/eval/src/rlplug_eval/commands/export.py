@@ -9,7 +9,8 @@ from typing import Final
 
 from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
 from rlplug.config import RunConfig
-from rlplug.distributed.checkpoint_files import CONFIG, MANIFEST, newest_whole, run_dir_of
+from rlplug.distributed.checkpoints.files import CONFIG, MANIFEST, run_dir_of
+from rlplug.distributed.checkpoints.reader import newest_whole
 from rlplug.distributed.durable_files import explained, remove, replace_folder
 from rlplug.errors import ConfigError
 from rlplug.models.export import export_policy

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy
 import numpy.typing
 
-from rlplug.observability.trace_ranges import ENGINE, PREFIX
+from rlplug.observability.phase_timer import ENGINE, PREFIX
 
 DEVICE_WORK: Final = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 OPERATORS: Final = frozenset({"cpu_op"})

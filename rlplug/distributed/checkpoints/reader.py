@@ -1,25 +1,17 @@
-"""Files of checkpoints: found in a run folder, verified by checksums, and read without running code that they hold.
-
-A checkpoint is a folder with the tensors as ``torch.distributed.checkpoint`` (DCP) writes them, all else in
-``meta.pt``, the configuration, and ``manifest.json``, which is written last and has a checksum of each other file.
-"""
+"""Readers of checkpoints: they verify the files by checksums, and run no code that a file may hold."""
 
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import os
 import pickle
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PosixPath
 from typing import Any, Final
 
 import torch
-import xxhash
 from torch import nn
 from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.api import CheckpointException
@@ -36,102 +28,33 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.optim import Optimizer
 
-from rlplug.distributed.durable_files import explained, reason, sync
+from rlplug.distributed.checkpoints.files import (
+    MANIFEST,
+    OTHERS,
+    TENSORS,
+    TRAINED,
+    FileDigest,
+    list_checkpoints,
+    run_dir_of,
+)
+from rlplug.distributed.durable_files import reason
 from rlplug.errors import RLPlugError, RunError
 
-TRAINED: Final = StateDictOptions(ignore_frozen_params=True)
-"""What a checkpoint holds of a model: frozen weights, such as those under adapters, are in the model's folder."""
-OTHERS: Final = "meta.pt"
-"""File of all but the tensors."""
-TENSORS: Final = ".metadata"
-"""File of DCP that says where in the other files each tensor is."""
-CONFIG: Final = "config.yaml"
-MANIFEST: Final = "manifest.json"
-FOLDER: Final = "checkpoints"
 NEWEST_WHOLE: Final = "newest-whole"
 """Value of ``--ckpt_path`` that stands for what :func:`newest_whole` returns."""
 READ_ERRORS: Final = (
     *(OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError, EOFError),
     *(pickle.UnpicklingError, CheckpointException),
 )
-_CHUNK: Final = 1 << 22
 _OPTION: Final = re.compile(r"optimizer_\d+\.param_groups\.\d+\.")
-_NAME: Final = re.compile(r"step-(\d{8})")
-
-
-# ---- in a run folder ----------------------------------------------------------------------------------------------
-
-
-def list_checkpoints(run_dir: Path) -> list[Path]:
-    """Return the complete checkpoints of a run, oldest first."""
-    return sorted(path for path in (run_dir / FOLDER).glob("step-*") if _NAME.fullmatch(path.name))
-
-
-def newest_whole(run_dir: Path) -> Path | None:
-    """Return the newest checkpoint of a run whose files are as they were written; all of them are read for that."""
-    return next((path for path in reversed(list_checkpoints(run_dir)) if find_damage(path) is None), None)
-
-
-def run_dir_of(checkpoint: str | Path) -> Path | None:
-    """Return the run folder that a checkpoint lies in, or None when it lies elsewhere."""
-    path = Path(checkpoint)
-    is_ours = _NAME.fullmatch(path.name) and path.parent.name == FOLDER
-    return path.parent.parent if is_ours else None
-
-
-def set_aside_after(run_dir: Path, step: int, files: Sequence[str]) -> Path | None:
-    """Move the checkpoints after ``step`` to ``checkpoints/abandoned-1`` or the next number, with copies of ``files``.
-
-    The run goes on from ``step`` then, and its newest checkpoint is the one that it wrote last.
-
-    Args:
-        run_dir: Folder of the run.
-        step: Step of the checkpoint from which the run goes on.
-        files: Names of files of the run folder whose later rows will be removed.
-
-    Returns:
-        The folder, or ``None`` where there is no such checkpoint.
-
-    Raises:
-        RunError: They cannot be moved.
-    """
-    later = [path for path in list_checkpoints(run_dir) if int(path.name.removeprefix("step-")) > step]
-    if not later:
-        return None
-    with explained(run_dir / FOLDER):
-        numbers = (run_dir / FOLDER / f"abandoned-{number}" for number in itertools.count(1))
-        aside = next(path for path in numbers if not path.exists())
-        aside.mkdir()
-        for name in files:
-            if (run_dir / name).is_file():
-                shutil.copyfile(run_dir / name, aside / name)
-        for path in later:
-            path.rename(aside / path.name)
-        sync(aside.parent)
-    return aside
 
 
 # ---- verifying ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FileDigest:
-    """Length and checksum of a file."""
-
-    name: str
-    size: int
-    xxh3: str
-    """XXH3 of 128 bits, in hexadecimal."""
-
-    @classmethod
-    def of(cls, path: Path) -> FileDigest:
-        """Read a file and return its digest."""
-        checksum, size = xxhash.xxh3_128(), 0
-        with path.open("rb", buffering=0) as file:
-            while chunk := file.read(_CHUNK):
-                checksum.update(chunk)
-                size += len(chunk)
-        return cls(path.name, size, checksum.hexdigest())
+def newest_whole(run_dir: Path) -> Path | None:
+    """Return the newest checkpoint of a run whose files are as they were written; all of them are read for that."""
+    return next((path for path in reversed(list_checkpoints(run_dir)) if find_damage(path) is None), None)
 
 
 def read_manifest(folder: Path) -> dict[str, FileDigest]:

@@ -1,19 +1,18 @@
-"""The critic: a value head on a trunk of its own, or on the policy's."""
+"""The critic, a value head on a trunk of its own or on the policy's: its configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces.trainer import ModelConfig, ModelTrainer
-from rlplug.models.transformers_trainer import TRANSFORMERS
+from rlplug.interfaces.trainer import ModelConfig
 from rlplug.types.ranges import Epochs, Positive, Range, Seed, check_ranges
 
 
@@ -73,48 +72,3 @@ class CriticConfig:
         return (
             torch.optim.AdamW(parameters, lr=1e-5, fused=True) if self.optimizer is None else self.optimizer(parameters)
         )
-
-
-class ValueHead(nn.Module):
-    """Linear layer from hidden states to values, always in float32: bf16 would round values to 1%."""
-
-    def __init__(self, hidden_size: int, seed: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(hidden_size, 1)
-        # small, so that the first values are near 0 (Huang et al., "The N Implementation Details of RLHF with PPO")
-        generator = torch.Generator().manual_seed(seed)
-        nn.init.normal_(self.linear.weight, std=1 / (hidden_size + 1), generator=generator)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return float32 [...] values of hidden states [..., D]."""
-        values: Tensor = self.linear(hidden.float())
-        return values.squeeze(-1)
-
-
-class Critic(nn.Module):
-    """A value head on a trunk of its own, of :meth:`rlplug.interfaces.ModelTrainer.empty_trunk`."""
-
-    def __init__(self, trunk: nn.Module, head: ValueHead) -> None:
-        super().__init__()
-        self.trunk = trunk
-        self.head = head
-
-    def forward(self, positions: Tensor, inputs: dict[str, Any]) -> Tensor:
-        """Return the values of the states at ``positions`` of one row of tokens, float32 [K].
-
-        Args:
-            positions: int64 [K].
-            inputs: Arguments of the trunk's forward method.
-        """
-        values: Tensor = self.head(self.trunk(**inputs).last_hidden_state[0, positions])
-        return values
-
-
-def empty_critic(config: CriticConfig, policy: ModelConfig, trainer: ModelTrainer = TRANSFORMERS) -> Critic:
-    """Build a critic with a trunk of its own: a causal language model without its output layer, on the meta device.
-
-    The head is on the CPU, with its initial weights.
-    """
-    trunk: Any = trainer.empty_trunk(*config.trunk_source(policy))
-    return Critic(trunk, ValueHead(trunk.config.get_text_config().hidden_size, config.seed))

@@ -14,8 +14,8 @@ a process of its own, as the sandbox of tools has them.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import functools
 import inspect
 import queue
 import threading
@@ -23,9 +23,12 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlplug.errors import describe
+
+if TYPE_CHECKING:
+    from rlplug.timeouts.event_loop import EventLoop
 
 
 class CallError(Exception):
@@ -49,7 +52,7 @@ class Call:
     """``time.monotonic()`` at the start in ``worker``."""
     seconds: float = 0.0
     """Duration in seconds, once the call is settled."""
-    loop: _EventLoop | None = None
+    loop: EventLoop | None = None
     """Event loop that awaits the result; ``None`` for a call that runs on a thread."""
 
 
@@ -66,7 +69,7 @@ class TimeoutExecutor:
         self.max_concurrency = max_concurrency
         self._tick_s = min(deadline_s / 10, 0.25)
         self._lock = threading.RLock()
-        self._loop: _EventLoop | None = None
+        self._loop: EventLoop | None = None
         self._abandoned: list[threading.Thread] = []
 
     @property
@@ -127,13 +130,17 @@ class TimeoutExecutor:
                 return  # the call was abandoned: another worker has replaced this one
 
     def _hand_to_loop(self, batch: CallBatch, call: Call, awaitable: Awaitable[Any]) -> bool:
+        from rlplug.timeouts.event_loop import EventLoop, close_unstarted
+
+        late = f"took longer than {self.deadline_s:g} s"
         with self._lock:
             if self._loop is not None and self._loop.is_blocked:
                 self._abandon(self._loop)
             if self._loop is None or self._loop.abandoned:
-                self._loop = _EventLoop(self.deadline_s, self.max_concurrency)
+                self._loop = EventLoop(self.deadline_s, self.max_concurrency)
             if batch.move_to_loop(call, self._loop):
-                self._loop.submit(batch, call, awaitable)
+                give_up = functools.partial(batch.settle, call, error=late)
+                self._loop.submit(awaitable, functools.partial(_settle_with, batch, call), give_up)
                 return True
         close_unstarted(awaitable)
         return False
@@ -151,7 +158,7 @@ class TimeoutExecutor:
                 batch.settle(call, error=f"{text}: await instead of making blocking calls")
                 self._abandon(call.loop)
 
-    def _abandon(self, loop: _EventLoop) -> None:
+    def _abandon(self, loop: EventLoop) -> None:
         with self._lock:
             if not loop.abandoned:
                 loop.abandon()
@@ -212,7 +219,7 @@ class CallBatch:
         with self._lock:
             self.waiting.clear()
 
-    def move_to_loop(self, call: Call, loop: _EventLoop) -> bool:
+    def move_to_loop(self, call: Call, loop: EventLoop) -> bool:
         """Move a call from its thread to an event loop; return false when the call was abandoned before."""
         with self._lock:
             if not call.settled:
@@ -245,81 +252,6 @@ class CallBatch:
         self._running.pop(id(call), None)
         self._settled.put(call)
         return True
-
-
-class _EventLoop:
-    """Event loop on a daemon thread, which detects when a coroutine blocks it."""
-
-    def __init__(self, deadline_s: float, max_concurrency: int) -> None:
-        self.abandoned = False
-        self._deadline_s = deadline_s
-        self._slots = asyncio.Semaphore(max_concurrency)
-        self._pinged: float | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self._run, name="rlplug-call-loop", daemon=True)
-        self.thread.start()
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether the loop has not answered a ping within the deadline of a call."""
-        pinged = self._pinged
-        return self.abandoned or (pinged is not None and time.monotonic() - pinged > self._deadline_s)
-
-    def ping(self) -> None:
-        """Send the loop a ping to answer, unless an earlier one is still unanswered."""
-        if self._pinged is None and not self.abandoned:
-            self._pinged = time.monotonic()
-            self._loop.call_soon_threadsafe(self._pong)
-
-    def submit(self, batch: CallBatch, call: Call, awaitable: Awaitable[Any]) -> None:
-        """Run a call on this loop as soon as a slot is free."""
-        self._loop.call_soon_threadsafe(self._start, batch, call, awaitable)
-        self.ping()
-
-    def abandon(self) -> None:
-        """Stop the loop as soon as the code that blocks it returns."""
-        self.abandoned = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
-
-    def _start(self, batch: CallBatch, call: Call, awaitable: Awaitable[Any]) -> None:
-        if self.abandoned:  # and so is the call
-            close_unstarted(awaitable)
-            return
-        task = self._loop.create_task(self._run_call(batch, call, awaitable))
-        self._tasks.add(task)  # the loop itself holds tasks weakly
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: close_unstarted(awaitable))
-
-    def _pong(self) -> None:
-        self._pinged = None
-
-    def _run(self) -> None:
-        self._loop.run_forever()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            self._loop.run_until_complete(asyncio.gather(*asyncio.all_tasks(self._loop), return_exceptions=True))
-        self._loop.close()
-
-    async def _run_call(self, batch: CallBatch, call: Call, awaitable: Awaitable[Any]) -> None:
-        async with self._slots:
-            task = asyncio.ensure_future(_settle_with(batch, call, awaitable))
-            # asyncio.timeout would wait on for a call that ignores its cancellation
-            await asyncio.wait({task}, timeout=self._deadline_s)
-            batch.settle(call, error=f"took longer than {self._deadline_s:g} s")
-            task.cancel()
-
-
-def close_unstarted(awaitable: Any) -> None:
-    """Close a coroutine that nothing will await, and those among its arguments, or Python warns of each."""
-    if not (inspect.iscoroutine(awaitable) and inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED):
-        return
-    arguments = list(inspect.getcoroutinelocals(awaitable).values())
-    awaitable.close()
-    for argument in arguments:
-        for each in argument if isinstance(argument, list) else [argument]:
-            close_unstarted(each)
 
 
 async def _settle_with(batch: CallBatch, call: Call, awaitable: Awaitable[Any]) -> None:

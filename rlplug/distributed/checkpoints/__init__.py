@@ -1,0 +1,1 @@
+"""Files of checkpoints, their reader and their writers."""
