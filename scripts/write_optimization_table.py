@@ -26,7 +26,7 @@ def table() -> str:
     """Return the table."""
     registered = plugins().registry.by_distribution()
     own = [r for distribution in all_distributions() for r in registered.get(distribution.name, ())]
-    classes = {r.name: r.factory for r in own if r.kind == "optimizations"}
+    classes: dict[str, Any] = {r.name: r.factory for r in own if r.kind == "optimizations"}
     pairs = {(name, other) for name, optimization in classes.items() for other in optimization.conflicts}
     return "\n".join([HEADER, *(_row(classes[name], pairs) for name in sorted(classes))])
 
