@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -110,7 +110,7 @@ def read_kits(file: Path) -> Kits:
 
 
 def table(on_gpu: Claims, on_cpu: Claims, kits: Kits, file: Path = KITS) -> str:
-    """Return the table and the list of runs below it.
+    """Return the table.
 
     Raises:
         SystemExit: An engine has no entry in ``file``, an entry has no engine, or a capability has no words.
@@ -134,7 +134,7 @@ def table(on_gpu: Claims, on_cpu: Claims, kits: Kits, file: Path = KITS) -> str:
     ]
     header, *lines = [f"| {' | '.join(row)} |" for row in rows]
     rule = "|---" * len(rows[0]) + "|"
-    return "\n".join([header, rule, *lines, "", "Runs of the kit outside CI:", "", *_notes(kits)])
+    return "\n".join([header, rule, *lines])
 
 
 def _claim(on_gpu: bool, on_cpu: bool) -> str:
@@ -144,12 +144,12 @@ def _claim(on_gpu: bool, on_cpu: bool) -> str:
 
 def _place(run: Run | None, runs: Sequence[Run]) -> str:
     if run is None:
-        return "never as a whole, see below" if runs else "never run"
+        return "never as a whole" if runs else "never run"
     return f"never on the engine itself; on a double of it, {run.hardware}" if run.is_double else run.hardware
 
 
 def _date(run: Run) -> str:
-    return "every change, in CI" if run.source == CI else str(run.date)
+    return "CI" if run.source == CI else str(run.date)
 
 
 def _fp8(claimed: Mapping[str, bool], runs: Sequence[Run]) -> str:
@@ -159,21 +159,6 @@ def _fp8(claimed: Mapping[str, bool], runs: Sequence[Run]) -> str:
     if run is None:
         return "not run yet"
     return f"passed, {'on the double' if run.is_double else run.hardware}"
-
-
-def _notes(kits: Kits) -> Iterator[str]:
-    """Yield a line for each run that somebody made by hand."""
-    for engine, runs in kits.items():
-        for run in runs:
-            if run.source == CI:
-                continue
-            counts = [f"{run.passed} checks passed"]
-            if run.not_applicable is not None:
-                counts.append(f"{run.not_applicable} did not apply")
-            if run.left is not None:
-                counts.append(run.left)
-            link = f"[results](../{run.source}/README.md)"
-            yield f"- `{engine}` on {run.hardware}, {run.version}, {run.date}: {'; '.join(counts)} ({link})."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

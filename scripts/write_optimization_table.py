@@ -23,28 +23,17 @@ HEADER: Final = "| name | saves | costs | networks | not with |\n|---|---|---|--
 
 
 def table() -> str:
-    """Return the table, and the pairs that a run refuses below it."""
+    """Return the table."""
     registered = plugins().registry.by_distribution()
     own = [r for distribution in all_distributions() for r in registered.get(distribution.name, ())]
-    classes = {r.name: r.factory for r in own if r.kind == "optimizations"}
-    reasons = _reasons(classes)
-    rows = [_row(classes[name], reasons) for name in sorted(classes)]
-    notes = [f"- `{first}` and `{second}`: {reason}." for (first, second), reason in sorted(reasons.items())]
-    return "\n".join([HEADER, *rows, "", "Pairs that a run refuses, and why:", "", *notes])
+    classes: dict[str, Any] = {r.name: r.factory for r in own if r.kind == "optimizations"}
+    pairs = {(name, other) for name, optimization in classes.items() for other in optimization.conflicts}
+    return "\n".join([HEADER, *(_row(classes[name], pairs) for name in sorted(classes))])
 
 
-def _reasons(classes: dict[str, Any]) -> dict[tuple[str, str], str]:
-    """Return why two do not go together, by their names in alphabetical order."""
-    found: dict[tuple[str, str], str] = {}
-    for name, optimization in classes.items():
-        for other, reason in optimization.conflicts.items():
-            found[min(name, other), max(name, other)] = reason
-    return found
-
-
-def _row(optimization: Any, reasons: dict[tuple[str, str], str]) -> str:
+def _row(optimization: Any, pairs: set[tuple[str, str]]) -> str:
     name = optimization.__name__
-    others = [f"`{b if a == name else a}`" for a, b in sorted(reasons) if name in (a, b)]
+    others = [f"`{other}`" for other in sorted({b if a == name else a for a, b in pairs if name in (a, b)})]
     file = Path(inspect.getfile(optimization)).resolve().relative_to(ROOT)
     cells = [f"[`{name}`](../{file})", _said(optimization, "Saves"), _said(optimization, "Costs")]
     return f"| {' | '.join([*cells, ', '.join(optimization.applies_to), ', '.join(others)])} |"

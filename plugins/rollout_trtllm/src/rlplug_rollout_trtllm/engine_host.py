@@ -70,7 +70,7 @@ class EngineHost:
             await asyncio.sleep(ABORT_INTERVAL_S)
 
     async def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        """Call another method of ``AsyncLLM``; return what workers return. ``docs/tensorrt-llm.md`` describes them."""
+        """Call another method of ``AsyncLLM``; return what workers return."""
         result = await getattr(self._engine, method)(*arguments, **keywords)
         return result if method == "collective_rpc" else None
 
