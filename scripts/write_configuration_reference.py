@@ -14,7 +14,7 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,9 +33,15 @@ from rlplug.interfaces import ModelConfig
 from rlplug.module import RLModule
 from rlplug.plugin_manager import plugins
 
+Identity = tuple[str, str, str]
+"""A key, its types and its meaning."""
+
 PAGE: Final = ROOT / "docs" / "configuration.md"
 OWN_DISTRIBUTIONS: Final = tuple(distribution.name for distribution in all_distributions())
 """What is described; other plugins may be installed where this runs."""
+
+MAX_WORDS: Final = 32
+"""Length up to which the meaning of a key takes more than the first sentence."""
 
 SECTIONS: Final = {
     "model": RLModule,
@@ -63,7 +69,8 @@ HEAD: Final = """\
 
 <!-- Written by scripts/write_configuration_reference.py: change the docstrings, then run `make docs`. -->
 
-This page is made from the code. On the command line, `rlplug fit --help` says the same.
+Search this page for a key. Behind each stand its default and what else it takes: `null|int` is `null` by default, or a
+number. `rlplug fit --help`, and for a class `rlplug fit --model.algorithm.help GRPO`, say more.
 
 ## How values are given
 
@@ -74,7 +81,7 @@ rlplug fit -c configs/quickstart.yaml --model.num_steps 200 --model.optimizer.in
 ```
 
 A class is chosen by `class_path`, and its arguments stand under `init_args`. Registered classes go by their bare name;
-any other class of the right kind by its import path, found from the folder where `rlplug` is started:
+any other class by its import path, found from the folder where `rlplug` is started:
 
 ```yaml
 model:
@@ -84,47 +91,14 @@ model:
       clip_high: 0.28
 ```
 
-On the command line, `--model.algorithm GRPO --model.algorithm.clip_high 0.28` is the same. A list that comes later
-replaces an earlier one. A `+` behind the key appends instead:
+On the command line, `--model.algorithm GRPO --model.algorithm.clip_high 0.28` is the same. A later list replaces an
+earlier one; a `+` behind the key appends. `--print_config` prints the whole configuration and stops:
 
 ```bash
-rlplug fit -c configs/quickstart.yaml --model.rewards+='{class_path: ExactMatch, init_args: {weight: 0.2}}'
+rlplug fit -c configs/quickstart.yaml --print_config --model.rewards+='{class_path: ExactMatch}'
 ```
 
-In a file, `${NAME}` stands for the environment variable `NAME`, alone or inside a text:
-
-```yaml
-run:
-  dir: ${HOME}/runs/sums
-data:
-  max_prompt_tokens: ${MAX_PROMPT_TOKENS:-512}
-```
-
-| form | meaning |
-|---|---|
-| `${NAME}` | the value; a variable that is not set is an error that names key and variable |
-| `${NAME:-default}` | the value, or `default` where the variable is not set or empty; `default` has no `}` |
-| `$${` | a literal `${`; any other `$` is itself |
-
-A value is data: it gets the type of its option, as a quoted text does, and is never read as a list, a block or another
-reference. Keys are not replaced. An option of any type, such as a value inside `config` of `ReasoningGymSource`, gets
-what YAML makes of the text: a number, true, false, null or text. On the command line, the shell replaces variables.
-
-What a run saves (`config.yaml`, checkpoints, loggers) has the reference where the option is a text, so a key such as
-`${WANDB_KEY}` is not written into the run folder. A number, `true`, `false` or `null` is saved as its value.
-`--resume`, `rlplug eval` and each node of a launched run read the variables again: set them there too.
-A secret that is itself printed, by a plugin for example, is not found by this.
-
-Sizes that change the mathematics (`prompts_per_step`, `group_size`, `mini_batch_size`) are global: they mean the same
-on 1 GPU and on 64. Sizes that only change speed and memory end in `_per_gpu`.
-
-To see what a command line amounts to, without running it:
-
-```bash
-rlplug fit -c configs/quickstart.yaml --model.algorithm.kl_coefficient 0.01 --print_config
-```
-
-A key that does not exist is an error that names the nearest one that does:
+A key that does not exist is an error that names the nearest one:
 
 ```bash
 rlplug fit -c configs/quickstart.yaml --model.num_stepz 200  # exits with 2
@@ -134,34 +108,51 @@ rlplug fit -c configs/quickstart.yaml --model.num_stepz 200  # exits with 2
 rlplug: there is no key 'model.num_stepz'. Did you mean 'model.num_steps'? All keys: rlplug fit --help
 ```
 
+Sizes that change the mathematics (`prompts_per_step`, `group_size`, `mini_batch_size`) are global: they mean the same
+on 1 GPU and on 64. Sizes that only change speed and memory end in `_per_gpu`.
+
+### Environment variables
+
+In a file, `${NAME}` stands for an environment variable, alone or inside a text; `${NAME:-default}` has a default for a
+variable that is not set or empty, and `$${` is a literal `${`:
+
+```yaml
+run:
+  dir: ${HOME}/runs/sums
+data:
+  max_prompt_tokens: ${MAX_PROMPT_TOKENS:-512}
+```
+
+A variable that is not set is an error. The value gets the type of its option, and is never read as a list, a block or
+another reference. Keys are not replaced.
+
+`config.yaml`, checkpoints and loggers keep the reference where the option is a text, so `${WANDB_KEY}` is not written
+into the run folder; a number, `true`, `false` or `null` is saved as its value. `--resume`, `rlplug eval` and each node
+of a launched run read the variables again: set them there too.
+
 ## Options of the command line
 
-| option | meaning |
-|---|---|
-| `-c FILE`, `--config FILE` | a configuration; may be given several times |
-| `--resume RUN` | take configuration and newest checkpoint from the run folder `RUN`; options still override |
-| `--ckpt_path PATH` | load this checkpoint; `fit` then goes on in the run folder that it lies in |
-| `--resume RUN --ckpt_path newest-whole` | take the newest checkpoint of the run that is not damaged |
-| `--print_config` | print the whole configuration and stop |
-| `--block PLUGIN` | leave a plugin out, by its name or its distribution's; may be given several times |
-| `--debug` | show the traceback of an error, which is otherwise one message |
-
-The environment variable `RLPLUG_BLOCK` blocks plugins too, with commas between their names.
+- `-c FILE`, `--config FILE`: a configuration; may be given several times
+- `--resume RUN`: take configuration and newest checkpoint from the run folder `RUN`; options still override
+- `--ckpt_path PATH`: load this checkpoint; `fit` then goes on in the run folder that it lies in. With `--resume RUN`,
+  `newest-whole` is the run's newest checkpoint that is not damaged
+- `--block PLUGIN`: leave a plugin out, by its name or its distribution's; may be given several times, as may names with
+  commas in the environment variable `RLPLUG_BLOCK`
+- `--debug`: show the traceback of an error
 """
 
 TRAINER: Final = """\
 ## trainer
 
 These keys are [Lightning's own](https://lightning.ai/docs/pytorch/stable/common/trainer.html). `accelerator`,
-`devices`, `num_nodes`, `logger` (besides `metrics.jsonl`, and TensorBoard where it is installed), `callbacks`,
-`max_time`, `plugins`, `deterministic`, `benchmark`, `detect_anomaly`, `inference_mode`, `enable_progress_bar` and
-`enable_autolog_hparams` do what Lightning says. A run refuses every other one by name, with the key to set instead.
+`devices`, `num_nodes`, `logger` (besides `metrics.jsonl` and TensorBoard), `callbacks`, `max_time`, `plugins`,
+`deterministic`, `benchmark`, `detect_anomaly`, `inference_mode`, `enable_progress_bar` and `enable_autolog_hparams` do
+what Lightning says. A run refuses every other one, with the key to set instead.
 
-`EarlyStopping` and `ModelCheckpoint` act on RL steps. They look at `monitor` after each step whose metrics have it: for
-`validate/...`, after each validation. `every_n_train_steps` counts RL steps, and so does `step` in a filename. A
-`ModelCheckpoint` without `monitor` and `every_n_train_steps` saves after the last step. Its checkpoints lie in `best/`
-of the run folder, unless `dirpath` names another, and `--ckpt_path` resumes or validates them. Quote paths, whose names
-have a `=`:
+`EarlyStopping` and `ModelCheckpoint` look at `monitor` after each step whose metrics have it: for `validate/...`, after
+each validation. `every_n_train_steps` and the `step` in a filename count RL steps. A `ModelCheckpoint` without
+`monitor` and `every_n_train_steps` saves after the last step. Its checkpoints are in `best/` of the run folder, unless
+`dirpath` names another, and `--ckpt_path` resumes or validates them. Quote their paths, which have a `=`:
 
 ```yaml
 trainer:
@@ -173,8 +164,7 @@ trainer:
 ```
 
 `seed_everything`, at the top level, is the seed of the run: 0 by default, `true` for a random one. `model.seed`,
-`model.policy.seed`, `model.reference.seed`, `model.critic.seed` and `data.seed` follow it while they are 0; another
-number holds for that seed alone.
+`data.seed`, and the seeds of policy, reference, critic and adapter follow it while they are 0.
 """
 
 
@@ -201,7 +191,7 @@ def page() -> str:
 
 
 def _section(section: str, parser: Any) -> Iterator[str]:
-    """Yield a table of the section's own keys, and one for each group of keys below it."""
+    """Yield a list of the section's own keys, and one for each group of keys below it."""
     yield f"## {section}\n"
     groups: dict[str, list[Any]] = {}
     for action in _arguments(parser):
@@ -210,28 +200,68 @@ def _section(section: str, parser: Any) -> Iterator[str]:
     for group in sorted(groups, key=lambda name: name != section):
         if group != section:
             yield f"### {group}\n"
-        yield _table(groups[group], prefix=f"{group}.")
+        yield _list(_line(action, prefix=f"{group}.") for action in groups[group])
     for key, owner in _optional_groups(itertools.chain(*groups.values())).items():
         yield _class_section(owner, key)
 
 
-def _classes(title: str, about: str, classes: Iterable[type]) -> Iterator[str]:
+def _classes(title: str, about: str, classes: Sequence[type]) -> Iterator[str]:
+    """Yield the classes of a kind: first the keys that several of them have, then each class with its own."""
     yield f"## {title}\n"
-    sections = [_class_section(owner) for owner in classes]
-    yield f"{about}{'' if sections else ' None is published yet; a plugin can bring its own.'}\n"
-    yield from sections
-    groups = {key: group for owner in classes for key, group in _optional_groups(_arguments_of(owner)).items()}
-    for key, group in groups.items():
+    yield f"{about}{'' if classes else ' None is published yet; a plugin can bring its own.'}\n"
+    arguments = {owner: _arguments_of(owner) for owner in classes}
+    uses: dict[Identity, dict[type, Any]] = {}
+    for owner, actions in arguments.items():
+        for action in actions:
+            uses.setdefault(_identity(action), {})[owner] = action
+    usual = {identity: _most_frequent([_default(a) for a in owners.values()]) for identity, owners in uses.items()}
+    groups: dict[tuple[type, ...], list[str]] = {}
+    for identity, owners in uses.items():
+        if len(owners) > 1:
+            line = next(_line(a) for a in owners.values() if _default(a) == usual[identity])
+            groups.setdefault(tuple(owners), []).append(line)
+    for sharing in sorted(groups, key=len, reverse=True):
+        yield f"### Shared by {_names(sharing, classes, title.lower())}\n"
+        yield _list(groups[sharing])
+    for owner, actions in arguments.items():
+        own = [_line(a) for a in actions if len(uses[_identity(a)]) == 1]
+        other = [f"`{a.dest}` `{_default(a)}`" for a in actions if _default(a) != usual[_identity(a)]]
+        yield _class_text(owner, owner.__name__, own, other)
+    for key, group in _optional_groups(itertools.chain(*arguments.values())).items():
         yield _class_section(group, key)
 
 
-def _class_section(owner: type, key: str | None = None) -> str:
-    """Describe one class and its ``init_args``."""
-    title = f"`{key}`: {owner.__name__}" if key else owner.__name__
-    parts = [f"### {title}\n", _about(owner)]
-    if actions := _arguments_of(owner):
-        parts.append(_table(actions, prefix=""))
-    return "\n".join(parts)
+def _identity(action: Any) -> Identity:
+    """Return what the arguments of two classes must have in common to be listed once."""
+    return action.dest, "|".join(_alternatives(action._typehint)), action.help or ""
+
+
+def _most_frequent(values: Sequence[str]) -> str:
+    return max(values, key=values.count)
+
+
+def _names(sharing: Sequence[type], classes: Sequence[type], title: str) -> str:
+    """Return the names of the classes that share keys, or of those that do not where these are few."""
+    others = [owner.__name__ for owner in classes if owner not in sharing]
+    if not others:
+        return f"all {title}"
+    if len(others) < len(sharing):
+        return f"all {title} but {', '.join(others)}"
+    return ", ".join(owner.__name__ for owner in sharing)
+
+
+def _class_section(owner: type, key: str) -> str:
+    """Describe a class and all of its ``init_args``."""
+    return _class_text(owner, f"`{key}`: {owner.__name__}", [_line(action) for action in _arguments_of(owner)])
+
+
+def _class_text(owner: type, title: str, lines: Sequence[str], other_defaults: Sequence[str] = ()) -> str:
+    """Return a class's section: the first sentence of its docstring, a link to the source, and its keys."""
+    file = Path(inspect.getfile(owner)).resolve().relative_to(ROOT)
+    summary = _markdown(docstring_parser.parse(inspect.getdoc(owner) or "").short_description or "")
+    defaults = f" Other defaults here: {', '.join(other_defaults)}." if other_defaults else ""
+    about = textwrap.fill(f"{summary} [Source](../{file}).{defaults}", 118, break_long_words=False)
+    return "\n".join([f"### {title}\n", about + "\n", *([_list(lines)] if lines else [])])
 
 
 def _arguments_of(owner: type) -> list[Any]:
@@ -256,50 +286,62 @@ def _arguments(parser: Any) -> list[Any]:
     return [action for action in typed if not action.dest.endswith(".help")]
 
 
-def _about(owner: type) -> str:
-    """Return a class's docstring without its arguments and formulas, and where the class is."""
-    parsed = docstring_parser.parse(inspect.getdoc(owner) or "")
-    paragraphs = (parsed.long_description or "").split("\n\n")
-    words = [text for text in paragraphs if not text.startswith((".. math", " "))]
-    if len(words) < len(paragraphs):
-        words = [text for text in words if not text.rstrip().endswith(":")] + ["The equations are in the source."]
-    texts = [textwrap.fill(_markdown(text), 118) for text in (parsed.short_description, *words) if text]
-    file = Path(inspect.getfile(owner)).resolve().relative_to(ROOT)
-    return "\n\n".join([*texts, f"Import path `{owner.__module__}.{owner.__qualname__}`, [source](../{file})."]) + "\n"
+def _list(lines: Iterable[str]) -> str:
+    return "\n".join(lines) + "\n"
 
 
-def _table(actions: Iterable[Any], prefix: str) -> str:
-    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    for action in actions:
-        default = "required" if action.required else _default(action.default)
-        meaning = _markdown(action.help or "").replace("|", "\\|")
-        rows.append(f"| `{action.dest.removeprefix(prefix)}` | {_type(action._typehint)} | {default} | {meaning} |")
-    return "\n".join(rows) + "\n"
+def _line(action: Any, prefix: str = "") -> str:
+    """Return a key with its default, what it takes instead, and what it means in a sentence or two."""
+    alternatives = _alternatives(action._typehint)
+    if action.required:
+        values = f"required `{'|'.join(alternatives)}`"
+    else:
+        default = _default(action)
+        others = [name for name in alternatives if name != default and name not in _types_of(action.default)]
+        values = f"`{'|'.join([default, *others])}`"
+    return f"- `{action.dest.removeprefix(prefix)}` ({values}): {_short(_markdown(action.help or ''))}"
 
 
-def _type(hint: Any) -> str:
-    """Return a type hint in words that fit YAML."""
+def _alternatives(hint: Any) -> list[str]:
+    """Return the values or types that a hint allows, in words that fit YAML."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
-        return " or ".join(f"`{value}`" for value in arguments)
+        return [str(value) for value in arguments]
     if origin is typing.Union or origin is types.UnionType:
-        return " or ".join(dict.fromkeys(_type(argument) for argument in arguments))
-    if origin in (list, Sequence):
-        return f"list of {_type(arguments[0])}"
-    if origin is dict:
-        return "mapping"
+        return list(dict.fromkeys(name for argument in arguments for name in _alternatives(argument)))
     if origin is Callable:
-        result = _type(arguments[1])
-        return "import path of a function" if result == "`float`" else result
-    return "`null`" if hint is type(None) else f"`{hint.__name__}`"
+        result = _alternatives(arguments[1])
+        return ["function"] if result == ["float"] else result
+    named = {list: "list", Sequence: "list", dict: "mapping", Mapping: "mapping", type(None): "null"}
+    return [named.get(origin or hint) or hint.__name__]
 
 
-def _default(value: Any) -> str:
+def _types_of(default: Any) -> tuple[str, ...]:
+    """Return the types that a reader sees from a default."""
+    if isinstance(default, dict) and "class_path" in default:
+        return ("Optimizer",)
+    if isinstance(default, list | tuple):
+        return ("list",)
+    names = {bool: ("bool",), int: ("int", "float"), float: ("float",), str: ("str",), dict: ("mapping",)}
+    return names.get(type(default), ())
+
+
+def _default(action: Any) -> str:
+    value = action.default
     if isinstance(value, dict) and "class_path" in value:
-        arguments = ", ".join(f"`{key}: {item}`" for key, item in value.get("init_args", {}).items())
-        return f"`{value['class_path']}` with {arguments}"
-    text = yaml.safe_dump(value, default_flow_style=True).removesuffix("\n").removesuffix("\n...")
-    return f"`{text}`"
+        return f"{value['class_path']}({', '.join(f'{k}={v}' for k, v in value.get('init_args', {}).items())})"
+    return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("\n...")
+
+
+def _short(text: str) -> str:
+    """Return the first sentence of a text, those behind it that fit, and what it says of single values."""
+    sentences = re.split(r"(?<=\.) (?=[A-Z`])", text)
+    lengths = itertools.accumulate(len(sentence.split()) for sentence in sentences)
+    return " ".join(
+        sentence
+        for number, (sentence, length) in enumerate(zip(sentences, lengths, strict=True))
+        if number == 0 or length <= MAX_WORDS or sentence.startswith(("By default", "`"))
+    )
 
 
 def _markdown(text: str) -> str:

@@ -45,7 +45,7 @@ class RLFSDP2Strategy(ModelParallelStrategy):
     Args:
         replicate: Groups of ranks that each hold a whole copy of the weights (HSDP). All-gathers stay inside a group,
             such as a host, and only gradients are reduced across groups; 1 shards over all ranks.
-        sequence: Ranks that share the tokens of a row (Ulysses), for long sequences.
+        sequence: Ranks that share the tokens of a micro-batch (Ulysses), for long sequences.
         tensor: Ranks that share each matrix of a block (tensor parallelism), for blocks too large for one device.
         reshard_after_forward: Free a block's gathered parameters after its forward pass and gather them again for
             the backward pass: less memory, more communication.

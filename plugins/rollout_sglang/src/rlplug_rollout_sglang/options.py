@@ -77,7 +77,7 @@ class SGLangOptions(EngineOptions):
         max_total_tokens: Size of the KV cache in tokens, where that is less than ``mem_fraction_static`` leaves.
         kv_cache_dtype: ``auto`` is that of the weights; ``fp8_e5m2`` and ``fp8_e4m3`` hold twice the tokens in the
             same memory.
-        dtype: Of weights and activations; ``auto`` is the policy's.
+        dtype: Dtype of weights and activations; ``auto`` is the policy's.
         context_length: Longest prompt and completion together, in tokens; by default the policy's context. The KV cache
             must hold one such sequence.
         max_running_requests: Requests that run at once. By default as many as SGLang finds room for, 2048 at least,
@@ -87,14 +87,15 @@ class SGLangOptions(EngineOptions):
         disable_radix_cache: Compute a prompt anew for each of its completions: without SGLang's prefix cache.
         disable_cuda_graph: No CUDA graphs: starts sooner, and generates slower.
         cuda_graph_batch_sizes: Batch sizes for which CUDA graphs are captured.
-        cuda_graph_max_batch_size: The largest of them, where SGLang chooses the others. Larger batches run without.
+        cuda_graph_max_batch_size: Largest batch size with a CUDA graph, where SGLang chooses the others. Larger batches
+            run without.
         cuda_graphs_for_prompts: Capture and compile graphs for passes over prompts too. Starts take longer; it pays
             where prompts are short and many.
         sleep_on_idle: Let the engine's processes wait while there are no requests. Without it each of them keeps a core
             busy, also during the update.
         tensor_parallel_size: GPUs that share one model.
-        seed: Of SGLang itself; every request brings its own.
-        log_level: What of SGLang's own log is shown. With ``error``, what it writes is shown when it fails.
+        seed: Seed of SGLang itself; every request brings its own.
+        log_level: Level from which SGLang's own log is shown. With ``error``, what it writes is shown when it fails.
         server_args: Any other argument of SGLang's ``ServerArgs``, by name; checked against the installed version.
     """
 

@@ -51,7 +51,7 @@ class TRTLLMRollout(FirstRankEngine):
     Args:
         generate_deadline_s: A rollout that takes longer, or a request that was submitted, counts as a fault: its engine
             starts anew.
-        start_deadline_s: The same for a start.
+        start_deadline_s: Longest time for a start, in seconds; after it the engine starts anew.
         options: Those of :class:`rlplug_rollout_trtllm.options.TRTLLMOptions`.
     """
 

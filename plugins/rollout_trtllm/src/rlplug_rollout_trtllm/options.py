@@ -58,8 +58,8 @@ class TRTLLMOptions(EngineOptions):
         kv_cache_dtype: ``auto`` is that of the weights; ``fp8`` holds twice the tokens in the same memory.
         enable_block_reuse: Keep blocks of the KV cache for prompts that begin alike: completions of one prompt, and
             turns of one conversation.
-        tokens_per_block: Of the KV cache.
-        dtype: Of weights and activations; ``auto`` is the policy's.
+        tokens_per_block: Tokens of a block of the KV cache.
+        dtype: Dtype of weights and activations; ``auto`` is the policy's.
         context_length: Longest prompt and completion together, in tokens; by default the policy's context.
         max_batch_size: Requests that run at once.
         max_num_tokens: Tokens that are computed in one pass. Without ``enable_chunked_prefill`` it must hold the
@@ -70,10 +70,10 @@ class TRTLLMOptions(EngineOptions):
             ``guaranteed_no_evict`` starts those alone that can run to their end.
         disable_cuda_graph: No CUDA graphs: starts sooner, and generates slower.
         cuda_graph_batch_sizes: Batch sizes for which CUDA graphs are captured.
-        cuda_graph_max_batch_size: The largest of them, where TensorRT-LLM chooses the others.
+        cuda_graph_max_batch_size: Largest batch size with a CUDA graph, where TensorRT-LLM chooses the others.
         tensor_parallel_size: GPUs that share one model.
-        moe_tensor_parallel_size: Of those, how many share each expert.
-        moe_expert_parallel_size: Among how many of those the experts are distributed.
+        moe_tensor_parallel_size: GPUs of an engine that share each expert.
+        moe_expert_parallel_size: GPUs of an engine among which the experts are distributed.
         llm_args: Any other argument of TensorRT-LLM's ``AsyncLLM``, by name; checked against the installed version.
     """
 

@@ -44,12 +44,12 @@ class TRTLLMRayRollout(TrackedEngine):
 
     Args:
         num_engines: Copies of the model, of ``tensor_parallel_size`` GPUs each.
-        ray_address: Of the cluster; ``auto`` is the one of this host.
+        ray_address: Address of the cluster; ``auto`` is the one of this host.
         spans_hosts: Let the workers of one engine be on several hosts, where one has too few GPUs.
         generate_deadline_s: A rollout that takes longer, or a request that was submitted, counts as a fault: all
             engines start anew.
-        start_deadline_s: The same for a start, and for free GPUs.
-        sync_deadline_s: For each bucket of weights.
+        start_deadline_s: Longest time for a start, and for GPUs to be free, in seconds.
+        sync_deadline_s: Longest time for each bucket of weights, in seconds.
         options: Those of :class:`rlplug_rollout_trtllm.options.TRTLLMOptions`.
     """
 

@@ -68,7 +68,7 @@ class VLLMOptions(EngineOptions):
             Raise it when requests wait; with ``model.memory.sleep_between_rollouts`` the update has that memory too.
         kv_cache_gib: Size of the KV cache instead of what ``gpu_memory_utilization`` leaves; on a CPU, 1 by default.
         kv_cache_dtype: ``auto`` is that of the weights; ``fp8`` holds twice the tokens in the same memory.
-        dtype: Of weights and activations; ``auto`` is the policy's.
+        dtype: Dtype of weights and activations; ``auto`` is the policy's.
         max_model_len: Longest prompt and completion together, in tokens; by default the policy's context. The KV cache
             must hold one such sequence.
         max_num_seqs: Requests that run at once.
@@ -80,7 +80,7 @@ class VLLMOptions(EngineOptions):
             false on a GPU, and true on a CPU.
         cudagraph_capture_sizes: Batch sizes for which CUDA graphs are captured.
         tensor_parallel_size: GPUs that share one model.
-        seed: Of vLLM itself; every request brings its own.
+        seed: Seed of vLLM itself; every request brings its own.
         engine_args: Any other argument of vLLM's ``EngineArgs``, by name; checked against the installed version.
     """
 

@@ -192,14 +192,15 @@ class VLLMServerRollout(ServerEngine):
     Weights and keys travel unencrypted: keep to a network of your own.
 
     Args:
-        gpus: For the servers, as indices among the GPUs that the trainer sees; each server gets
+        gpus: GPUs for the servers, as indices among the GPUs that the trainer sees; each server gets
             ``tensor_parallel_size * data_parallel_size`` of them. Leave them out of ``trainer.devices``.
-        urls: Of servers that run already, such as ``http://10.0.0.7:8000``; each is used for one trainer alone.
+        urls: Addresses of running servers, such as ``http://10.0.0.7:8000``; each is used for one trainer alone.
         api_key_env: Environment variable of the key of ``urls``. Servers that are started here get a random one.
         data_parallel_size: Copies of the model behind each server.
-        start_deadline_s: For servers to become healthy.
-        request_deadline_s: For one completion, from when it is asked for; a longer one counts as a fault.
-        sync_deadline_s: For each bucket of weights; a longer one counts as a fault.
+        start_deadline_s: Longest time for servers to become healthy, in seconds.
+        request_deadline_s: Longest time for one completion from its request on, in seconds; a longer one counts as a
+            fault.
+        sync_deadline_s: Longest time for each bucket of weights, in seconds; a longer one counts as a fault.
         options: Those of :class:`rlplug_rollout_vllm.options.VLLMServerOptions`; not with ``urls``.
     """
 

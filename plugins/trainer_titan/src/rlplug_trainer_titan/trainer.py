@@ -52,7 +52,7 @@ class TorchTitan(ModelTrainer):
         spmd_backend: TorchTitan's back end of tensor parallelism: ``partial_dtensor``. Its own default, ``spmd_types``,
             needs torch 2.14 and is not supported yet.
         pipeline: Pipeline stages; not supported, so 1.
-        context: Ranks of TorchTitan's context parallelism; not supported with packed rows, so 1.
+        context: Ranks of TorchTitan's context parallelism; not supported with packed sequences, so 1.
         expert: Ranks that share the experts of each layer (expert parallelism): each holds whole experts, and tokens
             travel to them and back (all-to-all). They are ranks of the ``shard`` and ``tensor`` axes; FSDP shards over
             the others what each holds.

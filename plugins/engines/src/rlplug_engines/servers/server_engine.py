@@ -44,12 +44,12 @@ class ServerEngine(RolloutEngine):
 
     Args:
         options: Of servers that are started here.
-        gpus: For the servers, as indices among the GPUs that the trainer sees.
+        gpus: GPUs for the servers, as indices among the GPUs that the trainer sees.
         urls: Of servers that run already.
         api_key_env: Environment variable of the key of ``urls``.
-        start_deadline_s: For servers to become healthy.
+        start_deadline_s: Longest time for servers to become healthy, in seconds.
         request_deadline_s: For one completion, from when it is asked for.
-        sync_deadline_s: For each bucket of weights.
+        sync_deadline_s: Longest time for each bucket of weights, in seconds.
         data_parallel_size: Copies of the model behind each server that is started here.
     """
 

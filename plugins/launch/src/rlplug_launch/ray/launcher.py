@@ -51,8 +51,8 @@ class Ray(Launcher):
     Ray gives its actor.
 
     Args:
-        address: Of a cluster, as ``ray.init`` takes it. By default that of ``RAY_ADDRESS``, else of a cluster that runs
-            on this host, else a new one on this machine alone.
+        address: Address of a cluster, as ``ray.init`` takes it. By default that of ``RAY_ADDRESS``, else of a cluster
+            that runs on this host, else a new one on this machine alone.
         cpus_per_task: CPUs to reserve for each task.
         wait_s: Time for the cluster to have room, in seconds: an autoscaler may have to start nodes.
     """

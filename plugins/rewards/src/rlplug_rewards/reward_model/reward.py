@@ -27,7 +27,7 @@ class RewardModel(Reward):
     Args:
         path: Folder, or name on the hub.
         device: Device such as ``cuda:1`` that has it alone; the trainer's device of each rank by default.
-        dtype: Of weights and computation.
+        dtype: Dtype of weights and computation.
         max_tokens: Most tokens of a pass, padding included.
         max_length: Longest conversation in tokens; a longer one is an error of its sample. By default, the model's
             ``max_position_embeddings``.
