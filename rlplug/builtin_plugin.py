@@ -37,13 +37,12 @@ def rlplug_register_trainers(registry: Registry) -> None:
 
 @hookimpl
 def rlplug_register_rewards(registry: Registry) -> None:
-    for place in ("text:ExactMatch", "function:FunctionReward", "text:RegexFormat"):
-        registry.add("rewards", f"rlplug.rewards.{place}")
+    registry.add("rewards", "rlplug.rewards.function:FunctionReward")
 
 
 @hookimpl
 def rlplug_register_classes(registry: Registry) -> None:
-    for place in ("hf_datasets:HFDatasetSource", "mixture:MixtureSource", "reasoning_gym:ReasoningGymSource"):
+    for place in ("hf_datasets:HFDatasetSource", "mixture:MixtureSource"):
         registry.add("classes", f"rlplug.data.{place}")
 
 

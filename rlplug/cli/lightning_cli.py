@@ -13,7 +13,8 @@ from typing import Any, Final, TypeVar
 
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -23,7 +24,6 @@ from rlplug.cli.configuration.environment_values import with_plain_texts, with_r
 from rlplug.cli.configuration.option_checks import check_options, seed_all
 from rlplug.cli.configuration.short_forms import with_defaults, write_out_arguments
 from rlplug.cli.configuration.trainer_options import TRAINER_DEFAULTS, check_trainer_options
-from rlplug.cli.lightning_callbacks import LightningCallbacks
 from rlplug.cli.parser import RLArgumentParser
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.distributed.checkpoint import RLCheckpoint
@@ -137,8 +137,17 @@ class RLCLI(LightningCLI):
         last = [ours[kind] for kind in (RLCheckpoint, StepProfiler)]
         # the run folder's setup names the folder; the checkpoint of a last step follows what may make it the last, and
         # a profile has the checkpoints of its steps
-        trainer.callbacks = [ours[RunFolder], LightningCallbacks(others), *others, *last]
+        trainer.callbacks = [ours[RunFolder], *_callers_of(others), *others, *last]
         return trainer
+
+
+def _callers_of(callbacks: list[Callback]) -> list[Callback]:
+    """Return what calls Lightning's own callbacks after each RL step, where some act on a metric."""
+    if not any(isinstance(each, EarlyStopping | ModelCheckpoint) for each in callbacks):
+        return []
+    from rlplug.cli.lightning_callbacks import LightningCallbacks
+
+    return [LightningCallbacks(callbacks)]
 
 
 class ConfiguredCLI(RLCLI):

@@ -1,4 +1,4 @@
-"""Sources of prompts: files, and in modules of their own Hugging Face datasets and tasks of reasoning-gym.
+"""Sources of prompts: files, and in a module of its own Hugging Face datasets.
 
 A source yields plain rows without tokenising them; ``PromptDataModule`` renders and tokenises them.
 """
@@ -23,8 +23,7 @@ from rlplug.types.ranges import Rows, check_ranges
 MYPY = False  # in place of TYPE_CHECKING, whose imports jsonargparse carries out
 if MYPY:
     from rlplug.data.hf_datasets import HFDatasetSource as HFDatasetSource
-    from rlplug.data.reasoning_gym import ReasoningGymSource as ReasoningGymSource
-__getattr__ = late_names("rlplug.data", {"HFDatasetSource": "hf_datasets", "ReasoningGymSource": "reasoning_gym"})
+__getattr__ = late_names("rlplug.data", {"HFDatasetSource": "hf_datasets"})
 
 MOST_STREAMED_VAL: Final = 100_000
 """Most rows of a streamed source as ``data.val``, all of which are read."""

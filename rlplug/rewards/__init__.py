@@ -1,4 +1,4 @@
-"""Built-in rewards, and the runner that calls any reward with a deadline."""
+"""The reward that calls a function, and the runner that calls any reward with a deadline."""
 
 from typing import TYPE_CHECKING
 
@@ -7,14 +7,7 @@ from rlplug.late_names import late_names
 if TYPE_CHECKING:
     from rlplug.rewards.function import FunctionReward
     from rlplug.rewards.runner import RewardRunner, start_rewards
-    from rlplug.rewards.text import ExactMatch, RegexFormat
 
-__all__ = [
-    "ExactMatch",
-    "FunctionReward",
-    "RegexFormat",
-    "RewardRunner",
-    "start_rewards",
-]
-_MODULES = {"ExactMatch": "text", "FunctionReward": "function", "RegexFormat": "text"}
-__getattr__ = late_names(__name__, _MODULES | dict.fromkeys(("RewardRunner", "start_rewards"), "runner"))
+__all__ = ["FunctionReward", "RewardRunner", "start_rewards"]
+_MODULES = {"FunctionReward": "function", "RewardRunner": "runner", "start_rewards": "runner"}
+__getattr__ = late_names(__name__, _MODULES)

@@ -11,17 +11,17 @@ from pathlib import Path
 import torch
 from lightning.pytorch import Trainer
 from rlplug_algos.grpo import GRPO
+from rlplug_rewards.reasoning_gym import ReasoningGymSource
+from rlplug_rewards.text import RegexFormat
 from rlplug_rewards.verifiers import ReasoningGymReward
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlplug.data.datamodule import PromptDataModule
-from rlplug.data.sources import ReasoningGymSource
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces import Placement
 from rlplug.models.config import ModelConfig
 from rlplug.module import RLModule
 from rlplug.recording.run_folder import RunFolder
-from rlplug.rewards import RegexFormat
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.training.batch_plan import BatchSizes
 from rlplug.types import Request, SamplingParams

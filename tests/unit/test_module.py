@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from rlplug_algos.dapo import DAPO
+from rlplug_rewards.text import ExactMatch
 
 from rlplug.config import Limits
 from rlplug.errors import RunError
 from rlplug.models.config import ModelConfig
 from rlplug.module import RLModule
-from rlplug.rewards import ExactMatch
 from rlplug.training.batch_plan import BatchSizes
 from rlplug.training.samples.selection import GroupSelection
 from rlplug.types import Prompt, RewardError, Rollout, Sample

@@ -8,8 +8,8 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from rlplug_devkit.plugins_command import sequence_of
 
-from rlplug.cli.commands.plugins import sequence_of
 from rlplug.errors import ConfigError, PluginError
 from rlplug.observability import hook_costs
 from rlplug.observability.hook_costs import HookCosts

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 
 import pytest
+from rlplug_rewards.text import ExactMatch, RegexFormat
 
 from rlplug.errors import ConfigError, PluginError
 from rlplug.interfaces import Effect, Optimization, Reward
 from rlplug.plugin_names import plugin_index
 from rlplug.registry import KINDS, Registry
-from rlplug.rewards import ExactMatch, RegexFormat
 from rlplug.rollout.hf_engine import HFRollout
 
 
@@ -67,7 +67,7 @@ def test_a_name_without_its_module_is_refused(registry, place):
 def test_a_name_is_imported_when_it_is_asked_for(registry, monkeypatch, tmp_path):
     """Catches a registry that loads what a run does not use, and one that imports a class twice."""
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "acme_late.py").write_text("from rlplug.rewards import ExactMatch\nclass Late(ExactMatch): pass\n")
+    (tmp_path / "acme_late.py").write_text("from rlplug_rewards.text import ExactMatch\nclass Late(ExactMatch): pass\n")
     registry.add("rewards", "acme_late:Late")
     registry.import_named({"ExactMatch", "Late in a sentence"})
     assert registry.names("rewards") == ["ExactMatch", "Late", "RegexFormat"]

@@ -11,11 +11,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from rlplug_rewards.text import ExactMatch
 
 from rlplug.interfaces import Bucket, Denominators, LossOutput, SyncReport
 from rlplug.plugin_manager import hookimpl
 from rlplug.registry import Registry
-from rlplug.rewards import ExactMatch
 from rlplug.types import Batch, Rollout, StepBatch
 
 wrapper = hookimpl(wrapper=True)

@@ -10,16 +10,17 @@ import pytest
 from judge_server import JudgeServer, Reply, by_length, chat, judge_server, make_judge, said
 from rlplug_devkit import DataSourceConformance, EnvironmentConformance, RewardConformance, make_prompt, make_sample
 from rlplug_rewards.judges import PairwiseJudge
+from rlplug_rewards.reasoning_gym import ReasoningGymSource
+from rlplug_rewards.text import ExactMatch, RegexFormat
 from rlplug_rewards.verifiers import MathVerify, ReasoningGymReward
 from rlplug_sandbox.tool_environment import ToolEnvironment
 from walled_code import code_reward
 
 from examples.hidden_digit.environment import HiddenDigit
 from examples.quickstart.reward import digits_in_place
-from rlplug.data.sources import FileSource, HFDatasetSource, PromptSource, ReasoningGymSource
+from rlplug.data.sources import FileSource, HFDatasetSource, PromptSource
 from rlplug.interfaces import Environment, Reward
 from rlplug.rewards.function import FunctionReward
-from rlplug.rewards.text import ExactMatch, RegexFormat
 from rlplug.types import Prompt, Sample
 
 ROOT = Path(__file__).parents[3]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 from rlplug_devkit import EnvironmentConformance, make_prompt
 from rlplug_envs.reasoning_gym import ReasoningGymEnvironment
+from rlplug_rewards.reasoning_gym import ReasoningGymSource
 
-from rlplug.data.sources import ReasoningGymSource
 from rlplug.types import Prompt
 
 

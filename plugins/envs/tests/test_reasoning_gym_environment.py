@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import reasoning_gym
 from rlplug_envs.reasoning_gym import ReasoningGymEnvironment
+from rlplug_rewards.reasoning_gym import ReasoningGymSource
 
-from rlplug.data.sources import ReasoningGymSource
 from rlplug.errors import ConfigError
 from rlplug.types import Prompt
 

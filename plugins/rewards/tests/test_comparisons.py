@@ -9,10 +9,11 @@ import pytest
 from judge_server import Reply, chat, judge_server, said
 from rlplug_rewards.judges import BestOfGroup, PairwiseJudge
 from rlplug_rewards.judges.comparisons import orders_of, pairs_of
+from rlplug_rewards.text import ExactMatch
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import Reward
-from rlplug.rewards import ExactMatch, RewardRunner
+from rlplug.rewards import RewardRunner
 from rlplug.setup.checks.training import check_group_rewards
 from rlplug.training.validation.config import ValidationConfig, ValidationSampling
 from rlplug.types import RewardError

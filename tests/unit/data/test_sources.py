@@ -9,8 +9,9 @@ import pytest
 import reasoning_gym
 from jsonargparse import ArgumentParser
 from pyarrow import parquet
+from rlplug_rewards.reasoning_gym import ReasoningGymSource
 
-from rlplug.data.sources import FileSource, HFDatasetSource, PromptRow, PromptSource, ReasoningGymSource
+from rlplug.data.sources import FileSource, HFDatasetSource, PromptRow, PromptSource
 from rlplug.errors import ConfigError
 
 RECORDS = [
@@ -363,7 +364,7 @@ def test_reasoning_gym_size_below_one():
 
 def test_without_reasoning_gym(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    assert "pip install 'rlplug[reasoning]'" in error_of(ReasoningGymSource("chain_sum"))
+    assert "pip install 'rlplug-rewards[reasoning]'" in error_of(ReasoningGymSource("chain_sum"))
 
 
 def test_sources_from_yaml(tmp_path):

@@ -11,10 +11,11 @@ import sys
 
 import pytest
 from jsonargparse import ArgumentParser
+from rlplug_rewards.text import ExactMatch, RegexFormat
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.reward import Reward
-from rlplug.rewards import ExactMatch, FunctionReward, RegexFormat
+from rlplug.rewards import FunctionReward
 from rlplug.types import RewardError
 
 

@@ -15,10 +15,11 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
+from rlplug_rewards.text import ExactMatch
 
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.reward import Reward
-from rlplug.rewards import ExactMatch, FunctionReward, RewardRunner
+from rlplug.rewards import FunctionReward, RewardRunner
 from rlplug.types import RewardError
 
 ALONE = SimpleNamespace(gather=list, gather_arrays=lambda array: array)

@@ -10,6 +10,8 @@ RLPLUG_API_VERSION = ">=3,<4"
 def rlplug_register_rewards(registry: Registry) -> None:
     for place in (
         "rlplug_rewards.judges.comparisons:BestOfGroup",
+        "rlplug_rewards.text:ExactMatch",
+        "rlplug_rewards.text:RegexFormat",
         "rlplug_rewards.code.reward:CodeReward",
         "rlplug_rewards.judges.judge:Judge",
         "rlplug_rewards.verifiers:MathVerify",
@@ -19,3 +21,8 @@ def rlplug_register_rewards(registry: Registry) -> None:
         "rlplug_rewards.reward_model.reward:RewardModel",
     ):
         registry.add("rewards", place)
+
+
+@hookimpl
+def rlplug_register_classes(registry: Registry) -> None:
+    registry.add("classes", "rlplug_rewards.reasoning_gym:ReasoningGymSource")

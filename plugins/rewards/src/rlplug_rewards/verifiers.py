@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.reward import Reward
-from rlplug.rewards.text import compile_answer_pattern, last_match, missing_answer
 from rlplug.types import RewardError, Sample
 from rlplug_rewards.isolation import ScorerPool
+from rlplug_rewards.text import compile_answer_pattern, last_match, missing_answer
 
 ANSWER_TAG: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 

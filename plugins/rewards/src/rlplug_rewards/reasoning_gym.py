@@ -53,7 +53,7 @@ class ReasoningGymSource(PromptSource):
             )
 
     def _create(self) -> Any:
-        reasoning_gym = optional_import("reasoning_gym", "'rlplug[reasoning]'", "ReasoningGymSource")
+        reasoning_gym = optional_import("reasoning_gym", "'rlplug-rewards[reasoning]'", "ReasoningGymSource")
         registered: Mapping[str, tuple[type, type]] = reasoning_gym.factory.DATASETS
         if self.task not in registered:
             raise ConfigError(
