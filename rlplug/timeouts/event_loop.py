@@ -53,7 +53,7 @@ class EventLoop:
         if self.abandoned:  # and so is the call
             close_unstarted(awaitable)
             return
-        task = self._loop.create_task(self._run_call(settle(awaitable), give_up))
+        task = self._loop.create_task(self._run_call(awaitable, settle, give_up))
         self._tasks.add(task)  # the loop itself holds tasks weakly
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: close_unstarted(awaitable))
@@ -69,9 +69,9 @@ class EventLoop:
             self._loop.run_until_complete(asyncio.gather(*asyncio.all_tasks(self._loop), return_exceptions=True))
         self._loop.close()
 
-    async def _run_call(self, settling: Coroutine[Any, Any, None], give_up: Callable[[], Any]) -> None:
+    async def _run_call(self, awaitable: Awaitable[Any], settle: Settle, give_up: Callable[[], Any]) -> None:
         async with self._slots:
-            task = asyncio.ensure_future(settling)
+            task = asyncio.ensure_future(settle(awaitable))
             # asyncio.timeout would wait on for a call that ignores its cancellation
             await asyncio.wait({task}, timeout=self._deadline_s)
             give_up()

@@ -134,6 +134,9 @@ class CountingFile:
     def __exit__(self, *error):
         self.file.__exit__(*error)
 
+    def keys(self):
+        return self.opened.keys()
+
     def get_slice(self, name):
         self.slice = self.opened.get_slice(name)
         return self
