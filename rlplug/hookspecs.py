@@ -160,9 +160,9 @@ def rlplug_sync_weights(
 
 @hookspec(firstresult=True)
 def rlplug_prepare_batch(batch: StepBatch, step: int) -> StepBatch | Generator[None, StepBatch, StepBatch]:
-    """Edit a rank's rows, advantages included, before the update: ``edited = (yield).replace(...)``.
+    """Edit a rank's completions, advantages included, before the update: ``edited = (yield).replace(...)``.
 
-    Every rank calls this with its own rows, whole groups, possibly none, and must replace the same tensors. Numbers
+    Every rank calls this with its own, whole groups, possibly none, and must replace the same tensors. Numbers
     over the whole step come from ``batch.step``. Edits nest in plugin order.
     """
 

@@ -40,13 +40,12 @@ def core_range(distribution: Distribution) -> SpecifierSet:
 
 
 def table(core: Distribution) -> str:
-    """Return a Markdown table with a row for each distribution of this repository.
+    """Return the version of ``core``, and a Markdown table of the distributions by the versions that they need.
 
     Raises:
         SystemExit: One does not work with ``core``.
     """
-    rows = ["| package | version | works with rlplug | hook API | Python |", "|---|---|---|---|---|"]
-    rows.append(f"| `rlplug` itself | {core.version} | | {API_VERSION} | {core.project['requires-python']} |")
+    packages: dict[tuple[str, ...], list[str]] = {}
     for plugin in plugin_distributions():
         of_core, of_api = core_range(plugin), api_range(plugin)
         if core.version not in of_core or (of_api is not None and API_VERSION not in of_api):
@@ -54,9 +53,13 @@ def table(core: Distribution) -> str:
                 f"{plugin.name} {plugin.version} is for rlplug {of_core} and hook API {of_api}, and this is rlplug "
                 f"{core.version} with hook API {API_VERSION}."
             )
-        python, hooks = plugin.project["requires-python"], "-" if of_api is None else _text(of_api)
-        rows.append(f"| `{plugin.name}` | {plugin.version} | {_text(of_core)} | {hooks} | {python} |")
-    return "\n".join(rows)
+        api = "no hooks" if of_api is None else _text(of_api)
+        needed = plugin.version, _text(of_core), api, plugin.project["requires-python"]
+        packages.setdefault(needed, []).append(f"`{plugin.name}`")
+    rows = ["| version | works with rlplug | hook API | Python | packages |", "|---|---|---|---|---|"]
+    rows += [f"| {' | '.join(needed)} | {', '.join(names)} |" for needed, names in sorted(packages.items())]
+    python = core.project["requires-python"]
+    return "\n".join([f"This is rlplug {core.version}, with hook API {API_VERSION}, for Python {python}.", "", *rows])
 
 
 def _text(versions: SpecifierSet) -> str:

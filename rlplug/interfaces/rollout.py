@@ -63,6 +63,9 @@ class PolicySpec:
     Attributes:
         path: Folder, or model name on the Hugging Face Hub, with configuration and tokenizer.
         dtype: Dtype of the weights that ``update_weights`` gets.
+        eos_token_ids: Ids that end a completion, those of ``generation_config.json``; nothing else of that file may
+            have an effect.
+        pad_token_id: Padding of batches; inside a prompt it is a token like others.
         max_context: Longest prompt and completion together, in tokens.
         fp8: Weights that are sent in FP8; ``None`` when all are sent in ``dtype``.
         vocab_size: Tokens that the policy embeds, which an engine's token ids must stay below; ``None`` where it is not

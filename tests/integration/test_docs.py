@@ -158,10 +158,12 @@ def test_every_metric_is_explained_and_every_explained_one_is_logged(
 
 def test_the_table_of_hooks_has_every_hook_and_its_arguments() -> None:
     page = (ROOT / "docs/writing-a-plugin.md").read_text()
-    rows = re.findall(r"^\| `(rlplug_\w+)` \| \w+ \| ([^|]+) \|", page, re.M)
+    rows = re.findall(r"^\| `(rlplug_\w+)` \([\d.]+\) \| \w+ \| ([^|]+) \|", page, re.M)
+    kinds = re.findall(r"`(\w+)` \([\d.]+\)", re.findall(r"Kinds: (.*)\.$", page, re.M)[0])
     specified = {name: hook for name, hook in vars(hookspecs).items() if name.startswith("rlplug_")}
 
     documented = {name: re.findall(r"`(\w+)`", arguments) for name, arguments in rows}
+    documented |= {f"rlplug_register_{kind}": ["registry"] for kind in kinds}
     assert documented == {name: list(inspect.signature(hook).parameters) for name, hook in specified.items()}
 
 
