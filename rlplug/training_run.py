@@ -18,8 +18,8 @@ from rlplug.observability.metrics_log import read_metrics
 from rlplug.observability.outcome import RewardChange, held_out_reward, training_reward
 from rlplug.observability.progress import RLProgressBar
 from rlplug.observability.start import quieten_libraries
-from rlplug.recording.run_files import METRICS
 from rlplug.recording.run_folder import RunFolder
+from rlplug.recording.run_record import METRICS
 
 
 @dataclass(frozen=True)

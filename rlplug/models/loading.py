@@ -6,7 +6,7 @@ block at a time and keeps its shard.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,8 +21,7 @@ from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.models.hf_files import read, read_config, read_generation_config
 from rlplug.models.packing_checks import check_attention, check_layers
-from rlplug.weight_sync.hf_names import hf_weights
-from rlplug.weight_sync.hf_names import adapters_of
+from rlplug.weight_sync.hf_names import adapters_of, hf_weights
 
 
 def empty_model(config: ModelConfig, key: str = "model.policy") -> PreTrainedModel:

@@ -20,8 +20,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlplug.types import NOT_RECORDED
-from rlplug.types import Batch, StepBatch
+from rlplug.types import NOT_RECORDED, Batch, StepBatch
 
 LONG: Final = 4096
 """Smallest length of a lone sequence, in tokens, at which cuDNN's attention kernel is used."""

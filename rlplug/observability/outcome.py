@@ -52,6 +52,6 @@ def held_out_reward(rows: Sequence[Mapping[str, Any]]) -> RewardChange | None:
     if len(found) < 2:
         return None
     first, last = found[0], found[-1]
-    margins = first.get("validate/reward_margin"), last.get("validate/reward_margin")
-    known = None if None in margins else margins
-    return RewardChange(first["validate/reward_mean"], last["validate/reward_mean"], 0, known)
+    before, after = first.get("validate/reward_margin"), last.get("validate/reward_margin")
+    margins = None if before is None or after is None else (before, after)
+    return RewardChange(first["validate/reward_mean"], last["validate/reward_mean"], 0, margins)

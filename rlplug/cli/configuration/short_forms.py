@@ -145,8 +145,8 @@ def with_defaults(arguments: list[str], contents: Iterable[Any]) -> list[str]:
     if not _is_given("model.algorithm", arguments, blocks) and "GRPO" in registry.names("algorithms"):
         added += ["--model.algorithm", "GRPO"]
     if not _is_given("model.rollout", arguments, blocks) and _trains_on_gpu(arguments, blocks):
-        chosen = max(registry.each("rollouts"), key=lambda engine: engine.preference("cuda"))
-        added += ["--model.rollout", chosen.__name__]
+        engines: Iterable[Any] = registry.each("rollouts")
+        added += ["--model.rollout", max(engines, key=lambda engine: engine.preference("cuda")).__name__]
     return [*arguments[:1], *added, *arguments[1:]]
 
 

@@ -16,9 +16,9 @@ from torch import nn
 from rlplug.distributed.mesh import local_part
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect
-from rlplug.models.forward import router_replay_of
 from rlplug.interfaces.trainer import ModelConfig
 from rlplug.interfaces.weight_sync import AdapterWeights
+from rlplug.models.forward import router_replay_of
 from rlplug.models.lm_head import share_lm_head
 from rlplug.models.loading import copy_part, empty_model
 from rlplug.models.lora.config import LoRAConfig

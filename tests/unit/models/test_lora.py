@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces import AdapterWeights, FP8Weights, PolicySpec, TensorInfo
-from rlplug.models.forward import attach_router_replay
 from rlplug.interfaces.trainer import ModelConfig
+from rlplug.models.forward import attach_router_replay
 from rlplug.models.lm_head import lm_head_of
 from rlplug.models.loading import empty_model, load_weights, to_empty_on
 from rlplug.models.lora.adapters import (

@@ -16,8 +16,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Qwen3MoeConfig
 
 from rlplug.errors import ConfigError
 from rlplug.interfaces.router_replay import RouterShape, named_routers
-from rlplug.models.forward import attach_router_replay
-from rlplug.models.forward import policy_forward
+from rlplug.models.forward import attach_router_replay, policy_forward
 from rlplug.models.packing import pack
 from rlplug.models.routers import replay_routers, router_shape
 from rlplug.rollout.routed_experts import RouterRecorder
