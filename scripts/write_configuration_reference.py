@@ -70,7 +70,7 @@ HEAD: Final = """\
 <!-- Written by scripts/write_configuration_reference.py: change the docstrings, then run `make docs`. -->
 
 Search this page for a key. Behind each stand its default and what else it takes: `null|int` is `null` by default, or a
-number. `rlplug fit --help`, and for a class `rlplug fit --model.algorithm.help GRPO`, say more.
+number. `rlplug fit --help=all`, and for a class `rlplug fit --model.algorithm.help GRPO`, say more.
 
 ## How values are given
 
@@ -105,7 +105,7 @@ rlplug fit -c configs/quickstart.yaml --model.num_stepz 200  # exits with 2
 ```
 
 ```text
-rlplug: there is no key 'model.num_stepz'. Did you mean 'model.num_steps'? All keys: rlplug fit --help
+rlplug: there is no key 'model.num_stepz'. Did you mean 'model.num_steps'? All keys: rlplug fit --help=all
 ```
 
 Sizes that change the mathematics (`prompts_per_step`, `group_size`, `mini_batch_size`) are global: they mean the same

@@ -103,8 +103,8 @@ def print_summary(
         can_resume: Whether the command line can go on with the run: one from Python has no configuration file.
     """
     if (trained := training_reward(rows)) is not None:
-        ends = f"{trained.before:.3f} -> {trained.after:.3f}"
-        say(f"\ntraining reward {ends} (means of {trained.num_steps} of {len(rows)} steps each), {seconds:.0f} s")
+        ends, total = f"{trained.before:.3f} -> {trained.after:.3f}", sum("reward/mean" in row for row in rows)
+        say(f"\ntraining reward {ends} (means of {trained.num_steps} of {total} steps each), {seconds:.0f} s")
     for line in lines:
         say(line, wraps=True)
     if can_resume:

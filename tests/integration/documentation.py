@@ -255,8 +255,8 @@ class Reader:
         for option, value in itertools.pairwise(arguments):
             if option in ("-c", "--config"):
                 config: Any = yaml.safe_load((self.folder / value).read_text())
-                path = config.get("model", {}).get("policy", {}).get("path", path)
-            elif option == "--model.policy.path":
+                path = config.get("policy", config.get("model", {}).get("policy", {}).get("path", path))
+            elif option in ("--policy", "--model.policy.path"):
                 path = value
         return path
 
