@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from rlplug.errors import RLPlugError
 from rlplug.interfaces import ObservedRun, ProfiledSteps, RunObserver
 from rlplug.recording.run_record import RECORD
 
@@ -30,5 +31,8 @@ class ReportWriter(RunObserver):
         if self._run.report:
             from rlplug_watch.report.page import write_report
 
-            lines.append(f"report: {write_report(folder)}")
+            try:
+                lines.append(f"report: {write_report(folder)}")
+            except RLPlugError as error:  # the training has ended well
+                lines.append(f"no report: {error}")
         return lines
