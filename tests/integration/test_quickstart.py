@@ -6,6 +6,7 @@ On a push, its first steps; the whole quickstart runs every night.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from importlib.metadata import distributions
 from pathlib import Path
@@ -77,8 +78,13 @@ def test_the_policy_opens_with_transformers_alone(quickstart: tuple[Path, str], 
 def test_the_end_says_what_came_out_and_what_to_do(quickstart: tuple[Path, str], num_steps: int) -> None:
     folder, output = quickstart
 
-    assert f"batch plan, {num_steps} steps" in output
+    assert f"GRPO trains examples/quickstart/model (float32) on cpu: {num_steps} steps of 64 prompts" in output
+    assert "HFRollout generates, digits_in_place scores; 900 prompts of data.train" in output
+    assert "batch plan" not in output  # which --verbose prints
     assert "\nstarted in " in output
-    assert "mean reward 0.0" in output
+    assert "training reward 0.0" in output
+    assert re.search(
+        r"held-out reward 0\.0\d\d ± 0\.\d+ -> 0\.\d+ ± 0\.\d+: the policy learned", output.splitlines()[-1]
+    )
     assert f"report: {folder / 'report.html'}" in output
     assert "next: load the policy with AutoModelForCausalLM" in output

@@ -73,6 +73,8 @@ def _keys_of_file(path: str) -> Iterator[str]:
     """Yield the keys of a plain configuration file; of one that is not plain the whole reading says what is wrong."""
     import yaml
 
+    if not os.path.isfile(path):
+        return  # a pipe would be read up
     try:
         with open(path, "rb") as file:
             text = file.read(_MOST_BYTES + 1)

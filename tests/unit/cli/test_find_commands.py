@@ -46,7 +46,7 @@ def install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
 def test_a_command_of_another_distribution_is_listed_without_its_import_and_runs(install_command, capsys):
     install_command("tally", broken="1 / 0")
     commands = find_commands()
-    assert list(commands)[:3] == ["fit", "plugins", "validate"]
+    assert list(commands)[:2] == ["fit", "validate"]
     assert summary_of(commands["tally"]) == "Count the runs of a folder: FOLDER."
     assert "  tally       Count the runs of a folder: FOLDER.\n" in help_text()
     install_command("count", distribution="acme-count")
@@ -57,8 +57,8 @@ def test_a_command_of_another_distribution_is_listed_without_its_import_and_runs
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("wach", "there is no command 'wach'. Did you mean 'watch'? There are fit, plugins, validate, "),
-        ("", "there is no command ''. There are fit, plugins, validate, "),
+        ("wach", "there is no command 'wach'. Did you mean 'watch'? There are fit, validate, "),
+        ("", "there is no command ''. There are fit, validate, "),
     ],
 )
 def test_an_unknown_command_lists_those_that_there_are(name: str, message: str) -> None:

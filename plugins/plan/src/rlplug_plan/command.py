@@ -53,7 +53,7 @@ def plan_command(arguments: list[str]) -> int:
     gpu = _gpu(given.gpu_gib)
     network = given.network_gbit_s
     gbit_s = None if network is None else _number("--network-gbit-s", network, "how fast it is, such as 400")
-    options, module, data = cli.configuration.trainer_options, cli.model, cli.datamodule
+    options, module, data = cli.trainer_options, cli.model, cli.datamodule
     strategy = options.strategy
     if not isinstance(strategy, RLFSDP2Strategy):
         raise ConfigError(

@@ -99,7 +99,7 @@ def chat_command(arguments: list[str]) -> int:
     if files:
         cli = _read(files, keys)
         cli.use_compile_cache()
-        config, data, accelerator = cli.model.config, cli.datamodule, str(cli.configuration.trainer_options.accelerator)
+        config, data, accelerator = cli.model.config, cli.datamodule, str(cli.trainer_options.accelerator)
         system, is_chat = data.system_prompt if system is None else system, data.chat
     else:
         config = _config_of_folder(place, keys)

@@ -154,7 +154,7 @@ def eval_command(arguments: list[str]) -> int:
     for each in data:
         require_source(each["argument"], cli.datamodule)
     sources = _sources(cli, given, record)
-    placement_of(str(cli.configuration.trainer_options.accelerator))
+    placement_of(str(cli.trainer_options.accelerator))
     require_no_file(options.out, "--out")
     path = new_numbered_folder(options.out)
     write_file(path / CONFIG, cli.config_yaml)
@@ -162,7 +162,7 @@ def eval_command(arguments: list[str]) -> int:
 
 
 def _evaluate(cli: Any, sources: list[EvalSource], folder: EvalFolder) -> int:
-    config, accelerator = cli.model.config, str(cli.configuration.trainer_options.accelerator)
+    config, accelerator = cli.model.config, str(cli.trainer_options.accelerator)
     record = folder.record
     record.status = "running"
     end_at_once()
