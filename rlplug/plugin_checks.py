@@ -52,6 +52,8 @@ class PluginRecord:
         """Mark the plugin as failed and return the error that says so."""
         self.state, self.reason = "failed", f"{problem} {fix}"
         where = f" in {self.file}" if self.file else ""
+        if self.version == LOCAL:
+            return PluginError(f"the module {self.name!r}, given with -p{where}: {self.reason}")
         return PluginError(
             f"plugin {self.name!r} (distribution {self.distribution} {self.version}){where}: {self.reason} "
             f"Or leave the plugin out: --block {self.name}, or {BLOCK_VARIABLE}={self.name}."

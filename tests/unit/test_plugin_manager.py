@@ -61,9 +61,9 @@ def test_two_plugins_that_register_one_name(install_plugin, strict):
 
 
 def test_name_that_the_core_registers(install_plugin):
-    body = REGISTER.replace("Optimization", "Reward").replace("optimizations", "rewards").format("ExactMatch")
+    body = REGISTER.replace("Optimization", "Reward").replace("optimizations", "rewards").format("FunctionReward")
     install_plugin("shadow", body)
-    with pytest.raises(PluginError, match="acme-shadow and rlplug both register 'ExactMatch' in rewards"):
+    with pytest.raises(PluginError, match="acme-shadow and rlplug both register 'FunctionReward' in rewards"):
         PluginManager()
 
 
@@ -315,3 +315,37 @@ def test_counting_costs_microseconds():
         timed()
     assert (time.perf_counter() - began) / num_calls < 50e-6  # on a machine that does much else
     assert costs.rows()[0]["calls"] == num_calls
+
+
+# ---- local modules, which -p names --------------------------------------------------------------------------------
+
+
+def test_a_local_module_is_a_plugin_without_a_version(tmp_path, monkeypatch):
+    """Catches hooks of a local file that no run calls, or that are called before those of installed plugins."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("RLPLUG_PLUGINS", "my_local_hooks")
+    (tmp_path / "my_local_hooks.py").write_text(OBSERVE.replace(API, ""))
+    manager = PluginManager()
+    assert record_of(manager, "my_local_hooks").version == "local"
+    assert manager.hook.rlplug_after_update(metrics={}, step=3)[-1] == {"my_local_hooks": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "importing 'my_wrong_hooks' raised ModuleNotFoundError"),
+        ("from rlplug.plugin_manager import hookimpl\n@hookimpl\ndef rlplug_after_updat(step): pass\n", "Did you mean"),
+        ("x = 1\n", "it implements no hook"),
+    ],
+)
+def test_a_wrong_local_module_is_named_with_its_option(tmp_path, monkeypatch, text, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("RLPLUG_PLUGINS", "my_wrong_hooks")
+    monkeypatch.delitem(sys.modules, "my_wrong_hooks", raising=False)
+    if text is not None:
+        (tmp_path / "my_wrong_hooks.py").write_text(text)
+    with pytest.raises(PluginError, match=r"the module 'my_wrong_hooks', given with -p") as caught:
+        PluginManager()
+    assert message in str(caught.value)
