@@ -50,7 +50,7 @@ def test_a_card_has_what_the_hub_reads_and_the_licence_of_the_base(tmp_path):
     card = ModelCard.load(write_card(run, run / "policy"))
     assert card.data.license == "apache-2.0"
     assert card.data.base_model is None, "a folder's name is none on the Hub"
-    assert "from 0.025 to 1.000" in card.text
+    assert "from 0.075 to 0.950 (first and last 5)" in card.text
     assert card.text.count("\n| ") == 2 + 12
     assert "t.jsonl" in card.text
     assert "/home/a" not in card.text
