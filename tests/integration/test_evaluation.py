@@ -87,7 +87,7 @@ def test_what_cannot_be_evaluated_is_refused_before_a_folder_is_made(runs, monke
 
 def test_a_short_run_says_of_how_many_steps_its_last_reward_is(runs):
     """Alone catches "last 5" of a run with fewer steps."""
-    assert "(last 2 of 2 steps)" in runs.ended("train").message
+    assert "(means of 1 of 2 steps each)" in runs.ended("train").message
 
 
 def test_a_chat_through_a_pipe(runs):

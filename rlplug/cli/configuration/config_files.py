@@ -129,7 +129,7 @@ def load_yaml(text: str, path: str | Path | None = None) -> Any:
         raise yaml.YAMLError(f"the character {found!r} at position {error.position}: {error.reason}") from error
     if path is not None:
         loaded = resolve_variables(loaded)
-        loaded = write_out(loaded) if isinstance(loaded, dict) else loaded
+        loaded = write_out(loaded) if path and isinstance(loaded, dict) else loaded
     plugins().registry.import_named(set(_texts(loaded)))  # jsonargparse knows the classes that are imported
     if is_of_variable(text):  # jsonargparse reads texts of options again, to find what type they are
         return text if isinstance(loaded, dict | list) else loaded
