@@ -52,6 +52,7 @@ MOVED: Final = {
     "rlplug.environments": "rlplug_sandbox",
     "rlplug.observability.token_log": "rlplug_watch.token_log",
     "rlplug.training.samples.token_capture": "rlplug_watch.token_log.capture",
+    "rlplug.recording.experiment_log": "rlplug_watch.loggers.experiment_log",
     "rlplug.observability.advice": "rlplug_watch.advice",
     "rlplug.observability.loggers": "rlplug_watch.loggers",
     "rlplug.observability.report": "rlplug_watch.report",

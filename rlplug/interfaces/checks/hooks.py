@@ -54,6 +54,7 @@ CHECKS: Final[Mapping[str, Callable[[PluginCall, Any, Any], Any]]] = {
     "rlplug_after_update": _metrics,
     "rlplug_plan_memory": _made("MemoryDecisions"),
     "rlplug_make_token_log": _made("TokenLog"),
+    "rlplug_make_experiment_log": _made("ExperimentLog"),
     "rlplug_compute_loss": lambda call, inner, found: check_loss(call, found),
     "rlplug_prepare_batch": _rows,
     "rlplug_sync_weights": _report,
