@@ -22,7 +22,7 @@ import pluggy
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lightning.pytorch import Trainer
+    from lightning.pytorch import Callback, Trainer
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
@@ -61,6 +61,7 @@ SINCE: Final = MappingProxyType(
         "rlplug_plan_memory": "3.1",
         "rlplug_make_token_log": "3.1",
         "rlplug_make_experiment_log": "3.1",
+        "rlplug_make_profiler": "3.1",
     }
 )
 """Version of the hook API that added each hook."""
@@ -232,4 +233,12 @@ def rlplug_make_experiment_log(folder: Path, trainer: Trainer) -> ExperimentLog 
     """Return what gives the trainer's loggers more than metrics, or brings more of them, or None.
 
     Nothing may be written to ``folder`` before the configuration is logged: a run that is resumed may still be refused.
+    """
+
+
+@hookspec(firstresult=True)
+def rlplug_make_profiler(steps: str, tool: str, ranks: str) -> Callback | None:
+    """Return the callback that profiles the steps of the section ``profile``, or None; it comes after all others.
+
+    Only a run that wants a profile calls this, before anything is loaded. A ``ConfigError`` refuses the options.
     """

@@ -43,7 +43,7 @@ MEANING_CHANGES: Final = """
 | version | change |
 |---|---|
 | 3.1 | resolvers for what were parts of the core: `RolloutSource` with `make_step_training`, \
-`MemoryDecisions` and `GPU`, `TokenLog` and `TokenLogOptions`, `ExperimentLog` |
+`MemoryDecisions` and `GPU`, `TokenLog` and `TokenLogOptions`, `ExperimentLog`, and the profiler of a few steps |
 | 3.0 | losses and advantages are of the K tokens that train, end to end: a `Batch` [K] in place of a padded one, \
 `Advantages.of_sequences`, `of_tokens` and `trains`, `StepBatch.tokens`, `with_advantages` and `select`; \
 `rlplug.ops` has no masked sums |

@@ -32,10 +32,10 @@ from rlplug.distributed.ranks import lost_rank
 from rlplug.distributed.stop_signal import end_at_once
 from rlplug.errors import ConfigError, RLPlugError, RunError, causes_of
 from rlplug.module import RLModule
-from rlplug.observability.profiler import StepProfiler
 from rlplug.observability.progress import RLProgressBar
 from rlplug.observability.start import quieten_libraries
 from rlplug.plugin_manager import plugins
+from rlplug.recording.profiler import StepProfiler
 from rlplug.recording.run_folder import RunFolder
 
 CLI = TypeVar("CLI", bound="RLCLI")
@@ -134,9 +134,9 @@ class RLCLI(LightningCLI):
         trainer: Any = super().instantiate_trainer(**kwargs)
         ours = {type(callback): callback for callback in trainer.callbacks if isinstance(callback, _ORDERED)}
         others = [callback for callback in trainer.callbacks if not isinstance(callback, _ORDERED)]
-        last = [ours[kind] for kind in (RLCheckpoint, StepProfiler)]
         # the run folder's setup names the folder; the checkpoint of a last step follows what may make it the last, and
         # a profile has the checkpoints of its steps
+        last = [ours[RLCheckpoint], *self._get(self.config_init, "profile").callbacks]
         trainer.callbacks = [ours[RunFolder], LightningCallbacks(others), *others, *last]
         return trainer
 

@@ -11,7 +11,7 @@ from rlplug.registry import Registry
 from rlplug_watch.report_writer import ReportWriter
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
+    from lightning.pytorch import Callback, Trainer
     from transformers import PreTrainedTokenizerBase
 
     from rlplug.config import RunConfig
@@ -53,3 +53,10 @@ def rlplug_make_experiment_log(folder: Path, trainer: Trainer) -> ExperimentLog:
     from rlplug_watch.loggers.experiment_log import LoggedExperiment
 
     return LoggedExperiment(folder, trainer)
+
+
+@hookimpl
+def rlplug_make_profiler(steps: str, tool: str, ranks: str) -> Callback:
+    from rlplug_watch.profile.profiler import StepTracer
+
+    return StepTracer(steps, tool, ranks)
