@@ -22,6 +22,7 @@ import pluggy
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from lightning.pytorch import Callback, Trainer
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from rlplug.distributed.strategy import RLFSDP2Strategy
     from rlplug.interfaces import Algorithm, Bucket, Denominators, LossOutput, PolicySpec, RolloutEngine, SyncReport
     from rlplug.interfaces.memory_plan import GPU, MemoryDecisions
-    from rlplug.interfaces.observer import RunObserver
+    from rlplug.interfaces.observer import ExperimentLog, RunObserver
     from rlplug.interfaces.token_log import TokenLog, TokenLogOptions
     from rlplug.registry import Registry
     from rlplug.rollout.source import RolloutSource
@@ -59,6 +60,8 @@ SINCE: Final = MappingProxyType(
         "rlplug_make_source": "3.1",
         "rlplug_plan_memory": "3.1",
         "rlplug_make_token_log": "3.1",
+        "rlplug_make_experiment_log": "3.1",
+        "rlplug_make_profiler": "3.1",
     }
 )
 """Version of the hook API that added each hook."""
@@ -222,4 +225,20 @@ def rlplug_make_token_log(
     """Return what logs single tokens of a training into its ``folder``, or None; the core logs none.
 
     Nothing may be written before the first step: a run that is resumed may still be refused.
+    """
+
+
+@hookspec(firstresult=True)
+def rlplug_make_experiment_log(folder: Path, trainer: Trainer) -> ExperimentLog | None:
+    """Return what gives the trainer's loggers more than metrics, or brings more of them, or None.
+
+    Nothing may be written to ``folder`` before the configuration is logged: a run that is resumed may still be refused.
+    """
+
+
+@hookspec(firstresult=True)
+def rlplug_make_profiler(steps: str, tool: str, ranks: str) -> Callback | None:
+    """Return the callback that profiles the steps of the section ``profile``, or None; it comes after all others.
+
+    Only a run that wants a profile calls this, before anything is loaded. A ``ConfigError`` refuses the options.
     """

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -32,10 +32,10 @@ from rlplug.distributed.ranks import lost_rank
 from rlplug.distributed.stop_signal import end_at_once
 from rlplug.errors import ConfigError, RLPlugError, RunError, causes_of
 from rlplug.module import RLModule
-from rlplug.observability.profiler import StepProfiler
 from rlplug.observability.progress import RLProgressBar
 from rlplug.observability.start import quieten_libraries
 from rlplug.plugin_manager import plugins
+from rlplug.recording.profiler import StepProfiler
 from rlplug.recording.run_folder import RunFolder
 
 CLI = TypeVar("CLI", bound="RLCLI")
@@ -44,7 +44,6 @@ _COMMANDS: Final = {
     "validate": {"model", "dataloaders", "datamodule"},
 }
 """Commands, and the arguments of the trainer's method that are no options."""
-_ORDERED: Final = (RunFolder, RLCheckpoint, StepProfiler)
 _NO_DEVICE_TEXT: Final = re.compile("No supported gpu backend|can not run on your system")
 _NO_DEVICE: Final = (
     "trainer.accelerator asks for a device that torch does not find here: set it to cpu, or see why with rlplug doctor."
@@ -132,13 +131,21 @@ class RLCLI(LightningCLI):
         if options.enable_progress_bar is False:
             self.trainer_defaults.pop("callbacks")
         trainer: Any = super().instantiate_trainer(**kwargs)
-        ours = {type(callback): callback for callback in trainer.callbacks if isinstance(callback, _ORDERED)}
-        others = [callback for callback in trainer.callbacks if not isinstance(callback, _ORDERED)]
-        last = [ours[kind] for kind in (RLCheckpoint, StepProfiler)]
-        # the run folder's setup names the folder; the checkpoint of a last step follows what may make it the last, and
-        # a profile has the checkpoints of its steps
-        trainer.callbacks = [ours[RunFolder], *_callers_of(others), *others, *last]
+        trainer.callbacks = in_order(trainer.callbacks)
         return trainer
+
+
+def in_order(callbacks: Sequence[Callback]) -> list[Callback]:
+    """Return a trainer's callbacks in the order in which a step needs them, with what calls Lightning's own.
+
+    The run folder's ``setup`` names the folder; the checkpoint of a last step follows what may make it the last, and a
+    profile has the checkpoints of its steps.
+    """
+    first = [each for each in callbacks if isinstance(each, RunFolder)]
+    last = [each for each in callbacks if isinstance(each, RLCheckpoint)]
+    profiling = [made for each in callbacks if isinstance(each, StepProfiler) for made in each.callbacks]
+    others = [each for each in callbacks if not isinstance(each, RunFolder | RLCheckpoint | StepProfiler)]
+    return [*first, *_callers_of(others), *others, *last, *profiling]
 
 
 def _callers_of(callbacks: list[Callback]) -> list[Callback]:

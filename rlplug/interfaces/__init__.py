@@ -10,7 +10,14 @@ if TYPE_CHECKING:
     from rlplug.interfaces.launcher import LOST, Launcher, Place, RunningTask, TaskNeeds
     from rlplug.interfaces.memory import ActivationTraits, EngineMemory, EngineMemoryRequest
     from rlplug.interfaces.memory_plan import GPU, MemoryDecisions
-    from rlplug.interfaces.observer import ObservedRun, ProfiledSteps, RunObserver, StepRecord, Validation
+    from rlplug.interfaces.observer import (
+        ExperimentLog,
+        ObservedRun,
+        ProfiledSteps,
+        RunObserver,
+        StepRecord,
+        Validation,
+    )
     from rlplug.interfaces.optimization import Effect, Optimization
     from rlplug.interfaces.reward import Reward
     from rlplug.interfaces.rollout import (
@@ -38,19 +45,19 @@ if TYPE_CHECKING:
 
 __all__ = ["GPU", "LOST", "NOT_RECORDED", "ActivationTraits", "AdapterWeights", "Advantages", "Algorithm", "Bucket"]
 __all__ += ["Denominators", "Effect", "EngineCapabilities", "EngineFault", "EngineMemory", "EngineMemoryRequest"]
-__all__ += ["Environment", "FP8Weights", "HFWeight", "Launcher", "LossDivisor", "LossOutput", "MemoryDecisions"]
-__all__ += ["Message", "ModelConfig", "ModelTrainer", "Needs", "ObservedRun", "Optimization", "Place", "Placement"]
-__all__ += ["PolicySpec", "ProfiledSteps", "Reward", "RolloutEngine", "RouterReplay", "RouterShape", "RunInfo"]
-__all__ += ["RunObserver", "RunningTask", "ScrapeTargets", "SleepingPart", "StepRecord", "StepResult", "SyncReport"]
-__all__ += ["TaskNeeds", "TensorInfo", "TokenLog", "TokenLogOptions", "TrainerClaims", "Validation"]
-__all__ += ["WeightsOfParameters", "replace_choice", "replayed"]
+__all__ += ["Environment", "ExperimentLog", "FP8Weights", "HFWeight", "Launcher", "LossDivisor", "LossOutput"]
+__all__ += ["MemoryDecisions", "Message", "ModelConfig", "ModelTrainer", "Needs", "ObservedRun", "Optimization"]
+__all__ += ["Place", "Placement", "PolicySpec", "ProfiledSteps", "Reward", "RolloutEngine", "RouterReplay"]
+__all__ += ["RouterShape", "RunInfo", "RunObserver", "RunningTask", "ScrapeTargets", "SleepingPart", "StepRecord"]
+__all__ += ["StepResult", "SyncReport", "TaskNeeds", "TensorInfo", "TokenLog", "TokenLogOptions", "TrainerClaims"]
+__all__ += ["Validation", "WeightsOfParameters", "replace_choice", "replayed"]
 _MODULES = {
     "algorithm": "Advantages Algorithm Denominators LossDivisor LossOutput Needs RunInfo",
     "environment": "Environment Message StepResult",
     "launcher": "LOST Launcher Place RunningTask TaskNeeds",
     "memory": "ActivationTraits EngineMemory EngineMemoryRequest",
     "memory_plan": "GPU MemoryDecisions",
-    "observer": "ObservedRun ProfiledSteps RunObserver StepRecord Validation",
+    "observer": "ExperimentLog ObservedRun ProfiledSteps RunObserver StepRecord Validation",
     "optimization": "Effect Optimization",
     "reward": "Reward",
     "rollout": "EngineCapabilities EngineFault Placement PolicySpec RolloutEngine ScrapeTargets SleepingPart",

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from numpy.typing import NDArray
 
 from rlplug.interfaces.rollout import ScrapeTargets
 from rlplug.types import Sample, StepBatch
+
+if TYPE_CHECKING:
+    from lightning.pytorch.loggers import Logger
 
 TIMES = "time/"
 """Beginning of the names of metrics that are seconds of a phase."""
@@ -129,3 +132,22 @@ class RunObserver:
     def ended(self) -> Iterable[str]:
         """Return lines that say what was found or written, when a training has finished. Called on rank 0 alone."""
         return ()
+
+
+class ExperimentLog:
+    """Base class of what experiment loggers get besides metrics, which does nothing. Called on rank 0 alone.
+
+    Attributes:
+        loggers: Loggers that the run gets besides its own, on every rank.
+    """
+
+    loggers: Sequence[Logger] = ()
+
+    def configuration(self, config_yaml: str) -> None:
+        """Log the resolved configuration, in which secrets are not masked."""
+
+    def step_ended(self, record: StepRecord, chosen: Sequence[Sample]) -> None:
+        """Log what is wanted of a step, and of those samples of all ranks that ``samples.jsonl`` gets."""
+
+    def validated(self, step: int, chosen: Sequence[Sample]) -> None:
+        """Log such samples of held-out prompts."""

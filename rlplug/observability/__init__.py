@@ -1,1 +1,1 @@
-"""Observability of a run: phase timer, profiler, progress bar, CSV metrics and report."""
+"""Observability of a run: phase timer, progress bar, metrics."""

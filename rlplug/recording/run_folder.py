@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from rlplug.distributed.durable_files import (
     write_file,
 )
 from rlplug.errors import RunError
-from rlplug.interfaces.observer import ObservedRun, RunObserver, StepRecord, Validation
+from rlplug.interfaces.observer import ExperimentLog, ObservedRun, RunObserver, StepRecord, Validation
 from rlplug.interfaces.rollout import ScrapeTargets
 from rlplug.interfaces.token_log import TokenLogOptions
 from rlplug.observability.metrics_log import MetricsLog, read_metrics
@@ -34,11 +33,9 @@ from rlplug.observability.start import Compilation, start_line
 from rlplug.observability.terminal import say
 from rlplug.plugin_manager import plugins
 from rlplug.plugin_names import missing_distribution
-from rlplug.recording.experiment_log import RunTensorBoard, is_due, log_configuration, log_histograms, log_samples
 from rlplug.recording.run_output import print_interrupted, print_samples, print_start, print_summary, print_validation
 from rlplug.recording.run_record import METRICS, RECORD, REWARD_ERRORS, SAMPLES, RunRecord
 from rlplug.rollout.config import GROUPS
-from rlplug.training.advantages import advantage_values
 from rlplug.training.samples.sample_log import SampleLog
 from rlplug.types import Sample
 from rlplug.types.ranges import CountOrZero, Range, Steps, check_ranges
@@ -116,6 +113,7 @@ class RunFolder(Callback, RunObserver):
         self._resumed: Path | None = None
         """Folder in which the run goes on, which is that of its checkpoint."""
         self._metrics: MetricsLog
+        self._experiment_log: ExperimentLog
         self._rows: dict[str, RowFile] = {}
         """Files of samples, by name."""
         self._samples: SampleLog
@@ -153,9 +151,9 @@ class RunFolder(Callback, RunObserver):
                 strategy=module.strategy,
                 tokenizer=module.inputs.tokenizer,
             )
-        trainer.loggers = [self._metrics, *trainer.loggers]
-        if importlib.util.find_spec("tensorboard"):
-            trainer.loggers = [*trainer.loggers, RunTensorBoard(self.path, name="", version="tensorboard")]
+        made = plugins().hook.rlplug_make_experiment_log(folder=self.path, trainer=trainer)
+        self._experiment_log = ExperimentLog() if made is None else made
+        trainer.loggers = [self._metrics, *trainer.loggers, *self._experiment_log.loggers]
         if trainer.is_global_zero:
             self._record = RunRecord(self.path / RECORD, stage, trainer, self.cache_note)
             if self._resumed is None:
@@ -199,7 +197,7 @@ class RunFolder(Callback, RunObserver):
             return
         self._began = time.monotonic()
         if self.config_yaml is not None:
-            log_configuration(trainer.loggers, self.config_yaml)
+            self._experiment_log.configuration(self.config_yaml)
         self._record.add_plan(module)
         if self._is_accepted:
             self._record.write()
@@ -234,10 +232,8 @@ class RunFolder(Callback, RunObserver):
 
     def step_ended(self, record: StepRecord) -> None:
         chosen = self._samples.write("train", record.step, record.samples, record.batch, self._module)
-        if self._trainer.is_global_zero and is_due(record.step, self._module.plan.total_steps):
-            log_samples(self._trainer.loggers, chosen, record.step, "train")
-            values = {**record.values, "advantage": advantage_values(record.batch)}
-            log_histograms(self._trainer.loggers, values, record.step)
+        if self._trainer.is_global_zero:
+            self._experiment_log.step_ended(record, chosen)
         if self._module.start_timer.is_running:
             self._end_start(record.metrics)
 
@@ -245,7 +241,7 @@ class RunFolder(Callback, RunObserver):
         chosen = self._samples.write("validate", validation.step, validation.samples, None, self._module)
         if self._trainer.is_global_zero:
             print_samples(chosen, validation.step)
-            log_samples(self._trainer.loggers, chosen, validation.step, "validate")
+            self._experiment_log.validated(validation.step, chosen)
 
     def _end_start(self, metrics: Mapping[str, float]) -> None:
         """Record how long the start took, up to the end of the first step, and say it."""

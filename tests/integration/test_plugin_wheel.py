@@ -214,6 +214,7 @@ def test_run_record_has_the_cost_of_each_hook(everything):
         ("make_tokenizer", "between phases"): 1,
         ("make_source", "between phases"): 1,
         ("make_token_log", "between phases"): 1,
+        ("make_experiment_log", "between phases"): 1,
         ("after_rollout", "logprobs"): NUM_STEPS,
         ("sync_weights", "sync"): NUM_STEPS,
         ("prepare_batch", "advantages"): NUM_STEPS,

@@ -90,9 +90,18 @@ FROZEN = {
         "tokenizer: PreTrainedTokenizerBase",
         "TokenLog | None",
     ),
+    "rlplug_make_experiment_log": (
+        "folder: Path, trainer: Trainer",
+        "ExperimentLog | None",
+    ),
+    "rlplug_make_profiler": (
+        "steps: str, tool: str, ranks: str",
+        "Callback | None",
+    ),
 }
 """Arguments and result of each hook, with their types. A new 3.x adds rows, and none changes before 4.0."""
 RESOLVERS = {"rlplug_make_tokenizer", "rlplug_make_source", "rlplug_plan_memory", "rlplug_make_token_log"}
+RESOLVERS |= {"rlplug_make_experiment_log", "rlplug_make_profiler"}
 WRAPPERS = {"rlplug_sync_weights", "rlplug_prepare_batch", "rlplug_compute_loss"}
 
 

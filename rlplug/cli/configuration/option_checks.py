@@ -22,7 +22,7 @@ from rlplug.config import RunConfig
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.distributed.checkpoint import RLCheckpoint
 from rlplug.errors import ConfigError, shorten
-from rlplug.observability.profiler import StepProfiler
+from rlplug.recording.profiler import StepProfiler
 from rlplug.recording.run_folder import RunFolder
 from rlplug.types.ranges import Range, Seed, hints_of, range_of
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any, Final
 
 from rlplug import interfaces
@@ -38,11 +39,11 @@ def _report(call: PluginCall, inner: Any, found: Any) -> SyncReport:
     return found
 
 
-def _made(kind: str) -> Callable[[PluginCall, Any, Any], Any]:
-    """Return the check of a resolver that makes a ``kind``, of ``rlplug.interfaces``, or passes on."""
+def _made(kind: str, package: str = interfaces.__name__) -> Callable[[PluginCall, Any, Any], Any]:
+    """Return the check of a resolver that makes a ``kind``, of a package, or passes on."""
 
     def check(call: PluginCall, inner: Any, found: Any) -> Any:
-        if found is not None and not isinstance(found, getattr(interfaces, kind)):
+        if found is not None and not isinstance(found, getattr(import_module(package), kind)):
             raise call.violation(f"return an instance of {kind}, or None", f"returned {brief(found)}")
         return found
 
@@ -54,6 +55,8 @@ CHECKS: Final[Mapping[str, Callable[[PluginCall, Any, Any], Any]]] = {
     "rlplug_after_update": _metrics,
     "rlplug_plan_memory": _made("MemoryDecisions"),
     "rlplug_make_token_log": _made("TokenLog"),
+    "rlplug_make_experiment_log": _made("ExperimentLog"),
+    "rlplug_make_profiler": _made("Callback", "lightning.pytorch"),
     "rlplug_compute_loss": lambda call, inner, found: check_loss(call, found),
     "rlplug_prepare_batch": _rows,
     "rlplug_sync_weights": _report,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlplug.interfaces import RunObserver
+from rlplug.interfaces import ExperimentLog, RunObserver
 from rlplug.plugin_manager import hookimpl
 from rlplug.registry import Registry
 from rlplug_watch.report_writer import ReportWriter
 
 if TYPE_CHECKING:
+    from lightning.pytorch import Callback, Trainer
     from transformers import PreTrainedTokenizerBase
 
     from rlplug.config import RunConfig
@@ -45,3 +46,17 @@ def rlplug_make_token_log(
     from rlplug_watch.token_log.log import FileTokenLog
 
     return FileTokenLog(folder, options, config, strategy, tokenizer)
+
+
+@hookimpl
+def rlplug_make_experiment_log(folder: Path, trainer: Trainer) -> ExperimentLog:
+    from rlplug_watch.loggers.experiment_log import LoggedExperiment
+
+    return LoggedExperiment(folder, trainer)
+
+
+@hookimpl
+def rlplug_make_profiler(steps: str, tool: str, ranks: str) -> Callback:
+    from rlplug_watch.profile.profiler import StepTracer
+
+    return StepTracer(steps, tool, ranks)

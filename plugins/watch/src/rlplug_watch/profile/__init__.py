@@ -1,1 +1,1 @@
-"""The summary of a profiled run: what each phase of a step spends its time on."""
+"""The profiler of a few steps, and its summary: what each phase of a step spends its time on."""

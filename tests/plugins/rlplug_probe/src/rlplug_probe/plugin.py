@@ -151,6 +151,16 @@ def rlplug_make_token_log() -> None:
 
 
 @hookimpl
+def rlplug_make_experiment_log() -> None:
+    """Pass likewise."""
+
+
+@hookimpl
+def rlplug_make_profiler() -> None:
+    """Pass likewise."""
+
+
+@hookimpl
 def rlplug_make_tokenizer(path: str) -> Any:
     if not (Path(path) / TOKENIZER_MARKER).exists():
         return None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import yaml
@@ -14,9 +16,14 @@ from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
 from rlplug.distributed.durable_files import reason
+from rlplug.interfaces import ExperimentLog, StepRecord
 from rlplug.observability.terminal import visible
 from rlplug.recording.secrets import mask_secrets
+from rlplug.training.advantages import advantage_values
 from rlplug.types import RewardError, Sample
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
 
 COLUMNS: Final = ("step", "reward", "prompt", "completion", "answer", "finish_reason", "tokens", "rewards")
 NUM_TABLES: Final = 20
@@ -25,6 +32,28 @@ MAX_TEXT: Final = 20_000
 """Longest text that is logged, in characters."""
 NUM_BINS: Final = 64
 """Bins of a histogram."""
+
+
+class LoggedExperiment(ExperimentLog):
+    """Configuration, samples and histograms for all loggers of a run, and TensorBoard's where it is installed."""
+
+    def __init__(self, folder: Path, trainer: Trainer) -> None:
+        self._trainer = trainer
+        if importlib.util.find_spec("tensorboard"):
+            self.loggers = (RunTensorBoard(folder, name="", version="tensorboard"),)
+
+    def configuration(self, config_yaml: str) -> None:
+        log_configuration(self._trainer.loggers, config_yaml)
+
+    def step_ended(self, record: StepRecord, chosen: Sequence[Sample]) -> None:
+        module: Any = self._trainer.lightning_module
+        if is_due(record.step, module.plan.total_steps):
+            log_samples(self._trainer.loggers, chosen, record.step, "train")
+            values = {**record.values, "advantage": advantage_values(record.batch)}
+            log_histograms(self._trainer.loggers, values, record.step)
+
+    def validated(self, step: int, chosen: Sequence[Sample]) -> None:
+        log_samples(self._trainer.loggers, chosen, step, "validate")
 
 
 class RunTensorBoard(TensorBoardLogger):

@@ -7,17 +7,16 @@ import re
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from lightning.pytorch import Callback, Trainer
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from rlplug.errors import ConfigError
-from rlplug.interfaces.observer import ProfiledSteps
+from rlplug.interfaces import ProfiledSteps
 from rlplug.observability.phase_timer import ranges_made_by
 from rlplug.observability.terminal import say
-from rlplug.types.ranges import Range
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
@@ -26,24 +25,11 @@ FOLDER: Final = "profile"
 _STEPS: Final = re.compile(r"([1-9]\d*)(?:-([1-9]\d*))?")
 
 
-class StepProfiler(Callback):
-    """Profiler of some steps, which take longer while they are profiled.
+class StepTracer(Callback):
+    """Profiler of some steps, with the options of ``rlplug.recording.profiler.StepProfiler``."""
 
-    Args:
-        steps: RL steps to profile, counted from 1: ``5``, or ``5-7`` with both ends; ``null`` profiles none. Choose
-            steps after the first ones, which warm up.
-        tool: ``torch`` writes a trace to ``profile/`` in the run folder, which observers may summarize. ``nsys`` marks
-            the steps for Nsight Systems, under which the run must have been started.
-        ranks: Profile only the ``first`` rank, or ``all`` with a trace each; the summary is that of the first rank.
-    """
-
-    def __init__(
-        self,
-        steps: Annotated[int, Range(0, 10_000_000)] | str | None = None,
-        tool: Literal["torch", "nsys"] = "torch",
-        ranks: Literal["first", "all"] = "first",
-    ) -> None:
-        self.steps = None if steps is None else parse_steps(str(steps))
+    def __init__(self, steps: str, tool: str = "torch", ranks: str = "first") -> None:
+        self.steps = parse_steps(steps)
         self.tool = tool
         self.ranks = ranks
         self._first = self._last = 0
@@ -53,15 +39,13 @@ class StepProfiler(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         device = trainer.strategy.root_device
-        if stage == "fit" and self.steps is not None and self.tool == "nsys" and device.type != "cuda":
+        if stage == "fit" and self.tool == "nsys" and device.type != "cuda":
             raise ConfigError(
                 f"profile.tool is nsys, which records GPUs, and this run is on {device}: set profile.tool to torch."
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module: Any = pl_module
-        if self.steps is None:
-            return
         first, last = self.steps
         if last > module.plan.total_steps:
             raise ConfigError(

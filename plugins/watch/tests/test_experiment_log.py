@@ -12,9 +12,8 @@ import pytest
 import yaml
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger
+from rlplug_watch.loggers.experiment_log import COLUMNS, is_due, log_configuration, log_histograms, log_samples
 from unit.observability.test_terminal import sample_of
-
-from rlplug.recording.experiment_log import COLUMNS, is_due, log_configuration, log_histograms, log_samples
 
 CONFIG = {"model": {"num_steps": 3, "policy": {"path": "tests/model"}, "critic": None}, "seed_everything": 0}
 HOSTILE = "**bold** <b>x</b> [/INST] \x1b[2J \ud800"

@@ -10,10 +10,13 @@ from unittest import mock
 
 import pytest
 import torch
+from rlplug_watch.profile.profiler import StepTracer, compress, parse_steps
 
-from rlplug.errors import ConfigError
+from rlplug.errors import ConfigError, RLPlugError
 from rlplug.observability.phase_timer import trace_range
-from rlplug.observability.profiler import StepProfiler, compress, parse_steps
+from rlplug.plugin_manager import PluginManager
+from rlplug.recording import profiler
+from rlplug.recording.profiler import StepProfiler
 
 
 @pytest.mark.parametrize(
@@ -21,12 +24,26 @@ from rlplug.observability.profiler import StepProfiler, compress, parse_steps
 )
 def test_a_step_or_a_range_with_both_ends(text, steps):
     assert parse_steps(text) == steps
-    assert StepProfiler(text).steps == steps
+    assert StepTracer(text).steps == steps
 
 
 def test_yaml_s_number_is_a_step_and_null_is_none():
-    assert StepProfiler(5).steps == (5, 5)
-    assert StepProfiler().steps is None
+    (callback,) = StepProfiler(5).callbacks
+    assert isinstance(callback, StepTracer)
+    assert callback.steps == (5, 5)
+    assert StepProfiler().callbacks == []
+
+
+def test_without_the_plugin_the_option_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler, "plugins", lambda: PluginManager(["watch"]))
+    with pytest.raises(ConfigError, match=r"^profile\.steps comes with rlplug-watch: pip install rlplug-watch"):
+        StepProfiler(5)
+
+
+def test_a_plugin_that_makes_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlplug_watch.profile.profiler.StepTracer", lambda *options: 7)
+    with pytest.raises(RLPlugError, match=r"rlplug-watch .* an instance of Callback, or None; it returned int 7"):
+        StepProfiler(5)
 
 
 @pytest.mark.parametrize("text", ["", "0", "0-3", "7-5", "5-", "-5", "5:7", "5-7-9", "a", "1.5", "5 7"])
@@ -35,7 +52,7 @@ def test_anything_else_is_a_mistake_in_the_configuration(text):
         StepProfiler(text)
 
 
-def run(profiler: StepProfiler, num_steps: int, done: int = 0, rank: int = 0, should_stop_in: int = 0) -> None:
+def run(profiler: StepTracer, num_steps: int, done: int = 0, rank: int = 0, should_stop_in: int = 0) -> None:
     """Take the steps of a run as Lightning would, with a phase in each."""
     trainer: Any = SimpleNamespace(
         strategy=SimpleNamespace(root_device=torch.device("cuda")), is_global_zero=rank == 0, should_stop=False
@@ -88,23 +105,23 @@ def window(steps: list[int]) -> list[Any]:
     ],
 )
 def test_nsys_is_shown_these_steps_and_no_other(nsys, steps, options, shown):
-    run(StepProfiler(steps, tool="nsys"), **options)
+    run(StepTracer(steps, tool="nsys"), **options)
     assert nsys == window(shown)
 
 
-@pytest.mark.parametrize(("steps", "options"), [(None, {}), ("1-2", {"done": 2}), ("2", {"rank": 1})])
+@pytest.mark.parametrize(("steps", "options"), [("1-2", {"done": 2}), ("2", {"rank": 1})])
 def test_nothing_is_profiled(nsys, steps, options):
-    run(StepProfiler(steps, tool="nsys"), num_steps=4, **options)
+    run(StepTracer(steps, tool="nsys"), num_steps=4, **options)
     assert nsys == []
 
 
 def test_every_rank_is_profiled_on_request(nsys):
-    run(StepProfiler("2", tool="nsys", ranks="all"), num_steps=4, rank=1)
+    run(StepTracer("2", tool="nsys", ranks="all"), num_steps=4, rank=1)
     assert nsys == window([2])
 
 
 def test_an_error_closes_the_window(nsys):
-    profiler = StepProfiler("1-2", tool="nsys")
+    profiler = StepTracer("1-2", tool="nsys")
     fails = mock.patch.object(profiler, "on_train_batch_end", side_effect=ValueError("broken"))
     with fails, pytest.raises(ValueError, match="broken"):
         run(profiler, num_steps=2)
@@ -114,7 +131,7 @@ def test_an_error_closes_the_window(nsys):
 
 def test_steps_past_the_run_s_end_are_a_mistake():
     with pytest.raises(ConfigError, match=r"profile\.steps is '3-5', but the run's last step is 4"):
-        run(StepProfiler("3-5"), num_steps=4)
+        run(StepTracer("3-5"), num_steps=4)
 
 
 def test_compressing_replaces_the_file(tmp_path: Path):
