@@ -10,6 +10,7 @@ from typing import Any, Literal
 from lightning.pytorch import Callback, Trainer, seed_everything
 
 from rlplug.cli.configuration.trainer_options import TRAINER_DEFAULTS
+from rlplug.cli.lightning_cli import in_order
 from rlplug.data.datamodule import PromptDataModule
 from rlplug.distributed.checkpoint import RLCheckpoint
 from rlplug.distributed.strategy import RLFSDP2Strategy
@@ -67,11 +68,11 @@ def fit(
     """
     quieten_libraries()
     seed_everything(seed, verbose=False)
-    defaults = [RunFolder(run_dir), RLCheckpoint(), RLProgressBar()]
-    given = tuple(type(each) for each in callbacks)
+    defaults: list[Callback] = [RunFolder(run_dir), RLCheckpoint(), RLProgressBar()]
     options: dict[str, Any] = {**TRAINER_DEFAULTS, "strategy": RLFSDP2Strategy(), "accelerator": accelerator}
-    used = [each for each in defaults if not isinstance(each, given)]
-    trainer = Trainer(callbacks=[*used, *callbacks], **options, **trainer_options)
+    used = [each for each in defaults if not any(isinstance(other, type(each)) for other in callbacks)]
+    trainer: Any = Trainer(callbacks=[*used, *callbacks], **(options | trainer_options))
+    trainer.callbacks = in_order(trainer.callbacks)
     trainer.fit(module, datamodule=data)
     assert module.run_dir is not None, "there is a folder after setup('fit')"
     rows = read_metrics(module.run_dir / METRICS)

@@ -92,7 +92,7 @@ def test_the_core_stays_small() -> None:
     """A feature is a plugin: where this fails, move one out."""
     files = modules().values()
     assert len(files) <= 205
-    assert sum(len(path.read_text().splitlines()) for path in files) <= 25_200
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 25_000
 
 
 def test_the_core_names_no_wheel() -> None:

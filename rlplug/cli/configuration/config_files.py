@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any, Final
 import yaml
 from jsonargparse import get_loader, set_loader
 
+from rlplug.cli.configuration.early_checks import require_file
 from rlplug.cli.configuration.environment_values import is_of_variable, resolve_variables
 from rlplug.cli.configuration.short_forms import write_out
 from rlplug.errors import ConfigError
@@ -69,11 +69,7 @@ def check_config_file(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: It is not; the message names the file, the line where there is one, and the fix.
     """
-    if not os.path.isfile(path) and os.access(path.parent, os.X_OK):
-        what = (
-            "is a folder" if os.path.isdir(path) else "is no plain file" if os.path.exists(path) else "does not exist"
-        )
-        raise ConfigError(f"the configuration {str(path)!r} {what}: give the path of a YAML file.")
+    require_file(path)
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)

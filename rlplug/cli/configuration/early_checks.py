@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any, Final
 
 from rlplug.errors import ConfigError, did_you_mean, shorten
@@ -47,15 +48,24 @@ def check_early(arguments: Sequence[str]) -> None:
     """
     for argument, value in zip(arguments, [*arguments[1:], ""], strict=True):
         option, _, given = argument.partition("=")
-        if option in ("-c", "--config"):
-            path = given or value
-            if path and not os.path.exists(path):
-                near = " Did you forget its folder, as in configs/quickstart.yaml?" if "/" not in path else ""
-                raise ConfigError(f"the configuration {path!r} does not exist: give the path of a YAML file.{near}")
+        if option in ("-c", "--config") and (path := given or value):
+            require_file(Path(path))
             for key in _keys_of_file(path):
                 _require(key)
         elif option.startswith("--"):
             _require(option[2:].removesuffix("+"))
+
+
+def require_file(path: Path) -> None:
+    """Refuse a configuration that is no plain file, as far as its folder can be read.
+
+    Raises:
+        ConfigError: It is not; the message says what it is.
+    """
+    if path.is_file() or not os.access(path.parent, os.X_OK):
+        return
+    what = "is a folder" if path.is_dir() else "is no plain file" if path.exists() else "does not exist"
+    raise ConfigError(f"the configuration {str(path)!r} {what}: give the path of a YAML file.")
 
 
 def _require(key: str) -> None:
@@ -73,8 +83,6 @@ def _keys_of_file(path: str) -> Iterator[str]:
     """Yield the keys of a plain configuration file; of one that is not plain the whole reading says what is wrong."""
     import yaml
 
-    if not os.path.isfile(path):
-        return  # a pipe would be read up
     try:
         with open(path, "rb") as file:
             text = file.read(_MOST_BYTES + 1)

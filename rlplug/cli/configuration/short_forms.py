@@ -43,15 +43,21 @@ def write_out(content: dict[str, Any]) -> dict[str, Any]:
         ConfigError: A key is there twice, in its short and its long form.
     """
     written = {key: dict(value) if isinstance(value, dict) else value for key, value in content.items()}
-    for short in SHORT_KEYS.keys() & content.keys():
-        *sections, name = SHORT_KEYS[short].split(".")
+    for short, key in SHORT_KEYS.items():
+        if short not in content:
+            continue
+        *sections, name = key.split(".")
         block: Any = written
         for section in sections:
-            found = block.get(section)
-            block[section] = dict(found) if isinstance(found, dict) else {}
+            found = block.get(section) or {}
+            if not isinstance(found, dict):
+                raise ConfigError(
+                    f"the key {short!r} stands for {key}, and {section} is no block here: write {key} in it."
+                )
+            block[section] = dict(found)
             block = block[section]
         if name in block:
-            raise ConfigError(f"the key {short!r} stands for {SHORT_KEYS[short]}, which is there too: remove one.")
+            raise ConfigError(f"the key {short!r} stands for {key}, which is there too: remove one.")
         block[name] = written.pop(short)
     for section, names in (("model", ("policy", "reference", "rewards")), ("data", ("train", "val"))):
         block = written.get(section)
@@ -133,7 +139,7 @@ def with_defaults(arguments: list[str], contents: Iterable[Any]) -> list[str]:
     """Return the arguments with the algorithm and the engine of a run that names none.
 
     Such a run trains with GRPO, and generates on a GPU with the engine among those that are installed which prefers it
-    most. A saved configuration names both, so that a run that goes on has the same.
+    most. A saved configuration has both keys, so that a run that goes on has the same.
 
     Args:
         arguments: Of the command, without short forms.

@@ -58,13 +58,13 @@ def validation_metrics(table: SampleTable, reward_names: Sequence[str], pass_thr
     }
     if ENVIRONMENT in reward_names:
         metrics["validate/turns_mean"] = int(table["num_turns"].sum()) / len(table)
-    groups, sizes = np.unique(table["group"], return_counts=True)
-    of_prompts = [table["reward"][table["group"] == group] for group in groups.tolist()]
-    means = [float(np.nanmean(rewards)) for rewards in of_prompts if not np.isnan(rewards).all()]
+    sizes = np.unique(table["group"], return_counts=True)[1].tolist()
+    starts = np.cumsum([0, *sizes[:-1]])
+    sums = np.add.reduceat(np.nan_to_num(table["reward"]), starts)
+    num_scored = np.add.reduceat(~np.isnan(table["reward"]), starts, dtype=np.int64)
+    means = (sums[num_scored > 0] / num_scored[num_scored > 0]).tolist()
     if len(means) >= LEAST_PROMPTS:
         metrics["validate/reward_margin"] = margin_of(means)
-    sizes = sizes.tolist()
-    starts = np.cumsum([0, *sizes[:-1]])
     passed = np.add.reduceat(table["reward"] >= pass_threshold, starts, dtype=np.int64).tolist()
     k = 1
     while k <= sizes[0]:

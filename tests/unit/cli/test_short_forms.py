@@ -57,6 +57,11 @@ def test_a_key_in_both_forms_is_refused() -> None:
         write_out({"policy": "a", "model": {"policy": "b"}})
 
 
+def test_a_file_in_place_of_a_block_is_not_dropped() -> None:
+    with pytest.raises(ConfigError, match=r"'policy' stands for model\.policy, and model is no block"):
+        write_out({"policy": "a", "model": "model.yaml"})
+
+
 @pytest.mark.parametrize(
     ("short", "long"),
     [
