@@ -15,6 +15,7 @@ from rlplug_devkit.new_plugin.rendering import names_of, rendered_files
 
 ROOT = Path(__file__).parents[2]
 PUBLIC = {
+    "rlplug",  # a run from Python
     *("rlplug.errors", "rlplug.types", "rlplug.ops", "rlplug.interfaces", "rlplug.registry", "rlplug.plugin_manager"),
     *("rlplug_devkit", "rlplug.token_arrays", "rlplug.late_names"),
     # commands

@@ -62,9 +62,9 @@ def require_file(path: Path) -> None:
     Raises:
         ConfigError: It is not; the message says what it is.
     """
-    if path.is_file() or not os.access(path.parent, os.X_OK):
+    if os.path.isfile(path) or not os.access(path.parent, os.X_OK):  # pathlib's raise where that may not be asked
         return
-    what = "is a folder" if path.is_dir() else "is no plain file" if path.exists() else "does not exist"
+    what = "is a folder" if os.path.isdir(path) else "is no plain file" if os.path.exists(path) else "does not exist"
     raise ConfigError(f"the configuration {str(path)!r} {what}: give the path of a YAML file.")
 
 
