@@ -6,6 +6,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 # threads that wait must not spin on cores that something else needs
 export OMP_WAIT_POLICY := passive
 PLUGINS := $(patsubst %/pyproject.toml,%,$(sort $(wildcard plugins/*/pyproject.toml)))
+QUICKSTART_PLUGINS := plugins/algos plugins/plan plugins/watch
 WRITERS := $(sort $(wildcard scripts/write_*.py))
 SETUP_FILES := pyproject.toml $(PLUGINS:=/pyproject.toml) constraints.txt
 # vLLM pins other versions than the rest of the tools: it has an environment of its own
@@ -26,7 +27,7 @@ help:  ## Show the targets
 quickstart: $(VENV)/.installed  ## Train a tiny policy from scratch on the CPU, about a minute
 	$(BIN)/rlplug fit --config configs/quickstart.yaml
 
-smollm2: $(VENV)/.installed models/SmolLM2-135M-Instruct/config.json  ## Three GRPO steps of a real model on the CPU
+smollm2: $(VENV)/.installed-dev models/SmolLM2-135M-Instruct/config.json  ## Three GRPO steps of a real model on the CPU
 	$(BIN)/rlplug fit --config configs/smollm2.yaml
 
 test: $(VENV)/.installed-dev models/SmolLM2-135M-Instruct/config.json  ## Run the tests of every push
@@ -82,15 +83,16 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(SETUP_FILES) | $(VENV)/bin/python
-	@echo "installing rlplug and its plugins into $(VENV): a few minutes the first time"
+	@echo "installing rlplug, $(subst plugins/,rlplug-,$(QUICKSTART_PLUGINS)) into $(VENV): two minutes the first time"
 	$(INSTALL) torch 'setuptools>=77'
-	$(INSTALL) --no-build-isolation --no-deps --editable . $(PLUGINS:%=--editable %)
-	$(INSTALL) 'rlplug[tensorboard,reasoning]' $(subst _,-,$(PLUGINS:plugins/%=rlplug-%))  # what they require
-	$(INSTALL) --no-deps torchtitan  # what it asks for contradicts constraints.txt; its models need little of that
+	$(INSTALL) --no-build-isolation --editable . $(QUICKSTART_PLUGINS:%=--editable %)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(INSTALL) 'rlplug[dev,docs]'
+	@echo "installing all plugins and the test tools into $(VENV): two minutes the first time"
+	$(INSTALL) --no-build-isolation $(PLUGINS:%=--editable %)
+	$(INSTALL) 'rlplug[dev,docs,tensorboard]' 'rlplug-rewards[reasoning]'
+	$(INSTALL) --no-deps torchtitan  # last: pip complains of it when it installs more (what it asks for contradicts constraints.txt)
 	@touch $@
 
 $(VLLM_VENV)/.requirements: plugins/rollout_vllm/requirements-cpu.txt
