@@ -40,7 +40,7 @@ from shapes import SHAPES, completion_lengths, make_batch, matmul_ceiling, model
 from torch import nn
 from update_comparison import Comparison
 
-from rlplug.distributed.offload import Offload
+from rlplug.distributed.state_offload import StateOffload
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
 from rlplug.interfaces import ModelConfig, ModelTrainer, Optimization
@@ -224,7 +224,7 @@ class Measured(LightningModule):
     def measure_offload(self, update: Any) -> dict[str, float]:
         """Return what leaves for the host and how long that takes, and the update that it comes back in."""
         optimizer = self.optimizers().optimizer
-        offload = Offload("optimizer_and_weights", self.device, [self.policy], [], [optimizer])
+        offload = StateOffload("optimizer_and_weights", self.device, [self.policy], [], [optimizer])
         row: dict[str, float] = {}
         for _ in range(self.options.warm_up + 1):
             for name, action in (

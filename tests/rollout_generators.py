@@ -65,7 +65,7 @@ def make_generator(model_folder):
             engine=engine,
             policy=SyncedPolicy(spec, lambda: policy_buckets(policy, spec, 1 << 14), plugins().hook),
             placement=Placement(CPU, 0, 1),
-            offload=Offload("none", CPU, [policy], [], []),
+            offload=Offload(),
             sleeps=False,
             max_restarts=2,
         )

@@ -152,13 +152,17 @@ class RunModule(LightningModule):
         end_at_once(self.global_rank)
         config, inputs, data, strategy = self.config, self.inputs, self.data, self.strategy
         models, plan, stop = self.models, self.parts.plan, self.stop_signal
-        self.offload = Offload(
-            config.memory.offload,
-            strategy.root_device,
-            trained=[model for model in (models.policy, models.critic) if model is not None],
-            reference=[] if models.reference is None or config.reference_is_policy else [models.reference],
-            optimizers=self.trainer.optimizers,
-        )
+        self.offload = Offload()
+        if config.memory.offload != "none":
+            from rlplug.distributed.state_offload import StateOffload
+
+            self.offload = StateOffload(
+                config.memory.offload,
+                strategy.root_device,
+                trained=[model for model in (models.policy, models.critic) if model is not None],
+                reference=[] if models.reference is None or config.reference_is_policy else [models.reference],
+                optimizers=self.trainer.optimizers,
+            )
         weights = config.model_trainer.hf_weights(models.policy)
         max_bytes = config.weight_sync.bucket_mib << 20
         make_buckets = partial(policy_buckets, models.policy, inputs.spec, max_bytes, weights)

@@ -14,7 +14,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from rlplug.distributed.fsdp_units import transformer_blocks
-from rlplug.distributed.offload import CHUNK_BYTES, Offload, OffloadedTensors, distinct_storages
+from rlplug.distributed.offload import Offload
+from rlplug.distributed.state_offload import CHUNK_BYTES, OffloadedTensors, StateOffload, distinct_storages
 from rlplug.interfaces.rollout import EngineCapabilities, Placement
 from rlplug.models.config import ModelConfig, load_spec, load_tokenizer
 from rlplug.plugin_manager import plugins
@@ -148,7 +149,7 @@ def test_a_sharded_model_that_was_offloaded_trains_as_one_that_was_not(make_shar
     tokens = torch.arange(8).reshape(2, 4)
     with torch.no_grad():
         expected_logits = reference(input_ids=tokens).logits.clone()
-    offload = Offload(mode, CPU, [model], [reference], [optimizer])
+    offload = Offload() if mode == "none" else StateOffload(mode, CPU, [model], [reference], [optimizer])
     num_bytes = resident(model.parameters())
     for step in range(4):
         num_state = resident(state_of(optimizer))
@@ -172,7 +173,7 @@ def test_a_sharded_model_that_was_offloaded_trains_as_one_that_was_not(make_shar
 
 def test_the_first_optimizer_step_waits_and_a_step_that_is_given_up_restores(make_sharded, monkeypatch):
     model, optimizer = make_sharded()
-    offload = Offload("optimizer", CPU, [model], [], [optimizer])
+    offload = StateOffload("optimizer", CPU, [model], [], [optimizer])
     train(model, optimizer, 0)
     expected = values(state_of(optimizer))
     finished = []
@@ -197,8 +198,7 @@ def test_the_first_optimizer_step_waits_and_a_step_that_is_given_up_restores(mak
 
 def test_metrics(make_sharded):
     model, optimizer = make_sharded()
-    assert Offload("none", CPU, [model], [], [optimizer]).pop_metrics() == {}
-    offload = Offload("optimizer_and_weights", CPU, [model], [], [optimizer])
+    offload = StateOffload("optimizer_and_weights", CPU, [model], [], [optimizer])
     train(model, optimizer, 0)
     num_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
     num_steps = len(list(model.parameters()))  # AdamW counts for each parameter, in float32
@@ -251,7 +251,7 @@ def test_the_order_of_engine_and_trainer(make_sharded, model_folder, sleeps):
     config = ModelConfig(path=str(model_folder("qwen2")), dtype="float32")
     tokenizer = load_tokenizer(config)
     engine = Sleeper(model, optimizer, reference)
-    offload = Offload("optimizer_and_weights", CPU, [model], [reference], [optimizer])
+    offload = StateOffload("optimizer_and_weights", CPU, [model], [reference], [optimizer])
     spec = load_spec(config, tokenizer)
     driver = EngineDriver(
         engine=engine,

@@ -106,7 +106,7 @@ def make_driver(model_folder):
             engine=engine,
             policy=SyncedPolicy(spec, partial(policy_buckets, policy, spec, 1 << 14), plugins().hook),
             placement=Placement(CPU, rank, world_size),
-            offload=Offload("none", CPU, [policy], [], []),
+            offload=Offload(),
             sleeps=sleeps,
             max_restarts=max_restarts,
             agreement=RankAgreement(any_rank),

@@ -137,7 +137,7 @@ class PolicyEngine:
             engine=self.config.engine,
             policy=SyncedPolicy(spec, lambda: self._buckets(), plugins().hook),
             placement=self.placement,
-            offload=Offload("none", self.placement.device, [], [], []),
+            offload=Offload(),
             sleeps=False,
             max_restarts=self.config.limits.max_engine_restarts,
             agreement=RankAgreement(is_stopping=self._is_stopping, agree_to_stop=self._agree_to_stop),

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rlplug.config import RunConfig
-from rlplug.distributed.offload import distinct_storages
+from rlplug.distributed.state_offload import distinct_storages
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.interfaces.memory import ActivationTraits, EngineMemory, EngineMemoryRequest
 from rlplug.interfaces.memory_plan import GPU
