@@ -1,4 +1,4 @@
-"""When state of the trainer may leave the device: the base offloads nothing, and is that of ``memory.offload: none``."""
+"""When state of the trainer may leave the device: the base offloads nothing, as for ``memory.offload: none``."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ from typing import Any, Final, Generic, TypeVar
 
 import yaml
 
-from rlplug.recording.secrets import mask_secrets, mask_text, mask_yaml
 from rlplug_watch.metrics_file import MetricsFile
 from rlplug_watch.report.run_data import (
     CONFIG_FILE,
@@ -29,6 +28,7 @@ from rlplug_watch.report.run_data import (
 )
 from rlplug_watch.report.timeline import FILE as TIMELINE_FILE
 from rlplug_watch.report.timeline import NEWEST, ChosenSteps
+from rlplug_watch.secrets import mask_secrets, mask_text, mask_yaml
 
 LOCK_FILE: Final = "run.lock"
 MAX_KEYS: Final = 5000
