@@ -4,7 +4,7 @@ The function takes the arguments after the command's name and returns the exit s
 of its docstring is the command's line in ``rlplug --help``, which imports none of them. Its module may have
 
     make_parser()                  the ``argparse`` parser of its options, which ``rlplug completion`` completes
-    TAKES_CONFIGURATION = True     if it takes the keys of ``rlplug fit`` as well
+    TAKES_CONFIGURATION = True     if it takes the keys of ``rlplug fit`` as well; they are checked before it is imported
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ GROUP: Final = "rlplug.commands"
 CORE: Final = "rlplug"
 
 Command: TypeAlias = Callable[[list[str]], int | None]
+
+_UNREADABLE: Final = (ImportError, OSError, ValueError, SyntaxError)
 
 
 def find_commands() -> dict[str, EntryPoint]:
@@ -63,14 +65,27 @@ def load_command(name: str) -> Command:
 def summary_of(command: EntryPoint) -> str:
     """Return the first line of the docstring of a command's function, from its source; only packages are imported."""
     try:
-        spec = importlib.util.find_spec(command.module)
-        tree = ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8")) if spec is not None else None
-    except (ImportError, OSError, ValueError, SyntaxError) as error:
+        found = [node for node in _source(command) if isinstance(node, ast.FunctionDef) and node.name == command.attr]
+    except _UNREADABLE as error:
         return f"cannot be read: {describe(error)}"
-    for node in [] if tree is None else tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == command.attr:
-            return (ast.get_docstring(node) or "").partition("\n")[0]
-    return ""
+    return next(((ast.get_docstring(node) or "").partition("\n")[0] for node in found), "")
+
+
+def takes_configuration(name: str) -> bool:
+    """Return whether there is such a command, and its source says that it takes the keys of ``rlplug fit``."""
+    try:
+        nodes = [node for command in _commands_by_name().get(name, [])[:1] for node in _source(command)]
+    except _UNREADABLE:
+        return False
+    targets: list[ast.expr] = [node.target for node in nodes if isinstance(node, ast.AnnAssign)]
+    targets += [target for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
+    return any(isinstance(target, ast.Name) and target.id == "TAKES_CONFIGURATION" for target in targets)
+
+
+def _source(command: EntryPoint) -> list[ast.stmt]:
+    """Return the statements of a command's module."""
+    spec = importlib.util.find_spec(command.module)
+    return [] if spec is None else ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8")).body
 
 
 def _commands_by_name() -> dict[str, list[EntryPoint]]:

@@ -12,7 +12,8 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from rlplug.cli.command_parser import take_option
-from rlplug.cli.find_commands import find_commands, load_command, summary_of, uncollected_imports
+from rlplug.cli.configuration.early_checks import check_early
+from rlplug.cli.find_commands import find_commands, load_command, summary_of, takes_configuration, uncollected_imports
 from rlplug.distributed.stop_signal import SignalExit, exit_at_once
 from rlplug.errors import ConfigError, RLPlugError, causes_of, describe
 from rlplug.plugin_names import BLOCK_VARIABLE, LOCAL_VARIABLE, blocked_names, local_names
@@ -115,9 +116,12 @@ def _run(arguments: list[str], is_process: bool) -> int:
     if is_process:
         with suppress(ImportError):
             importlib.import_module("rlplug.observability.start").note_process_start()
+    name, *given = arguments or [""]
+    if takes_configuration(name):
+        check_early(given)
     with uncollected_imports():
-        command = load_command(arguments[0] if arguments else "")
-    return command(arguments[1:]) or 0
+        command = load_command(name)
+    return command(given) or 0
 
 
 # ---- what needs a package that may be missing, so that rlplug doctor can say so -------------------------------------

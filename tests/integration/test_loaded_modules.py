@@ -23,13 +23,13 @@ ALWAYS = {"plugin", "report_writer", "card_writer"}
 """Modules of plugins that each run imports: what registers, and observers."""
 
 
-def modules_after(*arguments: str) -> dict[str, Any]:
+def modules_after(*arguments: str, status: int = 0) -> dict[str, Any]:
     """Return the modules of a new process after a command: a fork of the tests' server has them all."""
     done = subprocess.run(
         [sys.executable, "-c", LOAD, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
     )
     result = json.loads(done.stdout.splitlines()[-1])
-    assert result["status"] == 0, done.stdout
+    assert result["status"] == status, done.stdout
     found: dict[str, Any] = result["modules"]
     return found
 
@@ -63,3 +63,10 @@ def test_a_run_loads_of_plugins_what_it_names(loaded: dict[str, Any]) -> None:
 def test_help_imports_no_library_that_takes_long() -> None:
     heavy = {"torch", "numpy", "lightning", "transformers", "rich", "pluggy", "rlplug.plugin_manager"}
     assert not heavy & modules_after("--help").keys()
+
+
+@pytest.mark.parametrize("command", ["fit", "plan", "eval"])
+def test_a_key_that_does_not_exist_is_refused_before_torch_is_imported(command: str) -> None:
+    """Catches a command whose module is imported before its keys are checked: eight seconds for a typo."""
+    loaded = modules_after(command, "-c", "configs/quickstart.yaml", "--model.batch.group_siz", "3", status=2)
+    assert not {"torch", "lightning"} & loaded.keys()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from rlplug.cli.configuration.early_checks import check_early
 from rlplug.cli.find_commands import uncollected_imports
 
 TAKES_CONFIGURATION: Final = True
@@ -56,7 +55,6 @@ def _run(command: str, arguments: Sequence[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(HELP.format(command=command), end="")
         return 0
-    check_early(arguments)
     with uncollected_imports():  # torch and Lightning take seconds
         from rlplug.cli.lightning_cli import run_lightning
     return run_lightning([command, *arguments])

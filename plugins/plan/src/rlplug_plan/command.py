@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import Any, Final
-
-import torch
+from typing import TYPE_CHECKING, Any, Final
 
 from rlplug.cli.command_parser import CommandParser
-from rlplug.cli.lightning_cli import ConfiguredCLI, read_command
-from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.errors import ConfigError
-from rlplug.interfaces.memory_plan import GPU, total_and_free
-from rlplug.observability.terminal import say
-from rlplug.recording.run_output import print_batch_plan, print_memory_plan
-from rlplug.setup.planning import plan_run
-from rlplug.types import GIB
-from rlplug.weight_sync.manifest import policy_weights
-from rlplug_plan.sync_time import SyncTime
+
+if TYPE_CHECKING:
+    from rlplug.interfaces.memory_plan import GPU
 
 DESCRIPTION: Final = """what will live on each GPU in each phase of a step, and whether it fits; nothing is loaded
 
@@ -49,10 +41,19 @@ def plan_command(arguments: list[str]) -> int:
         ConfigError: The configuration is wrong, or there is neither ``--gpu-gib`` nor a GPU.
     """
     given, arguments = make_parser().parse_known_args(arguments)
-    cli = read_command(ConfiguredCLI, ["fit", *arguments])
-    gpu = _gpu(given.gpu_gib)
     network = given.network_gbit_s
     gbit_s = None if network is None else _number("--network-gbit-s", network, "how fast it is, such as 400")
+    gpu = _gpu(given.gpu_gib)
+
+    from rlplug.cli.lightning_cli import ConfiguredCLI, read_command  # Lightning takes seconds
+    from rlplug.distributed.strategy import RLFSDP2Strategy
+    from rlplug.observability.terminal import say
+    from rlplug.recording.run_output import print_batch_plan, print_memory_plan
+    from rlplug.setup.planning import plan_run
+    from rlplug.weight_sync.manifest import policy_weights
+    from rlplug_plan.sync_time import SyncTime
+
+    cli = read_command(ConfiguredCLI, ["fit", *arguments])
     options, module, data = cli.trainer_options, cli.model, cli.datamodule
     strategy = options.strategy
     if not isinstance(strategy, RLFSDP2Strategy):
@@ -83,11 +84,18 @@ def num_devices(devices: Any) -> int:
     """Return the GPUs of a node that ``trainer.devices`` asks for; ``auto`` and -1 take all of this machine."""
     text = ",".join(map(str, devices)) if isinstance(devices, (list, tuple)) else str(devices)
     if text in ("auto", "-1"):
+        import torch
+
         return max(1, torch.cuda.device_count())
     return len([part for part in text.split(",") if part]) if "," in text or isinstance(devices, list) else int(text)
 
 
 def _gpu(gib: str | None) -> GPU:
+    import torch
+
+    from rlplug.interfaces.memory_plan import GPU, total_and_free
+    from rlplug.types import GIB
+
     if gib is None and torch.cuda.is_available():
         return GPU(*total_and_free(torch.device("cuda", 0)))
     if gib is None:
