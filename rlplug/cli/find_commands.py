@@ -4,7 +4,7 @@ The function takes the arguments after the command's name and returns the exit s
 of its docstring is the command's line in ``rlplug --help``, which imports none of them. Its module may have
 
     make_parser()                  the ``argparse`` parser of its options, which ``rlplug completion`` completes
-    TAKES_CONFIGURATION = True     if it takes the keys of ``rlplug fit`` as well; they are checked before it is imported
+    TAKES_CONFIGURATION = True     if it takes the keys of ``rlplug fit`` as well: they are checked before the import
 """
 
 from __future__ import annotations

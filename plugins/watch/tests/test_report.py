@@ -64,10 +64,23 @@ def figures_of(page: _Page) -> list[dict[str, Any]]:
     return specs
 
 
-def test_the_report_is_one_file_that_loads_nothing(tmp_path: Path) -> None:
+def test_the_pages_of_a_folder_share_one_script(tmp_path: Path) -> None:
+    """Catches a page that does not find the script, one that is as large as the script, and a script that is torn."""
+    pages = [write_report(make_run(tmp_path / name, num_steps=12)) for name in ("001", "002")]
+    (script,) = tmp_path.glob("*.js")
+    source = [value for name, value in _Page(pages[0].read_text(encoding="utf-8")).attributes if name == "src"]
+    assert (pages[0].parent / source[0]).resolve() == script
+    assert max(page.stat().st_size for page in pages) < 300_000
+    whole = script.read_text()
+    script.write_text(whole[:1000])
+    write_report(pages[0].parent)
+    assert script.read_text() == whole
+
+
+def test_the_single_file_loads_nothing(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "arithmetic")
     before = {path.name for path in run_dir.iterdir()}
-    path = write_report(run_dir)
+    path = write_report(run_dir, is_single_file=True)
     page = _Page(path.read_text(encoding="utf-8"))
 
     assert path == run_dir / "report.html"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from statistics import fmean, median, pvariance
 from typing import Any, Final
 
@@ -13,7 +14,8 @@ from rlplug_watch.report.series import Series
 
 MOST: Final = 5
 """Most pieces of advice about a run."""
-DOCS: Final = "https://github.com/rlplug/rlplug/blob/main/docs/"
+DOCS: Final = f"https://github.com/rlplug/rlplug/blob/v{version('rlplug')}/docs/"
+"""Pages of the installed version."""
 
 LEAST_STEPS: Final = 20
 """Fewest steps of a run that is judged by how it learns: a quarter of it is then five steps. In a shorter one, most

@@ -27,7 +27,7 @@ class ReportWriter(RunObserver):
         folder = self._run.folder
         record = json.loads((folder / RECORD).read_text())
         pieces = advise(read_metrics(folder, []), record)
-        lines = [f"advice: {piece.text} Key: {piece.key}; docs/{piece.page}" for piece in pieces]
+        lines = [f"advice: {piece.text} Key: {piece.key}; {piece.url}" for piece in pieces]
         if self._run.report:
             from rlplug_watch.report.page import write_report
 

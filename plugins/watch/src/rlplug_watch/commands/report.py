@@ -16,6 +16,11 @@ def make_parser() -> argparse.ArgumentParser:
         help="steps such as 10-14 that the timeline of trainer and engine shows, which runs with a partial rollout "
         "record; by default the newest",
     )
+    parser.add_argument(
+        "--single-file",
+        action="store_true",
+        help="put plotly's script, 4.8 MB, into the page, so that it can be mailed; else beside the run folders",
+    )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the metrics to FILE as a spreadsheet instead")
     return parser
 
@@ -37,4 +42,5 @@ def report_command(arguments: list[str]) -> None:
     from rlplug_watch.report.page import write_report
     from rlplug_watch.report.timeline import NEWEST, ChosenSteps
 
-    print(write_report(options.run_dir, NEWEST if options.steps is None else ChosenSteps.parse(options.steps)))
+    steps = NEWEST if options.steps is None else ChosenSteps.parse(options.steps)
+    print(write_report(options.run_dir, steps, options.single_file))

@@ -70,6 +70,8 @@ class Contents:
     sections: list[tuple[Section, list[Figure]]]
     absent: list[str]
     """Figures that every run should have, and this one has not."""
+    constants: list[str]
+    """What other figures would show: values that were the same in all steps."""
     metric_rows: list[MetricRow]
     batch_plan: list[list[str]]
     memory: MemoryTable | None
@@ -87,8 +89,9 @@ def build_contents(run: RunData) -> Contents:
         header=_header(run.info),
         advice=advise(run.metrics, run.info),
         tiles=build_tiles(run.metrics, run.info),
-        sections=by_section(figures),
+        sections=by_section([figure for figure in figures if not figure.constant]),
         absent=absent if run.metrics.steps else [],
+        constants=[figure.constant for figure in figures if figure.constant],
         metric_rows=metric_rows(run.metrics),
         batch_plan=_rows(run.info.get("batch_plan"), 3),
         memory=_memory(run.metrics, run.info),

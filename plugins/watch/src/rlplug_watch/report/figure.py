@@ -60,6 +60,15 @@ class Figure:
         """Arguments of ``Plotly.newPlot``."""
         return {"data": self.traces, "layout": layout(_x_range(self.traces), self.y_axis)}
 
+    @property
+    def constant(self) -> str:
+        """What never changed over several steps, such as ``Completion length: 4 tokens``; empty where a line moves."""
+        if any(len(trace["x"]) < 3 or len(set(trace["y"])) > 1 for trace in self.traces):
+            return ""
+        values = {entry.label: self.traces[entry.traces[0]]["y"][0] for entry in self.legend}
+        shown = [f"{value:g}" if len(values) == 1 else f"{label} {value:g}" for label, value in values.items()]
+        return f"{self.title}: {', '.join(shown)}" + (f" ({self.unit})" if self.unit else "")
+
     def add(self, label: str, hue: str, traces: Iterable[dict[str, Any]], mark: Mark = "line") -> None:
         """Add ``traces`` under one entry of the legend."""
         first = len(self.traces)

@@ -1,4 +1,4 @@
-"""Writer of a run's report as one HTML file."""
+"""Writer of a run's report: a page, whose script lies beside the run folders, or one file that holds it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ MAX_TEXT: Final = 20_000
 MAX_FAILURES: Final = 10
 
 
-def write_report(run_dir: Path, steps: ChosenSteps = NEWEST) -> Path:
+def write_report(run_dir: Path, steps: ChosenSteps = NEWEST, is_single_file: bool = False) -> Path:
     """Write ``report.html`` into the run folder ``run_dir`` and return its path; an existing report is replaced.
 
-    The file holds its script, styles and data. It loads nothing, and forbids the browser to, so it can be mailed.
+    The page has its styles and data. Plotly's script, 4.8 MB, is written once for all runs of a folder, to the folder
+    above the run's. The browser is forbidden to load anything else.
 
     Args:
         run_dir: The run folder.
         steps: Steps that are shown one by one, where the run recorded what its engine did.
+        is_single_file: The page holds the script too, so that it can be mailed.
 
     Raises:
         ConfigError: ``run_dir`` is not a run folder, has none of the chosen steps, or plotly is not installed.
@@ -47,13 +49,23 @@ def write_report(run_dir: Path, steps: ChosenSteps = NEWEST) -> Path:
         raise ConfigError(
             f"{run_dir} has no timeline of {steps}: runs with model.partial_rollout record one, in {TIMELINE_FILE}."
         )
-    page = _render(run, plotly_js())
+    script, script_file = plotly_js(), ""
+    if not is_single_file:
+        script_file = f"plotly-{plotly_version()}.min.js"
+        shared = run_dir.resolve().parent / script_file
+        if not shared.is_file() or shared.stat().st_size != len(script.encode()):
+            _replace(shared, script)
+    page = _render(run, script, script_file)
     path = run_dir / REPORT_FILE
-    unfinished = path.with_suffix(".html.tmp")
-    # A completion that was cut inside a character may hold half of a surrogate pair, which UTF-8 cannot encode.
-    unfinished.write_bytes(page.encode("utf-8", errors="replace"))
-    os.replace(unfinished, path)
+    _replace(path, page)
     return path
+
+
+def _replace(path: Path, text: str) -> None:
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    # A completion that was cut inside a character may hold half of a surrogate pair, which UTF-8 cannot encode.
+    unfinished.write_bytes(text.encode("utf-8", errors="replace"))
+    os.replace(unfinished, path)
 
 
 def plotly_js() -> str:
@@ -72,7 +84,15 @@ def plotly_js() -> str:
     return script
 
 
-def _render(run: RunData, script: str) -> str:
+def plotly_version() -> str:
+    """Return the version of plotly's script."""
+    from plotly.offline import get_plotlyjs_version
+
+    version: str = get_plotlyjs_version()
+    return version
+
+
+def _render(run: RunData, script: str, script_file: str) -> str:
     best, worst = best_and_worst(run.samples.late)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("rlplug_watch.report", "."),
@@ -95,7 +115,8 @@ def _render(run: RunData, script: str) -> str:
         num_more_failures=max(0, len(run.samples.failures) - MAX_FAILURES),
         long_text=LONG_TEXT,
         max_text=MAX_TEXT,
-        plotly_js=Markup(script),
+        script=Markup(script),
+        script_file=script_file,
         # Only scripts with this nonce run: markup in a completion stays inert even if an escape were forgotten.
         nonce=secrets.token_hex(16),
     )

@@ -60,6 +60,7 @@ const PARTS = [
   ["advice", ["advice"], advice],
   ["tiles", ["tiles"], tiles],
   ["figures", ["sections"], null],
+  ["constants", ["constants"], constants],
   ["steps", [], () => []],
   ["timeline", ["timeline"], timeline],
   ["memory", ["memory"], memory],
@@ -120,6 +121,11 @@ function figures(container, sections, plots, hasMetrics) {
     if (!sections.length && !hasMetrics) container.append(el("p", { class: "message" }, "No step has ended yet."));
   }
   all.forEach(({ spec }, index) => draw(plots[index], spec));
+}
+
+function constants(texts) {
+  if (!texts.length) return [];
+  return folded(`The same in all steps (${texts.length})`, el("ul", { class: "plain" }, texts.map((text) => el("li", {}, text))));
 }
 
 function figure({ title, unit, note, wide, legend }, plots) {
