@@ -97,9 +97,7 @@ class Run:
 
     def wait_for_step(self) -> float:
         """Wait until this start has written a row after the newest checkpoint, or has ended."""
-        return self.wait_for(
-            "step", lambda: self._has_written() and self.num_steps() > self.ledger().get("step", 0) > 0
-        )
+        return self.wait_for("step", lambda: self._has_written() and self.num_steps() > self.queue().get("step", 0) > 0)
 
     def _has_written(self) -> bool:
         with contextlib.suppress(FileNotFoundError):
@@ -122,7 +120,7 @@ class Run:
     def num_steps(self) -> int:
         return len(rows(self.run_folder))
 
-    def ledger(self) -> dict[str, Any]:
+    def queue(self) -> dict[str, Any]:
         """Return what the newest checkpoint has of the open groups; nothing where there is none."""
         for checkpoint in reversed(list_checkpoints(self.run_folder)):
             with contextlib.suppress(FileNotFoundError):  # a newer one has replaced it meanwhile
@@ -144,16 +142,16 @@ def kill_rank(run: Run, chosen: random.Random, servers: Servers) -> dict[str, An
         run.process.poll()
         time.sleep(0.05)
     ended = time.monotonic() - began
-    ledger = run.ledger()
+    queue = run.queue()
     run.resume()
     seconds = run.wait_for_step()
-    resumed = next((row for row in rows(run.run_folder) if row["step"] == ledger["step"] + 1), None)
+    resumed = next((row for row in rows(run.run_folder) if row["step"] == queue["step"] + 1), None)
     after = None if resumed is None else int(float(resumed["partial/groups_in_flight"]))
-    before = len(ledger["ledger"]["open"])
+    before = len(queue["queue"]["open"])
     return {
         "rank": rank,
         "all ended after s": round(ended, 1),
-        "checkpoint": ledger["step"],
+        "checkpoint": queue["step"],
         "a step after s": round(seconds, 1),
         "open groups before, after": [before, after],
         "is kept": ended < GONE_S and before == after,

@@ -60,11 +60,11 @@ def summary(run: Run, calm: Run, options: argparse.Namespace) -> dict[str, Any]:
     table, other = rows(run.run_folder), rows(calm.run_folder)
     lines = [json.loads(line) for line in (run.run_folder / "groups.jsonl").read_text().splitlines()]
     trained = [number for line in lines for take in line["groups"] for number in take]
-    ledger = run.ledger()
-    still_open = {group["number"] for group in ledger["ledger"]["open"]}
-    missing = set(range(ledger["ledger"]["num_started"])) - set(trained) - still_open
+    queue = run.queue()
+    still_open = {group["number"] for group in queue["queue"]["open"]}
+    missing = set(range(queue["queue"]["num_started"])) - set(trained) - still_open
     started = [
-        uids(each.run_folder) + Counter(group[0]["prompt"] for group in each.ledger()["trajectories"].values())
+        uids(each.run_folder) + Counter(group[0]["prompt"] for group in each.queue()["trajectories"].values())
         for each in (run, calm)
     ]
     steps = [int(row["step"]) for row in table]

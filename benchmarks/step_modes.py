@@ -45,7 +45,7 @@ COLUMNS: Final = {
     "engine idle, s": "engine_idle_s",
     "staleness, mean": "staleness_mean",
     "largest": "staleness_max",
-    "tokens prefilled again": "tokens_prefilled_again",
+    "tokens prefilled again": "reprefilled_tokens",
     "passes beside generation, s": "overlap_s",
 }
 

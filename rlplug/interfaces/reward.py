@@ -10,7 +10,7 @@ import torch
 
 from rlplug.types import RewardError, Sample
 
-SUMMARY_NAMES: Final = ("mean", "std", "min", "max", "error_share", "abandoned_threads")
+SUMMARY_NAMES: Final = ("mean", "std", "min", "max", "error_share", "timed_out_threads")
 """Names of the metrics under ``reward/`` that describe all rewards together."""
 
 

@@ -116,7 +116,7 @@ class RewardRunner:
 
     def stats(self) -> dict[str, float]:
         """Return metrics of the runner itself."""
-        return {"reward/abandoned_threads": float(self._calls.num_abandoned)}
+        return {"reward/timed_out_threads": float(self._calls.num_abandoned)}
 
     def pop_counts(self, ranks: RLFSDP2Strategy) -> dict[str, float]:
         """Return the rewards' own counts since the last call, as metrics, added up over all ranks. Collective.

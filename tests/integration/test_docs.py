@@ -24,7 +24,7 @@ ON_EVERY_PUSH = ("README.md", "docs/first-run.md", "docs/the-step.md", "docs/wri
 LOGGING = (*ON_EVERY_PUSH[:3], "docs/algorithms.md", "docs/environments.md")
 """Pages whose runs log every metric there is, but for those of ``LOGGED_ELSEWHERE``."""
 LOGGED_ELSEWHERE = {
-    "partial/parts": "test_streamed_runs.py",
+    "partial/on_arrival_batches": "test_streamed_runs.py",
     "partial/overlap_s": "test_streamed_runs.py",
     "router/differ": "test_experts.py",
 }

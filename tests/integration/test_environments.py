@@ -67,7 +67,7 @@ def test_trouble_costs_its_own_trajectories(runs):
     failures = [row["environment/failures"] for row in rows]
     assert all(4 <= each <= 16 for each in failures)
     assert [row["reward/error_share"] * 32 for row in rows] == pytest.approx(failures)
-    assert max(row["environment/abandoned_threads"] for row in rows) == 1  # the one that hangs
+    assert max(row["environment/timed_out_threads"] for row in rows) == 1  # the one that hangs
     first, undisturbed = rows[0], metrics(runs, "undisturbed")[0]
     assert first["completion/num_tokens"] < undisturbed["completion/num_tokens"]
     assert first["filter/missing_groups"] == 0

@@ -91,7 +91,7 @@ def test_a_streamed_run_trains_as_one_that_waits(runs: Runs, name: str, num_rank
     waited = next(iter(sorted((runs.folder / name).glob("*.waited"))), None)
     if waited is None:
         waited = folder_of(runs, name).rename(runs.folder / name / "0.waited")
-    assert max(row["partial/parts"] for row in rows(streamed)) > 1
+    assert max(row["partial/on_arrival_batches"] for row in rows(streamed)) > 1
     assert min(row["partial/overlap_s"] for row in rows(streamed)) >= 0
     assert_same_training(streamed, waited)
 

@@ -71,7 +71,7 @@ def test_groups_that_train_late_have_every_token_once(environment, make_generato
     for _ in range(4):
         run.take()
     run.source.pause()
-    assert len(run.state.ledger.open) == 2
+    assert len(run.state.queue.open) == 2
     trained = [int(sample.prompt.uid) for sample in run.samples[::2]]
     assert sorted(trained + [int(t.prompt.uid) for t in run.state.all_trajectories[::2]]) == list(range(run.num_drawn))
     batch = PaddedRows.of(StepBatch.from_samples(run.samples))
@@ -328,7 +328,7 @@ def test_a_straggler_costs_its_own_trajectory(environment, keeps, make_generator
     (error,) = failed[0].errors.values()
     assert error.message == "took longer than model.partial_rollout.trajectory_deadline_s (100 s)"
     batch = StepBatch.from_samples(run.samples)
-    assert run.state.metrics(batch, version=4)["partial/late"] == 2
+    assert run.state.metrics(batch, version=4)["partial/timed_out"] == 2
 
 
 def test_an_engine_that_hangs_in_a_call_ends_the_run(make_generator, monkeypatch):

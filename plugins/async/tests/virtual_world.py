@@ -1,4 +1,4 @@
-"""An asynchronous run on a virtual clock: real ledger, state, agent loop and producer; an engine with given rates.
+"""An asynchronous run on a virtual clock: real queue, state, agent loop and producer; an engine with given rates.
 
     python plugins/async/tests/virtual_world.py 100000 --processes 8
 
@@ -13,7 +13,7 @@ import random
 import warnings
 from unittest import mock
 
-from ledger_cases import run_cases
+from group_queue_cases import run_cases
 from rlplug_async import asynchronous, enough_groups
 from rlplug_async.asynchronous import AsynchronousSource
 from virtual_engine import MOST_TOKENS, Killed, VirtualClock, VirtualDriver, VirtualEngine, VirtualGeneration, token_of
@@ -120,7 +120,7 @@ class World:
             prompts = {str(n): prompt(n) for n in range(saved["drawn"])}
             source.load_state_dict(saved["state"], prompts, saved["step"], MOST_TOKENS, TurnOptions())
             assert source.state_dict(list).keys() == saved["state"].keys()
-            assert source.ledger.state_dict() == saved["state"]["ledger"]
+            assert source.queue.state_dict() == saved["state"]["queue"]
         drawn, trained, validated = saved["drawn"], list(saved["trained"]), list(saved["validated"])
         for step in range(saved["step"], self.num_steps):
             source.begin_step(step + 1)
@@ -130,10 +130,8 @@ class World:
                 num_new = source.num_prompts_wanted(num_missing, 1.0)
                 prompts = [prompt(drawn + index) for index in range(num_new)]
                 drawn += num_new
-                assert len(source.ledger.open) + num_new <= (self.bound + 1) * self.per_step
-                births = {
-                    source.trajectories[n][0].prompt.uid: group.version for n, group in source.ledger.open.items()
-                }
+                assert len(source.queue.open) + num_new <= (self.bound + 1) * self.per_step
+                births = {source.trajectories[n][0].prompt.uid: group.version for n, group in source.queue.open.items()}
                 births |= {each.uid: step for each in prompts}
                 source.sync_weights(step)
                 request = RolloutRequest(prompts, self.num_samples, SamplingParams(MOST_TOKENS), f"0/{step}", step)

@@ -131,7 +131,7 @@ class EnvironmentCalls:
             values, self._values = self._values, {}
             failures, self._num_failures = self._num_failures, 0
         metrics = {f"environment/{name}": statistics.fmean(each) for name, each in values.items()}
-        counts = {"failures": failures, "abandoned_threads": self._runner.num_abandoned}
+        counts = {"failures": failures, "timed_out_threads": self._runner.num_abandoned}
         return metrics | {f"environment/{name}": float(count) for name, count in counts.items()}
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from rlplug.interfaces.environment import Message, StepResult
 from rlplug.interfaces.plain_values import as_number, as_reward, json_problem
 from rlplug.timeouts import CallError
 
-OWN_METRICS: Final = ("seconds", "failures", "abandoned_threads")
+OWN_METRICS: Final = ("seconds", "failures", "timed_out_threads")
 """Names under ``environment/`` that rlplug itself logs."""
 MAX_METRICS: Final = 100
 """Most metrics of a step, and most characters of a metric's name."""

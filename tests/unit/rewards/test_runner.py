@@ -154,7 +154,7 @@ def test_a_hanging_call_times_out_alone(make_sample):
     assert time.perf_counter() - start < 5
     assert message_of(samples[0]) == message_of(samples[-1]) == "took longer than 0.2 s"
     assert [sample.reward for sample in samples[1:-1]] == [1.0] * 20
-    assert runner.stats() == {"reward/abandoned_threads": 2.0}
+    assert runner.stats() == {"reward/timed_out_threads": 2.0}
 
 
 def test_a_late_result_is_dropped_and_its_thread_ends(make_sample):
@@ -166,12 +166,12 @@ def test_a_late_result_is_dropped_and_its_thread_ends(make_sample):
 
     runner = runner_of(wait, deadline_s=0.1)
     (sample,) = runner.score([make_sample()])
-    assert runner.stats()["reward/abandoned_threads"] == 1
+    assert runner.stats()["reward/timed_out_threads"] == 1
     release.set()
     deadline = time.monotonic() + 5
-    while runner.stats()["reward/abandoned_threads"] and time.monotonic() < deadline:
+    while runner.stats()["reward/timed_out_threads"] and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert runner.stats()["reward/abandoned_threads"] == 0
+    assert runner.stats()["reward/timed_out_threads"] == 0
     assert message_of(sample) == "took longer than 0.1 s"
 
 
@@ -249,7 +249,7 @@ def test_async_errors_and_timeouts(make_sample):
     assert message_of(samples[0]).startswith("ValueError: bad judge (at test_runner.py:")
     assert message_of(samples[1]) == message_of(samples[2]) == "took longer than 0.2 s"
     assert samples[3].reward == 1.0
-    assert runner.stats()["reward/abandoned_threads"] == 0
+    assert runner.stats()["reward/timed_out_threads"] == 0
 
 
 def test_an_async_reward_that_blocks_the_loop(make_sample, recwarn):
@@ -268,10 +268,10 @@ def test_an_async_reward_that_blocks_the_loop(make_sample, recwarn):
     assert time.perf_counter() - start < 5
     assert "an async function blocks" in samples[0].errors["score"].message
     assert all("length" not in sample.errors for sample in samples)
-    assert runner.stats()["reward/abandoned_threads"] == 1
+    assert runner.stats()["reward/timed_out_threads"] == 1
     assert all(sample.reward == 5.0 for sample in runner.score([make_sample("fine")] * 10))
     is_over.set()
-    while runner.stats()["reward/abandoned_threads"]:
+    while runner.stats()["reward/timed_out_threads"]:
         time.sleep(0.01)
     gc.collect()
     assert not [str(warning.message) for warning in recwarn if "never awaited" in str(warning.message)]

@@ -291,7 +291,7 @@ def test_generation_ends_when_enough_groups_are_complete(environment, make_gener
         later += source.next_groups(request, 2, 0)
     assert len(later) == 8
     assert "2" in {sample.prompt.uid for sample in later}
-    assert len(state.ledger.open) == 1
+    assert len(state.queue.open) == 1
 
 
 def test_the_oldest_complete_groups_train_first(make_generator):

@@ -92,7 +92,7 @@ def test_parts_of_a_step_give_the_gradients_of_the_whole(name, split, world_size
     )
     assert result["is_same"]
     assert_forward_equals(None, result["sampled"], update_batch, policy)
-    assert result["metrics"]["partial/parts"] == 3
+    assert result["metrics"]["partial/on_arrival_batches"] == 3
     if name in ("token", "sequence", "entropy"):
         loss = loss_of(policy, update_batch, range(11), name)
         assert_equal_to_round_off(result["gradients"], gradients_of(policy, loss))

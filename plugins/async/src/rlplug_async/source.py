@@ -20,7 +20,7 @@ from rlplug.rollout.trajectory import Trajectory, new_trajectories
 from rlplug.rollout.turns.trajectory_turns import TurnRules
 from rlplug.types import NO_VERSION, Prompt, Sample, StepBatch
 from rlplug_async.enough_groups import CompleteGroups, EnoughGroups
-from rlplug_async.ledger import GroupLedger
+from rlplug_async.group_queue import GroupQueue
 from rlplug_async.replay import GroupSchedule, fingerprint, read_schedule
 from rlplug_async.timeline import EngineTimeline, timeline_of
 
@@ -28,7 +28,7 @@ from rlplug_async.timeline import EngineTimeline, timeline_of
 class PartialSource(RolloutSource):
     """Goes on with unfinished groups, and returns those that are complete.
 
-    The ledger is the same on every rank between steps. Trajectories are on the ranks of their engine alone, and travel
+    The queue is the same on every rank between steps. Trajectories are on the ranks of their engine alone, and travel
     for a checkpoint only.
 
     Args:
@@ -42,13 +42,13 @@ class PartialSource(RolloutSource):
 
     def __init__(self, options: PartialRollout, prompts_per_step: int) -> None:
         self.options = options
-        self.ledger = GroupLedger(prompts_per_step, num_in_flight(options, prompts_per_step), options.bound)
+        self.queue = GroupQueue(prompts_per_step, num_in_flight(options, prompts_per_step), options.bound)
         self.trajectories: dict[int, list[Trajectory]] = {}
         """Those of this rank's engine, by the number of their group, oldest first; of all engines after a load."""
         self.schedule = GroupSchedule({})
         self._staleness: list[int] = []
         """Of the groups that were released since the last metrics."""
-        self._num_resumed = self._num_prefilled_again = self._num_late = 0
+        self._num_resumed = self._num_reprefilled = self._num_late = 0
         self._before_step: tuple[dict[str, Any], dict[int, list[Trajectory]]] = {}, {}
         self._step_starts_at = (NO_VERSION, 0)
         """Version of the newest groups, and the number of the first of them."""
@@ -66,23 +66,23 @@ class PartialSource(RolloutSource):
         """Keep a copy of this rank's state: cheap, since tokens are arrays that nothing changes in place."""
         self.pause()
         copies = {number: [each.copy() for each in group] for number, group in self.trajectories.items()}
-        self._before_step = self.ledger.state_dict(), copies
+        self._before_step = self.queue.state_dict(), copies
         self.schedule.begin(step)
 
     def rollback(self) -> None:
         """Go back to where the step began, on this rank."""
         self.pause()
-        ledger, self.trajectories = self._before_step
-        self.ledger.load_state_dict(ledger)
+        queue, self.trajectories = self._before_step
+        self.queue.load_state_dict(queue)
         self._staleness = []
         self.schedule.discard()
 
     @property
     def awaits_groups(self) -> bool:
-        return self.options.streams and bool(self.ledger.open)
+        return self.options.streams and bool(self.queue.open)
 
     def num_prompts_wanted(self, num_missing: int, over_sampling: float) -> int:
-        return 0 if self.awaits_groups else self.ledger.num_startable(num_missing)
+        return 0 if self.awaits_groups else self.queue.num_startable(num_missing)
 
     def next_groups(self, request: RolloutRequest, num_missing: int, num_drawn: int) -> list[Sample]:
         self.start_groups(request, self.generator.ranks)
@@ -117,16 +117,16 @@ class PartialSource(RolloutSource):
         """
         version = request.policy_version
         if self._step_starts_at[0] != version:
-            self._step_starts_at = version, self.ledger.num_started
+            self._step_starts_at = version, self.queue.num_started
         # with the keys of a synchronous step, which counts its groups from 0, a streamed one draws the same samples
         first = self._step_starts_at[1] if self.options.streams else 0
         for prompt in request.prompts:
-            number = self.ledger.start(version, ranks.num_engines).number
+            number = self.queue.start(version, ranks.num_engines).number
             group = [number - first]
             self.trajectories[number] = new_trajectories([prompt], group, request.num_samples, request.key)
         self.trajectories = {
             number: self.trajectories[number]
-            for number, its in self.ledger.open.items()
+            for number, its in self.queue.open.items()
             if its.engine % ranks.num_engines == ranks.engine
         }
 
@@ -139,7 +139,7 @@ class PartialSource(RolloutSource):
         """Count the trajectories that the engine is about to go on with, for the metrics."""
         resumed = [each for each in self.all_trajectories if each.finish_reason is None and each.num_after_prompt]
         self._num_resumed += len(resumed)
-        self._num_prefilled_again += sum(len(trajectory.token_ids) for trajectory in resumed)
+        self._num_reprefilled += sum(len(trajectory.token_ids) for trajectory in resumed)
 
     def complete(self) -> list[int]:
         """Return the numbers of the groups of this rank's engine whose trajectories are all finished."""
@@ -150,13 +150,13 @@ class PartialSource(RolloutSource):
         ]
 
     def _choose(self, wanted: int, version: int, complete: Collection[int] = ()) -> list[int] | None:
-        """Return what the ledger chooses, or what trained in the run that is repeated."""
+        """Return what the queue chooses, or what trained in the run that is repeated."""
         if self.options.streams:
-            return self.ledger.choose_part(complete)
+            return self.queue.choose_part(complete)
         repeated = self.schedule.next_groups()
         if repeated is None:
-            return self.ledger.choose(wanted, version, complete)
-        is_complete = (self.ledger.open[number].is_complete or number in complete for number in repeated)
+            return self.queue.choose(wanted, version, complete)
+        is_complete = (self.queue.open[number].is_complete or number in complete for number in repeated)
         return repeated if all(is_complete) else None
 
     def _release(self, wanted: int, version: int) -> list[list[Trajectory]] | None:
@@ -171,12 +171,12 @@ class PartialSource(RolloutSource):
         """
         own = [(number, self._count_late(number)) for number in self.complete()]
         num_late: dict[int, int] = dict(self.generator.gather(own if self.generator.ranks.is_first else []))
-        self.ledger.complete(num_late)
+        self.queue.complete(num_late)
         chosen = self._choose(wanted, version)
         if chosen is None:
             return None
         self.schedule.taken.append(chosen)
-        self._staleness += [version - group.version for group in self.ledger.close(chosen)]
+        self._staleness += [version - group.version for group in self.queue.close(chosen)]
         if late := sum(num_late.get(number, 0) for number in chosen):
             self._num_late += late
             warnings.warn(
@@ -201,14 +201,14 @@ class PartialSource(RolloutSource):
         """Return ``partial/...`` since the last call: groups, what was resumed, and ages in policy versions."""
         ages = torch.from_numpy((version - batch.per_token["policy_versions"])[batch.per_token["response_mask"]])
         of_tokens = batch.step.moments(ages)
-        groups = self.ledger.open.values()
+        groups = self.queue.open.values()
         num_resumed, self._num_resumed = self._num_resumed, 0
-        num_read, self._num_prefilled_again = self._num_prefilled_again, 0
+        num_read, self._num_reprefilled = self._num_reprefilled, 0
         num_late, self._num_late = self._num_late, 0
         return {
             "partial/resumed": float(num_resumed),
-            "partial/tokens_prefilled_again": float(num_read),
-            "partial/late": float(num_late),
+            "partial/reprefilled_tokens": float(num_read),
+            "partial/timed_out": float(num_late),
             "partial/groups_in_flight": float(len(groups)),
             "partial/groups_complete": float(sum(group.is_complete for group in groups)),
             "partial/age_mean": of_tokens.mean,
@@ -224,7 +224,7 @@ class PartialSource(RolloutSource):
             "partial/staleness_mean": statistics.fmean(found) if found else 0.0,
             "partial/staleness_max": float(max(found, default=0)),
         }
-        for staleness in range((self.ledger.max_staleness or -1) + 1):
+        for staleness in range((self.queue.max_staleness or -1) + 1):
             metrics[f"partial/staleness_{staleness}"] = found.count(staleness) / max(len(found), 1)
         return metrics
 
@@ -241,18 +241,18 @@ class PartialSource(RolloutSource):
 
     def identify(self, seed: int | None, data: Mapping[str, Any], group_size: int, num_steps: int) -> None:
         """Say whose groups these are, and read those that ``replay`` repeats; see :meth:`RolloutSource.identify`."""
-        ledger = self.ledger
-        run = {"seed": seed, "data": fingerprint(data), "prompts_per_step": ledger.groups_per_step}
-        run |= {"group_size": group_size, "max_open": ledger.max_open, "max_staleness": ledger.max_staleness}
+        queue = self.queue
+        run = {"seed": seed, "data": fingerprint(data), "prompts_per_step": queue.groups_per_step}
+        run |= {"group_size": group_size, "max_open": queue.max_open, "max_staleness": queue.max_staleness}
         self.schedule = GroupSchedule(run)
         if self.options.replay is not None:
             self.schedule = read_schedule(Path(self.options.replay), run, num_steps)
 
     def state_dict(self, gather: Callable[[Any], Any]) -> dict[str, Any]:
-        """Return ledger and trajectories of all engines as plain data, which later steps do not change. Collective."""
+        """Return queue and trajectories of all engines as plain data, which later steps do not change. Collective."""
         own = [(number, [each.state_dict() for each in group]) for number, group in self.trajectories.items()]
         by_number = dict(gather(own))  # ranks that share an engine have the same groups
-        return {"ledger": self.ledger.state_dict(), "trajectories": dict(sorted(by_number.items()))}
+        return {"queue": self.queue.state_dict(), "trajectories": dict(sorted(by_number.items()))}
 
     def load_state_dict(
         self,
@@ -270,18 +270,18 @@ class PartialSource(RolloutSource):
                 f"The checkpoint has groups in flight of {len(missing)} prompts that data.train has not any more, such "
                 f"as {missing[0]!r}: resume with the data.train of the run that wrote the checkpoint."
             )
-        self.ledger.load_state_dict(state["ledger"])
+        self.queue.load_state_dict(state["queue"])
         self.trajectories = {
             number: [Trajectory.from_state(each, prompts[each["prompt"]]) for each in group]
             for number, group in state["trajectories"].items()
         }
         self._staleness = []
         _check_lengths(self.all_trajectories, max_new_tokens, turns.max_tokens_per_turn)
-        if not self.ledger.is_in_time(version):
+        if not self.queue.is_in_time(version):
             raise ConfigError(
-                f"The checkpoint has {len(self.ledger.open)} groups in flight, which cannot all train within "
-                f"model.partial_rollout.max_staleness {self.ledger.max_staleness} with model.batch.prompts_per_step "
-                f"{self.ledger.groups_per_step}: resume with those of the run that wrote the checkpoint."
+                f"The checkpoint has {len(self.queue.open)} groups in flight, which cannot all train within "
+                f"model.partial_rollout.max_staleness {self.queue.max_staleness} with model.batch.prompts_per_step "
+                f"{self.queue.groups_per_step}: resume with those of the run that wrote the checkpoint."
             )
 
 

@@ -138,7 +138,7 @@ class StreamedStep(StepTraining):
         num_parts, overlap_s = len(self._parts), self._overlap_s
         self._reset()
         self._update.take_step(loss, result, taken)
-        stream = {"partial/parts": float(num_parts), "partial/overlap_s": overlap_s}
+        stream = {"partial/on_arrival_batches": float(num_parts), "partial/overlap_s": overlap_s}
         return UpdateResult(taken.summary() | stream, TokenLogprobs(sampled, sampled))
 
     def discard(self) -> None:

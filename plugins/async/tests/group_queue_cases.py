@@ -1,6 +1,6 @@
-"""Orders of events that a ledger may meet, drawn at random.
+"""Orders of events that a queue may meet, drawn at random.
 
-    python plugins/async/tests/ledger_cases.py 1000000 --processes 8
+    python plugins/async/tests/group_queue_cases.py 1000000 --processes 8
 
 runs as many cases, each from its own seed, and prints what they covered.
 """
@@ -19,53 +19,53 @@ import time
 import traceback
 from collections.abc import Callable
 
-from rlplug_async.ledger import GroupLedger
+from rlplug_async.group_queue import GroupQueue
 
 
-def run_ledger_case(rng: random.Random) -> dict[str, int]:
-    """Drive a ledger through steps in which groups end in any order, and checkpoints come at any time."""
+def run_case(rng: random.Random) -> dict[str, int]:
+    """Drive a queue through steps in which groups end in any order, and checkpoints come at any time."""
     per_step, bound = rng.randint(1, 5), rng.randint(0, 4)
-    ledger = GroupLedger(per_step, rng.randint(per_step, 30), bound)
+    queue = GroupQueue(per_step, rng.randint(per_step, 30), bound)
     reject = rng.choice([0.0, 0.3, 1.0])
     gone, stats = [], {"steps": 0, "groups": 0, "waits": 0, "staleness": 0}
     for version in range(rng.randint(1, 12)):
         num_missing = per_step
         for _ in range(3):  # the step's first round, and refills
-            while ledger.num_startable(num_missing):
-                assert len(ledger.open) < (bound + 1) * per_step
-                ledger.start(version, num_engines=2)
-            running = [number for number, group in ledger.open.items() if not group.is_complete]
+            while queue.num_startable(num_missing):
+                assert len(queue.open) < (bound + 1) * per_step
+                queue.start(version, num_engines=2)
+            running = [number for number, group in queue.open.items() if not group.is_complete]
             rng.shuffle(running)
             seen = set(rng.sample(running, rng.randint(0, len(running))))  # by an engine that does not know of all
-            if ledger.choose(num_missing, version, seen) is not None:
-                assert ledger.choose(num_missing, version, running) is not None
-            while (chosen := ledger.choose(num_missing, version)) is None:
-                enough = sum(group.is_complete for group in ledger.open.values()) >= num_missing
+            if queue.choose(num_missing, version, seen) is not None:
+                assert queue.choose(num_missing, version, running) is not None
+            while (chosen := queue.choose(num_missing, version)) is None:
+                enough = sum(group.is_complete for group in queue.open.values()) >= num_missing
                 stats["waits"] += enough  # for groups that would grow too old
-                ledger.complete([running.pop()])  # IndexError: it would wait for ever
+                queue.complete([running.pop()])  # IndexError: it would wait for ever
             assert chosen == sorted(chosen)
             assert len(chosen) == num_missing
-            taken = ledger.close(chosen)
+            taken = queue.close(chosen)
             stats["staleness"] = max(stats["staleness"], *(version - group.version for group in taken))
             assert stats["staleness"] <= bound
             gone += chosen
             num_missing -= sum(rng.random() >= reject for _ in taken)
-            ledger = reloaded(ledger)
+            queue = reloaded(queue)
             if num_missing == 0:
                 break
-        assert ledger.is_in_time(version + 1)
+        assert queue.is_in_time(version + 1)
         stats["steps"] += 1
     stats["groups"] = len(gone)
-    assert sorted(gone + list(ledger.open)) == list(range(ledger.num_started))
+    assert sorted(gone + list(queue.open)) == list(range(queue.num_started))
     return stats
 
 
-def reloaded(ledger: GroupLedger) -> GroupLedger:
-    """Return what a checkpoint makes of a ledger, with the same capacity."""
-    loaded = GroupLedger(ledger.groups_per_step, ledger.max_open, ledger.max_staleness)
-    loaded.load_state_dict(ledger.state_dict())
-    assert loaded == ledger
-    assert [loaded.num_startable(wanted) for wanted in range(4)] == [ledger.num_startable(n) for n in range(4)]
+def reloaded(queue: GroupQueue) -> GroupQueue:
+    """Return what a checkpoint makes of a queue, with the same capacity."""
+    loaded = GroupQueue(queue.groups_per_step, queue.max_open, queue.max_staleness)
+    loaded.load_state_dict(queue.state_dict())
+    assert loaded == queue
+    assert [loaded.num_startable(wanted) for wanted in range(4)] == [queue.num_startable(n) for n in range(4)]
     return loaded
 
 
@@ -124,7 +124,7 @@ def add(total: dict[str, int], found: dict[str, int]) -> None:
 
 
 def run_seed(seed: int) -> dict[str, int]:
-    return run_ledger_case(random.Random(seed))
+    return run_case(random.Random(seed))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The ledger of a partial rollout: which groups may start, and which train next. No clock, no thread, no engine."""
+"""The queue of a partial rollout: which groups may start, and which train next. No clock, no thread, no engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OpenGroup:
 
 
 @dataclass
-class GroupLedger:
+class GroupQueue:
     """Keeps the staleness of every group within a bound, whatever order groups end in, and drops none.
 
     Staleness is the version of the policy that trains on a group, less the version at which the group started.
