@@ -18,6 +18,8 @@ from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
+from rlplug.errors import ConfigError
+
 LAUNCHER_VARIABLE: Final = "RLPLUG_LAUNCHER"
 """Environment variable with the process id of rank 0, for the ranks that it started."""
 AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
@@ -41,7 +43,14 @@ class RankLauncher(_SubprocessScriptLauncher):
     is_ending = False
     """Whether the run ends, so that ranks may end in any order."""
 
+    is_interactive_compatible = True  # with one process
+
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        if self.num_processes > 1 and hasattr(sys, "ps1"):
+            raise ConfigError(
+                f"trainer.devices is {self.num_processes}, and a notebook trains on one: other ranks run a script. "
+                "Set devices to 1, or use rlplug fit or a script."
+            )
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
             os.environ[LAUNCHER_VARIABLE] = str(os.getpid())

@@ -6,6 +6,10 @@ import sys
 
 import pytest
 from forked import free_port, run_forked
+from lightning.fabric.plugins.environments import LightningEnvironment
+
+from rlplug.distributed.ranks import RankLauncher
+from rlplug.errors import ConfigError
 
 ADDRESSES = """
 import os, sys, psutil, torch
@@ -33,3 +37,11 @@ print(sorted({address.ip for address in listening}), port in {address.port for a
 def test_only_this_host_can_connect(what: str, has_store: bool) -> None:
     done = run_forked([sys.executable, "-c", ADDRESSES, what, str(free_port())], timeout=60, check=True)
     assert done.stdout.strip() == f"['127.0.0.1'] {has_store}"
+
+
+def test_a_notebook_has_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone catches a notebook whose other ranks would run the kernel's own command line."""
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    assert RankLauncher(LightningEnvironment(), 1, 1).launch(lambda: "trained") == "trained"
+    with pytest.raises(ConfigError, match=r"devices is 2, and a notebook trains on one"):
+        RankLauncher(LightningEnvironment(), 2, 1).launch(lambda: None)
