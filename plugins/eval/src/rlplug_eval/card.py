@@ -24,7 +24,7 @@ UNKNOWN: Final = "unknown"
 MOST_ROWS: Final = 12
 COLUMNS: Final = {
     "reward/mean": "mean reward",
-    "completion/length_mean": "tokens",
+    "completion/length_mean": "length",
     "validate/reward_mean": "validation reward",
     "validate/pass@1": "validation pass@1",
 }

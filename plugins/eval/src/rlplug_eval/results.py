@@ -150,7 +150,7 @@ def result_table(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]
     """Return columns and rows of the figures of one source, as texts."""
     ks = list(results[0].pass_at)
     has_turns = any(result.turns is not None and result.turns != 1 for result in results)
-    columns = ["policy", "prompts", *(f"pass@{k}" for k in ks), "reward", "tokens", "truncated", "errors"]
+    columns = ["policy", "prompts", *(f"pass@{k}" for k in ks), "reward", "length", "truncated", "errors"]
     counts = sorted({name for result in results for name in result.reward_counts})
     rows = []
     for result in results:
