@@ -21,6 +21,8 @@ class Effect:
     """One change that an optimisation made, described so that a user can check it: "replaced 49 modules"."""
 
     description: str
+    is_of_start: bool = False
+    """Whether it tells the first weights of what trains, in place of which a checkpoint has others."""
 
 
 class Optimization(ABC):

@@ -134,13 +134,15 @@ class RunModule(LightningModule):
         if built is None:
             notes = [*self.inputs.notes, *start_rewards(self.config.rewards, self.strategy.root_device)]
             self.models.effects += [Effect(note) for note in notes]
-        self.strategy.accept_checkpoint = self._check_records
+        self.strategy.accept_checkpoint = self._accept_checkpoint
 
-    def _check_records(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint of another trainer or base model."""
+    def _accept_checkpoint(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint of another trainer or base model, and say where the weights come from in its place."""
         from rlplug.training.trainer_record import check_records
 
         check_records(self.config.model_trainer, self.models.adapters, folder, state)
+        kept = [effect for effect in self.models.effects if not effect.is_of_start]
+        self.models.effects = [Effect(f"weights of the checkpoint {folder}"), *kept]
 
     def configure_optimizers(self) -> Any:
         optimizers, self.schedulers = make_optimizers(self.config, self.models)

@@ -17,6 +17,7 @@ from rlplug_watch.metrics_file import MetricsFile, last_values
 from rlplug_watch.report.series import Series
 from rlplug_watch.report.timeline import FILE as TIMELINE_FILE
 from rlplug_watch.report.timeline import NEWEST, ChosenSteps, StepTimeline
+from rlplug_watch.run_state import with_state
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
@@ -124,7 +125,7 @@ class RunData:
     metrics: Metrics
     samples: SampleLog
     info: Mapping[str, Any]
-    """Contents of ``run.json``; empty when it is absent or broken."""
+    """Contents of ``run.json``, with a status that is true now; empty when it is absent or broken."""
     config: str
     profile: str
     """Summary of the profiled steps; empty when none were."""
@@ -150,7 +151,7 @@ def read_run(run_dir: Path, steps: ChosenSteps = NEWEST) -> RunData:
         name=run_name(run_dir.resolve()),
         metrics=metrics,
         samples=_read_samples(run_dir / SAMPLES_FILE, metrics.steps, notes),
-        info=read_info(run_dir / RUN_FILE, notes),
+        info=with_state(read_info(run_dir / RUN_FILE, notes), run_dir),
         config=read_config(run_dir / CONFIG_FILE, notes),
         profile=read_profile(run_dir / PROFILE_FILE),
         notes=tuple(notes),
