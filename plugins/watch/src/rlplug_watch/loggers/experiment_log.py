@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from rlplug.distributed.durable_files import reason
 from rlplug.interfaces import ExperimentLog, StepRecord
 from rlplug.observability.terminal import visible
-from rlplug.recording.secrets import mask_secrets
 from rlplug.training.advantages import advantage_values
 from rlplug.types import RewardError, Sample
+from rlplug_watch.secrets import mask_secrets
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

@@ -9,7 +9,6 @@ from typing import Any, Final, Generic, TypeVar
 
 import yaml
 
-from rlplug.recording.secrets import mask_secrets, mask_text, mask_yaml
 from rlplug_watch.metrics_file import MetricsFile
 from rlplug_watch.report.run_data import (
     CONFIG_FILE,
@@ -27,6 +26,7 @@ from rlplug_watch.report.run_data import (
 from rlplug_watch.report.timeline import FILE as TIMELINE_FILE
 from rlplug_watch.report.timeline import NEWEST, ChosenSteps
 from rlplug_watch.run_state import with_state
+from rlplug_watch.secrets import mask_secrets, mask_text, mask_yaml
 
 MAX_KEYS: Final = 5000
 """Largest number of keys that are read of a configuration."""

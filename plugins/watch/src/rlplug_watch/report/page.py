@@ -12,12 +12,12 @@ import jinja2
 from markupsafe import Markup
 
 from rlplug.errors import ConfigError
-from rlplug.recording.secrets import mask_yaml
 from rlplug_watch.report.contents import build_contents
 from rlplug_watch.report.run_data import RunData, read_run
 from rlplug_watch.report.summary import best_and_worst, number
 from rlplug_watch.report.timeline import FILE as TIMELINE_FILE
 from rlplug_watch.report.timeline import NEWEST, ChosenSteps
+from rlplug_watch.secrets import mask_yaml
 
 REPORT_FILE: Final = "report.html"
 TEMPLATE: Final = "report.html.j2"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
-
-from rlplug.recording.secrets import mask_secrets, mask_text, mask_yaml
+from rlplug_watch.secrets import mask_secrets, mask_text, mask_yaml
 
 SECRET = "s3cr3t-value"
 
