@@ -122,7 +122,7 @@ def _explain_class(key: str, name: str) -> str | None:
     if key.rpartition(".")[2] in _NUMBERS_OR_CLASSES:
         return None
     if distribution := distribution_of("classes", name):
-        return f"{name!r} comes with {distribution}: pip install {distribution}."
+        return f"{name!r} comes with {plugins().registry.how_to_get(distribution)}"
     known = set(plugins().registry.names("classes"))
     if key.startswith(("data.train", "data.val")):
         known |= {source.__name__ for source in PromptSource.__subclasses__()}

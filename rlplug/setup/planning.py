@@ -11,7 +11,6 @@ from rlplug.interfaces.algorithm import RunInfo
 from rlplug.models.hf_files import read_config
 from rlplug.models.shape import attention_cost
 from rlplug.plugin_manager import CORE, plugins
-from rlplug.plugin_names import distribution_of
 from rlplug.setup.checks.engine import check_context, check_rollout
 from rlplug.setup.checks.trainer import check_optimizers, check_trainer
 from rlplug.setup.checks.training import check_streamed_prompts, check_training
@@ -120,8 +119,8 @@ def plan_run(
         config=config, spec=inputs.spec, batch=batch, strategy=strategy, mesh=mesh, longest=longest, gpu=gpu
     )
     if memory is None:
-        package = distribution_of("hooks", "rlplug_plan_memory")
-        rank_zero_warn(f"Nothing plans the run's memory, so the engine sleeps if it can: pip install {package}.")
+        how = plugins().how_to_get("rlplug_plan_memory")
+        rank_zero_warn(f"Nothing plans the run's memory, so the engine sleeps if it can. Planning comes with {how}")
         sleeps = config.engine.capabilities.sleep and config.memory.sleep_between_rollouts is not False
         return replace(plan, sleeps=sleeps)
     return replace(plan, memory=memory, sleeps=memory.sleeps, optimizations=memory.kept)

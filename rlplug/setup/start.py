@@ -24,13 +24,12 @@ from rlplug.models.build import Models
 from rlplug.observability.phase_timer import PhaseTimer
 from rlplug.observability.start import StartTimer, watch_compilation
 from rlplug.plugin_manager import plugins
-from rlplug.plugin_names import distribution_of
 from rlplug.rewards import RewardRunner, start_rewards
 from rlplug.rollout.engine_driver import EngineDriver, RankAgreement, SyncedPolicy
 from rlplug.rollout.source import RolloutGenerator, RolloutRequest, RolloutSource
 from rlplug.rollout.turns.trajectory_turns import TurnRules
 from rlplug.setup.build import build_models, make_optimizers
-from rlplug.setup.checks.engine import check_context, check_machine, check_rollout
+from rlplug.setup.checks.engine import check_context, check_machine, check_plugins, check_rollout
 from rlplug.setup.inputs import RunInputs, read_inputs
 from rlplug.setup.planning import RunParts, RunPlan, plan_fit
 from rlplug.training.mismatch_gate import MismatchGate, limit_of
@@ -42,8 +41,8 @@ def make_source(config: RunConfig) -> RolloutSource:
     """Return where the groups of each step come from: what a plugin gives, or the core's source."""
     found = plugins().hook.rlplug_make_source(config=config)
     if found is None and config.partial_rollout is not None:
-        package = distribution_of("hooks", "rlplug_make_source")
-        raise ConfigError(f"model.partial_rollout comes with {package}: pip install {package}, or remove it.")
+        how = plugins().how_to_get("rlplug_make_source")
+        raise ConfigError(f"model.partial_rollout comes with {how} Or remove it.")
     source = RolloutSource() if found is None else found
     if not isinstance(source, RolloutSource):
         raise PluginError(f"A plugin's rlplug_make_source returned {brief(source)}: return a RolloutSource, or None.")
@@ -111,6 +110,7 @@ class RunModule(LightningModule):
         watch_compilation()
         self.timer.device = self.strategy.root_device
         config, inputs, data, strategy = self.config, self.inputs, self.data, self.strategy
+        check_plugins(strategy)
         check_machine(config, inputs, strategy)
         plan = None
         if stage != "fit":

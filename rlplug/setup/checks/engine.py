@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rlplug.config import RunConfig
 from rlplug.distributed.strategy import RLFSDP2Strategy
-from rlplug.errors import ConfigError
+from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.checks.engines import max_context_of
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine, require_capability
 from rlplug.plugin_manager import plugins
@@ -52,6 +52,19 @@ def check_context(engine: RolloutEngine, policy: PolicySpec, longest_prompt: int
             f"{longest_prompt + max_new_tokens}. Raise {engine.context_key or 'its context'}, lower "
             "model.sampling.max_new_tokens, or set data.max_prompt_tokens, with data.too_long: filter."
         )
+
+
+def check_plugins(strategy: RLFSDP2Strategy) -> None:
+    """Refuse ranks that left out different plugins, since they would call different hooks. Collective.
+
+    Raises:
+        RunError: A plugin can be imported by some ranks only.
+    """
+    left_out = strategy.gather([plugins().registry.left_out])
+    for distribution in sorted(set().union(*left_out)):
+        if not all(distribution in each for each in left_out):
+            line = next(each[distribution] for each in left_out if distribution in each)
+            raise RunError(f"Only some ranks can import a plugin: {line}")
 
 
 def check_machine(config: RunConfig, inputs: RunInputs, strategy: RLFSDP2Strategy) -> None:

@@ -17,7 +17,7 @@ from rlplug.models.lora.config import LoRAConfig
 from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.rollout.config import PartialRollout
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.setup.checks.engine import check_context, check_engine
+from rlplug.setup.checks.engine import check_context, check_engine, check_plugins
 from rlplug.setup.checks.partial_rollout import check_streaming
 from rlplug.setup.checks.trainer import check_optimizations, check_trainer
 from rlplug.setup.checks.training import check_algorithm, check_streamed_prompts, check_validation
@@ -301,3 +301,12 @@ def test_streamed_prompts_need_a_number_of_steps_and_no_partial_rollout():
         check_streamed_prompts(
             run_of(None, num_steps=3, partial_rollout=PartialRollout(max_tokens_per_step=9)), is_streamed=True
         )
+
+
+def test_ranks_that_left_out_different_plugins_are_refused(monkeypatch):
+    """Catches a run that hangs: the ranks that have a plugin wait in its collective hook for the others."""
+    line = "plugin 'x' of acme-x 1.0 was left out: no y."
+    ranks = {"alike": [{"acme-x": line}] * 2, "unlike": [{}, {"acme-x": line}]}
+    check_plugins(SimpleNamespace(gather=lambda own: ranks["alike"]))
+    with pytest.raises(RunError, match="Only some ranks can import a plugin: plugin 'x' of acme-x"):
+        check_plugins(SimpleNamespace(gather=lambda own: ranks["unlike"]))
