@@ -95,6 +95,8 @@ class SampleRecord:
     """Value of each reward function, or the text of its error, by name."""
     finish_reason: str
     num_tokens: int | None
+    turns: Sequence[tuple[str, str]] = ()
+    """Who spoke, and the text, where an environment has answered."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +255,13 @@ def _sample(fields: Mapping[str, Any]) -> SampleRecord:
         rewards={str(k): _reward(v) for k, v in rewards.items()} if isinstance(rewards, dict) else {},
         finish_reason=_text(fields.get("finish_reason")),
         num_tokens=None if num_tokens is None else int(num_tokens),
+        turns=_turns(fields.get("turns")),
     )
+
+
+def _turns(value: Any) -> Sequence[tuple[str, str]]:
+    parts = [part for part in value if isinstance(part, dict)] if isinstance(value, list) else []
+    return [(_text(part.get("role")), _text(part.get("text"))) for part in parts]
 
 
 def _reward(value: Any) -> float | str:
