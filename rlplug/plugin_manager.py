@@ -99,6 +99,8 @@ class PluginManager:
             self.records.append(record)
             if {record.name, record.distribution} & set(self.blocked):
                 record.state, record.reason = "blocked", "by name"
+                line = f"plugin {record.name!r} is blocked: drop --block {record.name}."
+                self.registry.left_out[record.distribution] = line
                 continue
             with self._failures():
                 if record.name in modules:

@@ -81,7 +81,7 @@ class Registry:
         self._registrations: dict[tuple[str, str], Registration] = {}
         self._distribution = "rlplug"
         self.left_out: dict[str, str] = {}
-        """What to say of plugins that cannot be imported, by their distributions."""
+        """Why plugins were left out, by their distributions."""
 
     def set_owner(self, distribution: str) -> None:
         """Attribute later registrations to ``distribution``; called by the plugin manager."""

@@ -53,13 +53,9 @@ class Columns:
             raise ConfigError(f"data source columns {dict(self.renamed)} gives two columns one name: use it once.")
 
     def read(self, record: Mapping[str, Any], where: str, is_first: bool) -> tuple[str | Messages, Any, dict[str, Any]]:
-        """Return prompt, answer and metadata of a record.
+        """Return prompt, answer and metadata of a record, which ``where`` names in errors.
 
-        Args:
-            record: The record.
-            where: Its name in errors.
-            is_first: Whether it is the first of its source. The rules fit the first, so a later one without a column
-                is itself to be corrected.
+        Rules that fit the first record of a source are right, so that a later one without a column is to be corrected.
 
         Raises:
             ConfigError: A column is absent or has a value of another form; the message names it.

@@ -74,13 +74,7 @@ def _read_part(where: str, source: PromptSource) -> list[PromptRow]:
 
 
 def require_answers(split: str, source: PromptSource, rows: Sequence[PromptRow], rewards: Sequence[str]) -> None:
-    """Refuse rows without an answer.
-
-    Args:
-        split: ``train`` or ``val``.
-        source: Their source.
-        rows: All rows that are known.
-        rewards: Names of the rewards that score none without; nothing is refused without one.
+    """Refuse rows of a source without an answer, if there are rewards that need one; ``rewards`` are their names.
 
     Raises:
         ConfigError: The message counts such rows, and names the first of them and the field that may be meant.

@@ -68,7 +68,7 @@ def print_samples(samples: Sequence[Sample], step: int) -> None:
     rows = [
         (
             "error" if sample.errors else f"{sample.reward:.2f}",
-            _end_of(_question(sample.prompt), 80),
+            _start_of(_question(sample.prompt)[::-1], 80)[::-1],  # its end, where the question is
             _start_of(sample.transcript, 200),
             _start_of(str(sample.prompt.answer), 80),
         )
@@ -86,12 +86,6 @@ def _start_of(text: str, longest: int) -> str:
     """Return the whole words of up to ``longest`` characters at the start; a long word is cut."""
     found = re.match(rf".{{{longest // 2},{longest}}}(?=\s)", text, re.DOTALL)
     return text if len(text) <= longest else f"{found[0] if found else text[:longest]} …"
-
-
-def _end_of(text: str, longest: int) -> str:
-    """Return the whole words of up to ``longest`` characters at the end; a long word is cut."""
-    found = re.search(rf"(?<=\s).{{{longest // 2},{longest}}}\Z", text[-longest - 1 :], re.DOTALL)
-    return text if len(text) <= longest else f"… {found[0] if found else text[-longest:]}"
 
 
 def print_validation(metrics: Mapping[str, Any], run_dir: Path) -> None:

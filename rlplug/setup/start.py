@@ -117,6 +117,8 @@ class RunModule(LightningModule):
             check_rollout(config, inputs)
         else:
             plan = plan_fit(config, inputs, data, strategy, self.trainer.world_size)
+            updates = plan.batch.num_epochs, plan.batch.num_mini_batches
+            self.source.check(config.engine, config.algorithm, config.sampling.max_new_tokens, updates)
             prompts = data.train_stream.state_dict()["fingerprint"]
             self.source.identify(config.seed, prompts, config.batch.group_size, plan.total_steps)
         self.parts = RunParts(config, inputs, data, strategy, plan)

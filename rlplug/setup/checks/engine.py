@@ -58,13 +58,12 @@ def check_plugins(strategy: RLFSDP2Strategy) -> None:
     """Refuse ranks that left out different plugins, since they would call different hooks. Collective.
 
     Raises:
-        RunError: A plugin can be imported by some ranks only.
+        RunError: Only some ranks have a plugin.
     """
     left_out = strategy.gather([plugins().registry.left_out])
-    for distribution in sorted(set().union(*left_out)):
-        if not all(distribution in each for each in left_out):
-            line = next(each[distribution] for each in left_out if distribution in each)
-            raise RunError(f"Only some ranks can import a plugin: {line}")
+    lines = [line for each in left_out for name, line in each.items() if not all(name in other for other in left_out)]
+    if lines:
+        raise RunError(f"Only some ranks have a plugin: {lines[0]}")
 
 
 def check_machine(config: RunConfig, inputs: RunInputs, strategy: RLFSDP2Strategy) -> None:
@@ -116,7 +115,3 @@ def check_engine(config: RunConfig, engines: Iterable[type], is_here: bool = Tru
             )
     if config.router_replay:
         require_capability(engine, "routed_experts", "model.router_replay", engines)
-    if config.partial_rollout is not None:
-        from rlplug.setup.checks.partial_rollout import check_partial_rollout
-
-        check_partial_rollout(config.partial_rollout, config.sampling, algorithm, engine, engines)
