@@ -87,11 +87,14 @@ def record_of(entry_point: EntryPoint) -> PluginRecord:
     return PluginRecord(entry_point.name, entry_point.dist.name, entry_point.dist.version)
 
 
-def import_checked(entry_point: EntryPoint, record: PluginRecord) -> ModuleType:
+def import_checked(entry_point: EntryPoint, record: PluginRecord) -> ModuleType | None:
     """Import a plugin's module and check all that can be checked without calling it.
 
+    Returns:
+        The module; ``None`` where it cannot be imported, for the reason in ``record``.
+
     Raises:
-        PluginError: A check failed; ``record`` holds the reason too.
+        PluginError: A check failed, or a local plugin, which somebody has named, cannot be imported.
     """
     if record.version == LOCAL and (folder := os.getcwd()) not in sys.path:
         sys.path.insert(0, folder)
@@ -99,10 +102,13 @@ def import_checked(entry_point: EntryPoint, record: PluginRecord) -> ModuleType:
     try:
         module = entry_point.load()
     except Exception as error:
-        raise record.fail(
+        failure = record.fail(
             f"importing {entry_point.value!r} raised {type(error).__name__}: {error}.",
             f"Install what it misses, or another version of {record.distribution}.",
-        ) from error
+        )
+        if record.version == LOCAL:
+            raise failure from error
+        return None
     if not isinstance(module, ModuleType):
         raise record.fail(f"{entry_point.value!r} is not a module.", "Let the entry point name the module alone.")
     _check_api_range(module, record)

@@ -2,7 +2,8 @@
 
 Every rank builds the same manager: plugins are sorted by name, then by what they declare (``RLPLUG_BEFORE``,
 ``RLPLUG_AFTER``), and hooks are called in that order. A faulty plugin stops the run with one message that names the
-distribution, its version, the file and the fix, unless the plugin is blocked by name.
+distribution, its version, the file and the fix, unless the plugin is blocked by name. One that cannot be imported is
+left out, which a line says: it stops only what names its classes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from types import ModuleType
 from typing import Any, Final, TypeAlias
 
 import pluggy
+from lightning.pytorch.utilities import rank_zero_info
 
 from rlplug import builtin_plugin, hookspecs
 from rlplug.errors import PluginError
@@ -23,7 +25,7 @@ from rlplug.hookspecs import API_VERSION
 from rlplug.interfaces.checks.hooks import GivenMetrics
 from rlplug.observability.hook_costs import HookCosts
 from rlplug.plugin_checks import REGISTRATION_PREFIX, SPECIFIED, PluginRecord, find_plugins, import_checked, record_of
-from rlplug.plugin_names import blocked_names
+from rlplug.plugin_names import blocked_names, distribution_of
 from rlplug.registry import Registration, Registry
 
 __all__ = ["PluginManager", "PluginRecord", "describe", "hookimpl", "plugins", "use_plugins"]
@@ -56,7 +58,7 @@ class PluginManager:
             the table.
 
     Raises:
-        PluginError: A plugin does not import, misspells a hook, takes a registered name, or is for another API.
+        PluginError: A plugin misspells a hook, takes a registered name, or is for another API.
         ConfigError: No plugin has a blocked name.
     """
 
@@ -80,6 +82,10 @@ class PluginManager:
         """Return whether a plugin wraps a hook that the core implements; otherwise the core can call its own part."""
         return len(getattr(self.hook, hook).get_hookimpls()) > 1
 
+    def how_to_get(self, hook: str) -> str:
+        """Return which distribution implements a hook, and what to do where nobody does."""
+        return self.registry.how_to_get(str(distribution_of("hooks", hook)))
+
     def observe(self, hook: str, **arguments: Any) -> list[GivenMetrics]:
         """Call an observation hook and return the metrics that each plugin adds, which are numbers by name."""
         added: list[GivenMetrics] = getattr(self.hook, hook)(**arguments)
@@ -93,11 +99,16 @@ class PluginManager:
             self.records.append(record)
             if {record.name, record.distribution} & set(self.blocked):
                 record.state, record.reason = "blocked", "by name"
+                line = f"plugin {record.name!r} is blocked: drop --block {record.name}."
+                self.registry.left_out[record.distribution] = line
                 continue
             with self._failures():
                 if record.name in modules:
                     raise _name_taken(record, modules[record.name][1])
                 module = import_checked(entry_point, record)
+                if module is None:
+                    self._leave_out(record)
+                    continue
                 for other_module, other in modules.values():
                     if module is other_module:
                         raise record.fail(f"plugin {other.name!r} names the same module.", "Keep one entry point.")
@@ -138,6 +149,12 @@ class PluginManager:
         except PluginError:
             if self._strict:
                 raise
+
+    def _leave_out(self, record: PluginRecord) -> None:
+        line = f"plugin {record.name!r} of {record.distribution} {record.version} was left out: {record.reason}"
+        self.registry.left_out[record.distribution] = line
+        if self._strict:
+            rank_zero_info(line)
 
     def _ordered(self, modules: Modules) -> list[str]:
         """Return plugin names in call order, without the core's, and remove plugins in a cycle from ``modules``."""

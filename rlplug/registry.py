@@ -80,6 +80,8 @@ class Registry:
     def __init__(self) -> None:
         self._registrations: dict[tuple[str, str], Registration] = {}
         self._distribution = "rlplug"
+        self.left_out: dict[str, str] = {}
+        """Why plugins were left out, by their distributions."""
 
     def set_owner(self, distribution: str) -> None:
         """Attribute later registrations to ``distribution``; called by the plugin manager."""
@@ -148,11 +150,16 @@ class Registry:
 
     def explain_unknown(self, kind: str, name: str) -> str:
         """Return the error message for a ``name`` that is not registered."""
-        installed = ", ".join(self.names(kind)) or "none"
+        installed = f"Registered {kind}: {', '.join(self.names(kind)) or 'none'}."
         message = f"{name!r} is not a known {kind.removesuffix('s')}."
         if package := distribution_of("classes", name):
-            return f"{message} It comes with {package}: pip install {package}. Registered {kind}: {installed}."
-        return f"{message}{did_you_mean(name, self.names(kind))} Registered {kind}: {installed}."
+            return f"{message} It comes with {self.how_to_get(package)} {installed}"
+        others = "".join(f" The {line}" for line in self.left_out.values())
+        return f"{message}{did_you_mean(name, self.names(kind))} {installed}{others}"
+
+    def how_to_get(self, package: str) -> str:
+        """Return a distribution's name and what to do to have what it brings: install it, or mend its plugin."""
+        return f"{package}: {self.left_out.get(package, f'pip install {package}.')}"
 
     def by_distribution(self) -> dict[str, list[Registration]]:
         """Return every registration under the distribution that brought it."""

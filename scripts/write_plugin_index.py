@@ -36,6 +36,7 @@ MOVED: Final = {
     "rlplug.rollout.partial": "rlplug_async",
     "rlplug.training.streaming": "rlplug_async",
     "rlplug.observability.timeline": "rlplug_async.timeline",
+    "rlplug.recording.secrets": "rlplug_watch.secrets",
     "rlplug.observability.profiler": "rlplug_watch.profile.profiler",
     "rlplug.observability.profile_summary": "rlplug_watch.profile.summary",
     "rlplug.observability.profile_text": "rlplug_watch.profile.text",

@@ -115,14 +115,11 @@ def _type_words(found: re.Match[str]) -> str:
 def _explain_class(key: str, name: str) -> str | None:
     """Return what is wrong with the name of a class, or ``None`` where no class is meant."""
     if kind := KIND_OF_KEY.get(key):
-        for record in plugins().records:
-            if record.state == "blocked" and record.distribution == distribution_of("classes", name):
-                return f"{name!r} comes with {record.distribution}, which is blocked: drop --block {record.name}."
         return plugins().registry.explain_unknown(kind, name)
     if key.rpartition(".")[2] in _NUMBERS_OR_CLASSES:
         return None
     if distribution := distribution_of("classes", name):
-        return f"{name!r} comes with {distribution}: pip install {distribution}."
+        return f"{name!r} comes with {plugins().registry.how_to_get(distribution)}"
     known = set(plugins().registry.names("classes"))
     if key.startswith(("data.train", "data.val")):
         known |= {source.__name__ for source in PromptSource.__subclasses__()}

@@ -52,17 +52,18 @@ class Columns:
         if len(set(self.renamed.values())) < len(self.renamed):
             raise ConfigError(f"data source columns {dict(self.renamed)} gives two columns one name: use it once.")
 
-    def read(self, record: Mapping[str, Any], where: str) -> tuple[str | Messages, Any, dict[str, Any]]:
+    def read(self, record: Mapping[str, Any], where: str, is_first: bool) -> tuple[str | Messages, Any, dict[str, Any]]:
         """Return prompt, answer and metadata of a record, which ``where`` names in errors.
+
+        Rules that fit the first record of a source are right, so that a later one without a column is to be corrected.
 
         Raises:
             ConfigError: A column is absent or has a value of another form; the message names it.
         """
-        fields = self._rename(record, where)
-        if self.answer_key != DEFAULT_ANSWER_KEY:
-            _require(fields, self.answer_key, where, "Set answer_key to one of them.")
+        fields = self._rename(record, where, is_first)
+        for name, fix in self._needed.items():
+            _require(fields, name, where, fix, is_first)
         if self.template is None:
-            _require(fields, self.prompt_key, where, "Set prompt_key to one of them.")
             prompt = _prompt(fields[self.prompt_key], where, self.prompt_key)
             used = {self.prompt_key, self.answer_key}
         else:
@@ -72,11 +73,19 @@ class Columns:
         metadata = {name: value for name, value in fields.items() if name not in used}
         return prompt, fields.get(self.answer_key), metadata
 
-    def _rename(self, record: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    @cached_property
+    def _needed(self) -> dict[str, str]:
+        """Columns that each record must have, and what to change where the first record has none."""
+        needed = {} if self.answer_key == DEFAULT_ANSWER_KEY else {self.answer_key: "set answer_key to one of them"}
+        if self.template is None:
+            return {**needed, self.prompt_key: "set prompt_key to one of them"}
+        return needed | {name: "correct the template" for _, name in self._parts if name is not None}
+
+    def _rename(self, record: Mapping[str, Any], where: str, is_first: bool) -> Mapping[str, Any]:
         if not self.renamed:
             return record
         for name in self.renamed:
-            _require(record, name, where, "Correct columns.")
+            _require(record, name, where, "correct columns", is_first)
         kept = record.keys() - self.renamed.keys()
         if taken := sorted(kept & set(self.renamed.values())):
             raise ConfigError(
@@ -108,7 +117,6 @@ class Columns:
             texts.append(text)
             if name is None:
                 continue
-            _require(fields, name, where, "Correct the template.")
             value = fields[name]
             if not isinstance(value, str | int | float):
                 raise ConfigError(
@@ -126,11 +134,18 @@ class Columns:
         return [{"role": "system", "content": self.system_prompt}, *messages]
 
 
-def _require(fields: Mapping[str, Any], name: str, where: str, fix: str) -> None:
+def _require(fields: Mapping[str, Any], name: str, where: str, fix: str, is_first: bool) -> None:
     if name in fields:
         return
     there = encodable(", ".join(map(str, fields))[:500]) or "none"
-    raise ConfigError(f"{where} has no field {name!r}; its fields are {there}.{did_you_mean(name, fields)} {fix}")
+    if not is_first:
+        raise ConfigError(
+            f"{where} has no field {name!r}, and the rows before it have one; its fields are {there}: correct that row."
+        )
+    raise ConfigError(
+        f"{where} has no field {name!r}; its fields are {there}.{did_you_mean(name, fields)} If all rows are like "
+        f"that, {fix}; else correct that row."
+    )
 
 
 def _prompt(value: Any, where: str, prompt_key: str) -> str | Messages:

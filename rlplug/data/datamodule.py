@@ -16,7 +16,7 @@ from rlplug.data.curriculum import PassRateCurriculum
 from rlplug.data.prompt_encoder import PromptEncoder, PromptRules
 from rlplug.data.prompt_stream import PromptStream, TrainingPrompts
 from rlplug.data.rows import PromptRow, PromptSource, RowStream, of_part
-from rlplug.data.sources import read_rows, where
+from rlplug.data.sources import read_rows, require_answers, where
 from rlplug.errors import ConfigError
 from rlplug.types import Prompt
 from rlplug.types.ranges import Seed, Tokens, check_ranges
@@ -122,6 +122,8 @@ class PromptDataModule(LightningDataModule):
             split: read_rows(split, source, streams if split == "train" else ()) for split, source in sources.items()
         }
         heads = [row for _, head in streams.values() for row in head]
+        for split, source in sources.items():
+            require_answers(split, source, rows[split] + heads * (split == "train"), rules.need_answers)
         all_rows = heads + [row for part in rows.values() for row in part]
         encoder = PromptEncoder(rules, all_rows, self.chat, self.system_prompt, self.max_prompt_tokens, self.too_long)
         self.renders_chat, self.template_tools = encoder.renders_chat, encoder.template_tools

@@ -69,7 +69,7 @@ class HFDatasetSource(PromptSource):
         prefix = self._prefix()
         for index, fields in enumerate(itertools.islice(self._load(), self.limit)):
             uid = f"{prefix}:{index}"
-            yield PromptRow(uid, *self.columns.read(fields, f"data source {uid}"))
+            yield PromptRow(uid, *self.columns.read(fields, f"data source {uid}", not index))
 
     def stream(self) -> RowStream | None:
         if not self.streaming:
@@ -165,7 +165,7 @@ class DatasetRows(RowStream):
             uid = f"{self._prefix}:{shard}{self._num_in_shard}"
             self._num_in_shard += 1
             self._num_read += 1
-            return PromptRow(uid, *self._columns.read(record, f"data source {uid}"))
+            return PromptRow(uid, *self._columns.read(record, f"data source {uid}", self._num_read == 1))
         return None
 
     def state_dict(self) -> dict[str, Any]:

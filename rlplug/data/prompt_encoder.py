@@ -26,6 +26,8 @@ class PromptRules:
     """Longest sequence of the policy, in tokens."""
     max_new_tokens: int
     """Longest completion, in tokens."""
+    need_answers: Sequence[str] = ()
+    """Names of the rewards that score no prompt without an answer."""
 
 
 class PromptEncoder:

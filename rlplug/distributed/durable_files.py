@@ -51,6 +51,15 @@ def write_file(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8", newline="", errors="backslashreplace")
 
 
+@contextmanager
+def of_user(path: Path) -> Iterator[None]:
+    """Give a file that a library writes the mode that the user's umask asks for: safetensors lets nobody else read."""
+    path.touch()
+    mode = path.stat().st_mode & 0o777
+    yield
+    path.chmod(mode)
+
+
 class RowFile:
     """File to which rows are appended, whole or not at all.
 

@@ -18,9 +18,14 @@ Network: TypeAlias = Literal["policy", "reference", "critic"]
 
 @dataclass(frozen=True)
 class Effect:
-    """One change that an optimisation made, described so that a user can check it: "replaced 49 modules"."""
+    """One change that an optimisation made, described so that a user can check it: "replaced 49 modules".
+
+    Attributes:
+        is_of_start: Whether it is about the first weights of what trains, which a checkpoint replaces.
+    """
 
     description: str
+    is_of_start: bool = False
 
 
 class Optimization(ABC):

@@ -26,12 +26,14 @@ class Reward(ABC):
             confines a failure to its sample; a reward model that gains from batches sets more.
         compares_group: Whether a :meth:`score` call gets all samples of one prompt, and none of another, because their
             rewards depend on each other. ``batch_size`` is not read then, and a failed call fails for the group.
+        needs_answer: Whether no prompt can be scored without its answer: a run with such a prompt is refused.
         deadline_s: Longest time that the reward itself gives one call, in seconds. A run whose
             ``model.limits.reward_deadline_s`` is shorter is refused. ``None`` where the reward sets no such time.
     """
 
     batch_size: int = 1
     compares_group: bool = False
+    needs_answer: bool = False
     deadline_s: float | None = None
 
     def __init__(self, weight: float = 1.0, name: str | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +70,10 @@ def build_policy(
 
         effects.append(add_adapters(policy, lora, config.torch_dtype))
     effects += edit_and_shard("policy", policy, config, optimizations, strategy, trainer)
-    effects = [trainer.load_weights(policy, config, key), *effects]
-    return policy, effects if lora is None else [*effects, load_adapters(policy, lora)]
+    loaded = trainer.load_weights(policy, config, key)
+    if lora is None:
+        return policy, [of_start(loaded), *effects]
+    return policy, [loaded, *effects, of_start(load_adapters(policy, lora))]
 
 
 def build_reference(
@@ -139,7 +142,12 @@ def edit_and_shard(
 
 def of_network(network: Network, effects: Sequence[Effect]) -> list[Effect]:
     """Return effects with the name of their network."""
-    return [Effect(f"{network}: {effect.description}") for effect in effects]
+    return [dataclasses.replace(effect, description=f"{network}: {effect.description}") for effect in effects]
+
+
+def of_start(loaded: Effect) -> Effect:
+    """Return the effect of giving weights their first values, as one that a checkpoint ends."""
+    return dataclasses.replace(loaded, is_of_start=True)
 
 
 # ---- what plugins return ------------------------------------------------------------------------------------------

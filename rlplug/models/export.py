@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
+from rlplug.distributed.durable_files import of_user
 from rlplug.interfaces.trainer import ModelTrainer
 from rlplug.weight_sync.buckets import weight_buckets
 
@@ -51,7 +52,8 @@ def export_policy(
         if rank == 0:
             weights = {name: tensor.cpu().contiguous() for name, tensor in bucket}
             weights |= _saved_buffers(model) if number == 1 else {}
-            save_file(weights, folder / _file_name(number), metadata={"format": "pt"})
+            with of_user(path := folder / _file_name(number)):
+                save_file(weights, path, metadata={"format": "pt"})
             files.append({name: tensor.to("meta") for name, tensor in weights.items()})
     if rank == 0:
         _finish(folder, files)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 from rlplug.distributed.durable_files import RowFile
 from rlplug.distributed.strategy import RLFSDP2Strategy
 from rlplug.types import RewardError, Sample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 ROW: Final = np.dtype(
     [
@@ -76,6 +80,19 @@ def first_of_ranks(samples: Sequence[Sample], count: int, ranks: RLFSDP2Strategy
     return sorted(ranks.gather(list(samples[:count])), key=lambda sample: sample.group)[:count]
 
 
+def with_turns(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Sample:
+    """Return the sample with its ``turns``, if its environment has answered."""
+    start = len(sample.prompt.token_ids)
+    is_policy = sample.response_mask[start:]
+    borders = np.flatnonzero(np.diff(is_policy)) + 1
+    if not len(borders):
+        return sample
+    speakers = ["policy" if is_policy[place] else "environment" for place in (0, *borders)]
+    pieces = [piece.tolist() for piece in np.split(sample.token_ids[start:], borders)]
+    texts = tokenizer.batch_decode(pieces, skip_special_tokens=True)
+    return dataclasses.replace(sample, turns=tuple(zip(speakers, texts, strict=True)))
+
+
 def sample_record(
     sample: Sample, step: int, phase: str, row: Any = None, has_tokens: bool = False, advantage: float | None = None
 ) -> dict[str, Any]:
@@ -99,6 +116,7 @@ def sample_record(
         "prompt_uid": sample.prompt.uid,
         "prompt": sample.prompt.text,
         "completion": sample.completion,
+        **({"turns": [{"role": role, "text": text} for role, text in sample.turns]} if sample.turns else {}),
         "answer": sample.prompt.answer,
         "reward": None if sample.errors else sample.reward,
         "rewards": rewards,

@@ -8,7 +8,6 @@ from lightning.pytorch import Callback
 
 from rlplug.errors import ConfigError
 from rlplug.plugin_manager import plugins
-from rlplug.plugin_names import distribution_of
 from rlplug.types.ranges import Range
 
 
@@ -34,6 +33,6 @@ class StepProfiler(Callback):
         if steps is not None:
             made = plugins().hook.rlplug_make_profiler(steps=str(steps), tool=tool, ranks=ranks)
             if made is None:
-                package = distribution_of("hooks", "rlplug_make_profiler")
-                raise ConfigError(f"profile.steps comes with {package}: pip install {package}, or remove it.")
+                how = plugins().how_to_get("rlplug_make_profiler")
+                raise ConfigError(f"profile.steps comes with {how} Or remove it.")
             self.callbacks.append(made)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from rlplug.distributed.durable_files import whole_lines
 from rlplug.distributed.resumed_files import cut_back_lines, set_aside_after
 from rlplug.interfaces.token_log import TokenLog
 from rlplug.observability.metrics_log import MetricsLog
@@ -64,7 +65,7 @@ def cut_back(
     writes_samples: bool,
     token_log: TokenLog | None,
 ) -> list[str]:
-    """Remove what the run wrote after ``step`` and will write again; return lines that say what is lost.
+    """Remove what the run wrote after ``step`` and will write again; return lines that say so, and what is lost.
 
     Args:
         folder: The run's.
@@ -79,7 +80,9 @@ def cut_back(
     def is_repeated(record: dict[str, Any]) -> bool:
         return begins and record["step"] == step and record.get("phase") == "validate"
 
-    said = []
+    num_rows = sum(record["step"] > step for record in whole_lines(folder / METRICS))
+    removed = f", {num_rows} row{'s' * (num_rows > 1)} after it removed" if num_rows else ""
+    said = [f"resumed from step {step}{removed}"]
     aside = set_aside_after(folder, step, [METRICS, SAMPLES, REWARD_ERRORS, GROUPS])
     if aside is not None:
         said.append(f"the checkpoints after step {step} are now in {aside}, with copies of their rows")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from rlplug.observability.terminal import invocation, make_table, say, show
 
 if TYPE_CHECKING:
     from rlplug.interfaces.memory_plan import MemoryDecisions
-    from rlplug.types import Sample
+    from rlplug.types import Prompt, Sample
 
 
 def print_start(module: Any, counts: Mapping[str, Mapping[str, int]], run_dir: Path, is_verbose: bool) -> None:
@@ -67,13 +68,24 @@ def print_samples(samples: Sequence[Sample], step: int) -> None:
     rows = [
         (
             "error" if sample.errors else f"{sample.reward:.2f}",
-            sample.prompt.text[-80:],
-            sample.completion[:200],
-            str(sample.prompt.answer)[:80],
+            _start_of(_question(sample.prompt)[::-1], 80)[::-1],  # its end, where the question is
+            _start_of(sample.transcript, 200),
+            _start_of(str(sample.prompt.answer), 80),
         )
         for sample in samples
     ]
     show(make_table(("reward", "prompt", "completion", "answer"), rows, f"validation, step {step}"))
+
+
+def _question(prompt: Prompt) -> str:
+    """Return the last message of the user, or a plain prompt."""
+    return next((each["content"] for each in reversed(prompt.messages) if each["role"] == "user"), prompt.text)
+
+
+def _start_of(text: str, longest: int) -> str:
+    """Return the whole words of up to ``longest`` characters at the start; a long word is cut."""
+    found = re.match(rf".{{{longest // 2},{longest}}}(?=\s)", text, re.DOTALL)
+    return text if len(text) <= longest else f"{found[0] if found else text[:longest]} …"
 
 
 def print_validation(metrics: Mapping[str, Any], run_dir: Path) -> None:

@@ -36,7 +36,7 @@ class RunRecord:
     def __init__(self, path: Path, command: str, trainer: Trainer, compile_cache: str | None) -> None:
         self._path = path
         self.values: dict[str, Any] = {
-            "status": "running",
+            "status": "unfinished",  # of a run that is killed it stays so; whether one goes on, run.lock tells
             "command": command,
             "started": _now(),
             "finished": None,

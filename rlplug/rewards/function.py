@@ -26,7 +26,8 @@ class FunctionReward(Reward):
 
     The function gets the arguments that its parameters name: ``prompt`` (text), ``completion`` (text), ``answer``,
     ``metadata``, ``sample``. A function whose only parameter has another name gets the sample. Other parameters keep
-    their defaults. It returns a number, or a ``RewardError`` when it cannot score the sample.
+    their defaults. A run whose prompts have no answer is refused where the function takes one; write ``answer=None``
+    where it can do without. It returns a number, or a ``RewardError`` when it cannot score the sample.
 
     Args:
         function: Import path of the function, such as ``my_package.rewards.score``; from Python, any callable.
@@ -41,6 +42,7 @@ class FunctionReward(Reward):
         super().__init__(weight, name or _name_of(function))
         self.function = function
         self._fields = _fields_of(function)
+        self.needs_answer = "answer" in (self._fields or ()) and not _accepts_none(function, "answer")
 
     def score(self, samples: Sequence[Sample]) -> list[float | RewardError] | Awaitable[list[float | RewardError]]:
         results = [self._call(sample) for sample in samples]
@@ -88,6 +90,14 @@ def _fields_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
             f"give it parameters out of {', '.join(FIELDS)}."
         )
     return fields
+
+
+def _accepts_none(function: Callable[..., Any], name: str) -> bool:
+    """Return whether a parameter may be ``None``: by its default, by its annotation, or as one of all keywords."""
+    parameter = inspect.signature(function).parameters.get(name)
+    if parameter is None or parameter.default is not parameter.empty:
+        return True
+    return any(word in str(parameter.annotation) for word in ("None", "Optional", "Any"))
 
 
 def _must_be_filled(parameter: inspect.Parameter) -> bool:

@@ -17,6 +17,7 @@ from rlplug.rollout.ranks import EngineRanks
 from rlplug.rollout.trajectory import Trajectory, new_trajectories, to_samples
 
 if TYPE_CHECKING:
+    from rlplug.interfaces import Algorithm, RolloutEngine
     from rlplug.rollout.config import TurnOptions
     from rlplug.rollout.engine_driver import EngineDriver
     from rlplug.rollout.turns.trajectory_turns import TurnRules
@@ -225,6 +226,13 @@ class RolloutSource:
         raise AssertionError("there is no validation that begin_held_out began")
 
     # ---- in a checkpoint, and in a run that repeats another --------------------------------------------------------
+
+    def check(self, engine: RolloutEngine, algorithm: Algorithm, max_new_tokens: int, updates: tuple[int, int]) -> None:
+        """Refuse what does not go with how this source gives groups; ``updates`` are epochs of a step and mini-batches.
+
+        Raises:
+            ConfigError: The message names the key and the fix.
+        """
 
     def identify(self, seed: int, data: Mapping[str, Any], group_size: int, num_steps: int) -> None:
         """Learn whose groups these are, before anything is loaded.

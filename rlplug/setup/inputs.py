@@ -28,10 +28,12 @@ class RunInputs:
     """JSON schemas of the functions that the policy may call in its environment."""
     notes: Sequence[str] = ()
     """What a person should know of the environment."""
+    need_answers: Sequence[str] = ()
+    """Names of the rewards that score no prompt without an answer."""
 
     def prompt_rules(self, max_new_tokens: int) -> PromptRules:
         """Return the rules that prompts must keep beside completions of up to ``max_new_tokens``."""
-        return PromptRules(self.tokenizer, self.tools, self.spec.max_context, max_new_tokens)
+        return PromptRules(self.tokenizer, self.tools, self.spec.max_context, max_new_tokens, self.need_answers)
 
 
 def read_inputs(config: RunConfig) -> RunInputs:
@@ -60,4 +62,5 @@ def read_inputs(config: RunConfig) -> RunInputs:
         from rlplug.rollout.turns.environment_calls import ask_environment
 
         tools, notes = ask_environment(config.environment)
-    return RunInputs(tokenizer, spec, tools, notes)
+    need_answers = [reward.name for reward in config.rewards if reward.needs_answer]
+    return RunInputs(tokenizer, spec, tools, notes, need_answers)

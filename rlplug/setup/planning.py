@@ -10,8 +10,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from rlplug.interfaces.algorithm import RunInfo
 from rlplug.models.hf_files import read_config
 from rlplug.models.shape import attention_cost
-from rlplug.plugin_manager import CORE, plugins
-from rlplug.plugin_names import distribution_of
+from rlplug.plugin_manager import plugins
 from rlplug.setup.checks.engine import check_context, check_rollout
 from rlplug.setup.checks.trainer import check_optimizers, check_trainer
 from rlplug.setup.checks.training import check_streamed_prompts, check_training
@@ -101,14 +100,7 @@ def plan_run(
     total_steps = config.num_steps or max(1, (num_prompts or 0) // batch.prompts_per_step)
     hook = plugins().hook.rlplug_make_tokenizer
     check_training(config, batch, total_steps, longest, mesh.sequence, inputs.tokenizer, hook, bool(data.val_prompts))
-    in_fp8 = inputs.spec.fp8 is not None
-    algorithm = config.algorithm
-    if config.partial_rollout is not None and config.partial_rollout.streams:
-        from rlplug.setup.checks.partial_rollout import check_streaming
-
-        callers = plugins().call_order()["prepare_batch"]
-        check_streaming(algorithm, batch, [caller.plugin for caller in callers if caller.plugin != CORE])
-    max_new_tokens = config.sampling.max_new_tokens
+    in_fp8, algorithm, max_new_tokens = inputs.spec.fp8 is not None, config.algorithm, config.sampling.max_new_tokens
     algorithm.setup(RunInfo(batch.num_completions, batch.group_size, max_new_tokens, in_fp8, config.seed))
     if in_fp8 and not algorithm.needs.rollout_logprobs:
         rank_zero_warn(UNCORRECTED.format(name=type(algorithm).__name__))
@@ -120,8 +112,8 @@ def plan_run(
         config=config, spec=inputs.spec, batch=batch, strategy=strategy, mesh=mesh, longest=longest, gpu=gpu
     )
     if memory is None:
-        package = distribution_of("hooks", "rlplug_plan_memory")
-        rank_zero_warn(f"Nothing plans the run's memory, so the engine sleeps if it can: pip install {package}.")
+        how = plugins().how_to_get("rlplug_plan_memory")
+        rank_zero_warn(f"Nothing plans the run's memory, so the engine sleeps if it can. Planning comes with {how}")
         sleeps = config.engine.capabilities.sleep and config.memory.sleep_between_rollouts is not False
         return replace(plan, sleeps=sleeps)
     return replace(plan, memory=memory, sleeps=memory.sleeps, optimizations=memory.kept)

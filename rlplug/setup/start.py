@@ -24,13 +24,12 @@ from rlplug.models.build import Models
 from rlplug.observability.phase_timer import PhaseTimer
 from rlplug.observability.start import StartTimer, watch_compilation
 from rlplug.plugin_manager import plugins
-from rlplug.plugin_names import distribution_of
 from rlplug.rewards import RewardRunner, start_rewards
 from rlplug.rollout.engine_driver import EngineDriver, RankAgreement, SyncedPolicy
 from rlplug.rollout.source import RolloutGenerator, RolloutRequest, RolloutSource
 from rlplug.rollout.turns.trajectory_turns import TurnRules
 from rlplug.setup.build import build_models, make_optimizers
-from rlplug.setup.checks.engine import check_context, check_machine, check_rollout
+from rlplug.setup.checks.engine import check_context, check_machine, check_plugins, check_rollout
 from rlplug.setup.inputs import RunInputs, read_inputs
 from rlplug.setup.planning import RunParts, RunPlan, plan_fit
 from rlplug.training.mismatch_gate import MismatchGate, limit_of
@@ -42,8 +41,8 @@ def make_source(config: RunConfig) -> RolloutSource:
     """Return where the groups of each step come from: what a plugin gives, or the core's source."""
     found = plugins().hook.rlplug_make_source(config=config)
     if found is None and config.partial_rollout is not None:
-        package = distribution_of("hooks", "rlplug_make_source")
-        raise ConfigError(f"model.partial_rollout comes with {package}: pip install {package}, or remove it.")
+        how = plugins().how_to_get("rlplug_make_source")
+        raise ConfigError(f"model.partial_rollout comes with {how} Or remove it.")
     source = RolloutSource() if found is None else found
     if not isinstance(source, RolloutSource):
         raise PluginError(f"A plugin's rlplug_make_source returned {brief(source)}: return a RolloutSource, or None.")
@@ -111,12 +110,15 @@ class RunModule(LightningModule):
         watch_compilation()
         self.timer.device = self.strategy.root_device
         config, inputs, data, strategy = self.config, self.inputs, self.data, self.strategy
+        check_plugins(strategy)
         check_machine(config, inputs, strategy)
         plan = None
         if stage != "fit":
             check_rollout(config, inputs)
         else:
             plan = plan_fit(config, inputs, data, strategy, self.trainer.world_size)
+            updates = plan.batch.num_epochs, plan.batch.num_mini_batches
+            self.source.check(config.engine, config.algorithm, config.sampling.max_new_tokens, updates)
             prompts = data.train_stream.state_dict()["fingerprint"]
             self.source.identify(config.seed, prompts, config.batch.group_size, plan.total_steps)
         self.parts = RunParts(config, inputs, data, strategy, plan)
@@ -134,13 +136,15 @@ class RunModule(LightningModule):
         if built is None:
             notes = [*self.inputs.notes, *start_rewards(self.config.rewards, self.strategy.root_device)]
             self.models.effects += [Effect(note) for note in notes]
-        self.strategy.accept_checkpoint = self._check_records
+        self.strategy.accept_checkpoint = self._accept_checkpoint
 
-    def _check_records(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint of another trainer or base model."""
+    def _accept_checkpoint(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint of another trainer or base model, and say where the weights come from in its place."""
         from rlplug.training.trainer_record import check_records
 
         check_records(self.config.model_trainer, self.models.adapters, folder, state)
+        kept = [effect for effect in self.models.effects if not effect.is_of_start]
+        self.models.effects = [Effect(f"weights of the checkpoint {folder}"), *kept]
 
     def configure_optimizers(self) -> Any:
         optimizers, self.schedulers = make_optimizers(self.config, self.models)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from safetensors.numpy import save_file
 from torch import Tensor
 
+from rlplug.distributed.durable_files import of_user
 from rlplug.interfaces.algorithm import Denominators, LossOutput
 from rlplug.interfaces.checks.algorithms import check_loss, check_per_token, check_same_names
 from rlplug.interfaces.checks.calls import PluginCall
@@ -259,7 +260,8 @@ def policy_loss(
 def save_for_inspection(batch: StepBatch, file: Path) -> None:
     """Write a rank's rows of a step: one array per field of :class:`Batch`, and the ``lengths`` of sequences."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    save_file({"lengths": batch.lengths, **batch.per_sequence, **batch.per_token}, file)
+    with of_user(file):
+        save_file({"lengths": batch.lengths, **batch.per_sequence, **batch.per_token}, file)
 
 
 def _detached(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -55,6 +55,8 @@ class Sample(TokenRecord):
         routed_experts: int8 or int16 [tokens, L, k]: experts by which the engine read each token, -1 where they are not
             known; ``None`` where a run replays no experts.
         last_turn: Text of the policy's last turn: the whole completion when there is a single turn.
+        turns: Who spoke, ``policy`` or ``environment``, and the text, in order; only of samples that are written or
+            shown, and empty where no environment answered.
         rewards: Unweighted value of each reward, by name. Before the rewards phase, only an environment's own reward is
             in it.
         reward: Weighted sum of ``rewards``; meaningless when ``errors`` is not empty.
@@ -71,6 +73,7 @@ class Sample(TokenRecord):
     segments: tuple[Segment, ...] = ()
     routed_experts: np.ndarray[Any, Any] | None = None
     last_turn: str = ""
+    turns: tuple[tuple[str, str], ...] = ()
     rewards: Mapping[str, float | RewardError] = field(default_factory=dict)
     reward: float = 0.0
 
@@ -91,6 +94,11 @@ class Sample(TokenRecord):
         for segment in self.segments:
             versions[segment.start : segment.end] = segment.policy_version
         return read_only(versions)
+
+    @property
+    def transcript(self) -> str:
+        """The completion as a person reads it: with ``turns``, each begins with who spoke."""
+        return "\n".join(f"{speaker}: {text.strip()}" for speaker, text in self.turns) or self.completion
 
     @property
     def num_turns(self) -> int:

@@ -33,12 +33,6 @@ def adapters_line(policy: PolicySpec, engine: str) -> str:
     )
 
 
-def num_fp8_parameters(policy: PolicySpec) -> int:
-    """Return the number of the policy's parameters that are sent in FP8."""
-    weights = policy_weights(policy).values()
-    return sum(weight.shape.numel() for weight in weights if weight.dtype == FP8Weights.DTYPE)
-
-
 def meta_model(path: str) -> Any:
     """Return the transformers model of a folder or Hub name on the meta device, without memory for its weights."""
     with torch.device("meta"):

@@ -316,7 +316,9 @@ def test_sleep_asked_of_an_engine_that_cannot_names_one_that_can(results):
 
 def test_algorithm_of_a_blocked_plugin_names_the_package(results):
     assert results["without algos"].returncode == 2
-    assert "'GRPO' comes with rlplug-algos, which is blocked: drop --block algos" in results["without algos"].stderr
+    assert (
+        "It comes with rlplug-algos: plugin 'algos' is blocked: drop --block algos." in results["without algos"].stderr
+    )
     assert "rlplug-algos" in results["without algos"].stderr
     assert "usage:" not in results["without algos"].stderr
 

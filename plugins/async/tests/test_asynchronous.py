@@ -16,7 +16,7 @@ from rlplug_algos.corrections import Correction
 from rlplug_algos.grpo import GRPO
 from rlplug_async.asynchronous import AsynchronousSource
 from rlplug_async.background import BackgroundGeneration
-from rlplug_async.option_checks import check_options
+from rlplug_async.option_checks import check_options, check_partial_rollout
 from rlplug_devkit.padded_rows import PaddedRows
 from virtual_world import run_case
 
@@ -27,7 +27,6 @@ from rlplug.models.packing import pack
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.hf_engine import HFRollout
 from rlplug.rollout.source import RolloutRequest
-from rlplug.setup.checks.partial_rollout import check_partial_rollout
 from rlplug.types import Completion, Prompt, SamplingParams, StepBatch
 
 PROMPTS = [Prompt(uid=str(number), token_ids=(3, 4 + number % 6), text="") for number in range(30)]
@@ -387,14 +386,14 @@ def test_options_that_contradict_each_other_are_refused(options, message):
 def test_engines_that_cannot_are_refused_by_name(engine, capability):
     algorithm = GRPO(correction=Correction())
     with pytest.raises(ConfigError, match=rf"asynchronous needs.*'{capability}', which {engine.__name__} lacks"):
-        check_partial_rollout(OPTIONS, SamplingParams(12), algorithm, engine(), [HFRollout, ServerLike])
+        check_partial_rollout(OPTIONS, 12, algorithm, engine(), [HFRollout, ServerLike])
 
 
 def test_tokens_of_former_policies_need_a_correction_and_a_streamed_step_has_none():
-    sampling, engines = SamplingParams(12), [HFRollout, ServerLike]
-    check_partial_rollout(PartialRollout(asynchronous=True, max_staleness=0), sampling, GRPO(), ServerLike(), engines)
+    engines = [HFRollout, ServerLike]
+    check_partial_rollout(PartialRollout(asynchronous=True, max_staleness=0), 12, GRPO(), ServerLike(), engines)
     with pytest.raises(ConfigError, match="GRPO does not correct for that"):
-        check_partial_rollout(OPTIONS, sampling, GRPO(), ServerLike(), engines)
+        check_partial_rollout(OPTIONS, 12, GRPO(), ServerLike(), engines)
 
 
 @pytest.mark.parametrize("first", [0, 100, 200, 300])

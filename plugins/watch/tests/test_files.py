@@ -132,9 +132,10 @@ def test_sums_along_an_axis_count_a_step_once(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_process_is_gone_is_killed(tmp_path: Path) -> None:
+    """Catches a page, or a report, that shows a dead run as one that goes on."""
     run = make_run(tmp_path / "run", num_steps=3)
-    (run / "run.json").write_text(json.dumps({**RUN, "status": "running"}))
-    assert watched(run).status() == "running"  # written before there were locks
+    (run / "run.json").write_text(json.dumps({**RUN, "status": "unfinished"}))
+    assert watched(run).status() == "unfinished"  # on a system without locks
     lock = run / "run.lock"
     with subprocess.Popen(
         [sys.executable, "-SEc", HOLD_LOCK, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -144,6 +145,7 @@ def test_a_run_whose_process_is_gone_is_killed(tmp_path: Path) -> None:
         assert watched(run).status() == "running"
         owner.kill()
     assert watched(run).status() == "killed"
+    assert read_run(run).info["status"] == "killed"
 
 
 def test_a_configuration_that_unfolds_without_end_is_left_out(tmp_path: Path) -> None:

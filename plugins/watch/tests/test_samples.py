@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from urllib.parse import quote
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from report_runs import write_metrics
 from rlplug_watch.page import sample_index
 from rlplug_watch.page.sample_index import SampleFilter, SampleIndex, search
 from rlplug_watch.page.server import make_app
 from rlplug_watch.page.token_view import texts
+from rlplug_watch.report.page import write_report
 from sampled_runs import HOSTILE, line, write_run
 
 RUN = f"/api/runs/{quote('a/001', safe='')}"
@@ -179,3 +182,33 @@ def test_a_search_without_time_left_says_where_it_ended_and_goes_on_there(tmp_pa
 )
 def test_a_character_is_shown_where_its_last_byte_is(pieces: list[bytes], found: list[str]) -> None:
     assert texts(pieces) == found
+
+
+TURNS = [{"role": "policy", "text": "3"}, {"role": "environment", "text": HOSTILE}, {"role": "policy", "text": "4"}]
+
+
+def test_a_group_tells_its_turns_apart(tmp_path: Path) -> None:
+    """Catches a page that shows what the environment answered as the policy's words."""
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "run.json").write_text("{}")
+    (folder / "samples.jsonl").write_text(json.dumps(line(1, 0, turns=TURNS)) + "\n" + json.dumps(line(1, 1)) + "\n")
+
+    async def ask() -> Any:
+        async with TestClient(TestServer(make_app(tmp_path))) as client:
+            return await (await client.get("/api/runs/a/group?step=1&group=0")).json()
+
+    samples = {sample["index"]: sample for sample in asyncio.run(ask())["samples"]}
+    assert [turn["role"] for turn in samples[0]["turns"]] == ["policy", "environment", "policy"]
+    assert samples[0]["turns"][2]["text"] == "4"
+    assert samples[1]["turns"] == []
+
+
+def test_a_report_tells_turns_apart(tmp_path: Path) -> None:
+    """Catches a report whose cards run the turns of a trajectory together."""
+    write_metrics(tmp_path, [{"step": 1, "reward/mean": 0.5}])
+    (tmp_path / "samples.jsonl").write_text(json.dumps(line(1, 0, turns=TURNS)) + "\n")
+    page = write_report(tmp_path).read_text()
+    labels = re.findall('<div class="label[^"]*">([^<]*)</div>', page)
+    assert labels[:4] == ["Prompt", "Policy", "Environment", "Policy"]
+    assert "<script>document.title" not in page

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlplug.interfaces.optimization import Effect, Optimization
-from rlplug.models.build import edit_and_shard, of_network
+from rlplug.models.build import edit_and_shard, of_network, of_start
 from rlplug.models.critic import CriticConfig
 from rlplug.models.transformers_trainer import TRANSFORMERS
 
@@ -89,5 +89,5 @@ def build_critic(
     critic = empty_critic(config, policy_config, trainer)
     strategy.shard(critic.head, torch.float32)
     effects = edit_and_shard("critic", critic, trunk, optimizations, strategy, trainer, critic.trunk)
-    effects = [trainer.load_weights(critic.trunk, trunk, key), *effects]
+    effects = [of_start(trainer.load_weights(critic.trunk, trunk, key)), *effects]
     return critic, of_network("critic", effects)

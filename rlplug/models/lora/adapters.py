@@ -60,13 +60,6 @@ def add_adapters(network: nn.Module, config: LoRAConfig, dtype: torch.dtype) -> 
     )
 
 
-def num_adapter_parameters(policy: ModelConfig, config: LoRAConfig) -> int:
-    """Return the number of parameters that train, without loading a weight."""
-    network = empty_model(policy)
-    add_adapters(network, config, policy.torch_dtype)
-    return sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
-
-
 def adapter_weights(policy: ModelConfig, config: LoRAConfig) -> AdapterWeights:
     """Return what an engine is told of adapters that it serves, without loading a weight.
 

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from rlplug.distributed.durable_files import of_user
 from rlplug.errors import ConfigError
 from rlplug.interfaces.optimization import Effect
 from rlplug.interfaces.trainer import ModelConfig
@@ -56,7 +57,8 @@ def export_adapter(network: nn.Module, config: LoRAConfig, policy: ModelConfig, 
     if rank:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    with of_user(folder / WEIGHTS):
+        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     options = import_peft().LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,

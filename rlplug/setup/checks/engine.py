@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rlplug.config import RunConfig
 from rlplug.distributed.strategy import RLFSDP2Strategy
-from rlplug.errors import ConfigError
+from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces.checks.engines import max_context_of
 from rlplug.interfaces.rollout import Placement, PolicySpec, RolloutEngine, require_capability
 from rlplug.plugin_manager import plugins
@@ -52,6 +52,18 @@ def check_context(engine: RolloutEngine, policy: PolicySpec, longest_prompt: int
             f"{longest_prompt + max_new_tokens}. Raise {engine.context_key or 'its context'}, lower "
             "model.sampling.max_new_tokens, or set data.max_prompt_tokens, with data.too_long: filter."
         )
+
+
+def check_plugins(strategy: RLFSDP2Strategy) -> None:
+    """Refuse ranks that left out different plugins, since they would call different hooks. Collective.
+
+    Raises:
+        RunError: Only some ranks have a plugin.
+    """
+    left_out = strategy.gather([plugins().registry.left_out])
+    lines = [line for each in left_out for name, line in each.items() if not all(name in other for other in left_out)]
+    if lines:
+        raise RunError(f"Only some ranks have a plugin: {lines[0]}")
 
 
 def check_machine(config: RunConfig, inputs: RunInputs, strategy: RLFSDP2Strategy) -> None:
@@ -103,7 +115,3 @@ def check_engine(config: RunConfig, engines: Iterable[type], is_here: bool = Tru
             )
     if config.router_replay:
         require_capability(engine, "routed_experts", "model.router_replay", engines)
-    if config.partial_rollout is not None:
-        from rlplug.setup.checks.partial_rollout import check_partial_rollout
-
-        check_partial_rollout(config.partial_rollout, config.sampling, algorithm, engine, engines)

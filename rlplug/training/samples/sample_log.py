@@ -13,6 +13,7 @@ from rlplug.observability.sample_records import (
     sample_record,
     sample_rows,
     spread,
+    with_turns,
     write_records,
 )
 from rlplug.types import Sample, StepBatch
@@ -59,6 +60,7 @@ class SampleLog:
         advantages = None if batch is None else batch.per_sequence.get("advantages")
         found = gather_samples(written, samples, advantages, strategy)
         if strategy.is_global_zero:
+            found = [(with_turns(sample, module.inputs.tokenizer), advantage) for sample, advantage in found]
             has_tokens = np.isin(written, with_tokens).tolist()
             write_records(
                 self._lines,

@@ -68,6 +68,13 @@ def test_failed_plugin_shows_its_file_and_reason_and_fails_the_command(install_p
     assert "good loaded" in shown
 
 
+def test_a_loaded_plugin_without_its_library_says_so(install_plugin, capsys):
+    """Catches a check that calls a plugin fit for use when the engine that it drives is not installed."""
+    install_plugin("engine", GOOD + 'RLPLUG_LIBRARIES = ("json", "no_such_engine")')
+    assert main(["plugins", "--check"]) == 0
+    assert "engine loaded; no_such_engine is not installed (acme-engine" in unwrapped(capsys.readouterr().out)
+
+
 def test_verbose_shows_files_documentation_and_who_wraps_whom(install_plugin, capsys, tmp_path):
     wrapper = "from rlplug.plugin_manager import hookimpl\nRLPLUG_API_VERSION = '>=3,<4'\n@hookimpl(wrapper=True)\n"
     file = install_plugin("wraps", f"{wrapper}def rlplug_prepare_batch():\n    return (yield)\n")

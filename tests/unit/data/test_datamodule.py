@@ -55,6 +55,16 @@ def build_trainer(folder, max_steps: int = -1, **options) -> Trainer:
 # sources
 
 
+@pytest.mark.parametrize(("split", "stage"), [("train", "fit"), ("val", "fit"), ("val", "validate")])
+def test_rows_without_answer_are_refused_before_they_are_tokenised(tmp_path, split, stage):
+    """Catches a split or a stage whose rows nobody looks at."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "Hi"}\n')
+    sources = {"train": ListSource("Hi"), "val": ListSource("Hi"), split: FileSource(str(path))}
+    with pytest.raises(ConfigError, match=f"^data.{split}: 1 of 1 rows"):
+        PromptDataModule(**sources).load(stage, PromptRules(build_tokenizer(), (), 100, 20, ["exact"]))
+
+
 def test_empty_prompt():
     assert setup_error(PromptDataModule(ListSource("Hi", ""))).startswith("data.train: the prompt 'p1' has no tokens")
     assert "data.val: the prompt 'p0'" in setup_error(PromptDataModule(ListSource("Hi"), val=ListSource("")))

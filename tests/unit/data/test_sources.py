@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser
 from pyarrow import parquet
 from rlplug_rewards.reasoning_gym import ReasoningGymSource
 
-from rlplug.data.sources import FileSource, HFDatasetSource, PromptRow, PromptSource
+from rlplug.data.sources import FileSource, HFDatasetSource, PromptRow, PromptSource, require_answers
 from rlplug.errors import ConfigError
 
 RECORDS = [
@@ -75,8 +75,11 @@ def test_columns_template_and_system_prompt(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"template": "{qestion}"}, "has no field 'qestion'; .* Did you mean 'question'\\? Correct the template"),
-        ({"columns": {"qestion": "prompt"}}, "has no field 'qestion'; .* Correct columns"),
+        (
+            {"template": "{qestion}"},
+            "has no field 'qestion'; .* Did you mean 'question'\\? If all .*, correct the template;",
+        ),
+        ({"columns": {"qestion": "prompt"}}, "has no field 'qestion'; .*, correct columns;"),
         ({"columns": {"question": "messages"}}, "has a column 'messages', and columns gives another one that name"),
         ({"template": "{messages}"}, "'messages' is .*, and template takes text or a number"),
         ({"prompt_key": "messages", "system_prompt": "x"}, "has its own system message"),
@@ -129,6 +132,28 @@ def test_a_line_separator_inside_text_is_no_line_end(tmp_path):
     assert [row.prompt for row in FileSource(str(path)).rows()] == ["a\u2028b"]
 
 
+ANSWERED = {"prompt": "a", "answer": "b"}
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        ([{"prompt": "a", "solution": "b"}] * 3, "3 of 3 rows .*:1. Set data.train.init_args.answer_key to 'solution'"),
+        ([{"prompt": "a", "level": 3}] * 3, "3 of 3 rows .*:1. Give them one; beside the prompt they have level"),
+        ([ANSWERED, {"prompt": "a", "anwser": "b"}, ANSWERED], "1 of 3 rows .*:2. Correct its field 'anwser'"),
+        ([ANSWERED, ANSWERED, {"prompt": "a", "answer": None}], "1 of 3 rows .*:3. Give it one, or remove it"),
+    ],
+)
+def test_rows_without_an_answer_are_refused_where_a_reward_needs_it(tmp_path, records, words):
+    """Catches a run that trains on rewards that fail, and advice to change all rows where one is to be mended."""
+    source = FileSource(write_jsonl(tmp_path / "a.jsonl", records))
+    rows = list(source.rows())
+    require_answers("train", source, rows, [])
+    with pytest.raises(ConfigError, match=words) as caught:
+        require_answers("train", source, rows, ["exactmatch"])
+    assert "exactmatch of model.rewards needs one" in str(caught.value)
+
+
 def test_default_answer_may_be_absent(tmp_path):
     rows = FileSource(write_jsonl(tmp_path / "a.jsonl", [{"prompt": "a"}, {"prompt": "b", "answer": "c"}])).rows()
     assert [row.answer for row in rows] == [None, "c"]
@@ -139,7 +164,7 @@ def test_named_answer_must_be_there(tmp_path):
     message = error_of(FileSource(path, answer_key="solutoin"))
     assert f"{path}:1 has no field 'solutoin'" in message
     assert "Did you mean 'solution'?" in message
-    assert "Set answer_key" in message
+    assert "set answer_key" in message
 
 
 @pytest.mark.parametrize("name", ["gone.jsonl", "gone.parquet"])
@@ -171,18 +196,27 @@ def test_empty_parquet(tmp_path):
 
 
 def test_malformed_json(tmp_path):
+    """File, line and column once each: a parser that is given one line calls each of them line 1."""
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "a"}\n{"prompt": "b",}\n')
     with pytest.raises(json.JSONDecodeError) as parser_error:
-        json.loads('{"prompt": "b",}\n')
-    assert error_of(FileSource(str(path))) == f"{path}:2 is not valid JSON: {parser_error.value}"
+        json.loads('{"prompt": "b",}')
+    where = f"{path}:2, column {parser_error.value.colno}"
+    assert error_of(FileSource(str(path))) == f"{where}, is not JSON: {parser_error.value.msg}."
+
+
+def test_a_line_that_is_not_closed_ends_in_its_own_line(tmp_path):
+    """Catches that the end of the line counts as a line of its own, in which the parser then is in column 1."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "a"\n{"prompt": "b"}\n')
+    assert error_of(FileSource(str(path))).startswith(f"{path}:1, column 15, is not JSON")
 
 
 def test_line_that_is_no_utf8(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xe9"}\n')
     message = error_of(FileSource(str(path)))
-    assert message.startswith(f"{path}:2 is not valid JSON")
+    assert message.startswith(f"{path}:2 is not JSON")
     assert "utf-8" in message
 
 
@@ -199,7 +233,17 @@ def test_missing_prompt_key(tmp_path, write, name):
     message = error_of(FileSource(path))
     assert f"{path}:1 has no field 'prompt'; its fields are promt, answer." in message
     assert "Did you mean 'promt'?" in message
-    assert "Set prompt_key" in message
+    assert "set prompt_key" in message
+
+
+@pytest.mark.parametrize("options", [{}, {"template": "{prompt}"}, {"columns": {"prompt": "x"}, "prompt_key": "x"}])
+def test_a_name_that_one_row_misspells_is_corrected_there(tmp_path, options):
+    """Catches advice to change a rule for all rows, which the rows before would then break."""
+    path = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "a"}, {"promt": "b"}, {"prompt": "c"}])
+    message = error_of(FileSource(path, **options))
+    assert message == (
+        f"{path}:2 has no field 'prompt', and the rows before it have one; its fields are promt: correct that row."
+    )
 
 
 def test_empty_object_has_no_fields(tmp_path):

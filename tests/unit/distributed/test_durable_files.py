@@ -11,16 +11,19 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from forked import ForkedProcess
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from rlplug.distributed import durable_files
 from rlplug.distributed.durable_files import (
     FolderLock,
     RowFile,
     new_numbered_folder,
+    of_user,
     replace_folder,
     replaced,
     write_file,
@@ -34,6 +37,17 @@ def replace(path: Path, raises: bool) -> None:
         partial.write_text("new")
         if raises:
             raise ZeroDivisionError
+
+
+def test_weights_can_be_read_by_whom_the_umask_lets(tmp_path):
+    """Catches weights of mode 0600, as safetensors writes them, which a serving account cannot read."""
+    before = os.umask(0o027)
+    try:
+        with of_user(tmp_path / "model.safetensors"):
+            save_file({"a": np.zeros(3, np.float32)}, tmp_path / "model.safetensors")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o640
 
 
 @pytest.mark.parametrize("fails", ["open", "fsync", "rename", "body"])

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import PeftModel
+from rlplug_plan.run_inputs import num_adapter_parameters
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -25,7 +26,6 @@ from rlplug.models.lora.adapters import (
     adapter_weights,
     add_adapters,
     load_adapters,
-    num_adapter_parameters,
 )
 from rlplug.models.lora.config import LoRAConfig
 from rlplug.models.lora.files import export_adapter

@@ -88,6 +88,10 @@ def by_known_name(completion):
     return float(completion.startswith("f"))
 
 
+def by_optional_answer(completion: str, answer: str | None) -> float:
+    return float(completion == answer)
+
+
 def by_prompt(prompt, sample):
     return float(prompt == sample.prompt.text)
 
@@ -106,6 +110,23 @@ def by_prompt(prompt, sample):
 )
 def test_function_gets_what_its_parameters_name(make_sample, function, expected):
     assert FunctionReward(function).score([make_sample("four", "four", bonus=10)]) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("function", "needs_answer"),
+    [
+        (lambda completion, answer: 0.0, True),
+        (functools.partial(by_keywords, tolerance=0.25), True),
+        (lambda completion, answer=None: 0.0, False),
+        (by_known_name, False),
+        (by_everything, False),
+        (by_sample, False),
+        (by_optional_answer, False),
+    ],
+)
+def test_a_function_that_takes_an_answer_needs_it_unless_it_says_otherwise(function, needs_answer):
+    """Catches a run that is refused, or is not, against what the function's parameters say."""
+    assert FunctionReward(function).needs_answer is needs_answer
 
 
 def test_async_function(make_sample):

@@ -17,8 +17,7 @@ from rlplug.models.lora.config import LoRAConfig
 from rlplug.models.transformers_trainer import TransformersTrainer
 from rlplug.rollout.config import PartialRollout
 from rlplug.rollout.hf_engine import HFRollout
-from rlplug.setup.checks.engine import check_context, check_engine
-from rlplug.setup.checks.partial_rollout import check_streaming
+from rlplug.setup.checks.engine import check_context, check_engine, check_plugins
 from rlplug.setup.checks.trainer import check_optimizations, check_trainer
 from rlplug.setup.checks.training import check_algorithm, check_streamed_prompts, check_validation
 from rlplug.training.batch_plan import BatchPlan, BatchSizes
@@ -132,30 +131,6 @@ def test_prompts_and_completions_fit_the_engines_context():
     for wrong in (0, 101, 60.0, None, True):
         with pytest.raises(RunError, match=f"Short.max_context in .* up to the policy's .* returned .*{wrong}"):
             check_context(Short(wrong), policy, longest_prompt=20, max_new_tokens=40)
-
-
-class Streamable(Learner):
-    streamed_divisor = "num_tokens"
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "sizes", "editors", "words"),
-    [
-        (Streamable(critic=True), {}, [], ["Streamable trains a critic on the whole step", "max_staleness to 1"]),
-        (Learner(), {}, [], ["Learner does not say that its advantages need no other group", "whitening"]),
-        (Streamable(), {"num_epochs": 2}, [], ["model.batch.num_epochs asks for 2 a rollout: remove it"]),
-        (Streamable(), {"mini_batch_size": 2}, [], ["model.batch.mini_batch_size asks for 4 a rollout: remove it"]),
-        (Streamable(), {}, ["probe"], ["probe may edit the batch of a whole step", "--block probe"]),
-    ],
-)
-def test_what_needs_the_whole_step_is_not_streamed(algorithm, sizes, editors, words):
-    """It catches a run whose gradients would not be those of the configured update."""
-    plan = BatchPlan(BatchSizes(prompts_per_step=2, group_size=4, **sizes), world_size=1)
-    with pytest.raises(ConfigError) as error:
-        check_streaming(algorithm, plan, editors)
-    for word in ["model.partial_rollout.max_staleness is 0", *words]:
-        assert word in str(error.value)
-    check_streaming(Streamable(), BatchPlan(BatchSizes(prompts_per_step=2), world_size=1), [])
 
 
 def config_of(engine, needs, sleeps, gate, **options):
@@ -301,3 +276,12 @@ def test_streamed_prompts_need_a_number_of_steps_and_no_partial_rollout():
         check_streamed_prompts(
             run_of(None, num_steps=3, partial_rollout=PartialRollout(max_tokens_per_step=9)), is_streamed=True
         )
+
+
+def test_ranks_that_left_out_different_plugins_are_refused(monkeypatch):
+    """Catches a run that hangs: the ranks that have a plugin wait in its collective hook for the others."""
+    line = "plugin 'x' of acme-x 1.0 was left out: no y."
+    ranks = {"alike": [{"acme-x": line}] * 2, "unlike": [{}, {"acme-x": line}]}
+    check_plugins(SimpleNamespace(gather=lambda own: ranks["alike"]))
+    with pytest.raises(RunError, match="Only some ranks have a plugin: plugin 'x' of acme-x"):
+        check_plugins(SimpleNamespace(gather=lambda own: ranks["unlike"]))

@@ -31,7 +31,7 @@ def test_a_plugin_makes_the_source_of_its_options() -> None:
 def test_options_of_a_missing_plugin_name_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin_manager, "_current", PluginManager(blocked=["async"]))
     assert type(make_source(config_of(None))) is RolloutSource
-    with pytest.raises(ConfigError, match=r"model\.partial_rollout comes with rlplug-async: pip install rlplug-async"):
+    with pytest.raises(ConfigError, match=r"model\.partial_rollout comes with rlplug-async: plugin 'async' is blocked"):
         make_source(config_of(PARTIAL))
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from rlplug.errors import ConfigError
+from rlplug.interfaces import Algorithm, RolloutEngine
+from rlplug.plugin_manager import plugins
 from rlplug.rollout.agent_loop import GenerationStep
 from rlplug.rollout.config import PartialRollout, TurnOptions
 from rlplug.rollout.ranks import EngineRanks
@@ -21,6 +23,7 @@ from rlplug.rollout.turns.trajectory_turns import TurnRules
 from rlplug.types import NO_VERSION, Prompt, Sample, StepBatch
 from rlplug_async.enough_groups import CompleteGroups, EnoughGroups
 from rlplug_async.group_queue import GroupQueue
+from rlplug_async.option_checks import check_partial_rollout, check_streaming
 from rlplug_async.replay import GroupSchedule, fingerprint, read_schedule
 from rlplug_async.timeline import EngineTimeline, timeline_of
 
@@ -238,6 +241,14 @@ class PartialSource(RolloutSource):
         super().close()
 
     # ---- in a checkpoint ------------------------------------------------------------------------------------------
+
+    def check(self, engine: RolloutEngine, algorithm: Algorithm, max_new_tokens: int, updates: tuple[int, int]) -> None:
+        manager = plugins()
+        engines = manager.registry.each("rollouts")
+        check_partial_rollout(self.options, max_new_tokens, algorithm, engine, engines)
+        if self.options.streams:
+            callers = manager.call_order()["prepare_batch"]
+            check_streaming(algorithm, updates, [caller.plugin for caller in callers if caller.plugin != "rlplug"])
 
     def identify(self, seed: int | None, data: Mapping[str, Any], group_size: int, num_steps: int) -> None:
         """Say whose groups these are, and read those that ``replay`` repeats; see :meth:`RolloutSource.identify`."""

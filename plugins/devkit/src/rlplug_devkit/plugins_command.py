@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.metadata import metadata
@@ -52,6 +54,7 @@ def plugins_command(arguments: list[str]) -> int:
 
         manager = PluginManager(strict=False)
         records, order = manager.records, manager.call_order()
+        note_missing_libraries(records)
     else:
         records = installed()
     if options.json and options.verbose:
@@ -81,6 +84,16 @@ def installed(blocked: Iterable[str] = ()) -> list[PluginRecord]:
         record.state, record.reason = ("blocked", "by name") if is_blocked else ("installed", "")
         record.registers = [] if is_blocked else _published(record.distribution)
     return records
+
+
+def note_missing_libraries(records: Sequence[PluginRecord]) -> None:
+    """Give loaded plugins, as their reason, the libraries of their ``RLPLUG_LIBRARIES`` that are not installed."""
+    modules = {point.name: sys.modules.get(point.module) for point in find_plugins(())}
+    for record in records:
+        wanted = getattr(modules.get(record.name), "RLPLUG_LIBRARIES", ())
+        missing = [name for name in wanted if importlib.util.find_spec(name) is None]
+        if record.state == "loaded" and missing:
+            record.reason = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed"
 
 
 def _published(distribution: str) -> list[str]:
@@ -139,6 +152,7 @@ def _print_plugin(record: PluginRecord, is_verbose: bool) -> None:
         (record.name, "bold"),
         " ",
         (record.state, STYLES[record.state]),
+        f"; {record.reason}" if record.state == "loaded" and record.reason else "",
         f" ({record.distribution} {record.version}{api})",
     )
     rows: dict[str, list[str]] = {}

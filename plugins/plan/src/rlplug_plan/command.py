@@ -63,6 +63,8 @@ def plan_command(arguments: list[str]) -> int:
     data.load("fit", module.prompt_rules)
     world_size = options.num_nodes * num_devices(options.devices)
     plan = plan_run(module.config, module.inputs, data, strategy, world_size, gpu)
+    config, updates = module.config, (plan.batch.num_epochs, plan.batch.num_mini_batches)
+    module.source.check(config.engine, config.algorithm, config.sampling.max_new_tokens, updates)
     memory = plan.memory
     if memory is None:
         raise ConfigError("the plugin plan is blocked, and nothing else plans the memory: leave out --block plan.")

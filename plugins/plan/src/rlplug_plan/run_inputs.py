@@ -17,12 +17,15 @@ from rlplug.interfaces.memory import ActivationTraits, EngineMemory, EngineMemor
 from rlplug.interfaces.memory_plan import GPU
 from rlplug.interfaces.optimization import Network, Optimization
 from rlplug.interfaces.rollout import PolicySpec
+from rlplug.interfaces.trainer import ModelConfig
+from rlplug.interfaces.weight_sync import FP8Weights
 from rlplug.models.critic.network import empty_critic
 from rlplug.models.loading import empty_model
+from rlplug.models.lora.config import LoRAConfig
 from rlplug.models.shape import ModelShape
 from rlplug.training.batch_plan import BatchPlan
 from rlplug.types import MeshSizes
-from rlplug.weight_sync.manifest import num_fp8_parameters
+from rlplug.weight_sync.manifest import policy_weights
 from rlplug_plan.decisions import Decisions, decide
 from rlplug_plan.inputs import MemoryInputs, ModelInputs, Sizes
 
@@ -63,8 +66,6 @@ class PlannedRun:
         engine = self._engine_memory(gpu, shapes["policy"])
         adapters = None
         if config.lora is not None:
-            from rlplug.models.lora.adapters import num_adapter_parameters
-
             adapters = num_adapter_parameters(config.policy, config.lora)
 
         of_rewards = [reward.device_bytes() for reward in config.rewards]
@@ -157,6 +158,21 @@ def traits_of(
         if network in optimization.applies_to:
             traits = optimization.plan_memory(traits)
     return traits
+
+
+def num_adapter_parameters(policy: ModelConfig, config: LoRAConfig) -> int:
+    """Return the number of parameters that train, without loading a weight."""
+    from rlplug.models.lora.adapters import add_adapters
+
+    network = empty_model(policy)
+    add_adapters(network, config, policy.torch_dtype)
+    return sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+
+
+def num_fp8_parameters(policy: PolicySpec) -> int:
+    """Return the number of the policy's parameters that are sent in FP8."""
+    weights = policy_weights(policy).values()
+    return sum(weight.shape.numel() for weight in weights if weight.dtype == FP8Weights.DTYPE)
 
 
 def optimizer_state_bytes(make_optimizer: MakeOptimizer) -> float | None:

@@ -22,6 +22,8 @@ class ExactMatch(Reward):
         name: Key in metrics (``reward/<name>``); ``exactmatch`` by default.
     """
 
+    needs_answer = True
+
     def __init__(
         self,
         strip: bool = True,

@@ -31,6 +31,8 @@ class MathVerify(Reward):
         name: Key in metrics (``reward/<name>``); ``mathverify`` by default.
     """
 
+    needs_answer = True
+
     def __init__(
         self, timeout_s: float = 5.0, num_processes: int = 4, weight: float = 1.0, name: str | None = None
     ) -> None:

@@ -4,6 +4,7 @@ from rlplug.plugin_manager import hookimpl
 from rlplug.registry import Registry
 
 RLPLUG_API_VERSION = ">=3,<4"
+RLPLUG_LIBRARIES = ("tensorrt_llm",)
 
 
 @hookimpl

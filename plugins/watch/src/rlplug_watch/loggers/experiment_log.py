@@ -170,7 +170,7 @@ def _row(sample: Sample, step: int) -> list[Any]:
         f"{name} {'failed' if isinstance(value, RewardError) else format(value, 'g')}"
         for name, value in sample.rewards.items()
     )
-    texts = (sample.prompt.text, sample.completion, str(sample.prompt.answer))
+    texts = (sample.prompt.text, sample.transcript, str(sample.prompt.answer))
     prompt, completion, answer = (visible(text[:MAX_TEXT]) for text in texts)
     reward = None if sample.errors else sample.reward
     return [step, reward, prompt, completion, answer, sample.finish_reason, sample.num_response_tokens, rewards]

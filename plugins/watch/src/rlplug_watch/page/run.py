@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import struct
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -28,9 +25,9 @@ from rlplug_watch.report.run_data import (
 )
 from rlplug_watch.report.timeline import FILE as TIMELINE_FILE
 from rlplug_watch.report.timeline import NEWEST, ChosenSteps
+from rlplug_watch.run_state import with_state
 from rlplug_watch.secrets import mask_secrets, mask_text, mask_yaml
 
-LOCK_FILE: Final = "run.lock"
 MAX_KEYS: Final = 5000
 """Largest number of keys that are read of a configuration."""
 MAX_CONFIG_DEPTH: Final = 30
@@ -92,11 +89,8 @@ class WatchedRun:
         return f"{hash((*keys, self.status())) & (2**64 - 1):x}"
 
     def info(self) -> Mapping[str, Any]:
-        """Return ``run.json``, with the status of a run whose process has ended without a word as ``killed``."""
-        info = self._info.get(self._path(RUN_FILE))
-        if info.get("status") == "running" and is_locked(self.folder / LOCK_FILE) is False:
-            return {**info, "status": "killed", "message": "The process of the run has ended without saying why."}
-        return info
+        """Return ``run.json``, with a status that is true now."""
+        return with_state(self._info.get(self._path(RUN_FILE)), self.folder)
 
     def status(self) -> str:
         return str(self.info().get("status") or "unknown")
@@ -161,29 +155,6 @@ LATEST: Final = {
     "staleness": "partial/staleness_mean",
 }
 """Columns of the list of runs, and the metrics whose newest values they show."""
-
-
-def is_locked(path: Path) -> bool | None:
-    """Return whether a process holds the lock of a run's folder; ``None`` where that cannot be known.
-
-    ``F_GETLK`` asks and takes nothing, so that a run that starts now is not refused. It works for runs on other hosts
-    as the lock does: not on file systems without locks.
-    """
-    if sys.platform != "linux":
-        return None
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        question = struct.pack("hhqqi0q", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, question)
-    except OSError:  # such as of a file system without locks
-        return None
-    finally:
-        os.close(descriptor)
-    kind: int = struct.unpack_from("h", answer)[0]
-    return kind != fcntl.F_UNLCK
 
 
 def _masked_config(path: Path | None) -> str:

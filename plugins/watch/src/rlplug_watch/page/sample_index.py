@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,6 +62,8 @@ class SampleLine:
     group: int | None = None
     index: int | None = None
     has_tokens: bool = False
+    turns: list[dict[str, str]] = field(default_factory=list)
+    """Who spoke, as ``role``, and the ``text``, where an environment has answered."""
 
     @property
     def errors(self) -> dict[str, str]:

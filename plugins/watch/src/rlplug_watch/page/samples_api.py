@@ -171,6 +171,10 @@ def whole(sample: SampleLine) -> dict[str, Any]:
         "completion": sample.completion[:MOST_TEXT],
         "is_cut": [len(sample.prompt) > MOST_TEXT, len(sample.completion) > MOST_TEXT],
         "answer": None if answer is None else answer[:MOST_TEXT],
+        "turns": [
+            {"role": turn.get("role", "")[:EXCERPT], "text": turn.get("text", "")[:MOST_TEXT]}
+            for turn in sample.turns[:MOST_SAMPLES]
+        ],
     }
 
 

@@ -17,6 +17,7 @@ from rlplug_watch.metrics_file import MetricsFile, last_values
 from rlplug_watch.report.series import Series
 from rlplug_watch.report.timeline import FILE as TIMELINE_FILE
 from rlplug_watch.report.timeline import NEWEST, ChosenSteps, StepTimeline
+from rlplug_watch.run_state import with_state
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
@@ -94,6 +95,8 @@ class SampleRecord:
     """Value of each reward function, or the text of its error, by name."""
     finish_reason: str
     num_tokens: int | None
+    turns: Sequence[tuple[str, str]] = ()
+    """Who spoke, and the text, where an environment has answered."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ class RunData:
     metrics: Metrics
     samples: SampleLog
     info: Mapping[str, Any]
-    """Contents of ``run.json``; empty when it is absent or broken."""
+    """Contents of ``run.json``, with a status that is true now; empty when it is absent or broken."""
     config: str
     profile: str
     """Summary of the profiled steps; empty when none were."""
@@ -150,7 +153,7 @@ def read_run(run_dir: Path, steps: ChosenSteps = NEWEST) -> RunData:
         name=run_name(run_dir.resolve()),
         metrics=metrics,
         samples=_read_samples(run_dir / SAMPLES_FILE, metrics.steps, notes),
-        info=read_info(run_dir / RUN_FILE, notes),
+        info=with_state(read_info(run_dir / RUN_FILE, notes), run_dir),
         config=read_config(run_dir / CONFIG_FILE, notes),
         profile=read_profile(run_dir / PROFILE_FILE),
         notes=tuple(notes),
@@ -252,7 +255,13 @@ def _sample(fields: Mapping[str, Any]) -> SampleRecord:
         rewards={str(k): _reward(v) for k, v in rewards.items()} if isinstance(rewards, dict) else {},
         finish_reason=_text(fields.get("finish_reason")),
         num_tokens=None if num_tokens is None else int(num_tokens),
+        turns=_turns(fields.get("turns")),
     )
+
+
+def _turns(value: Any) -> Sequence[tuple[str, str]]:
+    parts = [part for part in value if isinstance(part, dict)] if isinstance(value, list) else []
+    return [(_text(part.get("role")), _text(part.get("text"))) for part in parts]
 
 
 def _reward(value: Any) -> float | str:

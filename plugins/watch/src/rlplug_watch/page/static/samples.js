@@ -203,7 +203,8 @@ function column(run, sample, largest) {
     (parts.length > 1 || Object.keys(sample.errors).length > 0) && el("div", { class: "parts" },
       parts.map(([name, value]) => el("span", {}, `${name} `, el("b", {}, number(value)))),
       Object.entries(sample.errors).map(([name, message]) => el("span", { class: "failed" }, `${name}: ${message}`))),
-    el("pre", { dir: "auto", tabindex: 0 }, sample.completion === "" ? el("i", {}, "empty") : sample.completion, sample.is_cut[1] ? " …" : ""),
+    sample.turns.length > 0 ? sample.turns.map(({ role, text }) => [el("div", { class: `label ${role}` }, role), el("pre", { dir: "auto", tabindex: 0 }, text)]) :
+      el("pre", { dir: "auto", tabindex: 0 }, sample.completion === "" ? el("i", {}, "empty") : sample.completion, sample.is_cut[1] ? " …" : ""),
     el("div", { class: "links" },
       sample.has_tokens ? el("a", { href: tokensAddress(run, sample) }, "tokens") : el("span", { class: "quiet" }, "tokens are not logged"),
       sample.tokens?.num_clipped > 0 && el("span", { class: "quiet" }, ` ${sample.tokens.num_clipped} clipped`)),
