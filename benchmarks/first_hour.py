@@ -1,4 +1,4 @@
-r"""Walks through the first hour: ten tasks by the commands of README and docs/first-run.md, and TRL's quick start beside ours.
+r"""Walks through the first hour: a user's tasks by the commands of the pages, and TRL's quick start beside ours.
 
     python benchmarks/first_hour.py --model models/SmolLM2-135M-Instruct --out OUT
 
@@ -46,7 +46,13 @@ def reinforce(logprobs, batch):
 def rlplug_after_update(step, metrics):
     print("after update", step)
 """,
-    "run.yaml": "policy: {model}\ntrain: train.jsonl\nrewards: my_parts.digits\nchat: true\nnum_steps: 3\nmax_new_tokens: 16\n",
+    "run.yaml": """policy: {model}
+train: train.jsonl
+rewards: my_parts.digits
+chat: true
+num_steps: 3
+max_new_tokens: 16
+""",
     "run.py": """from my_parts import digits
 from rlplug import BatchSizes, FileSource, FunctionReward, ModelConfig, PromptDataModule, RLModule, SamplingParams, fit
 from rlplug_algos import GRPO
@@ -90,6 +96,8 @@ SMALL = (
     "--model.batch.prompts_per_step 2 --model.batch.group_size 4 --model.policy.dtype float32 --trainer.accelerator cpu"
 )
 
+LOSS = "--algorithm Composed --model.algorithm.policy_loss my_parts.reinforce"
+
 
 @dataclass(frozen=True)
 class Task:
@@ -122,7 +130,7 @@ TASKS = [
     Task(
         "own loss in a local file",
         "docs/writing-an-algorithm.md",
-        f"{RLPLUG} fit -c run.yaml --algorithm Composed --model.algorithm.policy_loss my_parts.reinforce --num_steps 1 {SMALL}",
+        f"{RLPLUG} fit -c run.yaml {LOSS} --num_steps 1 {SMALL}",
         "training reward",
     ),
     Task("a misspelt key", "", f"{RLPLUG} fit -c run.yaml --model.batch.group_siz 4", "Did you mean", status=2),

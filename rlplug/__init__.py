@@ -4,12 +4,10 @@ A run from Python takes ``RLModule``, ``PromptDataModule`` and ``fit``; plugins 
 ``rlplug.types``.
 """
 
-import sys
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from rlplug.late_names import late_names
-from rlplug.plugin_names import MovedModules
 
 if TYPE_CHECKING:
     from rlplug.data.datamodule import PromptDataModule as PromptDataModule
@@ -40,4 +38,3 @@ _LATE = {
 }
 __getattr__ = late_names("rlplug", _LATE)
 __all__ = [*_LATE]
-sys.meta_path.append(MovedModules())

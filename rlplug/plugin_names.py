@@ -1,4 +1,4 @@
-"""Names of plugins: those that a user blocks, and which published distribution brings a class, a command or a module.
+"""Names of plugins: those that a user blocks, and which published distribution brings a class or a command.
 
 ``plugin_index.json`` is generated from the plugins of this repository; nothing else in the core names one.
 """
@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from importlib.metadata import distributions
-from typing import Any, Final, Literal, TypedDict
+from typing import Final, Literal, TypedDict
 
 BLOCK_VARIABLE: Final = "RLPLUG_BLOCK"
 """Environment variable with the names of blocked plugins, separated by commas."""
@@ -28,8 +28,6 @@ class Published(TypedDict):
     commands: list[str]
     hooks: list[str]
     """Those that it implements, registrations excepted."""
-    modules: dict[str, str]
-    """Its package, and modules that the core had before it, each with the name that it has now."""
 
 
 @functools.cache
@@ -48,22 +46,6 @@ def missing_distribution(kind: Literal["classes", "commands"], name: str) -> str
     """Return the published distribution that brings a name, where it is not installed."""
     found = distribution_of(kind, name)
     return found if found is not None and not list(distributions(name=found)) else None
-
-
-class MovedModules:
-    """Last finder of imports: it finds nothing, and says where a module of the core is that a distribution has now."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
-        if not name.startswith("rlplug."):
-            return
-        moved = {old: (new, each) for each, names in plugin_index().items() for old, new in names["modules"].items()}
-        for old in sorted(moved, key=len, reverse=True):  # a part of a package may be elsewhere than the rest
-            if name == old or name.startswith(f"{old}."):
-                new, each = moved[old]
-                raise ModuleNotFoundError(
-                    f"{old} is {new} of {each} now: pip install {each}, and import {new}", name=name
-                )
 
 
 def blocked_names(given: Iterable[str] = ()) -> list[str]:

@@ -77,9 +77,7 @@ def takes_configuration(name: str) -> bool:
         nodes = [node for command in _commands_by_name().get(name, [])[:1] for node in _source(command)]
     except _UNREADABLE:
         return False
-    targets: list[ast.expr] = [node.target for node in nodes if isinstance(node, ast.AnnAssign)]
-    targets += [target for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
-    return any(isinstance(target, ast.Name) and target.id == "TAKES_CONFIGURATION" for target in targets)
+    return any(ast.unparse(node).startswith(("TAKES_CONFIGURATION:", "TAKES_CONFIGURATION =")) for node in nodes)
 
 
 def _source(command: EntryPoint) -> list[ast.stmt]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -31,13 +29,3 @@ def set_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
-
-
-@contextmanager
-def preserved_rng() -> Iterator[None]:
-    """Restore the state of every generator when the context ends."""
-    state = rng_state()
-    try:
-        yield
-    finally:
-        set_rng_state(state)

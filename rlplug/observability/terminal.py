@@ -76,16 +76,6 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str
     return table
 
 
-def make_grid(rows: Iterable[tuple[str, str]]) -> Table:
-    """Return labels and texts side by side, without lines; long texts continue below themselves."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for label, text in rows:
-        grid.add_row(styled(label), styled(text))
-    return grid
-
-
 def say(*parts: str | tuple[str, str], wraps: bool = False) -> None:
     """Print a line on stdout.
 

@@ -6,9 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rlplug.interfaces.algorithm import Algorithm
 from rlplug.interfaces.checks.algorithms import accept_advantages
 from rlplug.interfaces.checks.calls import PluginCall
@@ -37,13 +34,6 @@ def compute_advantages(
     metrics = read_metrics(call, result.metrics)
     _require_equal(call, gather([metrics]))
     return rows, metrics
-
-
-def advantage_values(batch: StepBatch) -> NDArray[np.float32]:
-    """Return the advantages of this rank's rows, float32 [B], or [trainable tokens] where those of a row differ."""
-    if "advantages" in batch.per_sequence:
-        return batch.per_sequence["advantages"][batch.per_sequence["reward_valid"]]
-    return batch.per_token["advantages"][batch.per_token["response_mask"]]
 
 
 def _require_equal(call: PluginCall, metrics: Sequence[dict[str, float]]) -> None:

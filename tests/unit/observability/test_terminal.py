@@ -22,7 +22,6 @@ from rlplug.observability import terminal
 from rlplug.observability.terminal import (
     guarded,
     invocation,
-    make_grid,
     make_table,
     say,
     show,
@@ -64,7 +63,6 @@ PRINTERS: dict[str, Callable[[str], None]] = {
     "say wrapped": lambda text: say("x ", (text, "bold red"), wraps=True),
     "table": lambda text: show(make_table(("a", text), [(text, "b"), ("c", text)], text)),
     "totals": lambda text: show(make_table(("a", text), [(text, "b"), ("c", text)], text, num_totals=1)),
-    "grid": lambda text: show(make_grid([(text, text), ("x", text)])),
     "print": print,
     "stderr": lambda text: print(text, file=sys.stderr),
     "samples": lambda text: run_output.print_samples([sample_of(text)], step=1),

@@ -11,9 +11,9 @@ from typing import Any, Final
 import torch
 from rlplug_engines.colocated import EngineLoop, EngineSizes, FirstRankEngine, MemoryAdvice, MemoryBefore, StartedEngine
 from rlplug_engines.flat_buckets import flatten_bucket, tensors_of
+from rlplug_engines.random_state import preserved_rng
 from torch import Tensor
 
-from rlplug.distributed.rng import preserved_rng
 from rlplug.errors import ConfigError, RunError
 from rlplug.interfaces import (
     Bucket,

@@ -22,9 +22,9 @@ from rlplug_engines.colocated import (
     environment_variables,
     process_kept,
 )
+from rlplug_engines.random_state import preserved_rng
 from torch import Tensor
 
-from rlplug.distributed.rng import preserved_rng
 from rlplug.interfaces import (
     Bucket,
     EngineCapabilities,

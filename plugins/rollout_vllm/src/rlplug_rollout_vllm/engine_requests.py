@@ -17,8 +17,8 @@ from rlplug_engines.colocated import (
     as_finish_reason,
     experts_of_request,
 )
+from rlplug_engines.random_state import preserved_rng
 
-from rlplug.distributed.rng import preserved_rng
 from rlplug.errors import RunError
 from rlplug.interfaces import EngineFault, PolicySpec
 from rlplug.types import Completion, Request, SamplingParams

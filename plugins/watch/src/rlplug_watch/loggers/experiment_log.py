@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from rlplug.distributed.durable_files import reason
 from rlplug.interfaces import ExperimentLog, StepRecord
 from rlplug.observability.terminal import visible
-from rlplug.training.advantages import advantage_values
-from rlplug.types import RewardError, Sample
+from rlplug.types import RewardError, Sample, StepBatch
 from rlplug_watch.secrets import mask_secrets
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class LoggedExperiment(ExperimentLog):
         module: Any = self._trainer.lightning_module
         if is_due(record.step, module.plan.total_steps):
             log_samples(self._trainer.loggers, chosen, record.step, "train")
-            values = {**record.values, "advantage": advantage_values(record.batch)}
+            values = {**record.values, "advantage": _advantages(record.batch)}
             log_histograms(self._trainer.loggers, values, record.step)
 
     def validated(self, step: int, chosen: Sequence[Sample]) -> None:
@@ -174,3 +173,10 @@ def _row(sample: Sample, step: int) -> list[Any]:
     prompt, completion, answer = (visible(text[:MAX_TEXT]) for text in texts)
     reward = None if sample.errors else sample.reward
     return [step, reward, prompt, completion, answer, sample.finish_reason, sample.num_response_tokens, rewards]
+
+
+def _advantages(batch: StepBatch) -> NDArray[np.float32]:
+    """Return the advantages of this rank's rows, float32 [B], or [trainable tokens] where those of a row differ."""
+    if "advantages" in batch.per_sequence:
+        return batch.per_sequence["advantages"][batch.per_sequence["reward_valid"]]
+    return batch.per_token["advantages"][batch.per_token["response_mask"]]
