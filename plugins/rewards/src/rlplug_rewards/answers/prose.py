@@ -1,0 +1,135 @@
+"""The part of unmarked prose that is its answer: the last sentence that says what the answer is, else the last one.
+
+A sentence that denies, doubts or asks has no answer. What follows words of correction ("wait", "actually") counts alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+CUE: Final = re.compile(
+    r"(?:\b(?:final\s+|correct\s+|right\s+)?(?:answer|choice|option|result|solution)\b(?:\s*\([^()\n]{0,30}\))?"
+    r"(?:\s+(?:to|of|for|as)\b[^.\n:=$]{0,80}?|\s+(?:therefore|thus|then|here|choice|option))?"
+    r"\W{0,4}?\s*(?:\bis\b|\bare\b|\bwould be\b|\bshould be\b|\bmust be\b|\bequals\b|:|=|：|\n)"
+    r"|^\s*#{4}(?!#))",
+    re.IGNORECASE | re.MULTILINE,
+)
+VERB: Final = re.compile(
+    r"(?:\b(?:is|are|was|were|be|equals|equal to|gives|give|get|gets|yields|obtain|becomes|makes|make|has|have|need|needs|"
+    r"costs?|earns?|pays?|spends?|takes?|sells?|total of|to)\b|=|:|≈|\\approx|\\implies|\\Rightarrow|⇒|→)",
+    re.IGNORECASE,
+)
+ADVERBS: Final = re.compile(
+    r"^(?:\s|[*_:=]|\b(?:therefore|thus|hence|simply|just|indeed|clearly|then|so|now|exactly|only|equal to|equals|given by|is|"
+    r"are|that|the|option|choice|letter|found to be|a total of|in total|also|of course|definitely|probably)\b[,:]?)+",
+    re.IGNORECASE,
+)
+CLAUSE: Final = re.compile(
+    r"(?:,?\s*[(—–]\s*(?=[a-zA-Z]{3})|,?\s+(?:because|since|which|where|when|whereas|as (?:this|it|the|we)|so that|if|after|assuming|"
+    r"and (?:the|this|that|we|so)\b|I hope|for (?:the|this|all)\b)\b|,\s+(?:so|as|not|the|and not|but|with|while|hence|therefore)\b).*",
+    re.IGNORECASE | re.DOTALL,
+)
+DOUBT: Final = re.compile(
+    r"\b(?:not|cannot|unable|unsure|unknown|maybe|perhaps|possibly|might|may be|either|neither|nor|guess|couldn['’]t|could|"
+    r"\w+n['’]t|no idea|if|unless|impossible to|between|failed?|unclear|wrong|incorrect|should i|i think it)\b|\?\s*$",
+    re.IGNORECASE,
+)
+CORRECTION: Final = re.compile(
+    r"(?:^|(?<=[.!?,;\n])|(?<=[.!?,;\n] )|(?<=[-—–] ))\s*(?:oh |but |hmm,? |no,? )?"
+    r"(?:wait|actually|correction|scratch that|sorry|hold on|let me (?:re|double)|i made (?:a|an) (?:mistake|error)|no,|on second thought)\b",
+    re.IGNORECASE,
+)
+SENTENCE_END: Final = re.compile(r"(?:[.!?](?:[*_\"'”)]{0,3})(?=\s+[A-Z*\\$\"“(]|\s*$)|\n)", re.MULTILINE)
+LONGEST: Final = 4000
+"""Characters at the end of a completion in which unmarked answers are looked for."""
+
+
+def candidates(text: str) -> Iterator[str]:
+    """Yield texts that may be the answer, the likeliest first: the first that has a meaning is the answer."""
+    text = _after_correction(text[-LONGEST:]).strip()
+    if not text:
+        return
+    cue: re.Match[str] | None = None
+    for cue in CUE.finditer(text):
+        pass
+    if cue is not None:
+        sentence = _first_sentence(text[cue.end() :])
+        if sentence.strip(" *_:$"):
+            if not _doubts(sentence):
+                yield from _parts_of_statement(sentence)
+            return
+    if "\n" not in text and len(text) < 200:
+        yield text
+    sentence = _last_sentence(text)
+    if _doubts(sentence):
+        return
+    yield sentence
+    verb: re.Match[str] | None = None
+    for verb in VERB.finditer(sentence):
+        pass
+    if verb is not None:
+        yield from _parts_of_statement(sentence[verb.end() :])
+    yield from _only_number(sentence)
+
+
+def _parts_of_statement(text: str) -> Iterator[str]:
+    text = ADVERBS.sub("", text, count=1).strip()
+    whole = text.rstrip(" .!*_")
+    yield whole
+    cut = CLAUSE.sub("", whole, count=1).strip()
+    if cut and cut != whole:
+        yield cut
+    math = re.findall(r"\$([^$]+)\$|\\\((.+?)\\\)", whole)
+    if len(math) == 1 and not re.search(r"\d", re.sub(r"\$[^$]+\$|\\\(.+?\\\)", "", whole)):
+        yield next(part for part in math[0] if part)
+
+
+def _only_number(sentence: str) -> Iterator[str]:
+    """Yield the only mathematics of a sentence, or its only number with the word behind it."""
+    math = [next(part for part in each if part) for each in re.findall(r"\$([^$\n]+)\$|\\\((.+?)\\\)", sentence)]
+    if len(math) == 1:
+        yield math[0]
+        return
+    numbers = re.findall(r"(?<![\w.])[-−]?[$€£]?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?(?![\w/^])", sentence)
+    if not math and len(numbers) == 1 and not re.search(r"\d[^\s]*[=+*/^]|[=+*/^]\s*\d", sentence):
+        yield numbers[0].rstrip(",")
+
+
+def _doubts(sentence: str) -> bool:
+    return DOUBT.search(re.sub(r"\\[a-zA-Z]+", " ", sentence)) is not None
+
+
+def _after_correction(text: str) -> str:
+    at = 0
+    for match in CORRECTION.finditer(text):
+        at = match.end()
+    return text[at:].lstrip(" ,.:;!-—") if text[at:].strip(" .,!") else text[:at]
+
+
+def _first_sentence(text: str) -> str:
+    """Return the first sentence, of the first line that has one."""
+    text = text.lstrip(" \n\t*_:")
+    end = _end_of_sentence(text, 0)
+    return text[:end]
+
+
+def _last_sentence(text: str) -> str:
+    begin, end = 0, _end_of_sentence(text, 0)
+    while end < len(text) and text[end:].strip(" .*_\n"):
+        begin = end
+        end = _end_of_sentence(text, begin + 1)
+    return text[begin:end].strip(" \n#>-*")
+
+
+def _end_of_sentence(text: str, begin: int) -> int:
+    """Return where a sentence ends; a full stop or line end in ``$...$``, ``\\[...\\]`` or brackets ends none."""
+    for match in SENTENCE_END.finditer(text, begin):
+        before = text[begin : match.start()]
+        if before.count("$") - before.count("\\$") - len(re.findall(r"(?<![\\$])\$(?=\d+(?:\.\d+)?(?:[\s.,]|$))", before)) in (0,) or (
+            before.count("$") % 2 == 0
+        ):
+            if before.count("\\[") == before.count("\\]") and before.strip():
+                return match.end()
+    return len(text)
