@@ -71,7 +71,7 @@ def _last_of(pattern: re.Pattern[str], text: str) -> str | None:
         letter = match["letter"]
         if not letter.isupper():
             continue
-        begin = max(text.rfind(mark, 0, match.start("letter")) for mark in (". ", "\n", "! ", "? "))
+        begin = max(text.rfind(mark, 0, match.start("letter")) for mark in (". ", "\n", "! ", "? ", ", ", "; "))
         sentence = text[begin + 1 : match.start("letter")]
         if DENIED.search(sentence) or DENIED.match(text[match.end() :].lstrip(" *_).is").split("\n")[0][:12].strip() or "-"):
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Final
 
 import mpmath
@@ -50,7 +51,10 @@ def same(one: Value, other: Value) -> bool:
     if isinstance(one, Quantity) and isinstance(other, Quantity):
         return _same_quantities(one, other)
     if isinstance(one, Words) and isinstance(other, Words):
-        return one == other or _same_products(one.text, other.text)
+        return (one.text, one.is_literal) == (other.text, other.is_literal) or _same_products(one.text, other.text)
+    for left, right in ((one, other), (other, one)):
+        if isinstance(left, Words) and isinstance(right, Quantity) and left.product is not None and right.unit is None:
+            return equal(left.product, right.expression)
     return False
 
 
@@ -62,7 +66,9 @@ def _same_quantities(one: Quantity, other: Quantity) -> bool:
         percent, plain = (one, other) if one.is_percent else (other, one)
         if plain.unit is not None:
             return False
-        if equal(_product(percent.expression, HUNDREDTH), plain.expression):
+        value = plain.expression.value
+        is_share = not (isinstance(value, Fraction) and value.denominator == 1 and abs(value) > 1)
+        if is_share and equal(_product(percent.expression, HUNDREDTH), plain.expression):
             return True
         return _is_above_one(plain.expression) and equal(percent.expression, plain.expression)
     if not same_kind(one.unit, other.unit):

@@ -301,7 +301,7 @@ class _Parser:
         return total
 
     def is_number(self, token: str) -> bool:
-        return token[0].isdigit() or token[0] == "."
+        return token[0].isdigit() or (token[0] == "." and len(token) > 1)
 
     def begins_factor(self, token: str) -> bool:
         if token in ("(", "{", "[") or self.is_number(token) or token[0].isalpha():

@@ -76,7 +76,10 @@ def begins_thought(prompt: str) -> bool:
 def marked_answer(text: str, is_cut_off: bool = False) -> Found | None:
     """Return the answer that a tag or a box marks, or ``None`` where there is neither."""
     tagged = last_tag(text, is_cut_off)
-    boxed = last_box(text if tagged is None else tagged)
+    part = text if tagged is None else tagged
+    boxed = last_box(part)
+    if boxed is None and BOX.search(part):
+        return Found("", True)  # a box that is not closed holds nothing
     if boxed is not None:
         return Found(boxed, True)
     return None if tagged is None else Found(tagged.strip(), True)

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from rlplug_rewards.answers.choices import read_choice
 from rlplug_rewards.answers.equality import same_answers
-from rlplug_rewards.answers.extraction import Found
+from rlplug_rewards.answers.extraction import Found, marked_answer
 from rlplug_rewards.answers.notation import clean
 from rlplug_rewards.answers.prose import candidates
 from rlplug_rewards.answers.reading import read
-from rlplug_rewards.answers.values import Words
+from rlplug_rewards.answers.values import Items, Value, Words
+
+
+SUM: Final = re.compile(r"[\s$(\\]*[a-z](?:\s*\+\s*[a-z]){1,4}\s*=")
+"""A sum of symbols that a question asks for, such as ``m + n``."""
+
+
+def reference_text(reference: str) -> str:
+    """Return the answer of a reference, which may be a solution that marks it with ``####``, a tag or a box."""
+    if "####" in reference:
+        return reference.rpartition("####")[2].strip()
+    found = marked_answer(reference)
+    return reference if found is None else found.text
 
 
 def judge(references: Sequence[str], found: Found | None, prose: str | None, fallback: Callable[[str, str], bool] | None = None) -> bool:
@@ -23,27 +36,38 @@ def judge(references: Sequence[str], found: Found | None, prose: str | None, fal
         prose: Text in which an answer that is not marked is looked for, or ``None``.
         fallback: Compares answers that have no other meaning than their notation.
     """
+    is_marked = found is not None
     if found is not None:
-        return any(is_same(reference, found.text, fallback) for reference in references)
+        if any(is_same(reference, found.text, fallback) for reference in references):
+            return True
+        prose = found.text if isinstance(read(found.text), Words) and " " in found.text.strip() else None
     if prose is None:
         return False
     letters = [clean(reference) for reference in references]
     if all(re.fullmatch(r"\(?[A-J]\)?", letter) for letter in letters):
         choice = read_choice(prose)
         return choice is not None and any(choice == letter.strip("()") for letter in letters)
-    for text in candidates(prose):
+    for text in candidates(prose, is_marked):
         if any(is_same(reference, text, fallback) for reference in references):
             return True
-        value = read(text)
-        if value is not None and not isinstance(value, Words):
-            return False  # this was the answer
+        if _is_answer(read(text)):
+            return False
     return False
+
+
+def _is_answer(value: Value | None) -> bool:
+    """Return whether a part of prose has a meaning of its own, so that no other part is the answer."""
+    if isinstance(value, Items):
+        return all(_is_answer(part) or (isinstance(part, Words) and " " not in part.text) for part in value.parts)
+    return value is not None and not isinstance(value, Words)
 
 
 def is_same(reference: str, answer: str, fallback: Callable[[str, str], bool] | None = None) -> bool:
     """Return whether an answer means what a reference means."""
     if same_answers(reference, answer):
         return True
+    if "=" not in reference and (total := SUM.match(answer)) is not None:
+        return is_same(reference, answer[total.end() :], fallback)
     letter = re.fullmatch(r"\(?([A-J])\)?", clean(reference))
     if letter is not None and read_choice(answer, is_marked=True) == letter[1]:
         return True

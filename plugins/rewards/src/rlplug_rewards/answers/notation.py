@@ -40,7 +40,13 @@ DROPPED: Final = re.compile(
     r"|\\(?:left|right)\.|\\(?:phantom|hspace|vspace|label|tag)\*?\{[^{}]*\}"
 )
 SPACES: Final = re.compile(r"\\(?:quad|qquad|enspace|enskip|thinspace|hfill|newline)(?![A-Za-z])|\\[;: ]|~|&nbsp;")
-TEXT: Final = re.compile(r"\\(?:text|textbf|textit|textrm|texttt|textsf|textnormal|textup|mbox|hbox|mathrm|rm|operatorname\*?|mathit|emph|mathsf|mathtt|unit|si)\s*\{([^{}]*)\}")
+TEXT: Final = re.compile(
+    r"\\(?:text|textbf|textit|textrm|texttt|textsf|textnormal|textup|mbox|hbox|mathrm|rm|operatorname\*?|mathit|emph|mathsf|mathtt|unit|si)"
+    r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
+)
+OVER: Final = re.compile(r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}")
+ROW: Final = "\x02"
+"""What ends a row of a matrix, while a text is rewritten."""
 STYLE: Final = re.compile(r"\\(?:mathbf|boldsymbol|bm|pmb|vec|overrightarrow|hat|mathcal|mathscr|mathfrak|underline|bold|mathop|ensuremath|displaystyle)\s*(?=\{|[A-Za-z\\])")
 SAME: Final = {
     r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\nicefrac": r"\frac", r"\sfrac": r"\frac",
@@ -64,7 +70,7 @@ def clean(text: str) -> str:
     """Return an answer in one notation, without marks of mathematics, emphasis and punctuation around it."""
     text = _characters(text.strip())
     text = _without_emphasis(text)
-    text = text.replace(r"\$", "\x01").replace(r"\%", "%").replace(r"\#", "#").replace(r"\&", "&").replace(r"\_", "_")
+    text = text.replace("\\\\", ROW).replace(r"\$", "\x01").replace(r"\%", "%").replace(r"\#", "#").replace(r"\&", "&").replace(r"\_", "_")
     text = _without_delimiters(text)
     text = text.replace("\x01", "$").replace(r"\{", "❴").replace(r"\}", "❵").replace(r"\|", "|")
     text = DROPPED.sub("", text)
@@ -72,9 +78,11 @@ def clean(text: str) -> str:
     text = SPACES.sub(" ", text)
     text = re.sub(r"\\[A-Za-z]+", lambda match: SAME.get(match[0], match[0]), text)
     text = re.sub(r"\^\s*(?:\{\s*)?(?:\\circ|\\deg|\{\\circ\})\s*\}?", r"\\deg ", text).replace(r"\circ ", r"\deg ")
+    text = OVER.sub(r"\\frac{\1}{\2}", text)
     text = TEXT.sub(_marked_text, text)
+    text = re.sub(r"\\frac\s*\{\s*(?:«([^»]*)»)\s*\}\s*\{\s*«([^»]*)»\s*\}", r"«\1/\2»", text)
     text = STYLE.sub("", text)
-    text = _without_trailing(text)
+    text = _without_trailing(text).replace(ROW, r"\\")
     return re.sub(r"[ \t\n]+", " ", text).strip()
 
 
@@ -136,9 +144,7 @@ def _marked_text(match: re.Match[str]) -> str:
 def _without_trailing(text: str) -> str:
     text = text.strip().strip("\n")
     while text and not text.endswith("..."):
-        shorter = text.rstrip(" \n\t.,;?" + THIN)
-        if shorter.endswith(":") or shorter.endswith("\\\\"):
-            shorter = shorter[:-1] if shorter.endswith(":") else shorter[:-2]
+        shorter = text.rstrip(" \n\t.,;:?" + THIN + ROW)
         if shorter.endswith("\\"):
             shorter = shorter[:-1]
         if shorter == text:
@@ -150,4 +156,5 @@ def _without_trailing(text: str) -> str:
 def compact(text: str) -> str:
     """Return a text in one notation without white space and marks of text, to compare it literally."""
     text = re.sub(r"\\([A-Za-z]+)", r"\\\1 ", text)
+    text = re.sub(r"(?<=\d)\s+(?=\d)", "_", text)
     return re.sub(r"\s+|[«»]", "", text)

@@ -36,6 +36,9 @@ DOUBT: Final = re.compile(
     r"\w+n['’]t|no idea|if|unless|impossible to|between|failed?|unclear|wrong|incorrect|should i|i think it)\b|\?\s*$",
     re.IGNORECASE,
 )
+MARKS: Final = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])|\\text(?:bf)?\{([^{}]{4,})\}")
+"""Emphasis, and text in mathematics."""
+BOUND: Final = re.compile(r"\b(?:at least|at most|(?:more|less|greater|fewer|larger|smaller|other) than|up to)\b|[<>]|\\[lg]eq?\b", re.IGNORECASE)
 CORRECTION: Final = re.compile(
     r"(?:^|(?<=[.!?,;\n])|(?<=[.!?,;\n] )|(?<=[-—–] ))\s*(?:oh |but |hmm,? |no,? )?"
     r"(?:wait|actually|correction|scratch that|sorry|hold on|let me (?:re|double)|i made (?:a|an) (?:mistake|error)|no,|on second thought)\b",
@@ -46,9 +49,15 @@ LONGEST: Final = 4000
 """Characters at the end of a completion in which unmarked answers are looked for."""
 
 
-def candidates(text: str) -> Iterator[str]:
-    """Yield texts that may be the answer, the likeliest first: the first that has a meaning is the answer."""
-    text = _after_correction(text[-LONGEST:]).strip()
+def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
+    """Yield texts that may be the answer, the likeliest first: the first that has a meaning is the answer.
+
+    Args:
+        text: Prose.
+        is_marked: Whether a tag or a box holds it: then only a sentence that says what the answer is has one.
+    """
+    text = MARKS.sub(lambda match: match[1] or "", text[-LONGEST:])
+    text = _after_correction(text).strip()
     if not text:
         return
     cue: re.Match[str] | None = None
@@ -60,6 +69,8 @@ def candidates(text: str) -> Iterator[str]:
             if not _doubts(sentence):
                 yield from _parts_of_statement(sentence)
             return
+    if is_marked:
+        return
     if "\n" not in text and len(text) < 200:
         yield text
     sentence = _last_sentence(text)
@@ -88,6 +99,8 @@ def _parts_of_statement(text: str) -> Iterator[str]:
 
 def _only_number(sentence: str) -> Iterator[str]:
     """Yield the only mathematics of a sentence, or its only number with the word behind it."""
+    if BOUND.search(sentence):
+        return
     math = [next(part for part in each if part) for each in re.findall(r"\$([^$\n]+)\$|\\\((.+?)\\\)", sentence)]
     if len(math) == 1:
         yield math[0]

@@ -8,7 +8,7 @@ from typing import Final
 from rlplug_rewards.answers.expressions import FUNCTIONS, Expression, Unreadable, read_expression
 from rlplug_rewards.answers.notation import clean, compact
 from rlplug_rewards.answers.numerals import in_base, in_words, join
-from rlplug_rewards.answers.regions import ALL, read_region
+from rlplug_rewards.answers.regions import ALL, INFINITY, MINUS_INFINITY, read_region
 from rlplug_rewards.answers.splitting import balanced, inside, split
 from rlplug_rewards.answers.units import CURRENCIES, KNOWN, Unit, read_unit
 from rlplug_rewards.answers.values import NOTHING, Clock, Grid, Items, Quantity, Relation, Value, Words
@@ -27,6 +27,8 @@ CONSTANT_WORDS: Final[dict[str, Value]] = {
     **dict.fromkeys(("infinitely many", "infinitely many solutions", "infinite", "infinite solutions", "infinite number of solutions"), Words("infinite")),
     **dict.fromkeys(("yes", "true", "correct"), Words("true")),
     **dict.fromkeys(("no", "false"), Words("false")),
+    **dict.fromkeys(("infinity", "positive infinity", "plus infinity"), Quantity(INFINITY)),
+    **dict.fromkeys(("negative infinity", "minus infinity"), Quantity(MINUS_INFINITY)),
     **dict.fromkeys(("noon", "12 noon", "midday"), Clock(43200, True)),
     **dict.fromkeys(("midnight", "12 midnight"), Clock(0, True)),
 }  # fmt: skip
@@ -40,9 +42,11 @@ LABEL: Final = re.compile(
     r"(?:\s*\([\w\s,;|=+\-^{}\\]*\))?"
 )
 NAMES_OF_LENGTHS: Final = re.compile(r"\|?\s*(?:\\(?:overline|bar|angle|triangle|measuredangle)\s*)?\{?\s*[A-Z]{1,4}'?\s*\}?\s*\|?|\\frac\s*\{\s*d\s*\w?\s*\}\s*\{\s*d\s*\w\s*\}|m?\\angle\s*\{?\w+\}?")
+NAMES: Final = re.compile(r"\(\s*[A-Za-z](?:_\{?\w\}?)?(?:\s*,\s*[A-Za-z](?:_\{?\w\}?)?)+\s*\)")
 ABOUT: Final = re.compile(r"^(?:\\approx|\\sim|approximately|approx\.?|about|around|roughly|exactly|a total of|just|only|=|:|is|are|equals?|equal to|«(?:approximately|approx\.|about|exactly|is)»)\s*(?=\S)", re.IGNORECASE)
 PERCENT: Final = re.compile(r"\s*(?:%|«\s*(?:%|percent|per cent|percentage points?)\s*[^»]*»|\b(?:percent|per cent|pct|percentage points?)\b)(?:\s*(?:of|chance|probability|increase|decrease|interest|off|discount|profit|loss)\b[\w\s]*)?\s*$", re.IGNORECASE)
-UNIT_AT: Final = re.compile(r"(?<=[\d})!\]\s%»$iexyzn])(?=[A-Za-z«\\¢])")
+UNIT_AT: Final = re.compile(r"(?<=[\d})!\]\s%»$])(?=[A-Za-z«\\¢])")
+KNOWN_UNIT_AT: Final = re.compile(r"(-?\s*[\d.,/]*\d\.?|.*[)}])(\s*)([A-Za-z]+(?:[\s/^A-Za-z\d{}*.-]*))")
 FUNCTION_NAMES: Final = frozenset(FUNCTIONS) | {"sqrt", "cbrt", "pi", "infinity", "infty", "abs", "floor", "ceil", "binom", "theta", "alpha", "beta"}
 ARTICLES: Final = re.compile(r"\b(?:the|a|an)\b")
 
@@ -76,6 +80,8 @@ def _unwrapped(text: str) -> str:
         shorter = ABOUT.sub("", text, count=1)
         if (inner := inside(shorter, "{", "}")) is not None:
             shorter = inner
+        if (inner := inside(shorter, "«", "»")) is not None and re.search(r"\d", inner) and "«" not in inner:
+            shorter = inner
         if (inner := inside(shorter, "(", ")")) is not None and len(split(inner, ",;")) == 1:
             shorter = inner
         if shorter == text:
@@ -88,7 +94,7 @@ def _constant(text: str, depth: int) -> Value | None:
         return NOTHING
     if text == r"\mathbb{R}" or text == r"\mathbb R":
         return ALL
-    if not re.fullmatch(r"[«A-Za-z12][A-Za-z\s'«».{}\\]*", text):
+    if not re.fullmatch(r"(?:12\s)?[«A-Za-z][A-Za-z\s'«».{}\\]*", text):
         return None
     return CONSTANT_WORDS.get(_folded(text.removeprefix("x \\in ")))
 
@@ -196,7 +202,7 @@ def _equation(parts: list[str], depth: int) -> Value | None:
     value = read_clean(parts[-1], depth + 1)
     if not name or value is None:
         return value if len(parts) > 1 else None
-    is_label = LABEL.fullmatch(name) or NAMES_OF_LENGTHS.fullmatch(name) or _is_phrase(name)
+    is_label = LABEL.fullmatch(name) or NAMES_OF_LENGTHS.fullmatch(name) or _is_phrase(name) or NAMES.fullmatch(name)
     left = _expression(name)
     if is_label:
         return Relation("=", compact(name), left, value)
@@ -328,6 +334,8 @@ def _quantity(text: str, depth: int) -> Value | None:
         rest = re.sub(r"\s*(?:«\s*)?(?:USD|EUR|dollars?|in total|total|per (?:«?\w+»?)|(?:a|each) \w+|each|/\s*«?\w+»?)\s*»?\s*$", "", text[currency.end() :], flags=re.IGNORECASE)
         expression = _plain_number(f"{currency[1]}{currency[3]}{rest}") or _in_words(rest)
         return None if expression is None else Quantity(expression, Unit(frozenset({(base, 1)}), factor))
+    if (quantity := _with_known_unit(text)) is not None:
+        return quantity
     if (expression := _expression(text)) is not None and not _is_word(text):
         return Quantity(*_degrees(text, expression))
     return _with_unit(text)
@@ -383,6 +391,16 @@ def _with_unit(text: str) -> Value | None:
     return None
 
 
+def _with_known_unit(text: str) -> Value | None:
+    """Read a number before letters that are units, as ``5 cm``; a single letter needs a space in front of it."""
+    match = KNOWN_UNIT_AT.fullmatch(text)
+    if match is None or (not match[2] and len(re.split(r"[^A-Za-z]", match[3])[0]) < 2 and "/" not in match[3]):
+        return None
+    unit = read_unit(match[3])
+    expression = None if unit is None or not unit.dimension else _plain_number(match[1])
+    return None if expression is None else Quantity(expression, unit)
+
+
 def _compound(text: str) -> Value | None:
     plain = text.replace("«", " ").replace("»", " ")
     plain = re.sub(r"(\d)\s*'\s*(\d+)\s*(?:\"|'')", r"\1 ft \2 in", plain)
@@ -431,7 +449,8 @@ def _words(text: str, depth: int) -> Value | None:
     if re.search(r"\\[A-Za-z]", text) or (re.search(r"[\^{}=<>❴❵_]", text) and "«" not in text):
         return Words(compact(text), is_literal=True)
     folded = _folded(text)
-    return Words(folded) if folded and re.search(r"[^\W\d]", folded) else Words(compact(text), is_literal=True)
+    product = _expression(text) if re.fullmatch(r"[A-Za-z]{2,3}", text) else None
+    return Words(folded, product=product) if folded and re.search(r"[^\W\d]", folded) else Words(compact(text), is_literal=True)
 
 
 def _folded(text: str) -> str:

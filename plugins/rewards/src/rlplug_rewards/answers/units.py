@@ -68,7 +68,7 @@ CURRENCIES: Final = {"$": "dollar", "€": "euro", "£": "gbp", "¥": "yen", "�
 REFUSED: Final = frozenset(
     "or and not than to if then when squared cubed factorial times plus minus over half halves thirds negative base mod is are be was "
     "equals equal remainder either neither nor but except because so since while sqrt sin cos tan log ln pi infinity x y z but versus vs with "
-    "without wait no wrong incorrect square".split()
+    "without wait no wrong incorrect".split()
 )
 IGNORED: Final = frozenset("a an the of in total altogether each every all more different possible ways way only left remaining other total: value ones one it its".split())
 COUNTING: Final = frozenset("ways way times total units unit items item things thing solutions solution values pieces".split())

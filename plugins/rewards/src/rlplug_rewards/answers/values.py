@@ -78,10 +78,15 @@ class Clock:
 
 @dataclass(frozen=True)
 class Words:
-    """Words, without case, articles and punctuation; or a notation that is compared literally."""
+    """Words, without case, articles and punctuation; or a notation that is compared literally.
+
+    Attributes:
+        product: The product that a few letters in a row may be.
+    """
 
     text: str
     is_literal: bool = False
+    product: Expression | None = None
 
 
 Value: TypeAlias = Quantity | Items | Region | Relation | Grid | Clock | Words
