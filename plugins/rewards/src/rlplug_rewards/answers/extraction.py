@@ -33,6 +33,10 @@ THOUGHTS: Final = (
 END_TOKENS: Final = re.compile(r"(?:<\|(?:im_end|eot_id|endoftext|end|return|eom_id|end_of_text|END_RESPONSE)\|>|</s>|<eos>|<end_of_turn>|\s)+\Z")
 ANSWER_TAG: Final = re.compile(r"<(/?)answer>", re.IGNORECASE)
 BOX: Final = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])")
+MOST_BOXES: Final = 32
+"""Boxes at the end that are looked at."""
+LONGEST: Final = 4000
+"""Longest content of a box, in characters."""
 JOINS: Final = re.compile(r"[\s$,;.*]*(?:\\text\{)?\s*(?:,|;|and|or)?\s*\}?[\s$]*(?:\\[,;: ]|\\quad|\\[()\[\]])*[\s$]*")
 
 
@@ -43,10 +47,18 @@ class Found:
     Attributes:
         text: Its text.
         is_marked: Whether a pattern, a tag or a box marks it, so that all of the text is the answer.
+        is_cut_off: Whether a limit of tokens cut off a text in which nothing is marked.
+        surroundings: All that follows the thought, where a tag or a box marks a part of it.
     """
 
     text: str
     is_marked: bool
+    is_cut_off: bool = False
+    surroundings: str | None = None
+
+    @property
+    def whole(self) -> str:
+        return self.text if self.surroundings is None else self.surroundings
 
 
 def after_thought(text: str, begins_in_thought: bool = False) -> str | None:
@@ -79,10 +91,10 @@ def marked_answer(text: str, is_cut_off: bool = False) -> Found | None:
     part = text if tagged is None else tagged
     boxed = last_box(part)
     if boxed is None and BOX.search(part):
-        return Found("", True)  # a box that is not closed holds nothing
+        return Found("", True, surroundings=text)  # a box that is not closed holds nothing
     if boxed is not None:
-        return Found(boxed, True)
-    return None if tagged is None else Found(tagged.strip(), True)
+        return Found(boxed, True, surroundings=text)
+    return None if tagged is None else Found(tagged.strip(), True, surroundings=text)
 
 
 def last_tag(text: str, is_cut_off: bool = False) -> str | None:
@@ -104,7 +116,8 @@ def last_tag(text: str, is_cut_off: bool = False) -> str | None:
 
 def last_box(text: str) -> str | None:
     """Return what the last closed box holds, with the boxes before it that only words of a list join."""
-    boxes = [box for box in (_box_at(text, match) for match in BOX.finditer(text)) if box is not None]
+    matches = list(BOX.finditer(text))[-MOST_BOXES:]
+    boxes = [box for box in (_box_at(text, match) for match in matches) if box is not None]
     outer = [box for box in boxes if not any(other[0] < box[0] and box[1] <= other[1] for other in boxes)]
     if not outer:
         return None
@@ -133,7 +146,7 @@ def _box_at(text: str, match: re.Match[str]) -> tuple[int, int, str] | None:
             end += 1
         return match.start(), end, text[at:end]
     depth, end = 0, at
-    while end < len(text):
+    while end < min(len(text), at + LONGEST):
         if text[end] == "\\":
             end += 1
         elif text[end] == "{":

@@ -27,22 +27,20 @@ def reference_text(reference: str) -> str:
     return reference if found is None else found.text
 
 
-def judge(references: Sequence[str], found: Found | None, prose: str | None, fallback: Callable[[str, str], bool] | None = None) -> bool:
+def judge(references: Sequence[str], found: Found, fallback: Callable[[str, str], bool] | None = None) -> bool:
     """Return whether an answer is one of those accepted.
 
     Args:
         references: Accepted answers, as they were written.
-        found: What is marked as the answer, or ``None``.
-        prose: Text in which an answer that is not marked is looked for, or ``None``.
+        found: What is marked as the answer, or prose in which it is looked for.
         fallback: Compares answers that have no other meaning than their notation.
     """
-    is_marked = found is not None
-    if found is not None:
-        if any(is_same(reference, found.text, fallback) for reference in references):
+    prose, is_marked = found.text, found.is_marked
+    if is_marked:
+        if any(is_same(reference, prose, fallback) for reference in references):
             return True
-        prose = found.text if isinstance(read(found.text), Words) and " " in found.text.strip() else None
-    if prose is None:
-        return False
+        if not isinstance(read(prose), Words) or " " not in prose.strip():
+            return False
     letters = [clean(reference) for reference in references]
     if all(re.fullmatch(r"\(?[A-J]\)?", letter) for letter in letters):
         choice = read_choice(prose)
