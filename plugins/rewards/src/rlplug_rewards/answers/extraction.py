@@ -30,7 +30,10 @@ THOUGHTS: Final = (
     ("<|channel>thought", "<channel|>"),
 )
 """What begins and ends a thought, in the texts of DeepSeek, Qwen, Seed, Mistral, Kimi, Cohere, gpt-oss, Gemma and others."""
-END_TOKENS: Final = re.compile(r"(?:<\|(?:im_end|eot_id|endoftext|end|return|eom_id|end_of_text|END_RESPONSE)\|>|</s>|<eos>|<end_of_turn>|\s)+\Z")
+END_TOKENS: Final = (
+    *(f"<|{name}|>" for name in ("im_end", "eot_id", "endoftext", "end", "return", "eom_id", "end_of_text", "END_RESPONSE")),
+    *("</s>", "<eos>", "<end_of_turn>"),
+)
 ANSWER_TAG: Final = re.compile(r"<(/?)answer>", re.IGNORECASE)
 BOX: Final = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])")
 MOST_BOXES: Final = 32
@@ -77,7 +80,15 @@ def after_thought(text: str, begins_in_thought: bool = False) -> str | None:
             is_open = False
         if opened > closed and not text[:opened].rstrip().endswith("`"):
             return None
-    return None if is_open else END_TOKENS.sub("", text[rest_at:])
+    return None if is_open else _without_end(text[rest_at:])
+
+
+def _without_end(text: str) -> str:
+    """Return a text without the tokens that end a turn, which some engines leave."""
+    text = text.rstrip()
+    while (shorter := next((text.removesuffix(token) for token in END_TOKENS if text.endswith(token)), None)) is not None:
+        text = shorter.rstrip()
+    return text
 
 
 def begins_thought(prompt: str) -> bool:

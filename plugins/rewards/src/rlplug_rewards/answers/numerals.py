@@ -25,7 +25,7 @@ REPEATED: Final = re.compile(
 ENDLESS: Final = re.compile(r"(?<!\d)(\d*)\.(\d+)\s*\.\.\.")
 MIXED: Final = re.compile(r"(?<![\d.^_/A-Za-z}\)])(?<!\^\{)(\d+)(?: *\\frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))|(?: +| ?- ?(?=\d+/))(\d+)\s*/\s*(\d+))(?![\d.^])")
 POWER_OF_TEN: Final = re.compile(r"(?<=[\d.])\s*[xX]\s*(?=10\s*(?:\^|\*\*))")
-EXPONENT: Final = re.compile(r"(?<![\w.])(\d+\.?\d*|\.\d+)[eE]([+-]?\d{1,4})(?![\w.])")
+EXPONENT: Final = re.compile(r"(?<![\w.])(\d++\.?+\d*+|\.\d++)[eE]([+-]?\d{1,4})(?![\w.])")
 BASE: Final = re.compile(
     r"\(?\s*(-?[0-9A-Za-z.]+)\s*\)?\s*(?:_\s*\{?\s*(?:«\s*)?(?:base\s*)?(\w+)\s*»?\s*\}?|(?:\(|«\s*\(?|,)?\s*(?:in )?base[ -]+(\w+)\s*\)?»?)"
 )

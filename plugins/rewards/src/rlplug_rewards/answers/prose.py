@@ -57,7 +57,7 @@ def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
         is_marked: Whether a tag or a box holds it: then only a sentence that says what the answer is has one.
     """
     text = MARKS.sub(lambda match: match[1] or "", text[-LONGEST:])
-    text = _after_correction(text).strip()
+    text = _after_correction(re.sub(r"\s*\n\s*\n\s*", "\n\n", re.sub(r"[ \t]+", " ", text))).strip()
     if not text:
         return
     cue: re.Match[str] | None = None
@@ -99,7 +99,7 @@ def _parts_of_statement(text: str) -> Iterator[str]:
 
 def _only_number(sentence: str) -> Iterator[str]:
     """Yield the only mathematics of a sentence, or its only number with the word behind it."""
-    if BOUND.search(sentence):
+    if len(sentence) > 400 or BOUND.search(sentence):
         return
     math = [next(part for part in each if part) for each in re.findall(r"\$([^$\n]+)\$|\\\((.+?)\\\)", sentence)]
     if len(math) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Final
 
@@ -13,9 +14,11 @@ from rlplug_rewards.answers.splitting import balanced, inside, split
 from rlplug_rewards.answers.units import CURRENCIES, KNOWN, Unit, read_unit
 from rlplug_rewards.answers.values import NOTHING, Clock, Grid, Items, Quantity, Relation, Value, Words
 
-LONGEST: Final = 4000
+LONGEST: Final = 1500
 """Longest answer in characters."""
 DEEPEST: Final = 8
+MOST_SPLITS: Final = 12
+"""Places at which a number may end and its unit begin."""
 CONSTANT_WORDS: Final[dict[str, Value]] = {
     **dict.fromkeys(
         ("no solution", "no solutions", "no real solution", "no real solutions", "empty set", "emptyset", "empty", "there is no solution",
@@ -364,7 +367,7 @@ def _with_unit(text: str) -> Value | None:
     compound = _compound(text)
     if compound is not None:
         return compound
-    for match in UNIT_AT.finditer(text):
+    for match in itertools.islice(UNIT_AT.finditer(text), MOST_SPLITS if len(text) < 300 else 0):
         number, unit = text[: match.start()].strip(), text[match.start() :].strip()
         is_attached = text[match.start() - 1] not in " »" if match.start() else False
         if not number or (is_attached and re.fullmatch(r"[A-Za-z]", unit)) or (is_attached and re.fullmatch(r"[A-Za-z]\s*(?:\^.*)?[+\-*].*", unit)):
@@ -404,7 +407,7 @@ def _with_known_unit(text: str) -> Value | None:
 def _compound(text: str) -> Value | None:
     plain = text.replace("«", " ").replace("»", " ")
     plain = re.sub(r"(\d)\s*'\s*(\d+)\s*(?:\"|'')", r"\1 ft \2 in", plain)
-    pieces = re.findall(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)\.?(?:\s*(?:,|and)\s*|\s+|(?=\d)|$)", plain)
+    pieces = re.findall(r"(?<![\d.])(\d++(?:\.\d++)?)\s*([A-Za-z]++)\.?(?:\s*(?:,|and)\s*|\s+|(?=\d)|$)", plain)
     if len(pieces) < 2 or re.sub(r"[\d.\s,]|and|[A-Za-z]", "", plain):
         return None
     units = [read_unit(name) for _, name in pieces]
