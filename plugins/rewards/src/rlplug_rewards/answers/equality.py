@@ -267,6 +267,8 @@ def _same_relations(one: Value, other: Value) -> bool:
         return one.label == other.label or not (_is_symbol(one.label) and _is_symbol(other.label))
     if one.left is None or other.left is None or not isinstance(one.right, Quantity) or not isinstance(other.right, Quantity):
         return False
+    if one.right.unit is not None or other.right.unit is not None:
+        return False
     return _are_multiples(one.left, one.right.expression, other.left, other.right.expression, one.sign)
 
 

@@ -41,16 +41,21 @@ def judge(references: Sequence[str], found: Found, fallback: Callable[[str, str]
             return True
         if not isinstance(read(prose), Words) or " " not in prose.strip():
             return False
-    letters = [clean(reference) for reference in references]
-    if all(re.fullmatch(r"\(?[A-J]\)?", letter) for letter in letters):
-        choice = read_choice(prose)
-        return choice is not None and any(choice == letter.strip("()") for letter in letters)
+    letters = [_letter(reference) for reference in references]
+    if all(letters):
+        return read_choice(prose, is_marked) in letters
     for text in candidates(prose, is_marked):
         if any(is_same(reference, text, fallback) for reference in references):
             return True
         if _is_answer(read(text)):
             return False
     return False
+
+
+def _letter(reference: str) -> str | None:
+    """Return the letter of a reference that is one of a multiple choice."""
+    letter = re.fullmatch(r"«?\s*\(?([A-J])\)?\s*»?", clean(reference))
+    return None if letter is None else letter[1]
 
 
 def _is_answer(value: Value | None) -> bool:
@@ -66,8 +71,7 @@ def is_same(reference: str, answer: str, fallback: Callable[[str, str], bool] | 
         return True
     if "=" not in reference and (total := SUM.match(answer)) is not None:
         return is_same(reference, answer[total.end() :], fallback)
-    letter = re.fullmatch(r"\(?([A-J])\)?", clean(reference))
-    if letter is not None and read_choice(answer, is_marked=True) == letter[1]:
+    if (letter := _letter(reference)) is not None and read_choice(answer, is_marked=True) == letter:
         return True
     if fallback is None or not is_notation(reference) or not is_notation(answer):
         return False

@@ -37,6 +37,7 @@ GREEK: Final = {
 } | {"µ": r"\mu ", "Δ": r"\Delta ", "Ω": r"\Omega ", "Σ": r"\Sigma ", "Φ": r"\Phi ", "ϕ": r"\phi ", "θ": r"\theta "}
 DROPPED: Final = re.compile(
     r"\\(?:left|right|bigg?|Bigg?|[bB]igg?[lrm]|displaystyle|textstyle|scriptstyle|limits|nolimits|boxed|fbox|!|null|cr)(?![A-Za-z])"
+    r"|\\(?:begin|end)\s*\{(?:align|aligned|equation|gather|gathered|split|center|multline|eqnarray|alignat|math|displaymath)\*?\}"
     r"|\\(?:left|right)\.|\\(?:phantom|hspace|vspace|label|tag)\*?\{[^{}]*\}"
 )
 SPACES: Final = re.compile(r"\\(?:quad|qquad|enspace|enskip|thinspace|hfill|newline)(?![A-Za-z])|\\[;: ]|~|&nbsp;")
@@ -70,6 +71,9 @@ def clean(text: str) -> str:
     """Return an answer in one notation, without marks of mathematics, emphasis and punctuation around it."""
     text = _characters(text.strip())
     text = _without_emphasis(text)
+    text = re.sub(r"\\\\\s*&?\s*(?==)", " ", text)  # a line of an aligned equation goes on
+    if "\\begin" not in text or re.search(r"\\begin\s*\{(?:align|gather|split|eqn)", text):
+        text = text.replace("&", " ")
     text = text.replace("\\\\", ROW).replace(r"\$", "\x01").replace(r"\%", "%").replace(r"\#", "#").replace(r"\&", "&").replace(r"\_", "_")
     text = _without_delimiters(text)
     text = text.replace("\x01", "$").replace(r"\{", "❴").replace(r"\}", "❵").replace(r"\|", "|")

@@ -26,6 +26,14 @@ ADVERBS: Final = re.compile(
     r"are|that|the|option|choice|letter|found to be|a total of|in total|also|of course|definitely|probably)\b[,:]?)+",
     re.IGNORECASE,
 )
+LEAD: Final = re.compile(
+    r"^(?:(?:so|thus|therefore|hence|then|and|finally|now|overall|altogether|consequently|accordingly|in total|in conclusion|as a result|"
+    r"to conclude|it follows|this gives|giving|we (?:get|have|find|obtain|see|conclude)|i get|it is|it's|that's|this is|that is|there are|"
+    r"there is|which is|it equals|that)\b[,:]?\s*)+",
+    re.IGNORECASE,
+)
+ASIDE: Final = re.compile(r"^(\$?[$€£]?-?\d[\d.,]*\$?)\s+\(.*\)$")
+"""A number with a remark in brackets, which is no product in prose."""
 CLAUSE: Final = re.compile(
     r"(?:,?\s*[(—–]\s*(?=[a-zA-Z]{3})|,?\s+(?:because|since|which|where|when|whereas|as (?:this|it|the|we)|so that|if|after|assuming|"
     r"and (?:the|this|that|we|so)\b|I hope|for (?:the|this|all)\b)\b|,\s+(?:so|as|not|the|and not|but|with|while|hence|therefore)\b).*",
@@ -71,9 +79,9 @@ def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
             return
     if is_marked:
         return
-    if "\n" not in text and len(text) < 200:
-        yield text
-    sentence = _last_sentence(text)
+    sentence = LEAD.sub("", _last_sentence(text))
+    if "\n" not in text and len(text) < 200 and not _doubts(text):
+        yield LEAD.sub("", text)
     if _doubts(sentence):
         return
     yield sentence
@@ -88,10 +96,10 @@ def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
 def _parts_of_statement(text: str) -> Iterator[str]:
     text = ADVERBS.sub("", text, count=1).strip()
     whole = text.rstrip(" .!*_")
-    yield whole
-    cut = CLAUSE.sub("", whole, count=1).strip()
+    cut = ASIDE.sub(r"\1", CLAUSE.sub("", whole, count=1).strip())
     if cut and cut != whole:
         yield cut
+    yield whole
     math = re.findall(r"\$([^$]+)\$|\\\((.+?)\\\)", whole)
     if len(math) == 1 and not re.search(r"\d", re.sub(r"\$[^$]+\$|\\\(.+?\\\)", "", whole)):
         yield next(part for part in math[0] if part)

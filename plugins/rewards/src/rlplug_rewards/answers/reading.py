@@ -337,7 +337,7 @@ def _quantity(text: str, depth: int) -> Value | None:
         rest = re.sub(r"\s*(?:«\s*)?(?:USD|EUR|dollars?|in total|total|per (?:«?\w+»?)|(?:a|each) \w+|each|/\s*«?\w+»?)\s*»?\s*$", "", text[currency.end() :], flags=re.IGNORECASE)
         expression = _plain_number(f"{currency[1]}{currency[3]}{rest}") or _in_words(rest)
         return None if expression is None else Quantity(expression, Unit(frozenset({(base, 1)}), factor))
-    if (quantity := _with_known_unit(text)) is not None:
+    if (quantity := _compound(text) or _with_known_unit(text)) is not None:
         return quantity
     if (expression := _expression(text)) is not None and not _is_word(text):
         return Quantity(*_degrees(text, expression))
@@ -363,10 +363,7 @@ def _degrees(text: str, expression: Expression) -> tuple[Expression, Unit | None
 
 
 def _with_unit(text: str) -> Value | None:
-    """Read a number and its unit, or several that add up, as ``1 hour 30 minutes`` or ``5 ft 3 in``."""
-    compound = _compound(text)
-    if compound is not None:
-        return compound
+    """Read a number and the unit or the words behind it."""
     for match in itertools.islice(UNIT_AT.finditer(text), MOST_SPLITS if len(text) < 300 else 0):
         number, unit = text[: match.start()].strip(), text[match.start() :].strip()
         is_attached = text[match.start() - 1] not in " »" if match.start() else False
@@ -405,6 +402,7 @@ def _with_known_unit(text: str) -> Value | None:
 
 
 def _compound(text: str) -> Value | None:
+    """Read several numbers with units that add up, as ``1 hour 30 minutes`` or ``5 ft 3 in``."""
     plain = text.replace("«", " ").replace("»", " ")
     plain = re.sub(r"(\d)\s*'\s*(\d+)\s*(?:\"|'')", r"\1 ft \2 in", plain)
     pieces = re.findall(r"(?<![\d.])(\d++(?:\.\d++)?)\s*([A-Za-z]++)\.?(?:\s*(?:,|and)\s*|\s+|(?=\d)|$)", plain)
