@@ -16,19 +16,26 @@ from typing import Any
 
 
 def math_verify_scorer() -> Callable[[list[str], str, bool], float]:
-    """Return a function that scores 1 when an answer, or what prose says, means one of the references, else 0."""
+    """Return a function that scores 1 when an answer, or what prose says, means one of the references, else 0.
+
+    Without references, it is whether math-verify can read the answer.
+    """
     library = importlib.import_module("math_verify")
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     judging = importlib.import_module("rlplug_rewards.answers.judging")
     found = importlib.import_module("rlplug_rewards.answers.extraction").Found
 
+    def parsed(text: str) -> list[Any]:
+        expressions: list[Any] = library.parse(f"\\boxed{{{text}}}", parsing_timeout=None)
+        return [each for each in expressions[:1] if not isinstance(each, str)]
+
     def verify(reference: str, answer: str) -> bool:
-        gold, given = (library.parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (reference, answer))
-        if any(not parsed or isinstance(parsed[0], str) for parsed in (gold, given)):
-            return False
-        return bool(library.verify(gold[:1], given[:1], timeout_seconds=None))
+        gold, given = parsed(reference), parsed(answer)
+        return bool(gold and given and library.verify(gold, given, timeout_seconds=None))
 
     def score(references: list[str], text: str, is_marked: bool) -> float:
+        if not references:
+            return float(bool(parsed(text)))
         return float(judging.judge(references, found(text, is_marked), verify))
 
     return score

@@ -60,8 +60,7 @@ class MathVerify(AnswerReward):
         for text in self._references(prompt):
             if text in self._readable or not needs_fallback(text):
                 continue
-            problem = self._pool.score([text], text, True)
-            if problem != 1.0:
+            if self._pool.score([], text, True) != 1.0:
                 raise ValueError(f"{text!r} is not mathematics that math-verify can parse")
             self._readable.add(text)
 

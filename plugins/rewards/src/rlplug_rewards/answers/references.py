@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from rlplug_rewards.answers.judging import is_notation, reference_text
 from rlplug_rewards.answers.reading import read
-from rlplug_rewards.answers.values import Words
+from rlplug_rewards.answers.values import Items, Value, Words
 
-MOST_WORDS: Final = 8
+MOST_WORDS: Final = 6
+"""Most words of an answer in words."""
 
 
 def accepted_answers(answer: Any) -> list[Any]:
@@ -72,9 +73,15 @@ def as_mathematics(answer: str) -> str:
     value = read(text)
     if value is None:
         raise ValueError(f"{answer!r} is no answer that can be read")
-    if isinstance(value, Words) and not value.is_literal and len(value.text.split()) > MOST_WORDS:
+    if _is_prose(value):
         raise ValueError(f"{answer!r} is prose: give the answer alone, or mark it with #### or \\boxed{{}}")
     return text
+
+
+def _is_prose(value: Value, most: int = MOST_WORDS) -> bool:
+    if isinstance(value, Items):
+        return any(_is_prose(part, MOST_WORDS // 2) for part in value.parts)
+    return isinstance(value, Words) and not value.is_literal and len(value.text.split()) > most
 
 
 def needs_fallback(reference: str) -> bool:
