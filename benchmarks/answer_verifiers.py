@@ -109,7 +109,11 @@ def main() -> None:
     from answer_table import pairs
 
     logging.disable(logging.CRITICAL)
-    verifiers = {"MathVerify of rlplug": rlplug(), "math-verify, defaults": math_verify_defaults(), "TRL accuracy_reward": trl_accuracy()}
+    verifiers = {
+        "MathVerify of rlplug": rlplug(),
+        "math-verify, defaults": math_verify_defaults(),
+        "TRL accuracy_reward": trl_accuracy(),
+    }
     if options.verl is not None:
         names = ("math_verify", "prime_math", "math_reward", "math_dapo", "gsm8k")
         verifiers |= {f"verl {name}": verl_scorer(options.verl, name) for name in names}
@@ -119,7 +123,9 @@ def main() -> None:
     print(f"| verifier | agrees, of {len(table)} | right ones scored 0 | wrong ones scored 1 |\n|---|---|---|---|")
     for name, verifier in verifiers.items():
         found = [scored(verifier, pair.references, pair.completion) for pair in table]
-        agreed[name] = Counter(pair.kind for pair, is_right in zip(table, found, strict=True) if is_right == pair.is_right)
+        agreed[name] = Counter(
+            pair.kind for pair, is_right in zip(table, found, strict=True) if is_right == pair.is_right
+        )
         missed = sum(pair.is_right and not is_right for pair, is_right in zip(table, found, strict=True))
         wrong = sum(is_right and not pair.is_right for pair, is_right in zip(table, found, strict=True))
         print(f"| {name} | {agreed[name].total() / len(table):.1%} | {missed} | {wrong} |", flush=True)

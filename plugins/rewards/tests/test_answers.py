@@ -40,14 +40,90 @@ def test_equality_is_symmetric():
         marked = marked_answer(pair.completion)
         if marked is not None and marked.is_marked and len(pair.references) == 1:
             reference = as_mathematics(pair.references[0])
-            assert same_answers(reference, marked.text) == same_answers(marked.text, reference), (reference, marked.text)
+            assert same_answers(reference, marked.text) == same_answers(marked.text, reference), (
+                reference,
+                marked.text,
+            )
 
 
 PIECES = [pair.references[0] for pair in TABLE] + [
-    *(r"\frac", "{", "}", "(", ")", "[", "]", "$", r"\boxed{", r"\text{", "^", "_", "|", "\\", ",", ";", " and ", " or ", "=", "<"),
-    *(r"\le", r"\cup", r"\pm", "%", "!", "...", r"\overline{", r"\sqrt[", "e", "i", "10^", "9^", "-", "+", "/", "*", ":", "'", "°", "½"),
-    *("<think>", "</think>", "<answer>", "</answer>", "The answer is ", "not ", "\n", "#### ", "**", "&", r"\\", r"\begin{cases}"),
-    *(r"\end{cases}", "∞", "√", "１２", "٣", "\x00", "😀", "0x", "1e999", r"\lfloor", r"\infty", "km/h", "$$", r"\(", "0.", "x_", "C)"),
+    *(
+        r"\frac",
+        "{",
+        "}",
+        "(",
+        ")",
+        "[",
+        "]",
+        "$",
+        r"\boxed{",
+        r"\text{",
+        "^",
+        "_",
+        "|",
+        "\\",
+        ",",
+        ";",
+        " and ",
+        " or ",
+        "=",
+        "<",
+    ),
+    *(
+        r"\le",
+        r"\cup",
+        r"\pm",
+        "%",
+        "!",
+        "...",
+        r"\overline{",
+        r"\sqrt[",
+        "e",
+        "i",
+        "10^",
+        "9^",
+        "-",
+        "+",
+        "/",
+        "*",
+        ":",
+        "'",
+        "°",
+        "½",
+    ),
+    *(
+        "<think>",
+        "</think>",
+        "<answer>",
+        "</answer>",
+        "The answer is ",
+        "not ",
+        "\n",
+        "#### ",
+        "**",
+        "&",
+        r"\\",
+        r"\begin{cases}",
+    ),
+    *(
+        r"\end{cases}",
+        "∞",
+        "√",
+        "１２",
+        "٣",
+        "\x00",
+        "😀",
+        "0x",
+        "1e999",
+        r"\lfloor",
+        r"\infty",
+        "km/h",
+        "$$",
+        r"\(",
+        "0.",
+        "x_",
+        "C)",
+    ),
 ]
 
 
@@ -67,7 +143,9 @@ def test_random_texts_are_judged_soon_and_the_same_both_ways(count):
         assert time.process_time() - start < 5, (one, other)
 
 
-@pytest.mark.parametrize("piece", ["1", "1,", "a ", "(", "{", r"\frac", "$", r"\boxed{", r"\boxed{1}", "^2", "A, ", "\n", " ", "wait, "])
+@pytest.mark.parametrize(
+    "piece", ["1", "1,", "a ", "(", "{", r"\frac", "$", r"\boxed{", r"\boxed{1}", "^2", "A, ", "\n", " ", "wait, "]
+)
 def test_long_texts_are_judged_soon(piece):
     start = time.process_time()
     for text in (piece * 3000, rf"\boxed{{{piece * 3000}}}", "The answer is " + piece * 3000):
@@ -110,7 +188,9 @@ def test_a_solution_may_mark_its_answer(answer, text):
     assert as_mathematics(answer) == text
 
 
-@pytest.mark.parametrize("answer", [r"\frac{1}{", "{", "(1, 2", "First we add the two and then we divide by the number of them."])
+@pytest.mark.parametrize(
+    "answer", [r"\frac{1}{", "{", "(1, 2", "First we add the two and then we divide by the number of them."]
+)
 def test_what_cannot_be_read_is_refused(answer):
     with pytest.raises(ValueError, match=r"can be read|is prose"):
         as_mathematics(answer)

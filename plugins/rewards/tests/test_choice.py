@@ -36,7 +36,9 @@ def test_letters(make_sample, answer, completion, value):
     assert MultipleChoice().score([make_sample(completion, answer)]) == [value]
 
 
-@pytest.mark.parametrize("choices", [["12", "Paris", "Rome"], {"text": ["12", "Paris", "Rome"], "label": ["A", "B", "C"]}])
+@pytest.mark.parametrize(
+    "choices", [["12", "Paris", "Rome"], {"text": ["12", "Paris", "Rome"], "label": ["A", "B", "C"]}]
+)
 def test_the_text_of_a_choice_counts_where_it_is_marked(make_sample, choices):
     texts = [r"\boxed{\text{Paris}}", "<answer>Rome</answer>", r"\boxed{B}", r"\boxed{D}", "<answer>Oslo</answer>"]
     samples = [make_sample(text, "B", choices=choices) for text in texts]
@@ -44,7 +46,10 @@ def test_the_text_of_a_choice_counts_where_it_is_marked(make_sample, choices):
 
 
 def test_options_are_those_of_all_verifiers(make_sample):
-    assert MultipleChoice(answer_pattern="=> (.)").score([make_sample(text, "B") for text in ("=> B", "B")]) == [1.0, 0.0]
+    assert MultipleChoice(answer_pattern="=> (.)").score([make_sample(text, "B") for text in ("=> B", "B")]) == [
+        1.0,
+        0.0,
+    ]
 
 
 @pytest.mark.parametrize("answer", ["Paris", 4, "E", float("nan"), True])

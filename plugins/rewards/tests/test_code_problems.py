@@ -12,8 +12,19 @@ from walled_code import code_reward
 
 from rlplug.rewards import RewardRunner
 
-PROBLEMS = [json.loads(line) for line in Path(__file__).with_name("code_problems.jsonl").read_text(encoding="utf-8").splitlines()]
-OFTEN = {"sum of common divisors", "Counter", "sort in place", "vector", "endless generator", "raises its own", "main guard"}
+PROBLEMS = [
+    json.loads(line)
+    for line in Path(__file__).with_name("code_problems.jsonl").read_text(encoding="utf-8").splitlines()
+]
+OFTEN = {
+    "sum of common divisors",
+    "Counter",
+    "sort in place",
+    "vector",
+    "endless generator",
+    "raises its own",
+    "main guard",
+}
 
 
 def scores(make_sample: Any, problems: list[dict[str, Any]], which: str) -> dict[str, Any]:

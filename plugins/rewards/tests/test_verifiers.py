@@ -66,7 +66,9 @@ def test_math_verify_without_a_readable_answer_is_an_error(make_sample, math_ver
     assert re.search(message, value.message)
 
 
-@pytest.mark.parametrize("answer", [r"\frac{1}{", float("nan"), [], r"\int_0^1 \frac", "we add them all and then divide by four"])
+@pytest.mark.parametrize(
+    "answer", [r"\frac{1}{", float("nan"), [], r"\int_0^1 \frac", "we add them all and then divide by four"]
+)
 def test_a_run_does_not_start_with_an_answer_that_cannot_be_read(make_sample, math_verify, answer):
     prompts = [make_sample(answer=good).prompt for good in ("4", r"\sqrt{2}", ["3", "4"], 12.0, r"\int_0^1 x \, dx")]
     math_verify.check_prompts(prompts)
@@ -111,7 +113,9 @@ def test_a_number_beyond_all_memory_is_an_error_and_stops_no_other_sample(make_s
     # sympy computes 9**(9**9) in one C call, under the interpreter's lock: in a thread, no deadline could fire
     hangs = make_sample(rf"\boxed{{{HANGS}}}", r"\sum_{k=1}^{n} k")
     start = time.perf_counter()
-    first, *others = RewardRunner([MathVerify(timeout_s=1.0, num_processes=2)]).score([hangs, *[make_sample(r"\boxed{4}")] * 8])
+    first, *others = RewardRunner([MathVerify(timeout_s=1.0, num_processes=2)]).score(
+        [hangs, *[make_sample(r"\boxed{4}")] * 8]
+    )
     assert first.errors["mathverify"].message == "took longer than 1 s (timeout_s)"
     assert [sample.reward for sample in others] == [1.0] * 8
     assert time.perf_counter() - start < 15

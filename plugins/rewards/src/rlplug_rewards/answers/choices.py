@@ -11,7 +11,8 @@ LETTER: Final = r"(?:\\(?:text|textbf|mathrm|mathbf|boxed)\s*\{\s*)*[*_`\"'$]*\(
 NAMED: Final = re.compile(
     r"(?:\b(?:answer|choice|option|alternative|selection|letter)s?\b[^.\n:]{0,60}?(?:\bis\b|\bare\b|\bwould be\b|\bmust be\b|\bshould be\b|:|=|：)"
     r"|\b(?:answer|choose|chose|choosing|pick|select|selected|go with|going with|choice|option)\b)\W{0,6}?"
-    r"(?:\s*(?:therefore|thus|then|clearly|simply|indeed|option|choice|letter|answer|the|is|likely|best|correct)\b\W{0,4}?)*\s*" + LETTER,
+    r"(?:\s*(?:therefore|thus|then|clearly|simply|indeed|option|choice|letter|answer|the|is|likely|best|correct)\b\W{0,4}?)*\s*"
+    + LETTER,
     re.IGNORECASE,
 )
 SUBJECT: Final = re.compile(
@@ -20,8 +21,13 @@ SUBJECT: Final = re.compile(
 )
 ALONE: Final = re.compile(r"\W*" + LETTER + r"[\s)\].*_`\"'$}:,]*\Z")
 FIRST: Final = re.compile(r"\s*[*_`$(\[]*(?P<letter>[A-J])(?:\s*[)\].:]|[*_]{1,2})[)*_`}\]$]*(?:\s|$)")
-DENIED: Final = re.compile(r"\b(?:not|isn['’]t|cannot be|can['’]t be|neither|eliminate|rule out|ruled out|incorrect|wrong|except)\b", re.IGNORECASE)
-SEVERAL: Final = re.compile(r"(?<![A-Za-z'’])[*_(\[]*([A-J])[)*_\]]*\s*(?:,|/|&|and|or)\s*(?:\band\b|\bor\b)?\s*[*_(\[]*([A-J])(?![A-Za-z'’])")
+DENIED: Final = re.compile(
+    r"\b(?:not|isn['’]t|cannot be|can['’]t be|neither|eliminate|rule out|ruled out|incorrect|wrong|except)\b",
+    re.IGNORECASE,
+)
+SEVERAL: Final = re.compile(
+    r"(?<![A-Za-z'’])[*_(\[]*([A-J])[)*_\]]*\s*(?:,|/|&|and|or)\s*(?:\band\b|\bor\b)?\s*[*_(\[]*([A-J])(?![A-Za-z'’])"
+)
 
 
 def read_choice(text: str, is_marked: bool = False, letters: str = LETTERS) -> str | None:
@@ -45,14 +51,23 @@ def _marked(text: str) -> str | None:
     if match is not None:
         rest = text[match.end() :]
         return None if re.match(r"\s*(?:and|or|,|/|&)\s*[*(]*[A-J]\b(?![a-z'])", rest) else match["letter"].upper()
-    match = re.match(r"\W*(?:the\s+)?(?:correct\s+|final\s+|best\s+)?(?:answer|option|choice)\b\W*(?:is\b\W*)?(?:option|choice)?\s*" + LETTER, text, re.IGNORECASE)
+    match = re.match(
+        r"\W*(?:the\s+)?(?:correct\s+|final\s+|best\s+)?(?:answer|option|choice)\b\W*(?:is\b\W*)?(?:option|choice)?\s*"
+        + LETTER,
+        text,
+        re.IGNORECASE,
+    )
     if match is not None and match["letter"].isupper() and not _has_other(text, match.end()):
         return match["letter"]
     return _last_of(NAMED, text)
 
 
 def _in_prose(text: str) -> str | None:
-    if len(text) < 200 and "\n" not in text.strip() and (match := ALONE.fullmatch(text) or FIRST.match(text)) is not None:
+    if (
+        len(text) < 200
+        and "\n" not in text.strip()
+        and (match := ALONE.fullmatch(text) or FIRST.match(text)) is not None
+    ):
         return _marked(text)
     named = _last_of(NAMED, text)
     if named is not None or NAMED.search(text):
@@ -73,9 +88,15 @@ def _last_of(pattern: re.Pattern[str], text: str) -> str | None:
             continue
         begin = max(text.rfind(mark, 0, match.start("letter")) for mark in (". ", "\n", "! ", "? ", ", ", "; "))
         sentence = text[begin + 1 : match.start("letter")]
-        if DENIED.search(sentence) or DENIED.match(text[match.end() :].lstrip(" *_).is").split("\n")[0][:12].strip() or "-"):
+        if DENIED.search(sentence) or DENIED.match(
+            text[match.end() :].lstrip(" *_).is").split("\n")[0][:12].strip() or "-"
+        ):
             continue
-        if letter in "AI" and re.match(r"\s+[a-z]", text[match.end("letter") :]) and not re.match(r"\s+(?:because|since|as|is|for|and|with|which)\b", text[match.end("letter") :]):
+        if (
+            letter in "AI"
+            and re.match(r"\s+[a-z]", text[match.end("letter") :])
+            and not re.match(r"\s+(?:because|since|as|is|for|and|with|which)\b", text[match.end("letter") :])
+        ):
             continue  # an article or a pronoun
         found = None if _has_other(text, match.end("letter")) else letter
     return found
@@ -83,7 +104,13 @@ def _last_of(pattern: re.Pattern[str], text: str) -> str | None:
 
 def _has_other(text: str, at: int) -> bool:
     """Return whether another letter follows one, as in "A or B"."""
-    return re.match(r"[)\]*_$.}]*\s*(?:,|/|&|\band\b|\bor\b)\s*(?:\band\b|\bor\b)?\s*(?:also\s+|maybe\s+|option\s+)?[*_(\[$]*[A-J](?![A-Za-z'’])", text[at:]) is not None
+    return (
+        re.match(
+            r"[)\]*_$.}]*\s*(?:,|/|&|\band\b|\bor\b)\s*(?:\band\b|\bor\b)?\s*(?:also\s+|maybe\s+|option\s+)?[*_(\[$]*[A-J](?![A-Za-z'’])",
+            text[at:],
+        )
+        is not None
+    )
 
 
 def letters_of(count_or_letters: str | Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from rlplug_rewards.answers.regions import pair_as_region
 from rlplug_rewards.answers.units import same_kind
 from rlplug_rewards.answers.values import Clock, Grid, Items, Quantity, Region, Relation, Span, Value, Words
 
-SETS: Final = ("", "❴❵")
+SETS: Final = ("", "⦃⦄")
 PRODUCTS: Final = ("abc", "xyz", "pqr", "mnk", "uvw", "rst")
 HUNDREDTH: Final = read_expression("1/100")
 
@@ -96,7 +96,9 @@ def _product(one: Expression, other: Expression) -> Expression:
     from rlplug_rewards.answers.expressions import multiply
 
     return Expression(
-        lambda point: multiply(one.compute(point), other.compute(point)), one.names | other.names, f"{one.text}*{other.text}"
+        lambda point: multiply(one.compute(point), other.compute(point)),
+        one.names | other.names,
+        f"{one.text}*{other.text}",
     )
 
 
@@ -132,12 +134,14 @@ def _same_items(one: Value, other: Value) -> bool:
     if left is not None or right is not None:
         named, plain = (left, other) if left is not None else (right, one)
         assert named is not None
+        if any(isinstance(part, Relation) for part in plain.parts):
+            return False
         return _in_order([named[name] for name in sorted(named)], plain.parts)
     parts = [[_unlabelled(part) for part in items.parts] for items in (one, other)]
     if one.brackets in SETS and other.brackets in SETS:
-        are_sets = "❴❵" in (one.brackets, other.brackets)
+        are_sets = "⦃⦄" in (one.brackets, other.brackets)
         return _in_any_order(*(_distinct(each) if are_sets else each for each in parts))
-    if "❴❵" in (one.brackets, other.brackets):
+    if "⦃⦄" in (one.brackets, other.brackets):
         return False
     if {one.brackets, other.brackets} == {"()", "[]"} and len(one.parts) == 2:
         return False
@@ -149,7 +153,7 @@ def _labelled(items: Items) -> dict[str, Value] | None:
     if not all(isinstance(part, Relation) and part.sign == "=" and part.label for part in items.parts):
         return None
     named = {part.label: part.right for part in items.parts if isinstance(part, Relation)}
-    return named if len(named) == len(items.parts) and items.brackets in ("", "()", "❴❵") else None
+    return named if len(named) == len(items.parts) and items.brackets in ("", "()", "⦃⦄") else None
 
 
 def _unlabelled(value: Value) -> Value:
@@ -183,7 +187,11 @@ def _distinct(values: Sequence[Value]) -> list[Value]:
 def _same_ratios(one: Items, other: Items) -> bool:
     if len(one.parts) != len(other.parts):
         return False
-    pairs = [(left.expression, right.expression) for left, right in zip(one.parts, other.parts, strict=True) if isinstance(left, Quantity) and isinstance(right, Quantity)]
+    pairs = [
+        (left.expression, right.expression)
+        for left, right in zip(one.parts, other.parts, strict=True)
+        if isinstance(left, Quantity) and isinstance(right, Quantity)
+    ]
     first, second = pairs[0]
     return all(equal(_product(left, second), _product(right, first)) for left, right in pairs)
 
@@ -194,7 +202,9 @@ def _is_ratio(items: Items, single: Quantity) -> bool:
     above, below = items.parts
     assert isinstance(above, Quantity)
     assert isinstance(below, Quantity)
-    return "/" in single.expression.text.replace(r"\frac", "/") and equal(_product(single.expression, below.expression), above.expression)
+    return "/" in single.expression.text.replace(r"\frac", "/") and equal(
+        _product(single.expression, below.expression), above.expression
+    )
 
 
 def _same_grids(one: Value, other: Value) -> bool:
@@ -265,7 +275,12 @@ def _same_relations(one: Value, other: Value) -> bool:
         return False
     if one.label and other.label and same(one.right, other.right):
         return one.label == other.label or not (_is_symbol(one.label) and _is_symbol(other.label))
-    if one.left is None or other.left is None or not isinstance(one.right, Quantity) or not isinstance(other.right, Quantity):
+    if (
+        one.left is None
+        or other.left is None
+        or not isinstance(one.right, Quantity)
+        or not isinstance(other.right, Quantity)
+    ):
         return False
     if one.right.unit is not None or other.right.unit is not None:
         return False
@@ -284,7 +299,11 @@ def _are_multiples(a: Expression, b: Expression, c: Expression, d: Expression, s
     if (a.names | b.names) != (c.names | d.names):
         return False
     quotient = Expression(
-        lambda point: divide(subtract(a.compute(point), b.compute(point)), subtract(c.compute(point), d.compute(point))), names, ""
+        lambda point: divide(
+            subtract(a.compute(point), b.compute(point)), subtract(c.compute(point), d.compute(point))
+        ),
+        names,
+        "",
     )
     from rlplug_rewards.answers.expressions import _points
 
@@ -292,6 +311,14 @@ def _are_multiples(a: Expression, b: Expression, c: Expression, d: Expression, s
     if first is None or not first:
         return False
     with mpmath.workdps(60):
-        if sign in ("<", "<=") and not mpmath.re(mpmath.mpmathify(first if not hasattr(first, "numerator") else mpmath.mpf(first.numerator) / first.denominator)) > 0:
+        if (
+            sign in ("<", "<=")
+            and not mpmath.re(
+                mpmath.mpmathify(
+                    first if not hasattr(first, "numerator") else mpmath.mpf(first.numerator) / first.denominator
+                )
+            )
+            > 0
+        ):
             return False
     return equal(quotient, Expression(lambda _: first, frozenset(), ""))

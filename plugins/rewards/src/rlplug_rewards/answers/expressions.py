@@ -27,7 +27,10 @@ Number = Any
 Compute = Callable[[Mapping[str, Number]], Number]
 
 FUNCTIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    **{name: getattr(mpmath, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp")},
+    **{
+        name: getattr(mpmath, name)
+        for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp")
+    },
     **{f"arc{name}": getattr(mpmath, f"a{name}") for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
     **{f"a{name}": getattr(mpmath, f"a{name}") for name in ("sin", "cos", "tan")},
     "ln": mpmath.log,
@@ -38,7 +41,11 @@ GREEK: Final = frozenset(
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi chi psi omega Gamma Delta Theta "
     "Lambda Xi Sigma Phi Psi Omega".split()
 )
-WORDS: Final = sorted([*FUNCTIONS, "sqrt", "cbrt", "pi", "infinity", "infty", "abs", "floor", "ceil", "binom", "theta", "alpha", "beta"], key=len, reverse=True)
+WORDS: Final = sorted(
+    [*FUNCTIONS, "sqrt", "cbrt", "pi", "infinity", "infty", "abs", "floor", "ceil", "binom", "theta", "alpha", "beta"],
+    key=len,
+    reverse=True,
+)
 TOKEN: Final = re.compile(
     r"\s*(?:(?P<number>\d+\.?\d*|\.\d+)|\\(?P<command>[A-Za-z]+)|(?P<word>[A-Za-z]+)|(?P<symbol>\*\*|.))", re.DOTALL
 )
@@ -102,6 +109,8 @@ def equal(one: Expression, other: Expression) -> bool:
     found = 0
     for point in _points(names):
         left, right = one.at(point), other.at(point)
+        if any(value < 0 for value in point.values()) and not (_is_real(left) and _is_real(right)):
+            continue  # roots and logarithms of negative numbers have several values
         if left is None and right is None:
             continue
         if left is None or right is None:
@@ -128,6 +137,10 @@ def equal_numbers(one: Expression, other: Expression) -> bool:
                 if mpmath.im(_float(value)) == 0 and error <= mpmath.mpf("0.5000001"):
                     return True
     return False
+
+
+def _is_real(value: Number | None) -> bool:
+    return value is not None and (isinstance(value, Fraction) or mpmath.im(value) == 0)
 
 
 def _is_endless(value: Number) -> bool:
@@ -183,9 +196,7 @@ def _both(operation: Callable[[Any, Any], Any]) -> Callable[[Number, Number], Nu
     return compute
 
 
-add, subtract, multiply, divide = (
-    _both(each) for each in (operator.add, operator.sub, operator.mul, operator.truediv)
-)
+add, subtract, multiply, divide = (_both(each) for each in (operator.add, operator.sub, operator.mul, operator.truediv))
 
 
 def power(base: Number, exponent: Number) -> Number:
@@ -214,13 +225,21 @@ def _root(number: int, degree: int) -> int | None:
     if number < 2 or number.bit_length() > 4096:
         return number if number < 2 else None
     guess = round(number ** (1 / degree)) if number.bit_length() < 900 else math.isqrt(number) if degree == 2 else 0
-    found: int | None = next((each for each in (guess - 1, guess, guess + 1) if each >= 0 and each**degree == number), None)
+    found: int | None = next(
+        (each for each in (guess - 1, guess, guess + 1) if each >= 0 and each**degree == number), None
+    )
     return found
 
 
 def root(value: Number, degree: Number) -> Number:
     """Return the real root of a number where there is one, as readers of ``\\sqrt[3]{-8}`` expect."""
-    if isinstance(value, Fraction) and value < 0 and isinstance(degree, Fraction) and degree.denominator == 1 and degree % 2:
+    if (
+        isinstance(value, Fraction)
+        and value < 0
+        and isinstance(degree, Fraction)
+        and degree.denominator == 1
+        and degree % 2
+    ):
         return -root(-value, degree)
     return power(value, divide(Fraction(1), degree))
 
@@ -307,7 +326,11 @@ class _Parser:
         if token in ("(", "{", "[") or self.is_number(token) or token[0].isalpha():
             return True
         name = token[1:]
-        return token[0] == "\\" and (name in GREEK or name in FUNCTIONS or name in ("frac", "sqrt", "pi", "binom", "infty", "lfloor", "lceil", "cbrt", "abs"))
+        return token[0] == "\\" and (
+            name in GREEK
+            or name in FUNCTIONS
+            or name in ("frac", "sqrt", "pi", "binom", "infty", "lfloor", "lceil", "cbrt", "abs")
+        )
 
     def signed(self, depth: int) -> Compute:
         if self.peek() in ("-", "+"):
@@ -429,7 +452,13 @@ class _Parser:
     def argument(self, depth: int) -> Compute:
         r"""Read what a command takes: a group, or one token (``\frac12`` has two digits)."""
         token = self.peek()
-        if token and self.is_number(token) and len(token) > 1 and token.isdigit() and self.tokens[self.at - 1][0] == "\\":
+        if (
+            token
+            and self.is_number(token)
+            and len(token) > 1
+            and token.isdigit()
+            and self.tokens[self.at - 1][0] == "\\"
+        ):
             if self.tokens[self.at - 1] == "\\frac":
                 self.tokens[self.at : self.at + 1] = [token[0], token[1:]]
         elif token in ("-", "+"):
@@ -465,7 +494,12 @@ class _Parser:
         if self.peek() in ("(", "{", "["):
             return self.power(depth) if self.peek() == "{" else self.group(self.take(), depth)
         value = self.signed(depth)
-        while (token := self.peek()) and self.begins_factor(token) and token.lstrip("\\") not in FUNCTIONS and token not in OPENS:
+        while (
+            (token := self.peek())
+            and self.begins_factor(token)
+            and token.lstrip("\\") not in FUNCTIONS
+            and token not in OPENS
+        ):
             value = _node(multiply, value, self.power(depth))
         return value
 
@@ -488,7 +522,10 @@ def _words(word: str) -> list[str]:
     """Split letters into names of functions and symbols of one letter."""
     parts: list[str] = []
     while word:
-        known = next((name for name in WORDS if word.lower().startswith(name) and word.startswith((name, name.capitalize()))), None)
+        known = next(
+            (name for name in WORDS if word.lower().startswith(name) and word.startswith((name, name.capitalize()))),
+            None,
+        )
         parts.append(known or word[0])
         word = word[len(parts[-1]) :]
     return parts

@@ -31,7 +31,10 @@ THOUGHTS: Final = (
 )
 """What begins and ends a thought, in the texts of DeepSeek, Qwen, Seed, Mistral, Kimi, Cohere, gpt-oss, Gemma and others."""
 END_TOKENS: Final = (
-    *(f"<|{name}|>" for name in ("im_end", "eot_id", "endoftext", "end", "return", "eom_id", "end_of_text", "END_RESPONSE")),
+    *(
+        f"<|{name}|>"
+        for name in ("im_end", "eot_id", "endoftext", "end", "return", "eom_id", "end_of_text", "END_RESPONSE")
+    ),
     *("</s>", "<eos>", "<end_of_turn>"),
 )
 ANSWER_TAG: Final = re.compile(r"<(/?)answer>", re.IGNORECASE)
@@ -86,7 +89,9 @@ def after_thought(text: str, begins_in_thought: bool = False) -> str | None:
 def _without_end(text: str) -> str:
     """Return a text without the tokens that end a turn, which some engines leave."""
     text = text.rstrip()
-    while (shorter := next((text.removesuffix(token) for token in END_TOKENS if text.endswith(token)), None)) is not None:
+    while (
+        shorter := next((text.removesuffix(token) for token in END_TOKENS if text.endswith(token)), None)
+    ) is not None:
         text = shorter.rstrip()
     return text
 

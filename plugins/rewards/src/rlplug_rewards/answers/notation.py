@@ -1,6 +1,6 @@
 r"""One notation for LaTeX, Unicode and plain text, in which answers are read.
 
-Text in LaTeX (``\text{cm}``) becomes ``«cm»``, braces of sets ``❴`` and ``❵``, thin spaces ``\,`` the character ``‹thin›``
+Text in LaTeX (``\text{cm}``) becomes ``«cm»``, braces of sets ``⦃`` and ``⦄``, thin spaces ``\,`` the character ``‹thin›``
 until numerals are joined, and a dollar sign that is left is a currency.
 """
 
@@ -20,13 +20,76 @@ CHARACTERS: Final = {
     **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u200e\u200f", ""),
     **dict.fromkeys("’‘′", "'"),
     **dict.fromkeys("“”″", '"'),
-    **{"×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "•": r"\cdot ", "∙": r"\cdot ", "∗": "*", "÷": "/", "⁄": "/", "∕": "/"},
-    **{"≤": r"\le ", "⩽": r"\le ", "≦": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≧": r"\ge ", "≠": r"\ne ", "≈": r"\approx "},
-    **{"∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "Ø": r"\emptyset ", "±": r"\pm "},
-    **{"∓": r"\mp ", "√": r"\sqrt ", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]", "°": r"\deg ", "º": r"\deg ", "ℝ": r"\mathbb{R}"},
-    **{"π": r"\pi ", "𝜋": r"\pi ", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "…": "..."},
-    **{"∖": r"\setminus ", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "⟨": r"\langle ", "⟩": r"\rangle "},
-    **{"（": "(", "）": ")", "，": ",", "；": ";", "：": ":", "。": ".", "％": "%", "＝": "=", "＋": "+", "∧": r"\land ", "∨": r"\lor "},
+    **{
+        "×": r"\times ",
+        "·": r"\cdot ",
+        "⋅": r"\cdot ",
+        "•": r"\cdot ",
+        "∙": r"\cdot ",
+        "∗": "*",
+        "÷": "/",
+        "⁄": "/",
+        "∕": "/",
+    },
+    **{
+        "≤": r"\le ",
+        "⩽": r"\le ",
+        "≦": r"\le ",
+        "≥": r"\ge ",
+        "⩾": r"\ge ",
+        "≧": r"\ge ",
+        "≠": r"\ne ",
+        "≈": r"\approx ",
+    },
+    **{
+        "∞": r"\infty ",
+        "∪": r"\cup ",
+        "∩": r"\cap ",
+        "∈": r"\in ",
+        "∅": r"\emptyset ",
+        "Ø": r"\emptyset ",
+        "±": r"\pm ",
+    },
+    **{
+        "∓": r"\mp ",
+        "√": r"\sqrt ",
+        "∛": r"\sqrt[3]",
+        "∜": r"\sqrt[4]",
+        "°": r"\deg ",
+        "º": r"\deg ",
+        "ℝ": r"\mathbb{R}",
+    },
+    **{
+        "π": r"\pi ",
+        "𝜋": r"\pi ",
+        "ℤ": r"\mathbb{Z}",
+        "ℕ": r"\mathbb{N}",
+        "ℚ": r"\mathbb{Q}",
+        "ℂ": r"\mathbb{C}",
+        "…": "...",
+    },
+    **{
+        "∖": r"\setminus ",
+        "⌊": r"\lfloor ",
+        "⌋": r"\rfloor ",
+        "⌈": r"\lceil ",
+        "⌉": r"\rceil ",
+        "⟨": r"\langle ",
+        "⟩": r"\rangle ",
+    },
+    **{
+        "（": "(",
+        "）": ")",
+        "，": ",",
+        "；": ";",
+        "：": ":",
+        "。": ".",
+        "％": "%",
+        "＝": "=",
+        "＋": "+",
+        "∧": r"\land ",
+        "∨": r"\lor ",
+    },
     **{"＜": "<", "＞": ">", "𝑥": "x", "𝑦": "y", "⟹": "=", "⇒": "=", "→": r"\to ", "≡": r"\equiv ", "∣": "|", "∶": ":"},
 }
 GREEK: Final = {
@@ -48,12 +111,14 @@ TEXT: Final = re.compile(
 OVER: Final = re.compile(r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}")
 ROW: Final = "\x02"
 """What ends a row of a matrix, while a text is rewritten."""
-STYLE: Final = re.compile(r"\\(?:mathbf|boldsymbol|bm|pmb|vec|overrightarrow|hat|mathcal|mathscr|mathfrak|underline|bold|mathop|ensuremath|displaystyle)\s*(?=\{|[A-Za-z\\])")
+STYLE: Final = re.compile(
+    r"\\(?:mathbf|boldsymbol|bm|pmb|vec|overrightarrow|hat|mathcal|mathscr|mathfrak|underline|bold|mathop|ensuremath|displaystyle)\s*(?=\{|[A-Za-z\\])"
+)
 SAME: Final = {
     r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\nicefrac": r"\frac", r"\sfrac": r"\frac",
     r"\leq": r"\le", r"\leqslant": r"\le", r"\lte": r"\le", r"\geq": r"\ge", r"\geqslant": r"\ge", r"\gte": r"\ge",
     r"\neq": r"\ne", r"\lt": "<", r"\gt": ">", r"\varnothing": r"\emptyset", r"\to": r"\to",
-    r"\lvert": "|", r"\rvert": "|", r"\vert": "|", r"\mid": "|", r"\lbrace": "❴", r"\rbrace": "❵", r"\div": "/",
+    r"\lvert": "|", r"\rvert": "|", r"\vert": "|", r"\mid": "|", r"\lbrace": "⦃", r"\rbrace": "⦄", r"\div": "/",
     r"\lbrack": "[", r"\rbrack": "]", r"\lparen": "(", r"\rparen": ")", r"\ast": "*", r"\degree": r"\deg", r"\bullet": r"\cdot",
     r"\ldots": "...", r"\dots": "...", r"\cdots": "...", r"\dotsc": "...", r"\dotsb": "...", r"\varphi": r"\phi",
     r"\varepsilon": r"\epsilon", r"\vartheta": r"\theta", r"\binom": r"\binom", r"\dbinom": r"\binom", r"\tbinom": r"\binom",
@@ -64,7 +129,9 @@ SAME: Final = {
     r"\And": "&", r"\exponentialE": "e", r"\bigcup": r"\cup", r"\bigcap": r"\cap", r"\prime": "'", r"\ell": "l", r"\textdegree": r"\deg",
     r"\celsius": r"\deg C", r"\percent": "%", r"\textpercent": "%", r"\arctg": r"\arctan", r"\tg": r"\tan", r"\ctg": r"\cot",
 }  # fmt: skip
-NAMED: Final = frozenset("arcsin arccos arctan arccot sin cos tan cot sec csc sinh cosh tanh ln log lg exp max min gcd lcm det".split())
+NAMED: Final = frozenset(
+    "arcsin arccos arctan arccot sin cos tan cot sec csc sinh cosh tanh ln log lg exp max min gcd lcm det".split()
+)
 
 
 def clean(text: str) -> str:
@@ -74,9 +141,16 @@ def clean(text: str) -> str:
     text = re.sub(r"\\\\\s*&?\s*(?==)", " ", text)  # a line of an aligned equation goes on
     if "\\begin" not in text or re.search(r"\\begin\s*\{(?:align|gather|split|eqn)", text):
         text = text.replace("&", " ")
-    text = text.replace("\\\\", ROW).replace(r"\$", "\x01").replace(r"\%", "%").replace(r"\#", "#").replace(r"\&", "&").replace(r"\_", "_")
+    text = (
+        text.replace("\\\\", ROW)
+        .replace(r"\$", "\x01")
+        .replace(r"\%", "%")
+        .replace(r"\#", "#")
+        .replace(r"\&", "&")
+        .replace(r"\_", "_")
+    )
     text = _without_delimiters(text)
-    text = text.replace("\x01", "$").replace(r"\{", "❴").replace(r"\}", "❵").replace(r"\|", "|")
+    text = text.replace("\x01", "$").replace(r"\{", "⦃").replace(r"\}", "⦄").replace(r"\|", "|")
     text = DROPPED.sub("", text)
     text = text.replace(r"\,", THIN).replace(r"{,}", ",").replace("{ }", " ").replace(r"{\cdot}", r"\cdot ")
     text = SPACES.sub(" ", text)

@@ -16,26 +16,57 @@ from typing import Final
 
 from rlplug_rewards.answers.notation import THIN
 
-GROUPS: Final = re.compile(rf"(?<![\d.,_^])(?<!\^\{{)\d{{1,3}}(?:,\s?{THIN}?\d{{3}})+(?![\d,])|(?<![\d.,_^])\d{{1,2}}(?:,\d{{2}})+,\d{{3}}(?![\d,])")
-SPACED: Final = re.compile(rf"(?<![\d.,_^{{])(?<!\d )[1-9]\d{{0,2}}(?:[{THIN}_']\d{{3}}| (?=\d{{3}})\d{{3}})+(?![\d/]|\s\d)")
+GROUPS: Final = re.compile(
+    rf"(?<![\d.,_^])(?<!\^\{{)\d{{1,3}}(?:,\s?{THIN}?\d{{3}})+(?![\d,])|(?<![\d.,_^])\d{{1,2}}(?:,\d{{2}})+,\d{{3}}(?![\d,])"
+)
+SPACED: Final = re.compile(
+    rf"(?<![\d.,_^{{])(?<!\d )[1-9]\d{{0,2}}(?:[{THIN}_']\d{{3}}| (?=\d{{3}})\d{{3}})+(?![\d/]|\s\d)"
+)
 EUROPEAN: Final = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3})+,\d+(?!\d)|(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.])")
 REPEATED: Final = re.compile(
     r"(?<!\d)(\d*)\.(\d*)(?:\\(?:overline|bar|dot|overset\{\\cdot\})\s*\{?(\d+)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?|\((\d+)\))(?:\s*\.\.\.)?"
 )
 ENDLESS: Final = re.compile(r"(?<!\d)(\d*)\.(\d+)\s*\.\.\.")
-MIXED: Final = re.compile(r"(?<![\d.^_/A-Za-z}\)])(?<!\^\{)(\d+)(?: *\\frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))|(?: +| ?- ?(?=\d+/))(\d+)\s*/\s*(\d+))(?![\d.^])")
+MIXED: Final = re.compile(
+    r"(?<![\d.^_/A-Za-z}\)])(?<!\^\{)(\d+)(?: *\\frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))|(?: +| ?- ?(?=\d+/))(\d+)\s*/\s*(\d+))(?![\d.^])"
+)
 POWER_OF_TEN: Final = re.compile(r"(?<=[\d.])\s*[xX]\s*(?=10\s*(?:\^|\*\*))")
 EXPONENT: Final = re.compile(r"(?<![\w.])(\d++\.?+\d*+|\.\d++)[eE]([+-]?\d{1,4})(?![\w.])")
 BASE: Final = re.compile(
     r"\(?\s*(-?[0-9A-Za-z.]+)\s*\)?\s*(?:_\s*\{?\s*(?:«\s*)?(?:base\s*)?(\w+)\s*»?\s*\}?|(?:\(|«\s*\(?|,)?\s*(?:in )?base[ -]+(\w+)\s*\)?»?)"
 )
-BASES: Final = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "sixteen": 16}
+BASES: Final = {
+    "two": 2,
+    "three": 3,
+    "four": 4,
+    "five": 5,
+    "six": 6,
+    "seven": 7,
+    "eight": 8,
+    "nine": 9,
+    "ten": 10,
+    "sixteen": 16,
+}
 BASES_OF_NAMES: Final = BASES | {"eleven": 11, "twelve": 12, "binary": 2, "octal": 8, "hex": 16}
 UNITS: Final = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()
 TENS: Final = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-WORDS: Final = {word: number for number, word in enumerate(UNITS)} | {word: 10 * number for number, word in enumerate(TENS, 2)}
+WORDS: Final = {word: number for number, word in enumerate(UNITS)} | {
+    word: 10 * number for number, word in enumerate(TENS, 2)
+}
 SCALES: Final = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
-PARTS: Final = {"half": 2, "halves": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9, "tenth": 10}
+PARTS: Final = {
+    "half": 2,
+    "halves": 2,
+    "third": 3,
+    "quarter": 4,
+    "fourth": 4,
+    "fifth": 5,
+    "sixth": 6,
+    "seventh": 7,
+    "eighth": 8,
+    "ninth": 9,
+    "tenth": 10,
+}
 
 
 def join(text: str, groups: bool = True) -> str:
@@ -84,14 +115,20 @@ def _endless(match: re.Match[str]) -> str:
         count = 0
         while digits[: len(digits) - count * length].endswith(period):
             count += 1
-        if count >= (3 if length == 1 else 2) or (length == 1 and count == 2 and len(digits) <= 3 and count == len(digits)):
+        if count >= (3 if length == 1 else 2) or (
+            length == 1 and count == 2 and len(digits) <= 3 and count == len(digits)
+        ):
             return _exact(match[1], digits[: len(digits) - count * length], period)
     return f"{match[1]}.{digits}"
 
 
 def _exact(whole: str, fixed: str, period: str) -> str:
     scale = 10 ** len(fixed)
-    value = Fraction(int(whole or 0)) + Fraction(int(fixed or 0), scale) + Fraction(int(period), scale * (10 ** len(period) - 1))
+    value = (
+        Fraction(int(whole or 0))
+        + Fraction(int(fixed or 0), scale)
+        + Fraction(int(period), scale * (10 ** len(period) - 1))
+    )
     return f"({value.numerator}/{value.denominator})"
 
 
@@ -100,7 +137,11 @@ def in_base(text: str) -> Fraction | None:
     if re.fullmatch(r"-?0[bB][01]+|-?0[xX][0-9a-fA-F]+|-?0[oO][0-7]+", text):
         return Fraction(int(text, 0))
     match = BASE.fullmatch(text)
-    if match is None or not any(each.isdigit() for each in match[1]) and not (match[1].isupper() and match[1].isalpha()):
+    if (
+        match is None
+        or not any(each.isdigit() for each in match[1])
+        and not (match[1].isupper() and match[1].isalpha())
+    ):
         return None
     name = (match[2] or match[3]).lower()
     base = BASES_OF_NAMES.get(name) or (int(name) if name.isdigit() and len(name) < 3 else 0)

@@ -46,7 +46,10 @@ DOUBT: Final = re.compile(
 )
 MARKS: Final = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])|\\text(?:bf)?\{([^{}]{4,})\}")
 """Emphasis, and text in mathematics."""
-BOUND: Final = re.compile(r"\b(?:at least|at most|(?:more|less|greater|fewer|larger|smaller|other) than|up to)\b|[<>]|\\[lg]eq?\b", re.IGNORECASE)
+BOUND: Final = re.compile(
+    r"\b(?:at least|at most|(?:more|less|greater|fewer|larger|smaller|other) than|up to)\b|[<>]|\\[lg]eq?\b",
+    re.IGNORECASE,
+)
 CORRECTION: Final = re.compile(
     r"(?:^|(?<=[.!?,;\n])|(?<=[.!?,;\n] )|(?<=[-—–] ))\s*(?:oh |but |hmm,? |no,? )?"
     r"(?:wait|actually|correction|scratch that|sorry|hold on|let me (?:re|double)|i made (?:a|an) (?:mistake|error)|no,|on second thought)\b",
@@ -148,9 +151,9 @@ def _end_of_sentence(text: str, begin: int) -> int:
     """Return where a sentence ends; a full stop or line end in ``$...$``, ``\\[...\\]`` or brackets ends none."""
     for match in SENTENCE_END.finditer(text, begin):
         before = text[begin : match.start()]
-        if before.count("$") - before.count("\\$") - len(re.findall(r"(?<![\\$])\$(?=\d+(?:\.\d+)?(?:[\s.,]|$))", before)) in (0,) or (
-            before.count("$") % 2 == 0
-        ):
+        if before.count("$") - before.count("\\$") - len(
+            re.findall(r"(?<![\\$])\$(?=\d+(?:\.\d+)?(?:[\s.,]|$))", before)
+        ) in (0,) or (before.count("$") % 2 == 0):
             if before.count("\\[") == before.count("\\]") and before.strip():
                 return match.end()
     return len(text)

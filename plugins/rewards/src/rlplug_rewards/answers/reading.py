@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from fractions import Fraction
 from typing import Final
 
 from rlplug_rewards.answers.expressions import FUNCTIONS, Expression, Unreadable, read_expression
@@ -32,11 +33,16 @@ CONSTANT_WORDS: Final[dict[str, Value]] = {
     **dict.fromkeys(("no", "false"), Words("false")),
     **dict.fromkeys(("infinity", "positive infinity", "plus infinity"), Quantity(INFINITY)),
     **dict.fromkeys(("negative infinity", "minus infinity"), Quantity(MINUS_INFINITY)),
+    "pi": Quantity(read_expression(r"\pi")),
     **dict.fromkeys(("noon", "12 noon", "midday"), Clock(43200, True)),
     **dict.fromkeys(("midnight", "12 midnight"), Clock(0, True)),
 }  # fmt: skip
-TIME: Final = re.compile(r"(\d{1,2})(?::([0-5]\d))?(?::([0-5]\d))?\s*(?:(a|p)\.?\s*m\.?|(o'clock))?(?:\s*(?:a|p)\.?m\.?)?", re.IGNORECASE)
-GRID: Final = re.compile(r"\\begin\s*\{([pbvBV]?matrix|smallmatrix|array|cases|dcases)\}(?:\s*\{[lcr| ]*\})?(.*?)\\end\s*\{\1\}", re.DOTALL)
+TIME: Final = re.compile(
+    r"(\d{1,2})(?::([0-5]\d))?(?::([0-5]\d))?\s*(?:(a|p)\.?\s*m\.?|(o'clock))?(?:\s*(?:a|p)\.?m\.?)?", re.IGNORECASE
+)
+GRID: Final = re.compile(
+    r"\\begin\s*\{([pbvBV]?matrix|smallmatrix|array|cases|dcases)\}(?:\s*\{[lcr| ]*\})?(.*?)\\end\s*\{\1\}", re.DOTALL
+)
 RELATION: Final = re.compile(r"\\(?:le|ge|ne|approx|equiv|in)(?![A-Za-z])|<=|>=|!=|==|[<>=]|\\notin")
 SIGNS: Final = {r"\le": "<=", r"\ge": ">=", r"\ne": "!=", "==": "=", r"\approx": "=", r"\equiv": "="}
 LABEL: Final = re.compile(
@@ -44,13 +50,41 @@ LABEL: Final = re.compile(
     r"(?:_\{?\w+\}?|'|\^\{-1\}|\^\{\([n\d]\)\})*"
     r"(?:\s*\([\w\s,;|=+\-^{}\\]*\))?"
 )
-NAMES_OF_LENGTHS: Final = re.compile(r"\|?\s*(?:\\(?:overline|bar|angle|triangle|measuredangle)\s*)?\{?\s*[A-Z]{1,4}'?\s*\}?\s*\|?|\\frac\s*\{\s*d\s*\w?\s*\}\s*\{\s*d\s*\w\s*\}|m?\\angle\s*\{?\w+\}?")
+NAMES_OF_LENGTHS: Final = re.compile(
+    r"\|?\s*(?:\\(?:overline|bar|angle|triangle|measuredangle)\s*)?\{?\s*[A-Z]{1,4}'?\s*\}?\s*\|?|\\frac\s*\{\s*d\s*\w?\s*\}\s*\{\s*d\s*\w\s*\}|m?\\angle\s*\{?\w+\}?"
+)
+ANGLE: Final = re.compile(r"(\d+)\s*\\deg\s*(\d+)\s*'\s*(?:(\d+)\s*(?:\"|''))?")
+NEGATIVE: Final = re.compile(r"^«?\s*(?:negative|minus)\s*»?\s*(?=[\d\\.$])", re.IGNORECASE)
+EXCEPT: Final = re.compile(
+    r"«?\s*(?:the set of )?(?:all|any|every) real(?:s| numbers?| values?)?(?: x)?,?\s*(?:except|but|other than|excluding)(?: for)?"
+    r"\s*(?:x\s*=)?\s*»?\s*(?:x\s*=)?\s*([^»]+?)\s*»?",
+    re.IGNORECASE,
+)
 NAMES: Final = re.compile(r"\(\s*[A-Za-z](?:_\{?\w\}?)?(?:\s*,\s*[A-Za-z](?:_\{?\w\}?)?)+\s*\)")
-ABOUT: Final = re.compile(r"^(?:\\approx|\\sim|approximately|approx\.?|about|around|roughly|exactly|a total of|just|only|=|:|is|are|equals?|equal to|«(?:approximately|approx\.|about|exactly|is)»)\s*(?=\S)", re.IGNORECASE)
-PERCENT: Final = re.compile(r"\s*(?:%|«\s*(?:%|percent|per cent|percentage points?)\s*[^»]*»|\b(?:percent|per cent|pct|percentage points?)\b)(?:\s*(?:of|chance|probability|increase|decrease|interest|off|discount|profit|loss)\b[\w\s]*)?\s*$", re.IGNORECASE)
+ABOUT: Final = re.compile(
+    r"^(?:\\approx|\\sim|approximately|approx\.?|about|around|roughly|exactly|a total of|just|only|=|:|is|are|equals?|equal to|«(?:approximately|approx\.|about|exactly|is)»)\s*(?=\S)",
+    re.IGNORECASE,
+)
+PERCENT: Final = re.compile(
+    r"\s*(?:%|«\s*(?:%|percent|per cent|percentage points?)\s*[^»]*»|\b(?:percent|per cent|pct|percentage points?)\b)(?:\s*(?:of|chance|probability|increase|decrease|interest|off|discount|profit|loss)\b[\w\s]*)?\s*$",
+    re.IGNORECASE,
+)
 UNIT_AT: Final = re.compile(r"(?<=[\d})!\]\s%»$])(?=[A-Za-z«\\¢])")
 KNOWN_UNIT_AT: Final = re.compile(r"(-?\s*[\d.,/]*\d\.?|.*[)}])(\s*)([A-Za-z]+(?:[\s/^A-Za-z\d{}*.-]*))")
-FUNCTION_NAMES: Final = frozenset(FUNCTIONS) | {"sqrt", "cbrt", "pi", "infinity", "infty", "abs", "floor", "ceil", "binom", "theta", "alpha", "beta"}
+FUNCTION_NAMES: Final = frozenset(FUNCTIONS) | {
+    "sqrt",
+    "cbrt",
+    "pi",
+    "infinity",
+    "infty",
+    "abs",
+    "floor",
+    "ceil",
+    "binom",
+    "theta",
+    "alpha",
+    "beta",
+}
 ARTICLES: Final = re.compile(r"\b(?:the|a|an)\b")
 
 
@@ -69,7 +103,20 @@ def read_clean(text: str, depth: int = 0) -> Value | None:
     text = _unwrapped(text.strip())
     if not text or depth > DEEPEST or not balanced(text):
         return None
-    readers = (_constant, _grid, _time, _quantity_of_one, _relation, read_sets, _brackets, _list, _signs, _ratio, _quantity, _words)
+    readers = (
+        _constant,
+        _grid,
+        _time,
+        _quantity_of_one,
+        _relation,
+        read_sets,
+        _brackets,
+        _list,
+        _signs,
+        _ratio,
+        _quantity,
+        _words,
+    )
     for reader in readers:
         value = reader(text, depth)
         if value is not None:
@@ -80,7 +127,7 @@ def read_clean(text: str, depth: int = 0) -> Value | None:
 def _unwrapped(text: str) -> str:
     """Return a text without groups around all of it, and without words of approximation."""
     while True:
-        shorter = ABOUT.sub("", text, count=1)
+        shorter = NEGATIVE.sub("-", ABOUT.sub("", text, count=1), count=1)
         if (inner := inside(shorter, "{", "}")) is not None:
             shorter = inner
         if (inner := inside(shorter, "«", "»")) is not None and re.search(r"\d", inner) and "«" not in inner:
@@ -93,10 +140,12 @@ def _unwrapped(text: str) -> str:
 
 
 def _constant(text: str, depth: int) -> Value | None:
-    if text in ("❴❵", r"\emptyset", r"❴ ❵"):
+    if text in ("⦃⦄", r"\emptyset", r"⦃ ⦄"):
         return NOTHING
     if text == r"\mathbb{R}" or text == r"\mathbb R":
         return ALL
+    if (excepted := EXCEPT.fullmatch(text)) is not None:
+        return read_region(rf"x \ne {excepted[1]}".replace(" and ", ", "))
     if not re.fullmatch(r"(?:12\s)?[«A-Za-z][A-Za-z\s'«».{}\\]*", text):
         return None
     return CONSTANT_WORDS.get(_folded(text.removeprefix("x \\in ")))
@@ -110,7 +159,10 @@ def _grid(text: str, depth: int) -> Value | None:
     rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", match[2]) if row.strip()]
     cells = []
     for row in rows:
-        found = [read_clean(_without_if(cell), depth + 1) for cell in (row.split("&") if "&" in row or not is_cases else re.split(r",\s*(?=«?\s*if)", row))]
+        found = [
+            read_clean(_without_if(cell), depth + 1)
+            for cell in (row.split("&") if "&" in row or not is_cases else re.split(r",\s*(?=«?\s*if)", row))
+        ]
         if any(cell is None for cell in found):
             return None
         cells.append(tuple(cell for cell in found if cell is not None))
@@ -147,7 +199,11 @@ def _time(text: str, depth: int) -> Value | None:
         ratio = _ratio(text, depth)
     if half:
         hour = hour % 12 + (12 if half == "p" else 0)
-    return Clock(hour % 24 * 3600 + minute * 60 + second, bool(half) or hour > 12 or hour == 0, ratio if isinstance(ratio, Items) else None)
+    return Clock(
+        hour % 24 * 3600 + minute * 60 + second,
+        bool(half) or hour > 12 or hour == 0,
+        ratio if isinstance(ratio, Items) else None,
+    )
 
 
 def _quantity_of_one(text: str, depth: int) -> Value | None:
@@ -167,7 +223,10 @@ def _quantity_of_one(text: str, depth: int) -> Value | None:
 
 
 def _relation(text: str, depth: int) -> Value | None:
-    if re.search(r"(?<![A-Za-z])(?:and|or)(?![A-Za-z])|\\l(?:and|or)(?![A-Za-z])|\\cup|❴", text) or len(split(text, ",;")) > 1:
+    if (
+        re.search(r"(?<![A-Za-z])(?:and|or)(?![A-Za-z])|\\l(?:and|or)(?![A-Za-z])|\\cup|⦃", text)
+        or len(split(text, ",;")) > 1
+    ):
         return None
     parts, signs = _sides(text)
     if not signs:
@@ -234,12 +293,12 @@ def read_sets(text: str, depth: int) -> Value | None:
     match = re.fullmatch(r"(\w+(?:_\{?\w+\}?)?)\s*\\in\s*(.+)", text)
     if match is not None and not RELATION.search(match[2]):
         return read_clean(match[2], depth + 1)
-    if (inner := inside(text, "❴", "❵")) is not None:
+    if (inner := inside(text, "⦃", "⦄")) is not None:
         builder = re.fullmatch(r"\s*[a-z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?[|:]\s*(.+)", inner)
         if builder is not None:
             return read_clean(builder[1], depth + 1)
         parts = _parts(inner, depth)
-        return None if parts is None else Items("❴❵", parts)
+        return None if parts is None else Items("⦃⦄", _flat(parts))
     if re.search(r"\\(?:cup|cap|setminus|le|ge|ne|in)(?![A-Za-z])|[<>]|\\mathbb|^[\[(\]].*,.*[\])\[]$", text):
         return read_region(text)
     return None
@@ -277,7 +336,12 @@ def _list(text: str, depth: int) -> Value | None:
     joined = join(text)
     pieces = split(joined, ",;")
     pieces = [part for piece in pieces for part in _split_words(piece)]
-    pieces = [part for piece in pieces for part in re.split(r"\\\\|\\l(?:and|or)(?![A-Za-z])", piece) if balanced(part) or True]
+    pieces = [
+        part
+        for piece in pieces
+        for part in re.split(r"\\\\|\\l(?:and|or)(?![A-Za-z])", piece)
+        if balanced(part) or True
+    ]
     pieces = [piece.strip() for piece in pieces if piece.strip()]
     if len(pieces) < 2 or len(pieces) > 200:
         return None
@@ -286,9 +350,20 @@ def _list(text: str, depth: int) -> Value | None:
         return None
     found = tuple(value for value in values if value is not None)
     last = found[-1]
-    if isinstance(last, Quantity) and last.unit is not None and all(isinstance(each, Quantity) and each.unit is None for each in found[:-1]):
-        found = tuple(Quantity(each.expression, last.unit, each.is_percent) for each in found if isinstance(each, Quantity))
-    return Items("", found)
+    if (
+        isinstance(last, Quantity)
+        and last.unit is not None
+        and all(isinstance(each, Quantity) and each.unit is None for each in found[:-1])
+    ):
+        found = tuple(
+            Quantity(each.expression, last.unit, each.is_percent) for each in found if isinstance(each, Quantity)
+        )
+    return Items("", _flat(found))
+
+
+def _flat(values: tuple[Value, ...]) -> tuple[Value, ...]:
+    r"""Return values of which those that are lists themselves, such as ``\pm 3``, are several."""
+    return tuple(part for value in values for part in (value.parts if isinstance(value, Items) and not value.brackets else (value,)))
 
 
 def _split_words(text: str) -> list[str]:
@@ -322,19 +397,32 @@ def _ratio(text: str, depth: int) -> Value | None:
 
 
 def _quantity(text: str, depth: int) -> Value | None:
-    text = join(text)
+    text = re.sub(r"(?<=\d)\s*\\Omega\s*$", " ohms", join(text))
     shorter = PERCENT.sub("", text)
     if shorter != text:
         expression = _expression(shorter)
         return None if expression is None else Quantity(expression, is_percent=True)
-    if (match := re.fullmatch(r"(.+?)\s*\(?\\(?:pmod|bmod|mod)\s*\{?\s*(\d+)\s*\}?\)?|(.+?)\s*\(?\bmod\s*(\d+)\)?", text)) is not None:
+    if (
+        match := re.fullmatch(
+            r"(.+?)\s*\(?\\(?:pmod|bmod|mod)\s*\{?\s*(\d+)\s*\}?\)?|(.+?)\s*\(?\bmod\s*(\d+)\)?", text
+        )
+    ) is not None:
         expression = _expression(match[1] or match[3])
-        return None if expression is None else Quantity(expression, Unit(words=frozenset({f"mod{match[2] or match[4]}"})))
-    currency = re.match(r"(-?)\s*(?:(?:US|USD|A|C|AU|CA)\s*(?=\$))?([$€£¥₹₩])\s*(-?)", text) or re.match(r"(-?)(USD|EUR|GBP|Rs\.?|INR|HK\$)\s*(-?)(?=\d)", text)
+        return (
+            None if expression is None else Quantity(expression, Unit(words=frozenset({f"mod{match[2] or match[4]}"})))
+        )
+    currency = re.match(r"(-?)\s*(?:(?:US|USD|A|C|AU|CA)\s*(?=\$))?([$€£¥₹₩])\s*(-?)", text) or re.match(
+        r"(-?)«?\s*(USD|EUR|GBP|Rs\.?|INR|HK\$)\s*»?\s*(-?)(?=\d)", text
+    )
     if currency is not None:
         name = CURRENCIES.get(currency[2]) or currency[2].strip(".").lower()
         base, _, factor = KNOWN.get(name, (name, 1, KNOWN["m"][2]))
-        rest = re.sub(r"\s*(?:«\s*)?(?:USD|EUR|dollars?|in total|total|per (?:«?\w+»?)|(?:a|each) \w+|each|/\s*«?\w+»?)\s*»?\s*$", "", text[currency.end() :], flags=re.IGNORECASE)
+        rest = re.sub(
+            r"\s*(?:«\s*)?(?:USD|EUR|dollars?|in total|total|per (?:«?\w+»?)|(?:a|each) \w+|each|/\s*«?\w+»?)\s*»?\s*$",
+            "",
+            text[currency.end() :],
+            flags=re.IGNORECASE,
+        )
         expression = _plain_number(f"{currency[1]}{currency[3]}{rest}") or _in_words(rest)
         return None if expression is None else Quantity(expression, Unit(frozenset({(base, 1)}), factor))
     if (quantity := _compound(text) or _with_known_unit(text)) is not None:
@@ -367,11 +455,19 @@ def _with_unit(text: str) -> Value | None:
     for match in itertools.islice(UNIT_AT.finditer(text), MOST_SPLITS if len(text) < 300 else 0):
         number, unit = text[: match.start()].strip(), text[match.start() :].strip()
         is_attached = text[match.start() - 1] not in " »" if match.start() else False
-        if not number or (is_attached and re.fullmatch(r"[A-Za-z]", unit)) or (is_attached and re.fullmatch(r"[A-Za-z]\s*(?:\^.*)?[+\-*].*", unit)):
+        if (
+            not number
+            or (is_attached and re.fullmatch(r"[A-Za-z]", unit))
+            or (is_attached and re.fullmatch(r"[A-Za-z]\s*(?:\^.*)?[+\-*].*", unit))
+        ):
             continue
         if unit.startswith("\\") and not unit.startswith(("\\deg", "\\Omega", "\\mu")):
             continue
-        if re.fullmatch(r"[a-zA-Z](?:\s*\^.*)?", unit) and (re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", number)) or unit[0] not in KNOWN or unit[0] in "xyznkabcdpqrtuvwefi"):
+        if re.fullmatch(r"[a-zA-Z](?:\s*\^.*)?", unit) and (
+            re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", number))
+            or unit[0] not in KNOWN
+            or unit[0] in "xyznkabcdpqrtuvwefi"
+        ):
             continue
         expression = _plain_number(number) or (_in_words(number) if re.search("[a-z]{3}", number) else None)
         if expression is None and re.search(r"[A-Za-z]", number) and "«" in unit and not _is_word(number):
@@ -403,17 +499,24 @@ def _with_known_unit(text: str) -> Value | None:
 
 def _compound(text: str) -> Value | None:
     """Read several numbers with units that add up, as ``1 hour 30 minutes`` or ``5 ft 3 in``."""
+    if (angle := ANGLE.fullmatch(text)) is not None:
+        degrees, minutes, seconds = (Fraction(part or 0) for part in angle.groups())
+        value = degrees + minutes / 60 + seconds / 3600
+        return Quantity(Expression(lambda _: value, frozenset(), text), read_unit("degrees"))
     plain = text.replace("«", " ").replace("»", " ")
     plain = re.sub(r"(\d)\s*'\s*(\d+)\s*(?:\"|'')", r"\1 ft \2 in", plain)
     pieces = re.findall(r"(?<![\d.])(\d++(?:\.\d++)?)\s*([A-Za-z]++)\.?(?:\s*(?:,|and)\s*|\s+|(?=\d)|$)", plain)
     if len(pieces) < 2 or re.sub(r"[\d.\s,]|and|[A-Za-z]", "", plain):
         return None
     units = [read_unit(name) for _, name in pieces]
-    if any(unit is None or not unit.dimension for unit in units) or len({unit.dimension for unit in units if unit}) != 1:
+    if (
+        any(unit is None or not unit.dimension for unit in units)
+        or len({unit.dimension for unit in units if unit}) != 1
+    ):
         return None
-    from fractions import Fraction
-
-    total = sum((Fraction(number) * unit.factor for (number, _), unit in zip(pieces, units, strict=True) if unit), Fraction(0))
+    total = sum(
+        (Fraction(number) * unit.factor for (number, _), unit in zip(pieces, units, strict=True) if unit), Fraction(0)
+    )
     last = units[-1]
     assert last is not None
     total /= last.factor
@@ -447,11 +550,15 @@ def _is_word(text: str) -> bool:
 
 
 def _words(text: str, depth: int) -> Value | None:
-    if re.search(r"\\[A-Za-z]", text) or (re.search(r"[\^{}=<>❴❵_]", text) and "«" not in text):
+    if re.search(r"\\[A-Za-z]", text) or (re.search(r"[\^{}=<>⦃⦄_]", text) and "«" not in text):
         return Words(compact(text), is_literal=True)
     folded = _folded(text)
     product = _expression(text) if re.fullmatch(r"[A-Za-z]{2,3}", text) else None
-    return Words(folded, product=product) if folded and re.search(r"[^\W\d]", folded) else Words(compact(text), is_literal=True)
+    return (
+        Words(folded, product=product)
+        if folded and re.search(r"[^\W\d]", folded)
+        else Words(compact(text), is_literal=True)
+    )
 
 
 def _folded(text: str) -> str:

@@ -26,28 +26,44 @@ FLIPPED: Final = {">": "<", ">=": "<="}
 PLAIN: Final = {r"\le": "<=", r"\ge": ">=", r"\ne": "!="}
 
 
-def read_region(text: str) -> Region | None:
-    """Return a region, or ``None`` where a text is none."""
+def read_region(text: str, is_part: bool = False) -> Region | None:
+    """Return a region, or ``None`` where a text is none.
+
+    Args:
+        text: Such as ``(2, 5) \\cup [6, 7)``.
+        is_part: Whether it is a part of a union, where ``(2, 5)`` is no pair.
+    """
     text = re.sub(r"«\s*(?:and|or)\s*»", lambda match: match[0].strip("« »").join("  "), text)
     text = re.sub(r"^[A-Za-z]\s*\\in\s*", "", text.strip())
     if re.search(r"(?<![A-Za-z])or(?![A-Za-z])|\\lor(?![A-Za-z])|\\cup(?![A-Za-z])", text):
-        return _joined([read_region(part) for part in re.split(r"(?<![A-Za-z])or(?![A-Za-z])|\\lor(?![A-Za-z])|\\cup(?![A-Za-z])", text)])
+        return _joined(
+            [
+                read_region(part, True)
+                for part in re.split(r"(?<![A-Za-z])or(?![A-Za-z])|\\lor(?![A-Za-z])|\\cup(?![A-Za-z])", text)
+            ]
+        )
     if re.search(r"\\setminus(?![A-Za-z])", text):
         whole, _, removed = text.partition(r"\setminus")
-        return _without(read_region(whole), _points(removed))
+        return _without(read_region(whole, True), _points(removed))
     if text.strip() in (r"\mathbb{R}", r"\mathbb R"):
         return ALL
-    parts = [part for part in re.split(r"(?<![A-Za-z])and(?![A-Za-z])|\\land(?![A-Za-z])|\\cap(?![A-Za-z])", text) if part.strip()]
+    if re.fullmatch(r"\s*[A-Za-z]\s*\\ne(?![A-Za-z])[^<>=]*", text) and r"\ne" not in text.partition(r"\ne")[2]:
+        return _inequality(text.replace(" and ", ", "))
+    parts = [
+        part
+        for part in re.split(r"(?<![A-Za-z])and(?![A-Za-z])|\\land(?![A-Za-z])|\\cap(?![A-Za-z])", text)
+        if part.strip()
+    ]
     if len(parts) == 1 and COMPARISON.search(text):
         parts = split(text, ",;")
     if len(parts) > 1:
-        regions = [read_region(part) for part in parts]
+        regions = [read_region(part, is_part or r"\cap" in text) for part in parts]
         both = _common(regions)
         return _joined(regions) if both is not None and not both.spans and "," in text else both
-    return _interval(text.strip()) or _inequality(text.strip())
+    return _interval(text.strip(), is_part) or _inequality(text.strip())
 
 
-def _interval(text: str) -> Region | None:
+def _interval(text: str, is_part: bool) -> Region | None:
     match = re.fullmatch(r"([\[(\]])(.+)([\])\[])", text)
     if match is None:
         return None
@@ -57,7 +73,7 @@ def _interval(text: str) -> Region | None:
     low, high = (_real(end) for end in ends)
     if low is None or high is None:
         return None
-    is_pair = match[1] + match[3] in ("()", "[]")
+    is_pair = match[1] + match[3] in ("()", "[]") and not is_part
     if is_pair and not (low.text == r"-\infty" or _is_infinite(low) or _is_infinite(high)):
         return None
     return _made([Span(low, high, match[1] == "[", match[3] == "]")])
@@ -95,12 +111,20 @@ def _inequality(text: str) -> Region | None:
     if sign == "!=":
         return _named(_without(ALL, ends), left)
     is_closed = sign.endswith("=")
-    span = Span(MINUS_INFINITY, ends[0], False, is_closed) if sign[0] == "<" else Span(ends[0], INFINITY, is_closed, False)
+    span = (
+        Span(MINUS_INFINITY, ends[0], False, is_closed) if sign[0] == "<" else Span(ends[0], INFINITY, is_closed, False)
+    )
     return _named(_made([span]), left)
 
 
 def _name(text: str) -> str:
-    return text if re.fullmatch(r"[A-Za-z]|\\(?:alpha|beta|theta|lambda|mu|phi)|[A-Za-z]_\{?\w\}?|[a-z]\s*\([a-z]\)", text.strip()) else ""
+    return (
+        text
+        if re.fullmatch(
+            r"[A-Za-z]|\\(?:alpha|beta|theta|lambda|mu|phi)|[A-Za-z]_\{?\w\}?|[a-z]\s*\([a-z]\)", text.strip()
+        )
+        else ""
+    )
 
 
 def _named(region: Region | None, name: str) -> Region | None:
@@ -137,7 +161,7 @@ def _compare(one: Expression, other: Expression) -> int:
 
 
 def _points(text: str) -> list[Expression]:
-    points = [_real(part) for part in split(text.strip(" ❴❵"), ",")]
+    points = [_real(part) for part in split(text.strip(" ⦃⦄"), ",")]
     return [point for point in points if point is not None]
 
 
@@ -192,7 +216,9 @@ def _overlap(one: Span, other: Span) -> Span | None:
 
 def _made(spans: list[Span]) -> Region:
     """Return a region of spans in order, of which those that touch are one."""
-    ordered = sorted(spans, key=cmp_to_key(lambda one, other: _compare(one.low, other.low) or other.has_low - one.has_low))
+    ordered = sorted(
+        spans, key=cmp_to_key(lambda one, other: _compare(one.low, other.low) or other.has_low - one.has_low)
+    )
     merged: list[Span] = []
     for span in ordered:
         if _compare(span.low, span.high) > 0:
@@ -203,6 +229,10 @@ def _made(spans: list[Span]) -> Region:
             merged.append(span)
             continue
         further = _compare(span.high, last.high)
-        high, has_high = (span.high, span.has_high) if further > 0 else (last.high, last.has_high or (further == 0 and span.has_high))
+        high, has_high = (
+            (span.high, span.has_high)
+            if further > 0
+            else (last.high, last.has_high or (further == 0 and span.has_high))
+        )
         merged[-1] = Span(last.low, high, last.has_low, has_high)
     return Region(tuple(merged))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-OPENS: Final = "([{❴"
-CLOSES: Final = ")]}❵"
+OPENS: Final = "([{⦃"
+CLOSES: Final = ")]}⦄"
 
 
 def balanced(text: str) -> bool:

@@ -63,16 +63,30 @@ def _table() -> dict[str, tuple[str, int, Fraction]]:
 
 
 KNOWN: Final = _table()
-RATES: Final = {"mph": ("mi", "h"), "kph": ("km", "h"), "kmh": ("km", "h"), "kmph": ("km", "h"), "rpm": ("revolution", "min"), "fps": ("ft", "s"), "mps": ("m", "s")}
+RATES: Final = {
+    "mph": ("mi", "h"),
+    "kph": ("km", "h"),
+    "kmh": ("km", "h"),
+    "kmph": ("km", "h"),
+    "rpm": ("revolution", "min"),
+    "fps": ("ft", "s"),
+    "mps": ("m", "s"),
+}
 CURRENCIES: Final = {"$": "dollar", "€": "euro", "£": "gbp", "¥": "yen", "₹": "rupee", "₩": "won", "¢": "cent"}
 REFUSED: Final = frozenset(
     "or and not than to if then when squared cubed factorial times plus minus over half halves thirds negative base mod is are be was "
     "equals equal remainder either neither nor but except because so since while sqrt sin cos tan log ln pi infinity x y z but versus vs with "
     "without wait no wrong incorrect".split()
 )
-IGNORED: Final = frozenset("a an the of in total altogether each every all more different possible ways way only left remaining other total: value ones one it its".split())
-COUNTING: Final = frozenset("ways way times total units unit items item things thing solutions solution values pieces".split())
-TOKEN: Final = re.compile(r"\s*(?:([A-Za-z¢Ω]+)\s*(?:\^\s*\{?\s*(-?\d)\s*\}?)?|(/|\*|\\cdot|\\times|-|\.(?=\s|$))|(\()|(\)))")
+IGNORED: Final = frozenset(
+    "a an the of in total altogether each every all more different possible ways way only left remaining other total: value ones one it its".split()
+)
+COUNTING: Final = frozenset(
+    "ways way times total units unit items item things thing solutions solution values pieces".split()
+)
+TOKEN: Final = re.compile(
+    r"\s*(?:([A-Za-z¢Ω]+)\s*(?:\^\s*\{?\s*(-?\d)\s*\}?)?|(/|\*|\\cdot|\\times|-|\.(?=\s|$))|(\()|(\)))"
+)
 SQUARES: Final = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 
 
@@ -82,7 +96,13 @@ def read_unit(text: str) -> Unit | None:
     Args:
         text: Such as ``km/h``, ``square meters``, ``dollars per day``, ``m^2`` or ``red balls``.
     """
-    text = text.replace("«", " ").replace("»", " ").replace(r"\deg", " degrees ").replace(r"\Omega", " ohm ").replace(r"\mu", " micro")
+    text = (
+        text.replace("«", " ")
+        .replace("»", " ")
+        .replace(r"\deg", " degrees ")
+        .replace(r"\Omega", " ohm ")
+        .replace(r"\mu", " micro")
+    )
     text = re.sub(r"[.,;:!]+\s*$", "", text.strip())
     text = re.sub(r"degrees\s+(?:C\b|[Cc]elsius)", "celsius", text)
     text = re.sub(r"degrees\s+(?:F\b|[Ff]ahrenheit)", "fahrenheit", text)
@@ -140,7 +160,15 @@ def _counted(text: str) -> Unit | None:
 
 
 def _singular(word: str) -> str:
-    irregular = {"people": "person", "persons": "person", "children": "child", "men": "man", "women": "woman", "feet": "foot", "mice": "mouse"}
+    irregular = {
+        "people": "person",
+        "persons": "person",
+        "children": "child",
+        "men": "man",
+        "women": "woman",
+        "feet": "foot",
+        "mice": "mouse",
+    }
     if word in irregular:
         return irregular[word]
     if word.endswith("ies") and len(word) > 4:

@@ -20,7 +20,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Items:
-    """Several values. ``brackets`` is empty for a plain list, else such as ``()``, ``[]``, ``❴❵``, ``⟨⟩``; ``:`` for a ratio."""
+    """Several values. ``brackets`` is empty for a plain list, else such as ``()``, ``[]``, ``⦃⦄``, ``⟨⟩``; ``:`` for a ratio."""
 
     brackets: str
     parts: tuple[Value, ...]

@@ -36,8 +36,14 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "exit": lambda value: value.__exit__(None, None, None),
     "enter": lambda value: value.__enter__(),
     "instance": lambda value, kind: isinstance(value, kind),
-    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "matmul", "truediv")},
-    **{name: getattr(operator, name) for name in ("floordiv", "mod", "pow", "and_", "or_", "xor", "neg", "pos", "abs", "invert")},
+    **{
+        name: getattr(operator, name)
+        for name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "matmul", "truediv")
+    },
+    **{
+        name: getattr(operator, name)
+        for name in ("floordiv", "mod", "pow", "and_", "or_", "xor", "neg", "pos", "abs", "invert")
+    },
     "reflected": lambda value, other, name: getattr(operator, name)(other, value),
     **{kind.__name__: kind for kind in (bool, str, int, float)},
     **{function.__name__: function for function in (len, repr, iter, next, hash)},
@@ -135,7 +141,9 @@ class Server:
             given = [self.value(each) for each in arguments]
             given_named = {name: self.value(each) for name, each in named}
             result = OPERATIONS[operation](self.objects[target], *given, **given_named)
-            changed = [self.tree(each) if values.has_mutable(each) else None for each in [*given, *given_named.values()]]
+            changed = [
+                self.tree(each) if values.has_mutable(each) else None for each in [*given, *given_named.values()]
+            ]
             is_object = operation == "make" and type(result).__module__ == "solution"
             self.reply(("value", self.number(result) if is_object else self.tree(result), changed))
         except BaseException as error:  # noqa: BLE001 - SystemExit too

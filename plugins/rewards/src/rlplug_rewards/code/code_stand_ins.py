@@ -128,7 +128,9 @@ class Solution:
         return self._exceptions[name]
 
     def _raise(self, names: Sequence[str], message: str) -> NoReturn:
-        kind = next((self._exceptions[name] for name in names if name in self._exceptions), None) or _builtin_exception(names)
+        kind = next((self._exceptions[name] for name in names if name in self._exceptions), None) or _builtin_exception(
+            names
+        )
         try:
             error = kind(str(message))
         except TypeError:  # some need more arguments

@@ -18,7 +18,18 @@ from typing import Any
 
 MOST_LEVELS = 60
 MOST_FIELDS = 200
-ITERATORS = (types.GeneratorType, map, filter, zip, enumerate, reversed, type(iter([])), type(iter({})), type(iter(())), type(iter(set())))
+ITERATORS = (
+    types.GeneratorType,
+    map,
+    filter,
+    zip,
+    enumerate,
+    reversed,
+    type(iter([])),
+    type(iter({})),
+    type(iter(())),
+    type(iter(set())),
+)
 PLAIN = (list, tuple, set, frozenset, collections.deque)
 DATES = {"date": datetime.date, "datetime": datetime.datetime, "time": datetime.time}
 
@@ -49,7 +60,12 @@ def encode(value: Any, other: Callable[[Any], tuple[Any, ...]], levels: int = MO
         return ("namedtuple", type(value).__name__, list(fields), [inner(each) for each in tuple.__iter__(value)])
     if isinstance(value, dict):
         kind = next(
-            (each for each in (collections.Counter, collections.OrderedDict, collections.defaultdict) if isinstance(value, each)), dict
+            (
+                each
+                for each in (collections.Counter, collections.OrderedDict, collections.defaultdict)
+                if isinstance(value, each)
+            ),
+            dict,
         )
         return (kind.__name__, [(inner(key), inner(each)) for key, each in dict.items(value)])
     for kind in PLAIN:

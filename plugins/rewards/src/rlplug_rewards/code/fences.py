@@ -7,9 +7,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-OPENING: Final = re.compile(r"(?P<indent>[ \t]*(?:(?:[-*+>]|\d{1,3}[.)])[ \t]+)*)(?P<mark>`{3,}|~{3,})[ \t]*(?P<info>[^`]*)$")
+OPENING: Final = re.compile(
+    r"(?P<indent>[ \t]*(?:(?:[-*+>]|\d{1,3}[.)])[ \t]+)*)(?P<mark>`{3,}|~{3,})[ \t]*(?P<info>[^`]*)$"
+)
 BEHIND_TEXT: Final = re.compile(r"(?P<indent>)\S.*?(?<!`)(?P<mark>`{3})[ \t]*(?P<info>[A-Za-z]\w*)[ \t]*$")
-PYTHON: Final = frozenset({"", "python", "py", "python3", "py3", "python2", "ipython", "pycon", "cpython", "python3.10", "python3.11", "python3.12"})
+PYTHON: Final = frozenset(
+    {
+        "",
+        "python",
+        "py",
+        "python3",
+        "py3",
+        "python2",
+        "ipython",
+        "pycon",
+        "cpython",
+        "python3.10",
+        "python3.11",
+        "python3.12",
+    }
+)
 
 
 @dataclass(frozen=True)

@@ -94,8 +94,14 @@ def _names(trees: Sequence[ast.Module], entry_point: str, key: str) -> tuple[set
     free, called, modules = set(), set(), set()
     for tree in trees:
         bound = set(_bound(tree))
-        bases = {node.value.id for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
-        calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)} - bound
+        bases = {
+            node.value.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        }
+        calls = {
+            node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        } - bound
         own = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - bound
         modules |= {name for name in own & bases - calls if name in sys.stdlib_module_names}
         free |= own
