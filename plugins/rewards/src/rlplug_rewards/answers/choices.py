@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+LEAD: Final = re.compile(r"^\s*(?:(?:so|thus|therefore|hence|then|it is|it's)\b[,:]?\s*)+", re.IGNORECASE)
 LETTERS: Final = "ABCDEFGHIJ"
 LETTER: Final = r"(?:\\(?:text|textbf|mathrm|mathbf|boxed)\s*\{\s*)*[*_`\"'$]*\(?\[?\s*(?:\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?\(?(?P<letter>[A-J])\b(?!['’]|-[a-z])"
 NAMED: Final = re.compile(
@@ -20,11 +21,12 @@ SUBJECT: Final = re.compile(
     re.IGNORECASE,
 )
 ALONE: Final = re.compile(r"\W*" + LETTER + r"[\s)\].*_`\"'$}:,]*\Z")
-FIRST: Final = re.compile(r"\s*[*_`$(\[]*(?P<letter>[A-J])(?:\s*[)\].:]|[*_]{1,2})[)*_`}\]$]*(?:\s|$)")
+FIRST: Final = re.compile(r"\s*[*_`$(\[]*(?P<letter>[A-J])(?:\s*[)\].:]|[*_]{1,2}|\s[-–—](?=\s))[)*_`}\]$]*(?:\s|$)")
 DENIED: Final = re.compile(
     r"\b(?:not|isn['’]t|cannot be|can['’]t be|neither|eliminate|rule out|ruled out|incorrect|wrong|except)\b",
     re.IGNORECASE,
 )
+DENIED_BEHIND: Final = re.compile(r"[^\w\n.]*(?:is|was|would be|seems|looks|can)?\W*(?:not\b|n['’]t\b|incorrect|wrong|false|too\b|excluded|out\b)", re.IGNORECASE)
 SEVERAL: Final = re.compile(
     r"(?<![A-Za-z'’])[*_(\[]*([A-J])[)*_\]]*\s*(?:,|/|&|and|or)\s*(?:\band\b|\bor\b)?\s*[*_(\[]*([A-J])(?![A-Za-z'’])"
 )
@@ -50,7 +52,7 @@ def _marked(text: str) -> str | None:
     match = ALONE.fullmatch(text) or FIRST.match(text)
     if match is not None:
         rest = text[match.end() :]
-        return None if re.match(r"\s*(?:and|or|,|/|&)\s*[*(]*[A-J]\b(?![a-z'])", rest) else match["letter"].upper()
+        return None if re.match(r"\s*(?:and|or|,|/|&|-)\s*[*(]*[A-J]\b(?![a-z'])", rest) else match["letter"].upper()
     match = re.match(
         r"\W*(?:the\s+)?(?:correct\s+|final\s+|best\s+)?(?:answer|option|choice)\b\W*(?:is\b\W*)?(?:option|choice)?\s*"
         + LETTER,
@@ -63,6 +65,7 @@ def _marked(text: str) -> str | None:
 
 
 def _in_prose(text: str) -> str | None:
+    text = LEAD.sub("", text, count=1) if len(text) < 200 else text
     if (
         len(text) < 200
         and "\n" not in text.strip()
@@ -88,9 +91,7 @@ def _last_of(pattern: re.Pattern[str], text: str) -> str | None:
             continue
         begin = max(text.rfind(mark, 0, match.start("letter")) for mark in (". ", "\n", "! ", "? ", ", ", "; "))
         sentence = text[begin + 1 : match.start("letter")]
-        if DENIED.search(sentence) or DENIED.match(
-            text[match.end() :].lstrip(" *_).is").split("\n")[0][:12].strip() or "-"
-        ):
+        if DENIED.search(sentence) or DENIED_BEHIND.match(text[match.end("letter") :]):
             continue
         if (
             letter in "AI"

@@ -13,7 +13,7 @@ CUE: Final = re.compile(
     r"(?:\b(?:final\s+|correct\s+|right\s+)?(?:answer|choice|option|result|solution)\b(?:\s*\([^()\n]{0,30}\))?"
     r"(?:\s+(?:to|of|for|as)\b[^.\n:=$]{0,80}?|\s+(?:therefore|thus|then|here|choice|option))?"
     r"\W{0,4}?\s*(?:\bis\b|\bare\b|\bwould be\b|\bshould be\b|\bmust be\b|\bequals\b|:|=|：|\n)"
-    r"|^\s*#{4}(?!#))",
+    r"|^\s*#{4}(?!#)|^\s*(?:A|Ans)\s*[:.](?=\s)|\bans(?:wer)?\s*[:=])",
     re.IGNORECASE | re.MULTILINE,
 )
 VERB: Final = re.compile(
@@ -47,7 +47,7 @@ DOUBT: Final = re.compile(
 MARKS: Final = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])|\\text(?:bf)?\{([^{}]{4,})\}")
 """Emphasis, and text in mathematics."""
 BOUND: Final = re.compile(
-    r"\b(?:at least|at most|(?:more|less|greater|fewer|larger|smaller|other) than|up to)\b|[<>]|\\[lg]eq?\b",
+    r"\b(?:at least|at most|question|problem|step|stuck|up at|example|given|(?:more|less|greater|fewer|larger|smaller|other) than|up to)\b|[<>]|\\[lg]eq?\b",
     re.IGNORECASE,
 )
 CORRECTION: Final = re.compile(
@@ -67,7 +67,8 @@ def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
         text: Prose.
         is_marked: Whether a tag or a box holds it: then only a sentence that says what the answer is has one.
     """
-    text = MARKS.sub(lambda match: match[1] or "", text[-LONGEST:])
+    text = re.sub(r"^\s*(?:```\w*|~~~)\s*$", "", text[-LONGEST:], flags=re.MULTILINE)
+    text = MARKS.sub(lambda match: match[1] or "", text)
     text = _after_correction(re.sub(r"\s*\n\s*\n\s*", "\n\n", re.sub(r"[ \t]+", " ", text))).strip()
     if not text:
         return
@@ -93,12 +94,15 @@ def candidates(text: str, is_marked: bool = False) -> Iterator[str]:
         pass
     if verb is not None:
         yield from _parts_of_statement(sentence[verb.end() :])
-    yield from _only_number(sentence)
+    if LEAD.match(_last_sentence(text)) or sentence.strip() == text.strip():
+        yield from _only_number(sentence)
 
 
 def _parts_of_statement(text: str) -> Iterator[str]:
     text = ADVERBS.sub("", text, count=1).strip()
     whole = text.rstrip(" .!*_")
+    if whole.count("}") > whole.count("{"):  # of JSON
+        whole = whole.rstrip('}"\' \n')
     cut = ASIDE.sub(r"\1", CLAUSE.sub("", whole, count=1).strip())
     if cut and cut != whole:
         yield cut
